@@ -3,7 +3,7 @@
 #   make test         all tests except those marked slow (minutes each); `make test-slow` runs these
 #   make test-newest  messages, settings, docs and a run, with the newest Python here and the newest libraries (two minutes)
 #   make test-lowest  imports, messages, swarm and connections with the lowest versions allowed (two minutes)
-#   make lint         ruff and mypy; `make format` fixes what ruff can
+#   make lint         ruff, mypy and the check of plain language; `make format` fixes what ruff can
 #   make docs         the documentation site, in build/docs/site; `make docs-serve` serves it on loopback
 #   make wheelhouse   in dist/, precompiled packages for installations on this kind of machine (half an hour)
 #   make deb          in dist/, a Debian package of the node, built from a wheelhouse
@@ -32,6 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 TOOLS := build/wheelhouse/tools/bin/python
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
+PROSE := hub edge_client shared benchmarks tests scripts docs README.md
 
 .PHONY: demo env test test-slow test-newest test-lowest lint format docs docs-serve wheelhouse deb deb-hub wheelhouse-tools constraints clean
 .NOTPARALLEL:
@@ -57,6 +58,7 @@ lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
+	$(BIN)/python -m scripts.plain $(PROSE)
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff check --fix .
@@ -102,10 +104,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Rebuilt when the requirements or their pins change. The source itself is installed editable.
-$(VENV)/.stamp-demo: EXTRAS := hub,cpu
+# The demo's environment lacks llama.cpp, which takes minutes to compile, and bytecode, which Python writes on import.
+$(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[hub]"
+	@touch $@
+
+# The development environment contains the demo's.
 $(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,quantized,ray,wandb,benchmarks,docs,dev
-$(VENV)/.stamp-demo $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing [$(EXTRAS)] into $(VENV). llama-cpp-python is compiled: some minutes, the first time."
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
 	@installers/llama_with_rpc.sh $(BIN)/python -c constraints.txt
-	@touch $@
+	@touch $@ $(VENV)/.stamp-demo

@@ -86,11 +86,6 @@ def main(
             "rows": measured.rows,
         }
         json_file.write_text(json.dumps(document, indent=2) + "\n")
-        if measured.picture is not None:
-            json_file.with_suffix(".png").write_bytes(measured.picture)
-        for picture, png in measured.pictures.items():
-            json_file.with_suffix("").mkdir(exist_ok=True)
-            (json_file.with_suffix("") / f"{picture}.png").write_bytes(png)
     if unfinished is not None:
         raise unfinished
 

@@ -61,11 +61,11 @@ function Install-FromHub {
         if ($Python) { $arguments += @('-Python', $Python) }
         if ($Insecure) { $arguments += '-Insecure' }
         if ($Service) { $arguments += '-Service' }
-        # A process of its own: what it is allowed to run holds for it alone.
+        # In a separate process, so that its execution policy applies to nothing else.
         powershell -NoProfile -ExecutionPolicy Bypass -File $script @arguments
         if ($LASTEXITCODE -ne 0) { throw "The installer ended with exit code $LASTEXITCODE." }
     }
     finally { if (Test-Path -LiteralPath $scratch) { Remove-Item -LiteralPath $scratch -Recurse -Force } }
 }
 
-Install-FromHub # The last line: what arrives only in part runs nothing.
+Install-FromHub # On the last line, so that an incomplete download runs nothing.

@@ -61,4 +61,4 @@ main() {
     "$opened/installers/$system/install.sh" --from "$opened" --temporary "$scratch" "$@" </dev/null
 }
 
-main "$@" # The last line: what arrives only in part runs nothing.
+main "$@" # On the last line, so that an incomplete download runs nothing.

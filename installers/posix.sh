@@ -122,8 +122,9 @@ install_source() {
     cp -R "$installers" "$new/installers"
 }
 
-# Into the environment $1: what a node whose owner has turned `update = "auto"` on gives this installer again
-# (echo_node/host/installed_copy.py). Nothing that comes from a hub is run by itself, so of that it says no more.
+# Notes the source and the options in the environment $1. With `update = "auto"`, a node later passes them to this
+# installer (echo_node/host/installed_copy.py). An installation from a hub notes only its origin, because updates from a
+# hub are never automatic.
 note_source() {
     if [ -n "$temporary" ]; then
         set -- "$1" hub ''
@@ -167,7 +168,7 @@ switch_to() {
 node_answers() { "$link" status --json >/dev/null 2>&1; }
 
 # Restarts a running service with the new version; restores the old version if that fails.
-restart_service() { # WHAT WAS BEFORE
+restart_service() { # PREVIOUS_VERSION
     [ -f "$service_file" ] || return 0
     say "Restarting the service"
     if "$link" service install; then
@@ -180,7 +181,7 @@ restart_service() { # WHAT WAS BEFORE
         if node_answers; then return; fi
     fi
     [ -n "$1" ] || fail "The service does not start; see: $link service status"
-    new=$versions/$(readlink "$current" | sed 's,.*/,,') # tidy takes it away
+    new=$versions/$(readlink "$current" | sed 's,.*/,,') # tidy removes it
     switch_to "$1"
     "$link" service install || say "Note: its service could not be started again."
     fail "The new version does not start as a service. The one before is back."
@@ -218,10 +219,10 @@ install_version() {
     make_link
     restart_service "$before"
     if [ -n "$running" ]; then
-        remove_others "$before" # the node that runs this still needs its files
+        remove_others "$before" # the node that runs this installer still needs these files
     elif [ -n "$was_running" ] && [ ! -f "$service_file" ]; then
         say "Note: a node is running; it takes up the new version when you start it again."
-        remove_others "$before" # it still needs its files
+        remove_others "$before" # the running node still needs these files
     else
         remove_others
     fi
@@ -275,7 +276,7 @@ read_install_options() {
         esac
         case $1 in
             --from) from=$2 && shift ;;
-            --temporary) temporary=$2 && shift ;; # from_hub.sh's: goes when all is installed
+            --temporary) temporary=$2 && shift ;; # from_hub.sh's folder; deleted after the installation
             --source) source=$2 && shift ;;
             --extra) extra=$2 && shift ;;
             --python) python=$2 && shift ;;
@@ -283,7 +284,7 @@ read_install_options() {
             --token) token=$2 && shift ;;
             --insecure) insecure=yes ;;
             --service) service=yes ;;
-            --running) running=yes ;; # a node's own, which updates itself
+            --running) running=yes ;; # passed by a node that updates itself
             -h | --help) install_usage && exit ;;
             *) fail "There is no option $1; see --help" ;;
         esac
@@ -301,9 +302,9 @@ read_install_options() {
     extra=${extra:-$detected_extra}
     [ "$extra" != none ] || extra=''
     [ -n "$source" ] || fail "Say what to install: --from WHEELHOUSE, or --source DIR or WHEEL."
-    # Never a package name: anyone may own Echo's name on an index.
+    # A package name is refused, because Echo's name on an index may belong to anyone.
     [ -e "$source" ] || fail "$source does not exist (--source)."
-    source=$(cd "$(dirname "$source")" && pwd)/$(basename "$source") # absolute, lest pip take it for a name
+    source=$(cd "$(dirname "$source")" && pwd)/$(basename "$source") # absolute, or pip would take it for a package name
 }
 
 install_main() {
@@ -344,8 +345,8 @@ join_then_serve() {
     "$link" service install
 }
 
-# A node that runs is left to the hub that it works for; its owner is told how to have it work for $url.
-say_running() { # WHAT join TAKES
+# Leaves a running node at its present hub, and explains to its owner how to move it to $url.
+say_running() { # JOIN_ARGUMENT...
     hub=$("$link" status --json | "$current/bin/python" -I -c 'import json, sys; print(json.load(sys.stdin)["hub"])')
     say "A node runs here already, and goes on as it is: it works for $hub. See it with: echo-node status"
     case $url/ in
@@ -400,9 +401,10 @@ remove_completion() {
     if grep -qxF "source '$bash_completion'" "$HOME/.bashrc" 2>/dev/null; then
         ours="source '$(printf '%s\n' "$bash_completion" | sed 's,[][\.*^$/],\\&,g')'"
         left=$(sed -e '/^$/{$!N' -e "/^\\n$ours\$/d" -e 'P' -e 'D' -e '}' -e "/^$ours\$/d" "$HOME/.bashrc" && echo .)
-        if [ "$left" = . ]; then rm "$HOME/.bashrc"; else printf '%s' "${left%.}" >"$HOME/.bashrc"; fi # It may be a link.
+        # Not moved into place, because the file may be a link.
+        if [ "$left" = . ]; then rm "$HOME/.bashrc"; else printf '%s' "${left%.}" >"$HOME/.bashrc"; fi
     fi
-    # What zsh was told is of use to others as well, and stays unless it is all that its file says.
+    # The lines in ~/.zshrc may serve other programs; they are removed only if the file has no others.
     found='^fpath+=~/\.zfunc; autoload -Uz compinit; compinit$'
     if grep -q "$found" "$HOME/.zshrc" 2>/dev/null && [ -z "$(find "${zsh_completion%/*}" -type f 2>/dev/null)" ] &&
         ! grep -qv -e '^$' -e "$found" -e "^zstyle ':completion:\*' menu select\$" "$HOME/.zshrc"; then

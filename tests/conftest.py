@@ -1,11 +1,11 @@
-"""Real hubs and nodes: processes of this machine's own commands, which end with the test, however it ends."""
+"""Real hubs and nodes: processes of this machine's own commands, which end with their test in every case."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
-import itertools
 import json
 import os
 import re
@@ -28,15 +28,15 @@ from echo_hub.main import app
 from tests.ray_cluster import RayCluster, ray_cluster
 from tests.small_disk import SmallDisk, mounted
 
-hypothesis.settings.register_profile("tests", deadline=None)  # No test asserts how long something takes.
+hypothesis.settings.register_profile("tests", deadline=None)  # Tests set no time limits on examples.
 hypothesis.settings.load_profile("tests")
 
 DEADLINE_S = 240.0
 FOR_NODES = {"ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal"}
-"""Nodes share this machine with their hub and with other tests: at the lowest priority they would get no turn."""
+"""Nodes share this machine with their hub and with other tests; at the lowest priority they would starve."""
 TRAINED_STEPS = "SELECT count(*) FROM steps WHERE trained_at IS NOT NULL"
 OPERATORS: dict[str, dict[str, str]] = {}
-"""What is sent to the hubs of this test to be let in as the operator, by their addresses."""
+"""Headers that log in as operator at this test's hubs, by the hubs' addresses."""
 
 
 def _logged_in(url: str, run: Path) -> dict[str, str]:
@@ -45,7 +45,7 @@ def _logged_in(url: str, run: Path) -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that may take long come first: of several workers, none is left alone with one in the end."""
+    """Run tests with long time limits first, so that no worker is left with a long test at the end."""
 
     def may_take_s(item: pytest.Item) -> float:
         timeout = item.get_closest_marker("timeout")
@@ -55,21 +55,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """llama-cpp-python opens the null device twice when it is imported, and closes neither."""
+    """Close the null device, which llama-cpp-python opens twice at import and never closes."""
     opened = sys.modules.get("llama_cpp._utils")
     if opened is not None:
         opened.outnull_file.close()
         opened.errnull_file.close()
 
 
-MOST_OWN = 100_000
-"""Objects that one test may leave to the collector; imported modules alone are more."""
-_NUM_UNFROZEN = itertools.count(1)
-
-
 @pytest.fixture(scope="session")
 def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct in Hugging Face layout; skips where its package is missing."""
+    """Return SmolLM2-135M-Instruct in Hugging Face layout; skip if its package is missing."""
     from benchmarks.harness.real_model import lacks, unpacked
 
     if lacking := lacks():
@@ -77,23 +72,40 @@ def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked(tmp_path_factory.mktemp("real") / "SmolLM2-135M-Instruct")
 
 
+UNFROZEN_TESTS = 50
+"""Number of tests that called `gc.unfreeze` until all objects are collected once."""
+_num_unfreezing = 0
+
+
 @pytest.fixture(autouse=True)
 def _own_garbage() -> Iterator[None]:
-    """A test's garbage is looked for among what is its own: millions of objects of imported modules and of other tests
-    stand behind it, and hub, simulator and learner look through all there is.
+    """Collect the objects of each test alone, so that its leaks are its own: a full pass over imported modules and
+    collected tests would take a second.
 
-    Where one of them has given all of that back to the collector, only what is young is looked through here; what such
-    tests leave of the old is looked for once for many of them.
+    Hub and simulator call `gc.unfreeze`, which would give all these objects back to the collector: here it only
+    counts. What such tests froze is collected once for `UNFROZEN_TESTS` of them.
     """
+    global _num_unfreezing
+    unfreeze, called = gc.unfreeze, False
+
+    @functools.wraps(unfreeze)
+    def count() -> None:
+        nonlocal called
+        called = True
+
     gc.freeze()
+    gc.unfreeze = count
     yield
-    # `gc.get_freeze_count` would count a million objects one by one.
-    is_own = len(gc.get_objects(generation=2)) < MOST_OWN
-    gc.collect(2 if is_own or next(_NUM_UNFROZEN) % 50 == 0 else 1)
+    gc.unfreeze = unfreeze
+    _num_unfreezing += called
+    if _num_unfreezing >= UNFROZEN_TESTS:
+        _num_unfreezing = 0
+        gc.unfreeze()
+    gc.collect()
 
 
 class Running:
-    """One process of ours and what it prints."""
+    """A process started by a test, with its output."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -111,7 +123,7 @@ class Running:
             self._news.notify_all()
 
     async def printed(self, pattern: str, *, within_s: float = DEADLINE_S) -> re.Match[str]:
-        """Waits until it has printed `pattern`."""
+        """Wait until the process has printed `pattern`."""
         async with asyncio.timeout(within_s), self._news:
             while (found := re.search(pattern, self._printed)) is None:
                 assert not self._reader.done(), self._printed
@@ -119,24 +131,24 @@ class Running:
         return found
 
     async def ended(self) -> tuple[int, str]:
-        """Waits for its end: exit status, and all that it printed."""
+        """Wait for the process to end; return its exit status and its whole output."""
         async with asyncio.timeout(DEADLINE_S):
             await self._reader
             return await self.process.wait(), self._printed
 
     async def show(self, name: str) -> None:
-        """For pytest, which shows it when the test has failed."""
+        """Print the output, which pytest shows if the test fails."""
         print(f"--- {name}\n{self._printed}")
 
     async def kill(self) -> None:
-        """As the power does: -9, and what it started sees only that it is gone."""
+        """Kill the process like a power cut, with signal 9; its children only notice that it is gone."""
         self.process.kill()
         await self.process.wait()
 
     async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Asks it to end, as a user or the system does."""
+        """Ask the process to end, as a user or the system does."""
         if self.process.returncode is None:
-            # Of a process that has ended by itself meanwhile, asyncio's own `send_signal` takes the status for itself.
+            # asyncio's own `send_signal` would consume the exit status of a process that has just ended.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
         return await self.ended()
@@ -150,7 +162,7 @@ class Site:
         self._stack = stack
 
     async def start(self, module: str, *arguments: str | Path) -> Running:
-        """`python -m module`, of this environment."""
+        """Start `python -m module` in this environment."""
         return await self.program(sys.executable, "-u", "-m", module, *arguments)
 
     async def program(self, *command: str | Path, env: Mapping[str, str] = os.environ) -> Running:
@@ -167,26 +179,26 @@ class Site:
         return running
 
     async def command(self, module: str, *arguments: str | Path) -> tuple[int, str]:
-        """Runs a command to its end: exit status, and all that it printed."""
+        """Run a command to its end; return its exit status and its whole output."""
         return await (await self.start(module, *arguments)).ended()
 
     async def make_run(self, name: str = "run", *flags: str, **settings: dict[str, object]) -> Path:
-        """`echo-hub init`, and then small settings that train in seconds; `settings` go over them, by section."""
+        """Run `echo-hub init` and set small values that train in seconds; `settings` override them, by section."""
         run = self.root / name
-        made = CliRunner().invoke(app, ["init", str(run), "--port", "0", *flags])  # No process: it would take a second.
+        made = CliRunner().invoke(app, ["init", str(run), "--port", "0", *flags])  # A process would take a second.
         assert made.exit_code == 0, (made.output, made.exception)
         small: dict[str, dict[str, object]] = {
             "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 4},
             "learner": {"threads": 1},
             "evaluation": {"problems": 16},
-            "server": {"heartbeat_s": 1.0, "shared_memory": False},  # These nodes stand for those of other hosts.
-            "trust": {"verifier": "off"},  # Most tests show nothing of it, and its process costs what a learner's does.
+            "server": {"heartbeat_s": 1.0, "shared_memory": False},  # These nodes stand for nodes on other hosts.
+            "trust": {"verifier": "off"},  # Most tests do not need it, and its process costs as much as a learner's.
         }
         self.change(run, {name: {**small.get(name, {}), **settings.get(name, {})} for name in small | settings})
         return run
 
     def change(self, run: Path, settings: Mapping[str, Mapping[str, object]]) -> None:
-        """Of a run that no hub serves just now, by section."""
+        """Change settings of a run that no hub serves, by section."""
         text = (run / "config.toml").read_text()
         for section, values in settings.items():
             for key, value in values.items():
@@ -194,7 +206,7 @@ class Site:
         (run / "config.toml").write_text(text)
 
     async def hub(self, run: Path, *flags: str) -> tuple[Running, str]:
-        """`echo-hub serve`, ready: the process and its address."""
+        """Start `echo-hub serve`, wait until it is ready, and return the process and its address."""
         hub = await self.start("echo_hub.main", "serve", run, *flags)
         url = (await hub.printed(r"Dashboard +(https?://\S+)/"))[1]
         _logged_in(url, run)
@@ -209,10 +221,10 @@ class Site:
         env: Mapping[str, str] = os.environ,
         module: str = "echo_node.main",
     ) -> Running:
-        """`echo-node join`; the data directory is kept from one start to the next.
+        """Start `echo-node join`; a second start uses the same data directory.
 
-        Loading PyTorch takes more than all that most tests have their nodes do; it is needed where a node is to draw
-        the very tokens that the hub itself draws.
+        The default engine avoids loading PyTorch, which takes longer than most tests' work. Tests that compare a node's
+        tokens with the hub's own need it.
         """
         home = self.root / name
         where = (
@@ -239,16 +251,16 @@ def _set(text: str, section: str, key: str, value: object) -> str:
 
 
 async def _end_for_sure(process: asyncio.subprocess.Process) -> None:
-    """At once, with all that it has started: where it matters how a process ends, the test asks it to."""
+    """Kill a process and all its children at once. Tests that depend on an orderly end ask the process for it."""
     if process.returncode is not None:
         return
-    with contextlib.suppress(psutil.NoSuchProcess):  # It has ended; who waits for it has not been told yet.
+    with contextlib.suppress(psutil.NoSuchProcess):  # The process has ended, but asyncio has not reported it yet.
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        assert psutil.wait_procs(children, timeout=60)[1] == [], "they do not end"
+        assert psutil.wait_procs(children, timeout=60)[1] == [], "the processes do not end"
     await process.wait()
 
 
@@ -260,7 +272,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 @pytest.fixture
 def operator() -> Callable[..., dict[str, str]]:
-    """`operator(url)`: the headers that log in at a hub that `site` serves; of any other, `run` is its run."""
+    """Return `operator(url)`: it returns login headers for a hub that `site` serves; `run` is needed for other hubs."""
 
     def headers(url: str, run: Path | None = None) -> dict[str, str]:
         return OPERATORS[url] if run is None else _logged_in(url, run)
@@ -270,8 +282,10 @@ def operator() -> Callable[..., dict[str, str]]:
 
 @pytest.fixture
 def until() -> Callable[..., Any]:
-    """`await until(url, condition)`: waits on the hub's own event stream until its run view fulfils `condition`;
-    `authority` is a certificate's to trust."""
+    """Return `await until(url, condition)`: it reads the hub's event stream until the run view fulfils `condition`.
+
+    `authority` is a certificate to trust.
+    """
 
     async def wait(
         url: str,
@@ -300,7 +314,7 @@ def until() -> Callable[..., Any]:
 
 @pytest.fixture
 def books() -> Callable[[Path], sqlite3.Connection]:
-    """The run's store, opened read-only beside whoever writes it."""
+    """Return a function that opens a run's store read-only, next to its writer."""
 
     def open_books(run: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True)
@@ -310,8 +324,10 @@ def books() -> Callable[[Path], sqlite3.Connection]:
 
 @pytest.fixture
 def reached(books: Callable[[Path], sqlite3.Connection]) -> Callable[..., Any]:
-    """`await reached(run, 3)`: waits until the run's books count so many trained steps, or whatever `query` counts; how
-    many there are. What pages show may be of a moment ago, in which a quick machine makes dozens of steps."""
+    """Return `await reached(run, 3)`: it waits for this number of trained steps, or of `query`, and returns the number.
+
+    Pages may show an older state, after which a fast machine has made dozens of steps.
+    """
 
     async def wait(run: Path, least: int, query: str = TRAINED_STEPS) -> int:
         with contextlib.closing(books(run)) as database:
@@ -327,7 +343,7 @@ def reached(books: Callable[[Path], sqlite3.Connection]) -> Callable[..., Any]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """24 MiB."""
+    """Yield a disk of 24 MiB."""
     with mounted(tmp_path / "disk", 24 * 2**20) as disk:
         yield disk
 

@@ -1,4 +1,4 @@
-"""Commands as the documentation shows them: found in pages, taken apart as a shell would, held against the parsers."""
+"""Commands in the documentation: found in pages, split like in a shell, and checked by the programs' parsers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Command:
 
 
 def blocks(page: Path) -> Iterator[list[Command]]:
-    """The commands of each block of the page that shows some, in order."""
+    """Yield the commands of each block that has any, in order."""
     text = page.read_text(encoding="utf-8")
     for language, body in _FENCED.findall(text):
         if language in ("sh", "console"):
@@ -42,13 +42,13 @@ def blocks(page: Path) -> Iterator[list[Command]]:
 
 
 def mentioned(page: Path) -> Iterator[Command]:
-    """Commands in running text; `[--for 2h]` and the like are left out."""
+    """Yield the commands in running text, without optional parts such as `[--for 2h]`."""
     for quoted in _INLINE.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
         yield from _commands(re.sub(r"\[[^]]*\]", "", quoted))
 
 
 def _typed(session: str) -> str:
-    """What is typed behind the prompts of a session; the rest is what was answered."""
+    """Return the typed lines of a session, without prompts and answers."""
     return "".join(f"{line[2:]}\n" for line in session.splitlines() if line.startswith("$ "))
 
 
@@ -73,16 +73,16 @@ def _command(words: list[str]) -> Iterator[Command]:
         name, _, environment[name] = words.pop(0).partition("=")
     if words[:2] == ["sudo", "-u"]:
         words = words[3:]
-    if words[:2] == ["podman", "run"]:  # An image of ours is called like the program that it starts.
+    if words[:2] == ["podman", "run"]:  # Our images have the names of their programs.
         words = next((words[number:] for number, word in enumerate(words) if word in ("echo-hub", "echo-node")), [])
     if words and (program := words[0].removeprefix(".venv/bin/")) in PROGRAMS:
         yield Command(program=program, arguments=words[1:], environment=environment, output=output)
 
 
 def check(root: Any, arguments: list[str], *, is_whole: bool) -> None:
-    """Holds arguments against a parser without running anything. `is_whole`: what must be given is given.
+    """Parse the arguments without running anything. `is_whole`: required arguments must be present.
 
-    Raises AssertionError for a command that there is not, and the parser's own error for an option that it lacks.
+    Raises AssertionError for an unknown command, and the parser's own error for an unknown option.
     """
     command, path, rest, context = root, [str(root.name)], arguments, None
     while True:

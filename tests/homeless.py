@@ -1,4 +1,4 @@
-"""Python as a user of whom the system knows neither name nor home, as in a container that is started with a number."""
+"""Python for a user without a name and a home, as in a container that is started with a user number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSIDE = ("unshare", "--user", f"--map-user={USER}")
 
 
 def run_homeless(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`python ARGUMENTS`; the test is skipped where nobody may have such a namespace."""
+    """Run `python ARGUMENTS`; skip the test if the system does not allow such a namespace."""
     unnamed = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     if (
         shutil.which(INSIDE[0]) is None

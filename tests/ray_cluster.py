@@ -1,4 +1,4 @@
-"""A Ray cluster of two raylets on this machine, for the tests that need one."""
+"""A Ray cluster of two raylets on this machine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ENVIRONMENT = {
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Processes of a busy machine start slowly; and nobody elsewhere is told of them."""
+"""Allows for slow starts on a busy machine; and sends no usage reports."""
 WITHIN_S: Final = 120.0
 STARTS: Final = 3
-"""A raylet's agents have fifteen seconds to start, which a busy machine may not give them."""
+"""A raylet's agents have fifteen seconds to start, which may be too short on a busy machine."""
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-"""A raylet waits only for those agents for fifteen seconds whose port it does not know."""
+"""A raylet with unknown agent ports waits fifteen seconds for these agents."""
 
 
 class RayCluster:
-    """The head is never killed. Every machine but it has the custom resource `other`."""
+    """The head is never killed. Every other machine has the custom resource `other`."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -46,22 +46,22 @@ class RayCluster:
         return added
 
     def kill_other(self) -> None:
-        """Its raylet by SIGKILL; then there is another one."""
+        """Kill the second machine's raylet by SIGKILL, and add a new one."""
         self._cluster.remove_node(self.other, allow_graceful=False)
         self.other = self._add()
 
     def settle(self) -> None:
-        """Until the head knows which machines are gone: it would have others' actors run there."""
+        """Wait until the head knows all lost machines, because it would start actors there."""
         self._cluster.wait_for_nodes(WITHIN_S)
 
     def actors(self) -> list[psutil.Process]:
-        """The processes of all actors of this project's in this cluster."""
+        """Return the processes of all this project's actors in this cluster."""
         actors = [process for process in psutil.process_iter() if _title(process).startswith("ray::ChildHost")]
         return [actor for actor in actors if _of_raylet(actor) in self._raylets]
 
 
 def _raylet(node: Any) -> int:
-    """Its process id."""
+    """Return the raylet's process id."""
     (raylet,) = node.all_processes["raylet"]
     return int(raylet.process.pid)
 
@@ -87,7 +87,7 @@ def _title(process: psutil.Process) -> str:
 
 @contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
-    """Two raylets."""
+    """Yield a cluster of two raylets."""
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra `ray` is not installed")
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ |= ENVIRONMENT
@@ -99,7 +99,7 @@ def ray_cluster() -> Iterator[RayCluster]:
                 cluster.add_node(include_dashboard=False, **_machine())
                 found = RayCluster(cluster)
                 break
-            except Exception:  # Whatever one of its many processes ends by.
+            except Exception:  # Each of its many processes may fail in its own way.
                 cluster.shutdown()
                 if not left:
                     raise

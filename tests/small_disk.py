@@ -1,4 +1,4 @@
-"""`benchmarks.harness.small_disk` for tests, which are skipped where nothing can be mounted."""
+"""`benchmarks.harness.small_disk` for tests; they are skipped if this machine cannot mount a file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_mounts = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 @contextmanager
 def mounted(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """At `directory` until the end. A test that is not marked `needs_mounts` is skipped here instead."""
+    """Mount at `directory` until the end. Tests without the mark `needs_mounts` are skipped here instead."""
     if LACKING:
         pytest.skip(LACKING)
     with ExitStack() as stack:

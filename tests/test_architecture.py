@@ -1,4 +1,4 @@
-"""The layers hold: who imports whom, what the pure parts never touch, and that every test has its module."""
+"""The layers hold: allowed imports between rooms, purity of pure parts, and a module for every test file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ ROOMS = (
     "echo_hub.core.spread",
     "echo_hub.core.trust.evidence",
     "echo_hub.core.trust.likelihood",
+    "echo_hub.driving.event_queue",
+    "echo_hub.intake.episodes",
+    "echo_hub.training.own_sampler",
     "echo_node.config",
 )
-"""Rooms of their own; else a room is a folder below a package, with its subfolders, or a package's root modules."""
+"""Separate rooms; otherwise a room is a folder below a package, with its subfolders, or a package's root modules."""
 WIRING = ("echo_hub", "echo_hub.commands", "echo_hub.serving", "echo_node", "echo_node.commands")
 """Root modules, commands and the hub's serving process import any room of their side; no room imports them."""
 ARROWS: dict[str, set[str]] = {
@@ -38,13 +41,19 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.core.trust.likelihood": set(),
     "echo_hub.core.trust.evidence": {"echo_hub.core.trust.likelihood"},
     "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence", "echo_hub.core.trust.likelihood"},
-    "echo_hub.store": {"echo_hub.actions", "echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
+    "echo_hub.store": {
+        "echo_hub.actions",
+        "echo_hub.core",
+        "echo_hub.core.spread",
+        "echo_hub.core.trust.evidence",
+    },
     "echo_hub.judges": {"echo_hub.config", "echo_hub.run"},
     "echo_hub.cluster": {"echo_hub.config", "echo_hub.learner"},
     "echo_hub.scoring": {
         "echo_hub.cluster",
         "echo_hub.config",
         "echo_hub.core",
+        "echo_hub.driving.event_queue",
         "echo_hub.judges",
         "echo_hub.run",
         "echo_hub.tasks",
@@ -53,7 +62,11 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.cluster",
         "echo_hub.config",
         "echo_hub.core",
+        "echo_hub.dashboard",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
         "echo_hub.learner",
+        "echo_hub.net",
         "echo_hub.run",
         "echo_hub.scoring",
         "echo_hub.store",
@@ -65,7 +78,9 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.core.trust.evidence",
+        "echo_hub.driving.event_queue",
         "echo_hub.learner",
+        "echo_hub.net",
         "echo_hub.run",
     },
     "echo_hub.sinks": {
@@ -75,13 +90,23 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.scoring",
         "echo_hub.store",
     },
-    "echo_hub.simulator": {"echo_hub.config", "echo_hub.core", "echo_hub.core.nodes", "echo_hub.core.spread"},
-    "echo_hub.net": {"echo_hub.config", "echo_hub.core", "echo_hub.core.spread", "echo_hub.run"},
-    "echo_hub.gateways": {"echo_hub.config", "echo_hub.core", "echo_hub.net"},
-    "echo_hub.views": {
-        "echo_hub.core.nodes",
+    "echo_hub.simulator": {
         "echo_hub.config",
         "echo_hub.core",
+        "echo_hub.core.nodes",
+        "echo_hub.core.spread",
+    },
+    "echo_hub.net": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.spread",
+        "echo_hub.run",
+    },
+    "echo_hub.gateways": {"echo_hub.config", "echo_hub.core", "echo_hub.net"},
+    "echo_hub.views": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.nodes",
         "echo_hub.core.spread",
         "echo_hub.dashboard",
         "echo_hub.operation",
@@ -91,23 +116,31 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.operation": {"echo_hub.config", "echo_hub.core"},
     "echo_hub.dashboard": {"echo_hub.actions"},
     "echo_hub.distribution": {
-        "echo_hub.config",
         "echo_hub.core",
-        "echo_hub.evaluation",
+        "echo_hub.core.spread",
+        "echo_hub.dashboard",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
         "echo_hub.net",
         "echo_hub.run",
+        "echo_hub.store",
+        "echo_hub.training.own_sampler",
     },
     "echo_hub.intake": {
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.core.nodes",
         "echo_hub.dashboard",
+        "echo_hub.distribution",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
         "echo_hub.evaluation",
         "echo_hub.gateways",
-        "echo_hub.learner",
+        "echo_hub.intake.episodes",
         "echo_hub.net",
         "echo_hub.scoring",
         "echo_hub.store",
+        "echo_hub.training",
         "echo_hub.verify",
     },
     "echo_hub.lifecycle": {
@@ -124,36 +157,90 @@ ARROWS: dict[str, set[str]] = {
     },
     "echo_hub.oversight": {
         "echo_hub.actions",
+        "echo_hub.cluster",
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.dashboard",
+        "echo_hub.distribution",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
+        "echo_hub.evaluation",
+        "echo_hub.intake",
+        "echo_hub.intake.episodes",
         "echo_hub.lifecycle",
         "echo_hub.net",
+        "echo_hub.operation",
         "echo_hub.run",
+        "echo_hub.sinks",
         "echo_hub.store",
+        "echo_hub.training",
+        "echo_hub.verify",
+        "echo_hub.views",
     },
     "echo_hub.training": {
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.core.nodes",
         "echo_hub.dashboard",
+        "echo_hub.distribution",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
         "echo_hub.evaluation",
+        "echo_hub.intake.episodes",
         "echo_hub.learner",
+        "echo_hub.run",
+        "echo_hub.scoring",
+        "echo_hub.training.own_sampler",
     },
     "echo_node.core": set(),
     "echo_node.host": {"echo_node.core"},
     "echo_node.lending": set(),
     "echo_node.config": {"echo_node.core", "echo_node.host", "echo_node.lending"},
     "echo_node.backends": {"echo_node.host", "echo_node.lending"},
-    "echo_node.engine": {"echo_node.backends", "echo_node.config", "echo_node.core", "echo_node.host"},
+    "echo_node.engine": {
+        "echo_node.backends",
+        "echo_node.config",
+        "echo_node.core",
+        "echo_node.host",
+    },
     "echo_node.net": {"echo_node.core", "echo_node.host"},
     "echo_node.status_page": set(),
     "echo_shared": {"echo_shared.messages"},
     "echo_shared.messages": set(),
     "echo_shared.delta": {"echo_shared"},
     "echo_shared.swarm": {"echo_shared", "echo_shared.messages"},
+    "echo_hub.driving": {
+        "echo_hub.cluster",
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.dashboard",
+        "echo_hub.driving.event_queue",
+        "echo_hub.gateways",
+        "echo_hub.learner",
+        "echo_hub.net",
+        "echo_hub.operation",
+        "echo_hub.run",
+        "echo_hub.scoring",
+        "echo_hub.store",
+    },
+    "echo_hub.driving.event_queue": {"echo_hub.core"},
+    "echo_hub.intake.episodes": {
+        "echo_hub.core",
+        "echo_hub.learner",
+        "echo_hub.scoring",
+        "echo_hub.store",
+        "echo_hub.verify",
+    },
+    "echo_hub.training.own_sampler": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.nodes",
+        "echo_hub.driving.event_queue",
+    },
 }
 """Which rooms each room imports within its package; both sides may import all of echo_shared."""
+MOST_CALLABLES = 186
+"""Parameters of functions that are annotated with Callable or an alias of it, clocks and sources of chance included."""
 HEAVY = ("torch", "transformers", "peft", "accelerate")
 IMPURE = (
     "asyncio",
@@ -183,13 +270,13 @@ PURE = (
     "echo_shared.sessions",
     "echo_shared.messages",
 )
-"""No I/O, no clock, no chance: neither here nor in anything that these import, however far down."""
+"""Modules without I/O, clock or randomness, also in their direct and indirect imports."""
 TORCH_ALLOWED = (
-    "echo_hub.evaluation.worker",  # A process of its own, which samples with the learner's policy.
-    "echo_hub.judges.worker",  # A process of its own, of a reward model.
+    "echo_hub.evaluation.worker",  # A separate process, which samples with the learner's policy.
+    "echo_hub.judges.worker",  # A separate process, for a reward model.
     "echo_hub.learner",
-    "echo_hub.verify.worker",  # A process of its own, which computes with the learner's policy.
-    "echo_hub.verify.measuring",  # Of that process, as the next.
+    "echo_hub.verify.worker",  # A separate process, which computes with the learner's policy.
+    "echo_hub.verify.measuring",  # Part of that process, like the next one.
     "echo_hub.verify.emulation",
     "echo_node.backends.torch_",
     "echo_node.backends.vllm_",
@@ -209,7 +296,7 @@ MODULES = {module_name(path): path for directory in PACKAGES.values() for path i
 
 @cache
 def imports(module: str) -> tuple[str, ...]:
-    """All that `module` imports, inside functions too; `from a import b` counts as a.b."""
+    """Return all imports of `module`, inside functions too; `from a import b` counts as a.b."""
     return tuple(_imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
 
 
@@ -243,7 +330,7 @@ def test_the_sides_do_not_know_each_other(package: str, strangers: tuple[str, ..
 
 
 def ours(module: str) -> frozenset[str]:
-    """The modules of this project that `module` imports, inside functions too, and their packages' own."""
+    """Return this project's modules that `module` imports, inside functions too, and their packages."""
     found = set()
     for name in imports(module):
         name = name if name in MODULES else name.rpartition(".")[0]
@@ -262,7 +349,7 @@ def room(module: str) -> str:
     return f"{package}.{path[0]}" if is_folder else package
 
 
-def test_arrows_between_rooms_are_those_of_the_table() -> None:
+def test_imports_between_rooms_match_the_table() -> None:
     drawn: dict[str, set[str]] = {name: set() for name in ARROWS}
     for module in MODULES:
         if (start := room(module)) not in WIRING:
@@ -282,12 +369,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def parents(module: str) -> set[str]:
-    """The packages around it: importing it imports them first."""
+    """Return the packages around a module, which Python imports first."""
     parts = module.split(".")
     return {".".join(parts[:count]) for count in range(1, len(parts))}
 
 
-def test_what_is_pure_is_pure_all_the_way_down() -> None:
+def test_pure_modules_import_only_pure_modules() -> None:
     reached: dict[str, str] = {}
     waiting = {module: module for module in modules_of(*PURE)}
     while waiting:
@@ -306,7 +393,7 @@ def test_cores_import_only_themselves_of_their_side(side: str) -> None:
     ] == []
 
 
-def test_torch_stays_in_its_places() -> None:
+def test_only_listed_modules_import_torch() -> None:
     elsewhere = [module for module in MODULES if not module.startswith(TORCH_ALLOWED)]
     assert offences(elsewhere, "torch", "peft", "accelerate") == []
 
@@ -330,11 +417,44 @@ def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]
     assert sorted(set(run.stdout.split()) & set(absent)) == []
 
 
+@pytest.mark.parametrize("folder", ["serving", "driving", "intake", "training", "distribution", "oversight"])
+def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None:
+    """A part of the hub is given the parts before it, so a call can be followed from part to part."""
+    found = []
+    for module in modules_of(f"echo_hub.{folder}"):
+        tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+        for node in (each for each in ast.walk(tree) if isinstance(each, ast.Lambda)):
+            if any(isinstance(each, ast.Name) and each.id == "self" for each in ast.walk(node.body)):
+                found.append(f"{module}, line {node.lineno}")
+    assert found == []
+
+
+def test_callables_are_parameters_of_few_functions() -> None:
+    """A part is given another part as an object, whose calls can be followed. Aliases of callables count as well."""
+    assert sum(map(num_callables, MODULES)) <= MOST_CALLABLES
+
+
+def num_callables(module: str) -> int:
+    """Parameters of the module's functions that are annotated with Callable, or with an alias of it."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    names = {"Callable"}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript) and mentions(node.value, names):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    given = [each for one in functions for each in (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)]
+    return sum(each.annotation is not None and mentions(each.annotation, names) for each in given)
+
+
+def mentions(tree: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(tree))
+
+
 def test_every_test_has_its_module() -> None:
     """tests/<package>/<path>/test_<module>.py tests <package>.<path>.<module>; other folders mirror the root's.
 
-    A module with several test files has them as test_<module>_<aspect>.py. What belongs to no module (this file,
-    whole-system tests) lies in tests/ itself or in tests/end_to_end/.
+    A module's further test files are named test_<module>_<aspect>.py. Tests without a module (this file, whole-system
+    tests) are in tests/ itself or in tests/end_to_end/.
     """
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

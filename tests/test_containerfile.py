@@ -1,4 +1,4 @@
-"""What the Containerfile copies is there, and what it runs is real. No image is built here."""
+"""The Containerfile's sources exist, and its commands work. No image is built here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ APPS = {"echo-hub": echo_hub.main.app, "echo-node": echo_node.main.app}
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """By stage: its instructions and their arguments, the parent as FROM."""
+    """Return each stage's instructions and their arguments; the parent is FROM."""
     text = re.sub(r"^#.*\n", "", FILE.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
     found: dict[str, list[tuple[str, str]]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -49,13 +49,13 @@ def commands(stage: str) -> list[list[str]]:
     return [shlex.split(command) for line in arguments(stage, "RUN") for command in line.split("&&")]
 
 
-def test_there_are_two_targets_and_what_they_are_made_of() -> None:
+def test_there_are_two_targets_with_the_expected_stages() -> None:
     assert list(STAGES) == ["source", "made-node", "made-hub", "node", "hub"]
     for name, instructions in STAGES.items():
         assert instructions[0][1] in ("${BASE}", *list(STAGES)[: list(STAGES).index(name)])
 
 
-def test_every_path_that_is_copied_is_there_and_not_ignored() -> None:
+def test_every_copied_path_exists_and_is_not_ignored() -> None:
     ignored, *kept = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert ignored == "*"
     copied = [name for stage in STAGES for line in arguments(stage, "COPY") for name in line.split()[:-1]]
@@ -67,12 +67,12 @@ def test_every_path_that_is_copied_is_there_and_not_ignored() -> None:
         for line in arguments(stage, "COPY"):
             if line.startswith("--from="):
                 parent, source, target = line.removeprefix("--from=").split()
-                assert source == target, "an environment holds the path that it was made at"
+                assert source == target, "an environment works only at its original path"
                 assert ["python", "-m", "venv", "--without-pip", source] in commands(parent)
 
 
 @pytest.mark.parametrize("kind", ["node", "hub"])
-def test_the_wheelhouse_is_made_by_options_that_there_are(kind: str) -> None:
+def test_the_wheelhouse_is_made_with_existing_options(kind: str) -> None:
     (making,) = [command for command in commands(f"made-{kind}") if command[1] == "scripts/make_wheelhouse.py"]
     helped = subprocess.run(
         [sys.executable, ROOT / making[1], "--help"], capture_output=True, text=True, check=True, timeout=60
@@ -89,7 +89,7 @@ def test_the_wheelhouse_is_made_by_options_that_there_are(kind: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pip calls environments otherwise there")
-def test_pip_installs_into_the_environment_as_it_is_told_to(tmp_path: Path) -> None:
+def test_pip_installs_into_the_environment_with_the_given_options(tmp_path: Path) -> None:
     (installing,) = [command for command in commands("made-hub") if "--require-hashes" in command]
     wheels, place = tmp_path / "wheels", tmp_path / "place"
     wheels.mkdir()
@@ -110,7 +110,7 @@ def test_pip_installs_into_the_environment_as_it_is_told_to(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["node", "hub"])
-def test_a_container_runs_a_real_command_as_a_user_of_its_own(kind: str) -> None:
+def test_a_container_runs_a_real_command_as_its_own_user(kind: str) -> None:
     assert STAGES[kind][0] == ("FROM", "${BASE}")
     (user,), (volume,) = arguments(kind, "USER"), arguments(kind, "VOLUME")
     (made,) = [command for command in commands(kind) if command[0] == "useradd"]

@@ -1,4 +1,4 @@
-"""Every setting that holds a secret is declared so, and no program shows one."""
+"""Every setting that holds a secret is declared as one, and no program shows it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SAID: Final = (
 
 
 def fields(model: type[BaseModel], seen: set[type]) -> Iterator[tuple[str, str, FieldInfo]]:
-    """Of a model and of all within it."""
+    """Yield the fields of a model and of all models within it."""
     if model in seen:
         return
     seen.add(model)
@@ -73,22 +73,22 @@ def holds_text(annotation: Any) -> bool:
 
 
 @pytest.mark.parametrize("settings", [HubConfig, NodeConfig, Scenario])
-def test_what_a_name_says_is_declared(settings: type[BaseModel]) -> None:
+def test_settings_with_secret_names_are_declared_secret(settings: type[BaseModel]) -> None:
     undeclared = [
         f"{model}.{name}"
         for model, name, field in fields(settings, set())
         if (says_secret(name) or "url" in name.split("_")) and holds_text(field.annotation)
         if not is_secret(field) and (model, name) not in NO_SECRETS
     ]
-    assert undeclared == [], "declare them with SECRET, or say in NO_SECRETS why they hold none"
+    assert undeclared == [], "declare them with SECRET, or give the reason in NO_SECRETS"
     for model, name, field in fields(settings, set()):
-        assert not is_secret(field) or not field.repr, f"{model}.{name} would be in every repr of its settings"
+        assert not is_secret(field) or not field.repr, f"{model}.{name} would appear in every repr of its settings"
 
 
-def test_what_holds_for_a_run_is_shown_without_secrets(tmp_path: Path) -> None:
+def test_a_runs_settings_are_shown_without_secrets(tmp_path: Path) -> None:
     config = load_config(None, SECRETS)
     make_run(RunDirectory(tmp_path / "run"), config)
-    assert load_config(tmp_path / "run" / "config.toml", {}) == config, "its own file has them"
+    assert load_config(tmp_path / "run" / "config.toml", {}) == config, "the run's own file has the secrets"
     assert sorted(secret for secret in SAID if secret in (tmp_path / "run" / "config.toml").read_text()) == sorted(SAID)
     for command in ("serve", "gateway"):
         program = [sys.executable, "-m", "echo_hub.main", command, str(tmp_path / "run"), "--dry-run"]
@@ -97,12 +97,12 @@ def test_what_holds_for_a_run_is_shown_without_secrets(tmp_path: Path) -> None:
         assert 'webhook_secret = "**********"' in shown and 'invite_tokens = ["**********", "**********"]' in shown
         assert 'join = "invite"' in shown
     assert not [secret for secret in SAID if secret in repr(config)]
-    assert set(SAID) <= {*secrets_of(config), "webhook-address"}, "no log has them, nor the password of a URL"
+    assert set(SAID) <= {*secrets_of(config), "webhook-address"}, "logs hide all of these, and the password of a URL"
 
 
-def test_that_secrets_differ_is_all_that_is_told() -> None:
+def test_differing_secrets_are_reported_without_their_values() -> None:
     found = differing([load_config(None, SECRETS), load_config(None, {})])
-    assert found["alerts.webhook_secret"] == ("(set, and not shown)", "")
+    assert found["alerts.webhook_secret"] == ("(set, but not shown)", "")
     assert not [secret for secret in SAID if secret in repr(found)]
 
 

@@ -1,4 +1,4 @@
-"""What the documentation points at is there."""
+"""Files, links and settings named in the documentation exist."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TOP = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build", "dist"
 
 
 def paths(text: str) -> set[str]:
-    """What stands in backticks and begins with a folder of this repository."""
+    """Return quoted texts that begin with a folder of this repository."""
     quoted = re.findall(r"`([\w./-]+/[\w./-]*)`", text)
     return {name for name in quoted if name.split("/")[0] in TOP}
 
 
 def links(text: str) -> set[str]:
-    """Targets of links that lead to no other site."""
+    """Return targets of links within this site."""
     return {target for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in target}
 
 
@@ -45,7 +45,7 @@ def test_the_map_names_every_folder_of_code() -> None:
     assert code - named == set()
 
 
-def test_settings_that_volunteers_are_told_of_are_settings() -> None:
+def test_settings_in_the_volunteers_pages_exist() -> None:
     pages = [ROOT / "docs" / "volunteer.md", *sorted((ROOT / "docs" / "volunteer").glob("*.md"))]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     manners, top = set(MannersConfig.model_fields), set(NodeConfig.model_fields)

@@ -1,4 +1,4 @@
-"""Every command in the documentation is one that there is, with options that it has."""
+"""Every documented command exists, with the documented options."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def test_every_command_of_a_page_can_be_given(page: Path) -> None:
     assert wrong == []
 
 
-def test_commands_are_found() -> None:
-    """In blocks and sessions, behind prompts, variables, sudo and containers, in pipelines and in running text."""
+def test_commands_are_found_in_all_forms() -> None:
+    """Find commands in blocks and sessions, with prompts, variables, sudo and containers, in pipelines and in running
+    text."""
     shown = [command for page in PAGES for block in blocks(page) for command in block]
     assert len(shown) > 90
     assert {command.program for command in shown} >= {"echo-hub", "echo-node", "make", "pytest"}
@@ -79,6 +80,6 @@ def test_commands_are_found() -> None:
         (["serve", "RUN", "RUN"], "does not take"),
     ],
 )
-def test_what_there_is_not_is_found_out(arguments: list[str], what: str) -> None:
+def test_invalid_commands_are_found(arguments: list[str], what: str) -> None:
     with pytest.raises(Exception, match=what):
         check(PARSERS["echo-hub"], arguments, is_whole=True)

@@ -1,7 +1,7 @@
-"""Every command that the documentation shows in a block is run: here, in order and block by block, or by another test.
+"""Every command in a documented block is run: here, in order and block by block, or by another test.
 
-A hub's commands work on runs whose books are written by hand, a node's in a home of their own without a hub. What has
-to be served, joined, downloaded or waited for is run where that is there: `ELSEWHERE` says by which test.
+Here, a hub's commands work on runs with handwritten records, and a node's in an empty home without a hub. `ELSEWHERE`
+names the tests of commands that need a server, a node, a download or a wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from tests.documented import PAGES, ROOT, Command, blocks
 from tests.echo_hub.written_books import write_books
 
 ELSEWHERE = {
-    r"make demo": "tests/end_to_end/test_demo.py",
     r"make ": ".ci/run",
     r"echo-(hub|node)$": "tests/test_containerfile.py",
     r"echo-hub init .*--base": "tests/echo_hub/test_main.py",
@@ -49,10 +48,10 @@ ELSEWHERE = {
     r"echo-node team ": "tests/echo_node/commands/test_team.py",
     r"echo-node receipts\b": "tests/echo_node/commands/test_receipts.py",
 }
-"""What has to be served, joined, downloaded or waited for, and what runs it."""
+"""Commands that need a server, a node, a download or a wait, and the tests that run them."""
 PASSWORD = "correct horse battery"
 PLACEHOLDERS = {"NODE...": "fast0", "/var/lib/echo-hub/run": "run"}
-"""Nothing is written outside of a test's own folder."""
+"""Keep all written files inside a test's own folder."""
 SHOWN = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
@@ -62,13 +61,13 @@ SHOWN = [
 
 
 def elsewhere(command: Command) -> str | None:
-    """The test that runs it, if this one does not."""
+    """Return the test that runs the command, if this one does not."""
     return next((test for shown, test in ELSEWHERE.items() if re.match(shown, str(command))), None)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs that have trained, by the names that pages give them."""
+    """Make two trained runs, under the names of the documentation."""
     folder = tmp_path_factory.mktemp("documented")
     for name in ("RUN", "OTHER_RUN", "run1", "run2"):
         directory = RunDirectory(folder / name)
@@ -93,7 +92,7 @@ def workplace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.parametrize("block", SHOWN)
-def test_the_commands_of_a_block_do_what_they_are_shown_for(block: list[Command], workplace: Path) -> None:
+def test_the_commands_of_each_block_work(block: list[Command], workplace: Path) -> None:
     for command in block:
         if elsewhere(command) is None:
             status, said, errors = run(command, workplace)
@@ -104,12 +103,12 @@ def test_the_commands_of_a_block_do_what_they_are_shown_for(block: list[Command]
 
 
 def run(command: Command, place: Path) -> tuple[int, str, str]:
-    """Status, standard output, standard error."""
+    """Return status, standard output and standard error."""
     arguments = [PLACEHOLDERS.get(word, word) for word in command.arguments]
     if arguments[0] == "act" and len(arguments) > 2:
-        arguments += ["--wait", "0"]  # Nobody serves the run.
+        arguments += ["--wait", "0"]  # Without a hub, waiting is useless.
     assert not any(Path(word).is_absolute() for word in arguments)
-    if arguments[0] in ("init", "restore"):  # What it makes may be there: init RUN, restore FILE RUN.
+    if arguments[0] in ("init", "restore"):  # Remove the target of init RUN or restore FILE RUN, which may exist.
         shutil.rmtree(arguments[1 if arguments[0] == "init" else 2], ignore_errors=True)
     if command.environment or command.program == "pytest":
         own = {**command.environment, "PYTHONPATH": os.pathsep.join([*sys.path, str(place)])}
@@ -131,7 +130,7 @@ def run(command: Command, place: Path) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, f"{result.stderr}{result.exception or ''}"
 
 
-def test_what_is_run_elsewhere_is_shown_and_run_there() -> None:
+def test_commands_listed_for_other_tests_are_documented_and_run_there() -> None:
     shown = [command for case in SHOWN for command in case.values[0]]
     for pattern, test in ELSEWHERE.items():
         assert any(re.match(pattern, str(command)) for command in shown), f"no page shows {pattern}"

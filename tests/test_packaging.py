@@ -1,4 +1,4 @@
-"""pyproject.toml declares what the code imports, constraints.txt pins it, and the programs' versions agree."""
+"""pyproject.toml declares all imports of the code, constraints.txt pins them, and the programs' versions agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 BROUGHT_ALONG = {"annotated-types", "multidict", "pydantic-core", "yarl"}
-"""Part of what pydantic and aiohttp document as theirs, though distributions of their own."""
+"""Separate distributions that pydantic and aiohttp document as parts of theirs."""
 OWN = {
     *("echo_hub", "echo_node", "echo_shared", "benchmarks", "scripts"),
     *(path.stem for path in (ROOT / "tests").rglob("*.py")),
@@ -28,13 +28,13 @@ OWN = {
 
 
 def declared(*extras: str) -> set[str]:
-    """Canonical names of the distributions that an install with these extras asks for."""
+    """Return the canonical names of the distributions required by an installation with these extras."""
     texts = [*PROJECT["dependencies"], *(text for extra in extras for text in EXTRAS[extra])]
     return {canonicalize_name(Requirement(text).name) for text in texts}
 
 
 def third_party(directory: str) -> dict[str, list[str]]:
-    """Top-level names that the files below `directory` import, each with the files that do."""
+    """Return the top-level names imported by files below `directory`, each with these files."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / directory).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -56,7 +56,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
         ("tests", ("hub", "cpu", "mlx", "benchmarks", "dev")),
     ],
 )
-def test_what_is_imported_is_declared(directory: str, extras: tuple[str, ...]) -> None:
+def test_every_import_is_declared(directory: str, extras: tuple[str, ...]) -> None:
     providers = metadata.packages_distributions()
     allowed = declared(*extras) | BROUGHT_ALONG
     undeclared = {

@@ -1,4 +1,4 @@
-"""Endless websocket frames of every kind that the protocol has, sent through raw sockets."""
+"""Endless websocket frames of each kind in the protocol, sent through raw sockets."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ KINDS: Final[Mapping[str, tuple[bytes, bytes]]] = {
     "kinds that do not exist": (b"", frame(0x83)),
     "large control frames": (b"", b"\x89\xfe\x10\x00" + _MASK + bytes(4096)),
 }
-"""By name: bytes that are sent once, then bytes that are sent again and again."""
+"""For each name: bytes to send once, then bytes to send repeatedly."""
 
 
 def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float = FLOOD_S) -> bool:
-    """Send frames of this kind as fast as they are taken; return True once the other end has closed the connection.
-    With `reads`, the answers of the other end are read."""
+    """Send frames of this kind as fast as possible; return True once the other end has closed the connection.
+
+    With `reads`, also read the other end's answers.
+    """
     first, again = KINDS[kind]
     block = again * (BLOCK_BYTES // len(again))
     give_up_at = time.monotonic() + within_s
@@ -69,7 +71,7 @@ def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float 
 
 
 def raw(connection: Connection) -> socket.socket:
-    """Take an open connection's socket from its library. Close it."""
+    """Take over an open connection's socket from its library. The caller must close it."""
     transport = connection.transport
     transport.pause_reading()
     end: socket.socket = transport.get_extra_info("socket")

@@ -7,33 +7,37 @@ the machine may be slower a minute later. Tokens are completion tokens; times in
 from __future__ import annotations
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends import beyond_speed, throughput
-from benchmarks.backends.models import LORA_RANK, MID, Models
+from benchmarks.backends import parts, speed
 from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.models import LORA_RANK, QWEN3_06B, random_model
 from benchmarks.harness.progress import Planned, Progress
+from echo_hub.run.base_model import resolve_base
 from echo_node.host import hardware
 
 DESCRIPTION: Final = "Sampling engines on a tiny trained and a mid-size random model, side by side on this machine"
 
 
 def plan() -> list[Planned]:
-    return [*throughput.plan(), *beyond_speed.plan()]
+    return [*speed.plan(), *parts.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    threads = hardware.sensible_threads()
     with tempfile.TemporaryDirectory(prefix="echo-backends-") as directory:
         scratch = Path(directory)
-        models = Models(scratch, seed)
-        rows: list[dict[str, Any]] = []
-        headline: dict[str, Any] = {}
-        for part in beyond_speed.ALL:
-            figures, part_rows = part(models, scratch, progress, seed=seed, threads=threads)
-            headline |= figures
-            rows += part_rows
+
+        def mid() -> Path:
+            return random_model(scratch / "mid-base", QWEN3_06B, seed)
+
+        fast = speed.measure(speed.TINY, lambda: resolve_base("builtin:tiny"), scratch, progress, seed=seed)
+        fast += speed.measure(speed.MID, mid, scratch, progress, seed=seed)
+        bench = parts.Bench(scratch, mid, progress, seed)
+        others: list[dict[str, Any]] = [row for part in parts.ALL for row in part(bench)]
     return Measurement(
-        headline=headline, rows=rows, conditions={"threads": threads, "mid": MID, "lora_rank": LORA_RANK}
+        headline={**speed.headline(fast), **parts.headline(others)},
+        rows=[*fast, *others],
+        conditions={"threads": hardware.sensible_threads(), "mid": asdict(QWEN3_06B), "lora_rank": LORA_RANK},
     )

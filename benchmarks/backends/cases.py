@@ -1,4 +1,4 @@
-"""Names of the cases, and reasons why this machine cannot measure a case."""
+"""Reasons why this machine cannot run an engine."""
 
 from __future__ import annotations
 
@@ -9,21 +9,6 @@ import torch
 from echo_node.backends.registry import survey
 from echo_node.host import hardware
 from echo_shared.torch_precision import multiplies
-
-PREFIX_SHARING = "prefix sharing"
-SPLIT = "split"
-
-
-def speed(model: str, backend: str, precision: str, width: int) -> str:
-    return f"speed, {model}, {backend} {precision}, width {width}"
-
-
-def agreement(backend: str, precision: str) -> str:
-    return f"agreement, {backend} {precision}"
-
-
-def swap(model: str, backend: str) -> str:
-    return f"swap, {model}, {backend}"
 
 
 @cache

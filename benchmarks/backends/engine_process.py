@@ -16,6 +16,7 @@ from benchmarks.backends.replay import Recording
 from benchmarks.harness.pool import Remote
 from echo_node.backends.base import Engine, EngineSettings, PreparedPolicy
 from echo_node.backends.registry import make_engine
+from echo_node.host import hardware
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 
@@ -56,8 +57,9 @@ class EngineProcess(Remote):
         self.backend = backend
         self.precision = precision
 
-    def open(self, *, width: int, threads: int, helpers: tuple[str, ...] = ()) -> None:
-        """Open the engine, or open it again."""
+    def open(self, *, width: int, threads: int | None = None, helpers: tuple[str, ...] = ()) -> None:
+        """Open the engine, or open it again, by default with as many threads as a node."""
+        threads = threads or hardware.sensible_threads()
         self.call("open", EngineSettings(width=width, threads=threads, precision=self.precision, helpers=helpers))
 
     def sample(self, groups: list[GroupRequest]) -> Run:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from benchmarks.harness.pool import Remote
+from echo_node.host import hardware
 from echo_shared.sampling import GroupRequest
 
 _DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -20,21 +21,20 @@ _DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16}
 class GenerateProcess(Remote):
     """A model in a process of its own."""
 
-    def __init__(self, base: Path, precision: str, threads: int) -> None:
-        super().__init__(_Model, base, precision, threads)
-        self.precision = precision
+    def __init__(self, base: Path, precision: str) -> None:
+        super().__init__(_Model, base, precision)
 
-    def sample(self, groups: list[GroupRequest], width: int) -> tuple[float, int]:
-        """Sample all rollouts, `width` at a time. Returns seconds and tokens, without tokens after a rollout's end."""
-        measured: tuple[float, int] = self.call("sample", groups, width)
-        return measured
+    def sample(self, groups: list[GroupRequest], width: int) -> float:
+        """Sample all rollouts, `width` at a time. Return tokens a second, without tokens after a rollout's end."""
+        seconds, tokens = self.call("sample", groups, width)
+        return float(tokens / seconds)
 
 
 class _Model:
     """The model in the child process."""
 
-    def __init__(self, base: Path, precision: str, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, base: Path, precision: str) -> None:
+        torch.set_num_threads(hardware.sensible_threads())
         self._model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=_DTYPES[precision]).eval()
 
     def sample(self, groups: list[GroupRequest], width: int) -> tuple[float, int]:

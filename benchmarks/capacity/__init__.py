@@ -1,6 +1,6 @@
 """Utilisation of a learner whose nodes are lent computers, and work that continues when such a computer is gone.
 
-Real runs are compared with the capacity model's prediction. Cut completions must continue on another node or engine.
+Real runs are compared with the capacity model's prediction. Cut completions must continue on another engine.
 Processes of a real run are modules of this package, so it imports nothing heavy."""
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = (
     "Real runs whose nodes, links and learner take their time: how busy the learner was, and how busy the capacity "
-    "model says it is; the demo's learner; nodes that are killed; completions that are cut off on one sampling engine "
-    "and go on on another"
+    "model says it is; the demo's learner; completions that are cut off on one sampling engine and go on on another"
 )
 
 
 def plan() -> list[Planned]:
     from benchmarks import demo
-    from benchmarks.capacity import kills, migration, overlap
+    from benchmarks.capacity import migration, overlap
 
-    return [*overlap.plan(), *demo.plan(), *kills.plan(), *migration.plan()]
+    return [*overlap.plan(), *demo.plan(), *migration.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
     """`demo_utilisation`: utilisation of the demo's learner, counting only time with a ready batch;
     `demo_utilisation_of_all`: the same of all time (`benchmarks.demo`)."""
     from benchmarks import demo
-    from benchmarks.capacity import kills, migration, overlap
+    from benchmarks.capacity import migration, overlap
 
     real_runs = overlap.measure(progress, seed=seed)
     of_demo = demo.measure(seed, progress).headline if progress.wants(demo.CASE) else {}
     with tempfile.TemporaryDirectory(prefix="echo-capacity-") as directory:
-        killed = kills.measure(Path(directory), progress, seed=seed)
         migrated = migration.measure(Path(directory), progress, seed=seed)
     return Measurement(
         headline={
@@ -43,8 +41,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
             "demo_utilisation": of_demo.get("utilisation_when_ready"),
             "demo_utilisation_of_all": of_demo.get("utilisation"),
             "migrated_identical": min((row["identical"] for row in migrated), default=None),
-            "tokens_lost_per_kill": kills.headline(killed),
         },
-        rows=[*real_runs, *killed, *migrated],
+        rows=[*real_runs, *migrated],
         conditions={"demo": of_demo},
     )

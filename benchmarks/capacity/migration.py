@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.backends import cases
 from benchmarks.backends.engine_process import EngineProcess
-from benchmarks.backends.models import sums
 from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
 from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 

@@ -1,57 +1,66 @@
 """Real runs on both sides of the boundary: is the learner as busy as the capacity model predicts?
 
-Each case is a real hub with real nodes (`real_run`). Each case fixes the least token time, the least step time and the
-hub's uplink. The number of slots is chosen so that the pool's throughput is `over` times what the model says is needed:
-by the learner's time in the previous run, and by a slot's throughput in the first run. `pool_over_needed` is the real
-ratio, by the run's own database, which also gives the prediction (`echo_hub.views.pace`). Over the uplink of `SLOW`, a
-version takes longer than a step."""
+Hub and nodes are processes on separate hosts: network namespaces with shaped links. Learner and engines are real, but
+tokens and steps take a known time (`paced_node`, `paced_learner`). The number of slots follows from these times, so
+that the pool's throughput is about `over` times what the model says is needed. `pool_over_needed` is the real ratio, by
+the run's own database, which also gives the prediction (`echo_hub.views.pace`). Over the uplink of `SLOW`, a version
+takes longer than a step."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.backends.cases import lacks
-from benchmarks.capacity.real_run import Books, Fleet, run
-from benchmarks.dissemination.links import LinkSet, can_shape, remove_leftovers
-from benchmarks.harness.processes import RunFailed
+from benchmarks.capacity.paced_engine import TOKEN_S
+from benchmarks.capacity.paced_learner import STEP_S
+from benchmarks.dissemination.links import HUB, LinkSet, lacking, open_links, remove_leftovers
+from benchmarks.harness import hub_with_learner
+from benchmarks.harness.hub_with_learner import LEARNER
+from benchmarks.harness.processes import RunFailed, hub_process, node_process, wait_for_steps
 from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.site import Settings, merged
+from echo_hub.config.file import load_config
 from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Workload
 from echo_hub.core.capacity.schedule import predict
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
+from echo_hub.store.store import Store
 from echo_hub.views.learner_time import learner_time
-from echo_hub.views.pace import Pace
+from echo_hub.views.pace import Pace, newest_steps, read_pace
+from echo_shared.books import StepRecord
 
 WARM_UP: Final = 4
 """Steps that are left out, in which nodes earn trust and the hub learns their pace."""
 STEPS: Final = 13
 """Steps of a run, warm-up included."""
-TOKEN_S: Final = 0.1
-STEP_S: Final = 2.0
+STEP_WITHIN_S: Final = 25.0
+"""Mean time of a step after which a run counts as stalled."""
+NODES: Final = 2
+LEAST_TOKEN_S: Final = 0.1
+LEAST_STEP_S: Final = 2.0
 FAST: Final = LinkSet(hub_up=20, node_down=50, node_up=10)
 SLOW: Final = LinkSet(hub_up=7, node_down=50, node_up=10)
 ENOUGH: Final = 1.2
 SECONDS: Final = 45.0
 """Expected time of one case."""
 
-SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+SETTINGS: Final[Settings] = {
     "sampling": {"max_tokens": 6},
     "training": {"steps": 1000, "groups_per_step": 16, "group_size": 8, "lora_rank": 32, "learning_rate": 5e-5},
     "learner": {"threads": 1, "checkpoint_every": 50},
     "evaluation": {"problems": 1},
     "dissemination": {"way": "inline", "delta_reach": 0},  # Every version is as large as the others.
 }
-
-SLOTS_SEEN: Final = 32
-SEEN: Final = Pace(
-    workload=Workload(mode="async", rollouts_per_step=128, train_s=STEP_S, hand_off_s=0.05, broadcast_s=0.9),
-    nodes=(NodeClass(name="both", count=1, rollouts_per_s=SLOTS_SEEN * 2.5, latency_s=0.7),),
-    kinds=(),
-)
-"""Assumed pace for the first run, with `SLOTS_SEEN` slots."""
+ASSUMED: Final = Workload(mode="async", rollouts_per_step=128, train_s=LEAST_STEP_S, hand_off_s=0.05, broadcast_s=0.9)
+"""Work of a step, with versions over the uplink of `FAST`."""
+OF_SLOT: Final = NodeClass(name="slot", count=1, rollouts_per_s=2.5, latency_s=0.7)
+"""Throughput of a slot with these tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +80,26 @@ class Case:
         how = f"S = {self.max_staleness}{every}" if self.mode == "async" else self.mode
         return f"real run, {how}, pool {self.over:g}"
 
+    @property
+    def slots(self) -> int:
+        """Rollouts that both nodes draw at once."""
+        workload = replace(
+            ASSUMED,
+            max_staleness=self.max_staleness,
+            publish_every=self.publish_every,
+            broadcast_s=ASSUMED.broadcast_s * FAST.hub_up / self.links.hub_up,
+        )
+        needed = times_as_many(workload, (OF_SLOT,), 1.0)
+        assert needed is not None, "some pool is enough for these times"
+        return max(NODES, round(needed * self.over))
+
     def settings(self, seed: int) -> dict[str, dict[str, Any]]:
         """Sections of the run's configuration."""
-        training = {"max_staleness": self.max_staleness, "publish_every": self.publish_every}
-        own = {"run": {"name": "capacity", "mode": self.mode, "seed": seed}}
-        return {
-            **{name: dict(section) for name, section in SETTINGS.items()},
-            **own,
-            "training": {**SETTINGS["training"], **training},
+        own: dict[str, dict[str, Any]] = {
+            "run": {"name": "capacity", "mode": self.mode, "seed": seed},
+            "training": {"max_staleness": self.max_staleness, "publish_every": self.publish_every},
         }
+        return merged(SETTINGS, own)
 
 
 ASYNC: Final = Case(over=ENOUGH, max_staleness=2)
@@ -96,89 +116,87 @@ CASES: Final = (
 )
 
 
-ENOUGH_CASES: Final = tuple(case.name for case in CASES if case.over == ENOUGH and case.mode == "async")
-
-
-class Sizing:
-    """Chooses the number of slots by the pace of earlier runs."""
-
-    def __init__(self) -> None:
-        self._workload, self._nodes, self._slots = SEEN.workload, SEEN.nodes, SLOTS_SEEN
-        self._uplink = FAST.hub_up
-        self._has_seen = False
-        self._sized: dict[tuple[float, int, int], int] = {}
-
-    def slots(self, case: Case) -> int:
-        """Slots of both nodes together, equal for equal pools. Raises RunFailed if no number is enough."""
-        workload = replace(
-            self._workload,
-            mode="async",
-            max_staleness=case.max_staleness,
-            publish_every=case.publish_every,
-            broadcast_s=self._workload.broadcast_s * self._uplink / case.links.hub_up,
-        )
-        pool = (case.over, case.max_staleness, case.publish_every)
-        if pool not in self._sized:
-            times = times_as_many(workload, self._nodes, 1.0)
-            if times is None:
-                raise RunFailed(f"no pool is enough for versions that take {workload.broadcast_s:.2g} s")
-            self._sized[pool] = max(2, round(self._slots * times * case.over))
-        return self._sized[pool]
-
-    def see(self, case: Case, slots: int, pace: Pace) -> None:
-        """Learn from a run. Only the first run shows a slot's throughput: its pool is too small, so no slot idles."""
-        self._workload, self._uplink = pace.workload, case.links.hub_up
-        if not self._has_seen:
-            self._nodes, self._slots, self._has_seen = pace.nodes, slots, True
-
-
 def plan() -> list[Planned]:
-    missing = lacks("llama_cpp", "f32") or ("" if can_shape() else "root and iproute2, for shaped links")
+    missing = lacks("llama_cpp", "f32") or lacking()
     return [Planned(name=case.name, seconds=SECONDS, lacks=missing) for case in CASES]
 
 
 def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    if any(progress.wants(case.name) for case in CASES):
+    wanted = [case for case in CASES if progress.wants(case.name)]
+    if wanted:
         remove_leftovers()
-    rows, sizing = [], Sizing()
-    for case in CASES:
-        if not progress.wants(case.name):
-            continue
+    rows = []
+    for case in wanted:
         try:
-            slots = sizing.slots(case)
             with tempfile.TemporaryDirectory(prefix="echo-capacity-") as directory:
-                fleet = Fleet(slots=slots, token_s=TOKEN_S, step_s=STEP_S)
-                books = run(case.settings(seed), fleet, case.links, Path(directory), num_steps=STEPS)
+                steps, pace = run(case.settings(seed), case.slots, case.links, Path(directory))
         except RunFailed as error:
             progress.leave_out(case.name, str(error))
             continue
-        sizing.see(case, slots, books.pace)
-        rows.append(figures(case, slots, books))
+        rows.append(figures(case, steps, pace))
         told = ("pool_over_needed", "utilisation", "predicted")
         progress.done(case.name, {name: rows[-1][name] for name in told})
     return rows
 
 
-def figures(case: Case, slots: int, books: Books) -> dict[str, Any]:
+def run(
+    settings: Settings, slots: int, links: LinkSet, directory: Path, *, num_steps: int = STEPS
+) -> tuple[Sequence[StepRecord], Pace]:
+    """Train this many steps. Return the steps and the pace, by the run's database. Raises RunFailed."""
+    run_directory = RunDirectory(directory / "run")
+    with open_links(NODES, links) as net, ExitStack() as processes:
+        config = load_config(None, {**settings, "server": {"host": net.address(HUB), "port": 0}})
+        make_run(run_directory, config)
+        learner = {LEARNER: "benchmarks.capacity.paced_learner", STEP_S: str(LEAST_STEP_S)}
+        hub, url = processes.enter_context(
+            hub_process(
+                run_directory.root,
+                directory / "hub.log",
+                module=hub_with_learner.MODULE,
+                within=net.command(HUB),
+                env=learner,
+            )
+        )
+        nodes = [
+            processes.enter_context(
+                node_process(
+                    url,
+                    directory / f"node{number}",
+                    ["--insecure", "--backend", "llama_cpp", "--width", str((slots + number - 1) // NODES)],
+                    module="benchmarks.capacity.paced_node",
+                    within=net.command(number),
+                    env={TOKEN_S: str(LEAST_TOKEN_S)},
+                )
+            )
+            for number in range(1, 1 + NODES)
+        ]
+        wait_for_steps(run_directory, num_steps, processes=[hub, *nodes], within_s=num_steps * STEP_WITHIN_S)
+    store = Store.open(run_directory.database_url)
+    try:
+        steps = newest_steps(store)
+        pace = read_pace(store, config, steps, None)
+    finally:
+        store.close()
+    assert pace is not None, "there are steps"
+    return steps, pace
+
+
+def figures(case: Case, steps: Sequence[StepRecord], pace: Pace) -> dict[str, Any]:
     """Measured and predicted figures of a run."""
-    workload, nodes, steps = books.pace.workload, books.pace.nodes, books.steps[WARM_UP - 1 : STEPS]
-    spent = learner_time(steps, started_at=steps[0].trained_at)
-    assert spent is not None  # There are steps.
+    workload, nodes, counted = pace.workload, pace.nodes, steps[WARM_UP - 1 : STEPS]
+    spent = learner_time(counted, started_at=counted[0].trained_at)
+    assert spent is not None, "there are steps"
     expected, times = predict(workload, Pool.of(nodes)), times_as_many(workload, nodes, 1.0)
     return {
         "case": case.name,
-        "slots": slots,
+        "slots": case.slots,
         "pool_over_needed": 1 / times if times else None,
         "train_s": workload.train_s,
-        "hand_off_s": workload.hand_off_s,
         "broadcast_s": workload.broadcast_s,
-        "rollouts_per_s": expected.rollouts_per_s,
-        "latency_s": max(node.latency_s for node in nodes),
-        "period_s": (steps[-1].trained_at - steps[0].trained_at) / (len(steps) - 1),
+        "period_s": (counted[-1].trained_at - counted[0].trained_at) / (len(counted) - 1),
         "predicted_period_s": expected.period_s,
         "utilisation": spent.training,
         "predicted": expected.utilisation,
-        "waits_for_rollouts": spent.idle["rollouts"],
     }
 
 
@@ -187,7 +205,8 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     `ENOUGH`; each other figure is of one case or of two cases."""
     by_name = {row["case"]: row for row in rows}
     asynchronous, sequential = by_name.get(ASYNC.name), by_name.get(SEQUENTIAL.name)
-    enough = [row for row in rows if row["case"] in ENOUGH_CASES]
+    names = {case.name for case in CASES if case.over == ENOUGH and case.mode == "async"}
+    enough = [row for row in rows if row["case"] in names]
     kappa_2 = by_name.get(KAPPA_2.name, {})
 
     def speedup(name: str) -> float | None:

@@ -11,10 +11,8 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
-from benchmarks.capacity.counted_engine import CountedEngine
 from benchmarks.harness.wrapped_engine import WrappedEngine
 from echo_node.backends import registry, worker
 from echo_node.backends.base import Engine, EngineEvent
@@ -22,8 +20,6 @@ from echo_shared.sampling import FinishedRollout, GroupRequest
 
 TOKEN_S: Final = "ECHO_BENCH_TOKEN_S"
 """Environment variable: the least seconds of a step."""
-DRAWN: Final = "ECHO_BENCH_DRAWN"
-"""Environment variable: the file of `counted_engine`; unset for none."""
 
 
 class PacedEngine(WrappedEngine):
@@ -47,9 +43,8 @@ def _later(event: EngineEvent, seconds: float) -> EngineEvent:
 
 
 def main() -> None:
-    make, token_s, drawn = registry.make_engine, float(os.environ[TOKEN_S]), os.environ.get(DRAWN)
-    counted = (lambda name: CountedEngine(make(name), Path(drawn))) if drawn else make
-    registry.make_engine = lambda name: PacedEngine(counted(name), token_s)
+    make, token_s = registry.make_engine, float(os.environ[TOKEN_S])
+    registry.make_engine = lambda name: PacedEngine(make(name), token_s)
     worker.main()
 
 

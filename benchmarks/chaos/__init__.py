@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.chaos import blows, disturbed, undisturbed
+from benchmarks.chaos import blows, disturbed
 from benchmarks.harness import broker
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.postgresql import lacking
@@ -88,7 +88,7 @@ def _measure(seed: int, progress: Progress, *, factor: float) -> Measurement:
                 continue
             version, _ = compared.evaluated
             with tempfile.TemporaryDirectory(prefix="echo-chaos-") as scratch:
-                calm = asyncio.run(undisturbed.accuracy(Path(scratch), seed=seed, policy_version=version))
+                calm = asyncio.run(disturbed.undisturbed_accuracy(Path(scratch), seed=seed, policy_version=version))
             note()
             progress.done(UNDISTURBED, {"version": version, "accuracy": calm})
     return note()

@@ -33,13 +33,16 @@ LEAST_BYTES: Final = 2**14
 """Free bytes of a full disk."""
 
 
+Strike = Callable[[Scene, random.Random], Awaitable[bool]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """A kind of blow. `strike` returns True if there was anything to strike. `weight` is its number in the deck.
     `lacks` says why this machine cannot have the blow."""
 
     name: str
-    strike: Callable[[Scene, random.Random], Awaitable[bool]]
+    strike: Strike
     weight: int = 1
     is_kill: bool = False
     lacks: str = ""
@@ -59,13 +62,18 @@ def _later(scene: Scene, end: Callable[[], object], after_s: float = LASTS_S) ->
     task.add_done_callback(scene.in_background.discard)
 
 
-async def _kill_hub(scene: Scene, _: random.Random) -> bool:
-    return scene.hub.kill()
+def _kill_of_hub(module: str = "") -> Strike:
+    """Kill the hub, or its child process that runs this module."""
 
-
-def _kill_below_hub(module: str) -> Callable[[Scene, random.Random], Awaitable[bool]]:
     async def strike(scene: Scene, _: random.Random) -> bool:
         return scene.hub.kill(module)
+
+    return strike
+
+
+def _hang_of_hub(module: str = "") -> Strike:
+    async def strike(scene: Scene, _: random.Random) -> bool:
+        return _hang(scene, scene.hub.found(module))
 
     return strike
 
@@ -78,16 +86,8 @@ async def _kill_engine(scene: Scene, chance: random.Random) -> bool:
     return chance.choice(scene.nodes).kill(ENGINE)
 
 
-async def _hang_learner(scene: Scene, _: random.Random) -> bool:
-    return _hang(scene, scene.hub.found(LEARNER))
-
-
 async def _hang_engine(scene: Scene, chance: random.Random) -> bool:
     return _hang(scene, chance.choice(scene.nodes).found(ENGINE))
-
-
-async def _hang_hub(scene: Scene, _: random.Random) -> bool:
-    return _hang(scene, scene.hub.found())
 
 
 def _hang(scene: Scene, process: psutil.Process | None) -> bool:
@@ -110,22 +110,15 @@ async def _cut(scene: Scene, _: random.Random) -> bool:
     return scene.wire.cut() > 0
 
 
-async def _delay(scene: Scene, _: random.Random) -> bool:
-    scene.wire.delay_s = DELAY_S
-    _later(scene, lambda: setattr(scene.wire, "delay_s", 0.0))
-    return True
+def _disturb(attribute: str, value: float) -> Strike:
+    """Change a property of the line for a while."""
 
+    async def strike(scene: Scene, _: random.Random) -> bool:
+        setattr(scene.wire, attribute, value)
+        _later(scene, lambda: setattr(scene.wire, attribute, 0.0))
+        return True
 
-async def _twice(scene: Scene, _: random.Random) -> bool:
-    scene.wire.twice = SHARE
-    _later(scene, lambda: setattr(scene.wire, "twice", 0.0))
-    return True
-
-
-async def _swap(scene: Scene, _: random.Random) -> bool:
-    scene.wire.swapped = SHARE
-    _later(scene, lambda: setattr(scene.wire, "swapped", 0.0))
-    return True
+    return strike
 
 
 async def _fill_disk(scene: Scene, _: random.Random) -> bool:
@@ -188,19 +181,19 @@ DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_data
 def kinds() -> tuple[Kind, ...]:
     """List all kinds, including those that this machine cannot have."""
     return (
-        Kind(name=HUB_KILLED, strike=_kill_hub, weight=3, is_kill=True),
-        Kind(name="learner killed", strike=_kill_below_hub(LEARNER), weight=3, is_kill=True),
-        Kind(name="verifier killed", strike=_kill_below_hub(VERIFIER), weight=2, is_kill=True),
-        Kind(name="scorer killed", strike=_kill_below_hub(SCORER), weight=2, is_kill=True),
+        Kind(name=HUB_KILLED, strike=_kill_of_hub(), weight=3, is_kill=True),
+        Kind(name="learner killed", strike=_kill_of_hub(LEARNER), weight=3, is_kill=True),
+        Kind(name="verifier killed", strike=_kill_of_hub(VERIFIER), weight=2, is_kill=True),
+        Kind(name="scorer killed", strike=_kill_of_hub(SCORER), weight=2, is_kill=True),
         Kind(name="node killed", strike=_kill_node, weight=4, is_kill=True),
         Kind(name="engine killed", strike=_kill_engine, weight=4, is_kill=True),
-        Kind(name="hub hung", strike=_hang_hub),
-        Kind(name="learner hung", strike=_hang_learner),
+        Kind(name="hub hung", strike=_hang_of_hub()),
+        Kind(name="learner hung", strike=_hang_of_hub(LEARNER)),
         Kind(name="engine hung", strike=_hang_engine),
         Kind(name="connections cut", strike=_cut, weight=3),
-        Kind(name="messages late", strike=_delay),
-        Kind(name="messages twice", strike=_twice, weight=2),
-        Kind(name="messages swapped", strike=_swap, weight=2),
+        Kind(name="messages late", strike=_disturb("delay_s", DELAY_S)),
+        Kind(name="messages twice", strike=_disturb("twice", SHARE), weight=2),
+        Kind(name="messages swapped", strike=_disturb("swapped", SHARE), weight=2),
         Kind(name="disk full", strike=_fill_disk, weight=2, lacks=small_disk.LACKING),
         Kind(name=MEMORY_SHORT, strike=_squeeze, lacks=memory.lacking()),
         Kind(name="clock jumped", strike=_jump, weight=2, lacks="" if faketime() else "libfaketime is not installed"),

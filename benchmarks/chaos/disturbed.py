@@ -1,4 +1,4 @@
-"""Rounds of blows on one run. Each round ends with the next trained step."""
+"""Rounds of blows on one run, each of which ends with the next trained step; and the same run without blows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.chaos.blows import MEMORY_SHORT, Kind, decks, kinds
-from benchmarks.chaos.books import Books, check, newest_evaluation
 from benchmarks.chaos.memory import memory_group
-from benchmarks.chaos.scene import Scene, scene
+from benchmarks.chaos.scene import Books, Scene, awaited, check, newest_evaluation, scene
 from benchmarks.chaos.wire import Wire
 from benchmarks.harness.broker import broker_process
 from benchmarks.harness.postgresql import postgresql
@@ -28,6 +28,8 @@ RECOVERS_WITHIN_S: Final = 90.0
 MOST_AT_ONCE: Final = 4
 APART_S: Final = 1.5
 """Most seconds between two blows of a round."""
+A_STEP_S: Final = 30.0
+"""More seconds than an undisturbed step takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +95,16 @@ async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> 
         "step": before,
         "hub_starts": there.hub.num_starts - starts,
     }
+
+
+async def undisturbed_accuracy(scratch: Path, *, seed: int, policy_version: int) -> float:
+    """Held-out accuracy of a version of the undisturbed run. Raises TimeoutError."""
+    port = free_port()
+    async with scene(scratch, Wire(port, random.Random(seed)), port, seed=seed) as there:
+        look = partial(newest_evaluation, there.engine, of_version=policy_version)
+        found = await awaited(look, within_s=A_STEP_S * max(1, policy_version))
+    if found is None:
+        raise TimeoutError(
+            f"version {policy_version} is not evaluated: see {(scratch / 'hub.log').read_text()[-2000:]}"
+        )
+    return found[1]

@@ -9,32 +9,34 @@ piece.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from benchmarks.dissemination import cases, faults, simulated
-from benchmarks.dissemination.cases import FleetCases, beside, in_turns, over_wan
-from benchmarks.dissemination.headline import PUBLISHED_DTYPE, SLOW_HUB, headline
-from benchmarks.dissemination.links import can_shape, conditions, remove_leftovers
+from benchmarks.dissemination import cases, simulated
+from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, MIDDLE, SMALL, FleetCases, Side, over_links, over_wan
+from benchmarks.dissemination.links import can_shape, conditions, lacking, remove_leftovers
 from benchmarks.dissemination.rounds import Row, measure_fleet
 from benchmarks.dissemination.wan import homes
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
+GROWTH: Final = (4, 16)
+"""Numbers of nodes that are compared."""
+SLOW_HUB: Final = 20
+"""Uplink of the slow hub in Mbit/s. Its bound does not grow with the nodes, so growth shows the scheme alone."""
+USUAL_LOSS: Final = 0.002
+"""Share of packets that a usual home link may lose."""
+PUBLISHED_DTYPE: Final = "bfloat16"
+TOLERANCE: Final = 0.1
+"""Relative difference between a carrier and the requested payload."""
 
 
 def plan() -> list[Planned]:
     from benchmarks.dissemination import delta  # It loads torch, which hosts' processes do without.
 
     lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
-    return [
-        *cases.plan([*in_turns(), *beside()]),
-        *cases.plan(over_wan(), lacks),
-        *faults.plan(),
-        *simulated.plan(),
-        *delta.plan(),
-    ]
+    return [*cases.plan(over_links(), lacking()), *cases.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -42,53 +44,97 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
     if can_shape():
         remove_leftovers()
-    sent = asyncio.run(_send(seed, progress))
-    far = asyncio.run(_in_turns(over_wan(), seed, progress))
-    tried = asyncio.run(faults.try_all(seed, progress))
+    sent = asyncio.run(_measure(over_links(), seed, progress))
+    far = asyncio.run(_measure(over_wan(), seed, progress))
     virtual = simulated.measure(seed, progress)
     deltas = delta.measure(seed, progress)
     return Measurement(
-        headline=headline(sent, deltas, tried, virtual, far),
-        rows=[
-            *sent,
-            *far,
-            *virtual,
-            *({"side": "delta", **row} for row in deltas),
-            *({"side": "fault", **row} for row in tried),
-        ],
+        headline=headline(sent, deltas, virtual, far),
+        rows=[*sent, *far, *virtual, *({"side": "delta", **row} for row in deltas)],
         conditions=_conditions(),
     )
 
 
-async def _send(seed: int, progress: Progress) -> list[Row]:
-    async with asyncio.TaskGroup() as tasks:
-        slow = tasks.create_task(_in_turns(beside(), seed, progress))
-        others = tasks.create_task(_in_turns(in_turns(), seed, progress))
-    return others.result() + slow.result()
-
-
-async def _in_turns(fleets: Sequence[FleetCases], seed: int, progress: Progress) -> list[Row]:
+async def _measure(fleets: Sequence[FleetCases], seed: int, progress: Progress) -> list[Row]:
     return [row for fleet in fleets for row in await measure_fleet(fleet, seed, progress)]
 
 
 def _conditions() -> dict[str, Any]:
     return {
-        "links": conditions(),
+        "links": conditions() if can_shape() else lacking(),
         "wan": homes.conditions(),
         "hosts": "one process each, all on this machine's cores; nodes are joined, and stay from version to version",
-        "http": f"the nodes' uplinks are of no consequence to it: larger payloads on one link set a hub uplink; with "
-        f"{SLOW_HUB} Mbit/s they are measured in links of their own, beside the other sides",
+        "http": "the nodes' uplinks do not matter to it: larger payloads on one link set for each hub uplink",
         "libtorrent": "default settings, but for DHT, LSD, UPnP and NAT-PMP off; all peers are told at once; "
         "stuck_nodes had nothing after a long while, which then counts as its time",
         "echo": "the way is the hub's choice; 'echo swarm': pinned to the swarm",
         "seconds": "median of the runs, from the announcement until the last node has verified it",
         "pushed, mesh, swarm, web_seed": "bytes that came to the nodes that way, over the payload; of the first run",
-        "busy_cores": "processor time of the hub's and all nodes' processes, over the time they took",
         "growth": f"8 MB, the slower of the link sets whose hub has {SLOW_HUB} Mbit/s",
-        "delta_ratio": f"{PUBLISHED_DTYPE}, one step on, the worse of the models",
+        "delta_ratio": f"{PUBLISHED_DTYPE}, one step on",
         "simulated": f"virtual time; hub {simulated.HUB_UP:g} Mbit/s, nodes {simulated.NODE_UP:g} or, not equal, "
         f"{simulated.UNEQUAL_UP[0]:g} to {simulated.UNEQUAL_UP[1]:g} up, {simulated.NODE_DOWN:g} down, "
         f"{simulated.DELAY_S * 1e3:g} ms one way; the first version, of which the hub knows no uplink",
         "ratio_N64, ratio_N256, ratio_N1024": "the worse of equal and unequal uplinks",
-        "faults": faults.CONDITIONS if can_shape() else "none tried: they take shaped links",
     }
+
+
+def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row], far: Sequence[Row]) -> dict[str, Any]:
+    """Return the worst of all link sets and models. None: not measured. `far` are rows of the emulated network."""
+    large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
+    return {
+        "ratio_to_bound_64MB_N8": max((row["ratio_to_bound"] for row in large), default=None),
+        "ratio_to_bound_8MB_N8": max((row["ratio_to_bound"] for row in middle), default=None),
+        "start_overhead_s": max((row["over_bound_s"] for row in small), default=None),
+        "speedup_over_unicast": _ratio(
+            _slow(sent, "http", LARGE, HEADLINE_NODES), _slow(sent, "echo", LARGE, HEADLINE_NODES)
+        ),
+        "growth_N16_over_N4": _ratio(_slow(sent, "echo", MIDDLE, GROWTH[1]), _slow(sent, "echo", MIDDLE, GROWTH[0])),
+        "delta_ratio_lr1e_5": _delta_ratio(deltas, 1e-5),
+        "delta_ratio_lr1e_4": _delta_ratio(deltas, 1e-4),
+        "delta_exact": all(row["exact"] for row in deltas) if deltas else None,
+        **{f"ratio_N{num_nodes}": _simulated_ratio(virtual, num_nodes) for num_nodes in simulated.NUM_NODES},
+        **_wan(far),
+        "planner_cpu_s_per_version": max((float(row["planner_cpu_s"]) for row in virtual), default=None),
+    }
+
+
+def _wan(far: Sequence[Row]) -> dict[str, float | None]:
+    """Return the worst of each group of losses, and the emulator's worst of all."""
+    middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
+    usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]
+    lossy = [row["ratio_to_bound"] for row in middle if row["loss"] > USUAL_LOSS]
+    return {
+        "wan_ratio_8MB": max(usual, default=None),
+        "wan_ratio_8MB_lossy": max(lossy, default=None),
+        "wan_over_bound_s_0_5MB": max((row["over_bound_s"] for row in small), default=None),
+        "wan_emulator_cores": max((row["emulator_cores"] for row in far), default=None),
+    }
+
+
+def _simulated_ratio(virtual: Sequence[Row], num_nodes: int) -> float | None:
+    ratios = [row["ratio_to_bound"] for row in virtual if row["nodes"] == num_nodes]
+    return max(ratios, default=None)
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one / other
+
+
+def _of(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> Iterator[Row]:
+    for row in sent:
+        is_size = abs(row["payload_bytes"] - size_bytes) < TOLERANCE * size_bytes
+        if row["side"] == side and row["nodes"] == num_nodes and is_size:
+            yield row
+
+
+def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> float | None:
+    """Return the slowest time over the links of the slow hub."""
+    rows = [row for row in _of(sent, side, size_bytes, num_nodes) if row["hub_up_mbit_s"] == SLOW_HUB]
+    return max((float(row["seconds"]) for row in rows), default=None)
+
+
+def _delta_ratio(deltas: Sequence[Row], rate: float) -> float | None:
+    """Delta ratio of the published dtype."""
+    ratios = [float(row["delta_ratio"]) for row in deltas if (row["lr"], row["dtype"]) == (rate, PUBLISHED_DTYPE)]
+    return max(ratios, default=None)

@@ -16,14 +16,13 @@ Side = Literal["http", "libtorrent", "echo", "echo swarm"]
 LINK_SETS: Final = tuple(
     LinkSet(hub_up=hub_up, node_down=100, node_up=node_up) for hub_up in (20, 100) for node_up in (20, 40)
 )
-FAST_HUB: Final = LINK_SETS[2]
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 """Payload bytes."""
 REPEATS_S: Final = 180.0
 """Time after which a case makes no further repetitions."""
 START_S: Final = 4.0
 """Expected start of a fleet of eight nodes."""
-NUM_NODES: Final = (2, 4, 8, 16)
+NUM_NODES: Final = (4, 8, 16)
 LOSSES: Final = (0.0, 0.002, 0.01)
 """Shares of lost packets on the emulated wide-area network."""
 HEADLINE_NODES: Final = 8
@@ -46,12 +45,9 @@ class FleetCases:
     links: LinkSet | WanSet
     num_nodes: int
     cases: tuple[Case, ...]
-    beside: bool = False
-    """True if the cases are measured in parallel to other fleets."""
 
     def name(self, case: Case) -> str:
-        sides = ", HTTP beside the others" if self.beside else ""
-        return f"{case.size_bytes / 1e6:g} MB to {self.num_nodes} nodes, {self.links.name}{sides}"
+        return f"{case.size_bytes / 1e6:g} MB to {self.num_nodes} nodes, {self.links.name}"
 
     def wanted(self, progress: Progress) -> tuple[Case, ...]:
         return tuple(case for case in self.cases if progress.wants(self.name(case)))
@@ -67,31 +63,19 @@ def plan(fleets: Sequence[FleetCases], lacks: str = "") -> list[Planned]:
 
 def _seconds(fleet: FleetCases, case: Case) -> float:
     """Expected time, by the bound and by the time of HTTP."""
-    if fleet.beside:
-        return 1.0
     bound_s = fleet.links.bound_s(case.size_bytes, fleet.num_nodes)
     unicast_s = fleet.num_nodes * case.size_bytes * 8e-6 / fleet.links.hub_up
     sides_s = sum(unicast_s if side == "http" else 1.3 * bound_s + 0.5 for side in case.sides)
     return case.repeats * sides_s + START_S * fleet.num_nodes / HEADLINE_NODES
 
 
-def in_turns() -> list[FleetCases]:
-    """Fleets that are measured one after the other."""
+def over_links() -> list[FleetCases]:
+    """Fleets of equal homes, over shaped links."""
     return [
         FleetCases(links=links, num_nodes=num_nodes, cases=tuple(_cases(links, num_nodes)))
         for num_nodes in NUM_NODES
         for links in LINK_SETS
     ]
-
-
-def beside() -> list[FleetCases]:
-    """Fleets for unicast from the slow hub, which takes minutes of idle links. They are measured in parallel."""
-    fleets = []
-    for num_nodes in NUM_NODES:
-        sizes = (MIDDLE, LARGE) if num_nodes == HEADLINE_NODES else (MIDDLE,)
-        cases = tuple(Case(size_bytes=size, sides=("http",)) for size in sizes)
-        fleets.append(FleetCases(links=LINK_SETS[0], num_nodes=num_nodes, cases=cases, beside=True))
-    return fleets
 
 
 def over_wan() -> list[FleetCases]:
@@ -102,13 +86,14 @@ def over_wan() -> list[FleetCases]:
 
 
 def _cases(links: LinkSet, num_nodes: int) -> Iterator[Case]:
-    """Measure unicast of larger payloads only on the first link set of each hub uplink: the nodes' uplinks do not
-    matter to it. Measure the largest payload on one fleet, and libtorrent with it on two link sets."""
-    is_headline = num_nodes == HEADLINE_NODES
-    pinned: tuple[Side, ...] = ("echo swarm",) if is_headline else ()
-    unicast: tuple[Side, ...] = ("http",) if links == FAST_HUB else ()
-    yield Case(size_bytes=SMALL, sides=("http", "libtorrent", "echo", *pinned), repeats=3)
-    yield Case(size_bytes=MIDDLE, sides=(*unicast, "libtorrent", "echo", *pinned), repeats=2 if is_headline else 1)
-    if is_headline:
-        others: tuple[Side, ...] = ("libtorrent", *pinned) if links in (LINK_SETS[0], LINK_SETS[-1]) else ()
-        yield Case(size_bytes=LARGE, sides=(*unicast, *others, "echo"))
+    """Measure unicast of larger payloads, which takes minutes, with 8 nodes on one link set of each hub uplink: the
+    nodes' uplinks do not matter to it. Measure libtorrent with the largest payload on two link sets."""
+    if num_nodes != HEADLINE_NODES:
+        yield Case(size_bytes=SMALL, sides=("libtorrent", "echo"), repeats=3)
+        yield Case(size_bytes=MIDDLE, sides=("libtorrent", "echo"))
+        return
+    unicast: tuple[Side, ...] = ("http",) if links.node_up == LINK_SETS[0].node_up else ()
+    others: tuple[Side, ...] = ("libtorrent", "echo swarm") if links in (LINK_SETS[0], LINK_SETS[-1]) else ()
+    yield Case(size_bytes=SMALL, sides=("http", "libtorrent", "echo", "echo swarm"), repeats=3)
+    yield Case(size_bytes=MIDDLE, sides=(*unicast, "libtorrent", "echo", "echo swarm"), repeats=2)
+    yield Case(size_bytes=LARGE, sides=(*unicast, *others, "echo"))

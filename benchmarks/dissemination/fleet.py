@@ -13,12 +13,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from benchmarks.dissemination.host import MAX_LINE_BYTES
-from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
+from benchmarks.dissemination.links import HUB, Links, LinkSet, open_links
 from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
-from benchmarks.harness.processes import processor_s
 
 ANSWER_S: Final = 300.0
 """Longest time of an answer."""
@@ -67,10 +64,6 @@ class Host:
         finally:
             del self._asked[number]
 
-    def cpu_s(self) -> float:
-        """Processor seconds so far."""
-        return processor_s([psutil.Process(self._process.pid)])
-
     async def end(self) -> None:
         """End the process, after a few seconds by force."""
         assert self._process.stdin is not None
@@ -108,7 +101,7 @@ class Host:
 class Fleet:
     """Hub and node processes on separate hosts. Make a fleet with `open_fleet`."""
 
-    def __init__(self, net: Links | Loopback | Wan, directory: Path) -> None:
+    def __init__(self, net: Links | Wan, directory: Path) -> None:
         self.net = net
         self.directory = directory
         self._hosts: dict[int, Host] = {}
@@ -134,10 +127,6 @@ class Fleet:
             log=self.directory / f"{name}.log",
         )
         return self._hosts[number]
-
-    def cpu_s(self) -> float:
-        """Processor seconds of all processes so far."""
-        return sum(host.cpu_s() for host in self._hosts.values())
 
     async def of_nodes(self, do: str, **arguments: object) -> list[Any]:
         """Ask all nodes at once; return their answers in order."""

@@ -4,19 +4,170 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from benchmarks.dissemination.baselines import DefaultLibtorrent, HttpServer
-from benchmarks.dissemination.echo_hub_side import EchoHub
 from benchmarks.dissemination.host import obey
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.net import artefact_routes, tracker
+from echo_hub.net.artefact_store import Carrier
+from echo_hub.net.broadcaster import Broadcaster
+from echo_hub.net.distributor import Distributor
+from echo_hub.net.gateway import Gateway, NodeInfo
+from echo_hub.net.host_memory import HostMemory
+from echo_hub.net.live_nodes import LiveNodes
+from echo_hub.net.publisher import Publisher
+from echo_hub.net.server import Server
+from echo_hub.net.tracker import Tracker
+from echo_shared import key_file
+from echo_shared.messages import Fetched, FromNode, Have, KeyframeWanted, Links, Welcome
+from echo_shared.swarm import SwarmSettings, open_swarm
+
+RUN: Final = "benchmark"
+
+
+class EchoHub:
+    """The part of a hub that disseminates versions: real parts, without learner, store and pages.
+
+    Its directory keeps the run over restarts. It is the inbox of its own gateway.
+    """
+
+    def __init__(self, address: str, directory: Path, *, way: str, port: int) -> None:
+        self._address = address
+        self._directory = directory
+        self._config = HubConfig.model_validate(
+            {
+                "server": {"host": address, "port": port, "shared_memory": False},
+                "dissemination": {"way": way},
+            }
+        )
+        self._newest = 0
+        self._links: dict[str, frozenset[str]] = {}
+        self._linked = asyncio.Condition()
+
+    async def open(self) -> str:
+        """Serve; return the URL for nodes."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        me = key_file.load_or_create(self._directory / "hub.key")
+        self._run_id = f"{me.node_id}-{RUN}"
+        swarm = await open_swarm(SwarmSettings(listen_host=self._address))
+        self.swarm_port = swarm.port
+        self._tracker = Tracker(me)
+        self._publisher = Publisher(
+            self._directory,
+            self._run_id,
+            me,
+            swarm=swarm,
+            tracker=self._tracker,
+            memory=HostMemory(enabled=False),
+        )
+        server = Server(self._config.server)
+        gateway = Gateway(me=me, settings=self._config.server, limits=server.limits)
+        self._distributor = Distributor(
+            settings=self._config.dissemination,
+            publisher=self._publisher,
+            broadcaster=Broadcaster(gateway),
+            connections=gateway,
+            books=self,
+            live=LiveNodes(),
+        )
+        await self._distributor.open()
+        await self._distributor.publish_base(await asyncio.to_thread(_write_base, self._directory / "base"))
+        routes = [
+            *gateway.routes(self),
+            *artefact_routes.routes(self._publisher, self._tracker),
+            *tracker.routes(self._tracker, introductions=self._distributor),
+        ]
+        await server.open(routes)
+        self._running = asyncio.create_task(self._distributor.run(), name="distributor")
+        return server.url
+
+    @property
+    def carriers(self) -> Path:
+        """Directory of the published carriers."""
+        return self._directory / "artefacts"
+
+    async def publish(self, version: int, adapter: Path) -> Carrier:
+        await self._distributor.publish(version, adapter)
+        self._newest = version
+        return self._publisher.carrier(version)
+
+    def announce(self, version: int) -> None:
+        self._distributor.announce(version)
+
+    async def linked(self, num_nodes: int) -> None:
+        """Waits until so many nodes are all linked with each other."""
+        async with self._linked:
+            await self._linked.wait_for(
+                lambda: (
+                    len(self._links) == num_nodes and all(len(links) == num_nodes - 1 for links in self._links.values())
+                )
+            )
+
+    async def about(self, node_id: str, token: str | None, nonce: bytes) -> EchoHub:
+        return self
+
+    def admit(self, node_id: str) -> None:
+        """Everybody may join."""
+
+    def find_invite(self, node_id: str, token: str | None) -> int | None:
+        """Nobody needs one."""
+        return None
+
+    def knows(self, node_id: str) -> bool:
+        return True
+
+    async def node_joined(self, node: NodeInfo) -> Welcome:
+        self._distributor.node_joined(node)
+        return Welcome(
+            run_id=self._run_id,
+            run_name=RUN,
+            node_id=node.node_id,
+            base=self._distributor.offer(0, node),
+            policy=self._distributor.offer(self._newest, node) if self._newest else None,
+            policy_version=self._newest,
+            tracker_path=f"/announce/{self._tracker.passkey(node.node_id)}",
+            heartbeat_s=self._config.server.heartbeat_s,
+            run_keys=self._publisher.run_keys(),
+            mesh=self._distributor.mesh_for(node),
+        )
+
+    async def node_said(self, node_id: str, message: FromNode) -> None:
+        if isinstance(message, Links):
+            async with self._linked:
+                self._links[node_id] = frozenset(message.node_ids)
+                self._linked.notify_all()
+        if isinstance(message, Fetched | Have | Links | KeyframeWanted):
+            await self._distributor.node_said(node_id, message)
+
+    async def node_left(self, node_id: str) -> None:
+        self._links.pop(node_id, None)
+        self._distributor.node_left(node_id)
+
+    async def record(self, news: Sequence[Release | Arrival]) -> None:
+        """Record nothing: here the nodes themselves report the arrival of a version."""
+
+
+def _write_base(directory: Path) -> Path:
+    """Write the smallest possible base model. Nodes fetch it when they join, before any measurement."""
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"model_type": "benchmark"}))
+    save_file({"weight": np.zeros(1, np.float32)}, directory / "model.safetensors")
+    return directory
 
 
 class HubHost:
-    """The hub's host at `address`. `rounds` and `faults` call its methods."""
+    """The hub's host at `address`. `rounds` calls its methods."""
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
@@ -38,14 +189,11 @@ class HubHost:
 
     async def prepare(self, side: str, version: int, adapter: str) -> dict[str, Any]:
         """Publish without an announcement."""
-        began_at = time.perf_counter()
         carrier = await self._hubs[side].publish(version, Path(adapter))
-        seconds = time.perf_counter() - began_at
         torrent = self._directory / f"{side} {version}.torrent"  # Each hub seals for itself.
         torrent.write_bytes(carrier.torrent)
         (file,) = (path for path in carrier.directory.iterdir() if path.is_file())
         return {
-            "seconds": seconds,
             "bytes": carrier.total_bytes,
             "file": f"{carrier.directory.name}/{file.name}",
             "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
@@ -68,13 +216,11 @@ class HubHost:
         """Wait until this many nodes are all linked with each other."""
         await self._hubs[side].linked(num_nodes)
 
-    async def silence_tracker(self, side: str) -> None:
-        self._hubs[side].tracker_is_down = True
 
-    async def swarm_port(self, side: str) -> int:
-        return self._hubs[side].swarm_port
+def main(host: type[HubHost] = HubHost) -> None:
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.INFO)
+    asyncio.run(obey(host(sys.argv[1], Path(sys.argv[2]))))
 
 
 if __name__ == "__main__":
-    logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.INFO)
-    asyncio.run(obey(HubHost(sys.argv[1], Path(sys.argv[2]))))
+    main()

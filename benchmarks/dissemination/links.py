@@ -1,7 +1,7 @@
 """Hosts on home links: network namespaces on one bridge, with both directions of each link shaped.
 
-Host 0 is the hub, the others are the nodes. If the kernel has netem, every link also has a delay. Without root or
-without iproute2, all hosts share this machine's loopback interface, and nothing is shaped.
+Host 0 is the hub, the others are the nodes. If the kernel has netem, every link also has a delay. Namespaces take root
+and iproute2.
 
 Namespaces have names of their own for each run. `close` removes them; the next run removes those of a killed run.
 """
@@ -67,17 +67,6 @@ class LinkSet:
         )
 
 
-class Loopback:
-    """All hosts are this machine, without shaping."""
-
-    def address(self, host: int) -> str:
-        return "127.0.0.1"
-
-    def command(self, host: int) -> list[str]:
-        """Command before a program that runs on this host."""
-        return []
-
-
 class Links:
     """Namespaces and their links. Make them with `open_links`."""
 
@@ -95,9 +84,9 @@ class Links:
         return ["ip", "netns", "exec", self._host(host)]
 
     def open(self) -> None:
-        _ip("netns", "add", self._bridge)
-        _ip("-n", self._bridge, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", self._bridge, "link", "set", "bridge", "up")
+        _ip("netns", "add", self.bridge)
+        _ip("-n", self.bridge, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self.bridge, "link", "set", "bridge", "up")
         for host in range(self._num_hosts):
             self._join(host)
 
@@ -105,39 +94,20 @@ class Links:
         """Remove the namespaces, and the links with them."""
         delete_namespaces(f"{self._name}-")
 
-    def cut(self, host: int) -> None:
-        """Stop all traffic of a host. Connections stay open."""
-        _ip("-n", self._bridge, "link", "set", f"port{host}", "down")
-
-    def mend(self, host: int) -> None:
-        _ip("-n", self._bridge, "link", "set", f"port{host}", "up")
-
-    def block_port(self, host: int, port: int) -> None:
-        """Drop all packets to this port of the host."""
-        rules = ("-n", self._host(host), "rule")
-        _ip(*rules, "add", "pref", "20", "lookup", "local")  # Replaces the first rule, which no rule can precede.
-        _ip(*rules, "add", "pref", "10", "dport", str(port), "blackhole")
-        _ip(*rules, "delete", "pref", "0")
-
-    def part_nodes(self) -> None:
-        """Drop all packets between nodes, so that they reach only the hub."""
-        for host in range(1, self._num_hosts):
-            run_command("bridge", "-n", self._bridge, "link", "set", "dev", f"port{host}", "isolated", "on")
-
     def _join(self, host: int) -> None:
         name, port = self._host(host), f"port{host}"
         _ip("netns", "add", name)
         choose_congestion_control(name)
-        _ip("link", "add", "wan", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)
+        _ip("link", "add", "wan", "netns", name, "type", "veth", "peer", "name", port, "netns", self.bridge)
         _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "wan")
         for device in ("lo", "wan"):
             _ip("-n", name, "link", "set", device, "up")
-        _ip("-n", self._bridge, "link", "set", port, "master", "bridge", "up")
+        _ip("-n", self.bridge, "link", "set", port, "master", "bridge", "up")
         is_hub = host == HUB
         up = self._links.hub_up if is_hub else self._links.node_up
         down = HUB_DOWN_MBIT_S if is_hub else self._links.node_down
         self._shape(name, "wan", up, UPLINK_BURST)
-        self._shape(self._bridge, port, down, DOWNLINK_BURST)
+        self._shape(self.bridge, port, down, DOWNLINK_BURST)
 
     def _shape(self, namespace: str, device: str, mbit_s: int, burst: str) -> None:
         parent = ["root"]
@@ -148,7 +118,8 @@ class Links:
         _tc(namespace, device, *parent, "handle", "10:", "tbf", "rate", f"{mbit_s}mbit", *queue)
 
     @property
-    def _bridge(self) -> str:
+    def bridge(self) -> str:
+        """Namespace of the bridge."""
         return f"{self._name}-bridge"
 
     def _host(self, host: int) -> str:
@@ -156,11 +127,8 @@ class Links:
 
 
 @contextmanager
-def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links | Loopback]:
-    """Open the best links that this machine allows, for the time of the block."""
-    if not can_shape():
-        yield Loopback()
-        return
+def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links]:
+    """Open the links for the time of the block."""
     shaped = Links(num_nodes, links)
     try:
         shaped.open()
@@ -171,11 +139,14 @@ def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links | Loopback]:
 
 def conditions() -> str:
     """Describe the links of `open_links` on this machine."""
-    if not can_shape():
-        return "loopback only, not shaped: shaped links take root and iproute2"
     delay = f"netem, {DELAY_MS} ms one way on each" if has_netem() else "no delay: the kernel has no netem"
     shaped = "network namespaces on a bridge, veth links shaped by tbf in both directions"
     return f"{shaped}, queues of {QUEUE_MS} ms; {delay}; TCP with {congestion_control()}"
+
+
+def lacking() -> str:
+    """Why this process may not make shaped links; empty if it may."""
+    return "" if can_shape() else "links that can be shaped: root's rights, and iproute2"
 
 
 def can_shape() -> bool:

@@ -6,17 +6,99 @@ import asyncio
 import logging
 import shutil
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from benchmarks.dissemination import hostile
 from benchmarks.dissemination.baselines import DefaultLibtorrent, PeerAddress, http_fetch
-from benchmarks.dissemination.echo_node_side import EchoNode
 from benchmarks.dissemination.host import obey
+from benchmarks.dissemination.rounds import digest_of
+from echo_node.config import NodeConfig
+from echo_node.core.events import ArtefactReady, Event
+from echo_node.daemon import Daemon
+from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
+from echo_node.host.address import HubAddress
+from echo_node.host.hubs import Joining
+from echo_node.host.paths import Paths
+from echo_node.panel import NodeSnapshot
+from echo_shared import key_file
+from echo_shared.messages import Fetched
+
+RECONNECT_FIRST_S: Final = 0.2
+SOURCES: Final = {"pushed_bytes", "mesh_bytes", "swarm_bytes", "web_seed_bytes"}
+
+
+class EchoNode(Daemon):
+    """The whole daemon without an engine. Call `open`, then `received` for each version."""
+
+    def __init__(self, url: str, address: str, directory: Path) -> None:
+        paths = Paths.find(directory)
+        super().__init__(
+            paths=paths,
+            config=NodeConfig(backend="torch", swarm_host=address, insecure=True, reconnect_first_s=RECONNECT_FIRST_S),
+            me=key_file.load_or_create(paths.identity_key),
+            joining=Joining(address=HubAddress.parse(url, insecure=True), pinned=None, invite_token=None, patient=True),
+            panel=_Unseen(),
+        )
+        self._here: dict[int, tuple[float, Fetched]] = {}
+        self._news = asyncio.Condition()
+        self._has_base = asyncio.Event()
+
+    async def open(self) -> None:
+        """Join; return once the node has the base model."""
+        self._daemon = asyncio.create_task(self.run(), name="daemon")
+        base = asyncio.create_task(self._has_base.wait())
+        await asyncio.wait({self._daemon, base}, return_when=asyncio.FIRST_COMPLETED)
+        if self._daemon.done():
+            self._daemon.result()  # Raises the error that ended the daemon.
+
+    async def received(self, version: int) -> dict[str, Any]:
+        """Wait for this version. Returns the time of its verification, and its sources."""
+        async with self._news:
+            await self._news.wait_for(lambda: version in self._here)
+        at, fetched = self._here[version]
+        return {"at": at, **fetched.model_dump(include=SOURCES)}
+
+    async def digest(self, version: int) -> str:
+        """Hash of this version's files on the disk."""
+        return await asyncio.to_thread(digest_of, self._artefact(version))
+
+    async def _tell_shell(self, event: Event) -> None:
+        version = event.policy_version if isinstance(event, ArtefactReady) else None
+        if isinstance(event, ArtefactReady) and version is None:
+            self._has_base.set()
+        elif isinstance(event, ArtefactReady) and version is not None:
+            async with self._news:
+                self._here[version] = (time.time(), event.fetched)
+                self._news.notify_all()
+        await super()._tell_shell(event)
+
+    def _artefact(self, version: int) -> Path:
+        (found,) = self._paths.artefacts.glob(f"*-v{version:06d}")
+        return found
+
+    def _make_engine(self, files: EngineFiles) -> EngineSupervisor:
+        return _NoEngine()
+
+
+class _NoEngine(EngineSupervisor):
+    """An engine that never finishes loading."""
+
+    def __init__(self) -> None:
+        """Skip the parts of a real engine."""
+        self._child = None
+
+    async def run(self, after_s: float, max_width: int) -> None:
+        await asyncio.Event().wait()
+
+
+class _Unseen:
+    def update(self, snapshot: NodeSnapshot) -> None:
+        """Show nothing."""
 
 
 class NodeHost:
-    """A node's host at `address`. `rounds` and `faults` call its methods."""
+    """A node's host at `address`. `rounds` calls its methods."""
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
@@ -28,10 +110,6 @@ class NodeHost:
         self._nodes[side] = EchoNode(url, self._address, self._directory / side)
         await self._nodes[side].open()
 
-    async def turn_hostile(self) -> None:
-        """Turn the joined node hostile."""
-        hostile.turn()
-
     async def received(self, side: str, version: int) -> dict[str, Any]:
         """Wait for this version. Returns the time of its verification, and its sources."""
         return await self._nodes[side].received(version)
@@ -39,10 +117,6 @@ class NodeHost:
     async def digest(self, side: str, version: int) -> str:
         """Hash of this version's files on the disk."""
         return await self._nodes[side].digest(version)
-
-    async def has(self, side: str, version: int) -> bool:
-        """True if this version has been verified."""
-        return self._nodes[side].has(version)
 
     async def open_baselines(self) -> PeerAddress:
         self._libtorrent = DefaultLibtorrent(self._address)
@@ -68,6 +142,10 @@ class NodeHost:
         shutil.rmtree(self._directory / "libtorrent", ignore_errors=True)  # It is missing if no piece came.
 
 
-if __name__ == "__main__":
+def main(host: type[NodeHost] = NodeHost) -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s", level=logging.INFO)
-    asyncio.run(obey(NodeHost(sys.argv[1], Path(sys.argv[2]))))
+    asyncio.run(obey(host(sys.argv[1], Path(sys.argv[2]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,8 @@ A time begins when the hub announces a payload that is ready, and ends when the 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import shutil
 import statistics
 import tempfile
@@ -14,12 +16,46 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from benchmarks.dissemination.cases import REPEATS_S, Case, FleetCases, Side
 from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
-from benchmarks.dissemination.links import HUB
-from benchmarks.dissemination.payload import digest_of, write_adapter
 from benchmarks.dissemination.wan.homes import Wan
 from benchmarks.harness.progress import Progress
+
+CONFIG_FILE: Final = "adapter_config.json"
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+TENSORS: Final = 8
+_EXPONENTS: Final = 0x7F80
+"""The least bit pattern of bfloat16, without the sign, that is no finite number."""
+
+
+def write_adapter(directory: Path, size_bytes: int, seed: int) -> None:
+    """Write an adapter of uniformly random finite bfloat16 numbers."""
+    import torch  # Nodes only need `digest_of`.
+    from safetensors.torch import save_file
+
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for number in range(TENSORS):
+        rank = 16
+        bits = rng.integers(0, _EXPONENTS, (rank, size_bytes // (2 * rank * TENSORS)), np.int16)
+        signs = rng.integers(0, 2, bits.shape, np.int16) << 15
+        name = f"base_model.model.model.layers.{number}.self_attn.q_proj.lora_A.weight"
+        weights[name] = torch.from_numpy(bits | signs).view(torch.bfloat16)
+    directory.mkdir(parents=True)
+    save_file(weights, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    (directory / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": 16, "lora_alpha": 32}))
+
+
+def digest_of(adapter: Path) -> str:
+    """Hash the names and contents of all files. Blocks."""
+    found = hashlib.sha256()
+    for path in sorted(adapter.iterdir()):
+        found.update(path.name.encode())
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
 
 Row = dict[str, Any]
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
@@ -28,9 +64,6 @@ PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
 """Libtorrent gets `PATIENCE_S` and this multiple of the bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
-
-EMULATED: Final = ("emulator_cores", "emulator_late_ms", "up_queue_ms")
-"""Figures of the worst run."""
 
 
 async def measure_fleet(cases: FleetCases, seed: int, progress: Progress) -> list[Row]:
@@ -77,11 +110,9 @@ class _Rounds:
             # The first side changes with each repetition.
             first = repeat % len(case.sides)
             for side in case.sides[first:] + case.sides[:first]:
-                cpu_s = self._fleet.cpu_s()
-                self._carried()
+                self._emulator_cores()
                 sent = await self._send(side, own.get(side, payload))
-                busy_cores = (self._fleet.cpu_s() - cpu_s) / sent["took_s"]
-                found[side].append({**sent, "busy_cores": busy_cores, **self._carried()})
+                found[side].append({**sent, **self._emulator_cores()})
                 if side in WAYS and await digests(self._fleet.nodes.values(), side, self._version) != {sent["digest"]}:
                     raise RuntimeError(f"version {self._version} is not what the hub published")
             shutil.rmtree(adapter)
@@ -90,18 +121,10 @@ class _Rounds:
         self._progress.done(self._cases.name(case), figures)
         return rows
 
-    def _carried(self) -> Row:
-        """Figures of an emulated network since the last call: its share of a core, the delay of its packets, and the
-        waiting time of homes' packets before their uplinks."""
+    def _emulator_cores(self) -> Row:
+        """Share of a core that an emulated network took since the last call."""
         net = self._fleet.net
-        if not isinstance(net, Wan):
-            return {}
-        carried = net.carried()
-        return {
-            "emulator_cores": carried["cores"],
-            "emulator_late_ms": carried["late_ms_mean"],
-            "up_queue_ms": statistics.fmean(carried["queue_ms"][HUB + 1 :]),
-        }
+        return {"emulator_cores": net.carried()["cores"]} if isinstance(net, Wan) else {}
 
     async def _send(self, side: Side, payload: Row) -> Row:
         if side == "http":
@@ -159,9 +182,8 @@ class _Rounds:
             "ratio_to_bound": median_s / bound_s,
             "over_bound_s": median_s - bound_s,
             "runs": len(runs),
-            "busy_cores": statistics.median(run["busy_cores"] for run in runs),
             **{name: runs[0][name] for name in SHARES if name in runs[0]},
-            **{name: max(run[name] for run in runs) for name in EMULATED if name in runs[0]},
+            **({"emulator_cores": max(run["emulator_cores"] for run in runs)} if "emulator_cores" in runs[0] else {}),
             **({"stuck_nodes": sum(run["stuck_nodes"] for run in runs)} if side == "libtorrent" else {}),
         }
 

@@ -4,15 +4,11 @@ Hub and store are real; `benchmarks.harness.books` has filled the database. Node
 without sockets, and nothing is trained. Times are processor times on SQLite, and clock times on PostgreSQL, whose
 server has a process of its own. Each case runs in a process of its own.
 
-- `start_s`: from the start to an open port, with the search for damage; `start_over_empty_s`: minus that of an empty
-  run.
-- `snapshot_ms`: median time of one picture of run and nodes, after news from 1 in 50 nodes. `first_snapshot_ms` is the
-  first picture, which reads all nodes.
+- `start_s`: from the start to an open port, with the search for damage.
+- `snapshot_ms`: median time of one picture of run and nodes, after news from 1 in 50 nodes.
 - `leaderboard_ms`, `metrics_ms`: the hub's processor time per answer of `/leaderboard` and `/metrics`, the median.
-  `loop_ms`: the most of these in the event loop's thread.
-- `watched_share`: share of a core while a browser watches `/` and the run changes all the time.
 - `worst_query_ms`: the writer's slowest statement for one set of parameters, in the fastest of three steps, so that
-  other work of the machine counts little; `worst_query` names it. `turn_ms`: all statements of a step.
+  other work of the machine counts little; `worst_query` names it.
 - `bytes_per_rollout`: tables of rollouts, groups, steps and credit with their indices, without tokens, which have a cap
   of their own. `bytes_per_version_per_node`: growth of the database with each version that all nodes fetch.
 """
@@ -20,7 +16,7 @@ server has a process of its own. Each case runs in a process of its own.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -76,22 +72,14 @@ def measure(seed: int, progress: Progress) -> Measurement:
 def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
     """Measure with nodes, rollouts and groups a step multiplied by `scale`."""
     rows: list[dict[str, Any]] = []
-
-    def note(name: str, row: dict[str, Any]) -> None:
-        rows.append({"case": name, **row})
-        progress.so_far = Measurement(headline=headline(rows), rows=rows)
-        progress.done(name, row)
-
     for case in CASES:
         if progress.wants(case.name):
-            note(case.name, _apart(_measure_case, case, case.amount(scale), seed))
+            with pool(1) as process:
+                row = process.submit(_measure_case, case, case.amount(scale), seed).result()
+            rows.append({"case": case.name, **row})
+            progress.so_far = Measurement(headline=headline(rows), rows=rows)
+            progress.done(case.name, row)
     return Measurement(headline=headline(rows), rows=rows)
-
-
-def _apart(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Call a function in a process of its own."""
-    with pool(1) as process:
-        return process.submit(function, *arguments).result()
 
 
 def _measure_case(case: Case, amount: Amount, seed: int) -> dict[str, Any]:

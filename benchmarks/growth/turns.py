@@ -39,7 +39,6 @@ from echo_hub.core.effects import (
     TrustDecided,
     VersionRecorded,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_hub.store.async_store import AsyncStore
@@ -49,6 +48,7 @@ from echo_hub.store.retired import Span, read_last
 from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire
 from echo_shared.books import RunEvent
 from echo_shared.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 
 PART: Final = 512
 """Most records of a kind in one turn."""

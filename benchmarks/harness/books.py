@@ -1,16 +1,14 @@
 """Fills the database of a run, in seconds, with thousands of nodes and a million rollouts. SQL statements do the work.
 
 A trained run gets final rollouts of the past: none of them is work, so its hub continues as before. A run without steps
-gets steps, versions, evaluations, events and rollouts under way. Rollouts of nodes follow Zipf's law; some names are
-hostile. The same seed gives the same rows.
+gets steps, versions and rollouts under way. Rollouts of nodes follow Zipf's law. The same seed gives the same rows.
 
 Random numbers are Weyl sequences: number n is the fractional part of n times a multiplier, which is uniform over 0 ..
 1, and equal in both databases and in numpy."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,8 +21,6 @@ from echo_hub.store.credit import RUN
 from echo_hub.store.database import open_to_write
 from echo_hub.store.old_fetches import KEPT_VERSIONS
 from echo_hub.store.tables import (
-    evaluations,
-    events,
     groups,
     nodes,
     payloads,
@@ -33,31 +29,16 @@ from echo_hub.store.tables import (
     trust,
     versions,
 )
-from echo_shared.books import EvaluationKind
 from echo_shared.step_figures import STEP_FIGURES
 
 GROUP_SIZE: Final = 8
 LEASE_SIZE: Final = 2
 DAYS: Final = 30
-HOSTILE: Final = (
-    '<script>alert("owned")</script>',
-    '"><img src=x onerror=alert(1)>',
-    "{{ 7 * 7 }}",
-    "\u202egnp.exe\u202c",
-    "W" * 64,
-    "日本語のノード",
-    "'; DROP TABLE nodes; --",
-)
 DEVICES: Final = ("AMD Ryzen 7 7840U", "NVIDIA GeForce RTX 4070", "Apple M3 Pro", "Intel Core i5-8250U")
 DROPS: Final = ("stale", "expired", "duplicate", "no_advantage")
 SHARE_DROPPED: Final = 0.08
 BYTES: Final = 430_112
 """Bytes of a fetch."""
-EVENTS: Final = 2_000
-"""Events of each kind."""
-EVENT_KINDS: Final = ("node_joined", "node_left", "check_failed")
-EVALUATED_EVERY: Final = 10
-"""Versions between two evaluations."""
 TOKENS_UNDER_WAY: Final = 6
 
 _MODULUS: Final = 2_147_483_647
@@ -94,8 +75,6 @@ def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:
             books.write_steps()
             books.write_under_way()
         books.write_fetches()
-        if books.trained is None:
-            books.write_surroundings()
     with engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
 
@@ -196,12 +175,6 @@ FETCHES: Final = (
     f" published_at, 0.2 + 4 * {_draw('node', 'place * 97 + policy_version')} AS took FROM versions CROSS JOIN ranks"
     " WHERE policy_version > :oldest) AS of_newest"
 )
-COSTS: Final = (
-    "INSERT INTO costs (node_id, active_s, dollars) SELECT node_id, 3600, 0.5 FROM ranks WHERE place % 10 = 0"
-)
-CHECKING: Final = (
-    "INSERT INTO checking (node_id, rollouts, tokens) SELECT node_id, 9, 40 FROM ranks WHERE place % 5 = 0"
-)
 
 
 class _Books:
@@ -267,7 +240,7 @@ class _Books:
                 {
                     "node_id": node_id,
                     "public_key": node_id,
-                    "name": HOSTILE[number] if number < len(HOSTILE) else f"machine-{number}",
+                    "name": f"machine-{number}",
                     "backend": ("llama_cpp", "torch", "mlx")[number % 3],
                     "device": DEVICES[number % len(DEVICES)],
                     "first_seen": self._began_at,
@@ -393,44 +366,3 @@ class _Books:
         told = {"payload_bytes": BYTES, "carrier": "delta", "way": "broadcast"}
         self._connection.execute(versions.update().where(versions.c.payload_bytes.is_(None)).values(told))
         self._connection.execute(versions.update().where(older).values(arrived))
-
-    def write_surroundings(self) -> None:
-        """Write costs, checks by nodes, evaluations and events."""
-        self._do(COSTS)
-        self._do(CHECKING)
-        measured = range(0, self._num_steps + 1, EVALUATED_EVERY)
-        self._connection.execute(insert(evaluations), list(_evaluations(measured, self._began_at)))
-        self._connection.execute(insert(events), list(_events(self._ids, self._began_at)))
-
-
-def _evaluations(measured: Sequence[int], began_at: float) -> Iterator[dict[str, Any]]:
-    for version in measured:
-        for kind in EvaluationKind:
-            yield {
-                "policy_version": version,
-                "kind": kind.value,
-                "num_problems": 256,
-                "samples": 1 if kind is EvaluationKind.GREEDY else 8,
-                "num_unscored": 0,
-                "accuracy": 0.5,
-                "accuracy_error": 0.03,
-                "pass_at": {} if kind is EvaluationKind.GREEDY else {"8": 0.75},
-                "mean_reward": 0.5,
-                "mean_tokens": 5.0,
-                "share_truncated": 0.0,
-                "seconds": 2.0,
-                "evaluated_at": began_at + version,
-            }
-
-
-def _events(ids: Sequence[str], began_at: float) -> Iterator[dict[str, Any]]:
-    for number in range(EVENTS * len(EVENT_KINDS)):
-        node_id = ids[number % len(ids)]
-        yield {
-            "at": began_at + number,
-            "kind": EVENT_KINDS[number % len(EVENT_KINDS)],
-            "severity": "info",
-            "subject": node_id,
-            "text": f"node machine-{number % len(ids)} ({node_id}, torch) joined",
-            "data": json.loads('{"name": "machine", "backend": "torch"}'),
-        }

@@ -1,136 +1,45 @@
-"""A hub of real parts (websocket, session, web seed, swarm) that its caller drives, and a tiny random model.
+"""A hub of real parts (websocket, session, web seed, swarm) that its caller drives.
 
-The hub sends any message that its caller wants, invalid ones included. Tests and benchmarks drive nodes with it.
+The hub sends what its caller wants. Tests drive nodes with a hub that also breaks the protocol (`tests/driven_hub.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgpack
 import numpy as np
 from aiohttp import WSMsgType, web
-from safetensors.numpy import save_file
 
 from echo_shared import delta, sealing
 from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name, sign_offer
-from echo_shared.codec import decode_from_node, encode
 from echo_shared.credentials import (
-    BOOKS_CERTIFICATE,
-    BOOKS_RECEIPTS,
-    BOOKS_TEAM,
-    REFUSED_TYPE,
     Credentials,
     challenge_header,
 )
-from echo_shared.errors import RefusedError
 from echo_shared.hashed_files import describe_files
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     ArtefactOffer,
-    DropReason,
     FromHub,
     FromNode,
     Lease,
-    Piece,
-    PolicyPublished,
     Receipt,
     Receipts,
     ReceiptState,
-    ReceiptsWanted,
     Rollout,
     RunKey,
-    Team,
-    TeamWanted,
     Way,
     Welcome,
 )
 from echo_shared.sessions import HubSession
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm
 
 PATIENCE_S = 60.0
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 32, 2, 4, 2, 8, 64, 48
 M = TypeVar("M")
-
-
-def write_base(directory: Path) -> None:
-    """Write a random Qwen3 model in Hugging Face layout."""
-    directory.mkdir(parents=True)
-    rng = np.random.default_rng(7)
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "head_dim": HEAD_DIM,
-        "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "max_position_embeddings": 128,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "num_key_value_heads": KV_HEADS,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        "tie_word_embeddings": True,
-        "dtype": "float32",
-        "vocab_size": VOCAB,
-        "eos_token_id": 1,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    tensors = {"model.embed_tokens.weight": rng.normal(0, 0.3, (VOCAB, HIDDEN)), "model.norm.weight": np.ones(HIDDEN)}
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
-        tensors[prefix + "input_layernorm.weight"] = np.ones(HIDDEN)
-        tensors[prefix + "post_attention_layernorm.weight"] = np.ones(HIDDEN)
-        tensors[prefix + "self_attn.q_norm.weight"] = np.ones(HEAD_DIM)
-        tensors[prefix + "self_attn.k_norm.weight"] = np.ones(HEAD_DIM)
-        for name, (rows, columns) in linear_shapes().items():
-            tensors[f"{prefix}{name}.weight"] = rng.normal(0, 0.15, (rows, columns))
-    save_file(
-        {name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}, directory / "model.safetensors"
-    )
-
-
-def linear_shapes() -> dict[str, tuple[int, int]]:
-    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    return {
-        "self_attn.q_proj": (q, HIDDEN),
-        "self_attn.k_proj": (kv, HIDDEN),
-        "self_attn.v_proj": (kv, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, q),
-        "mlp.gate_proj": (FFN, HIDDEN),
-        "mlp.up_proj": (FFN, HIDDEN),
-        "mlp.down_proj": (HIDDEN, FFN),
-    }
-
-
-def write_adapter(directory: Path, seed: int) -> None:
-    """Write a random LoRA adapter of rank 2 in PEFT layout."""
-    directory.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": 2,
-        "lora_alpha": 4,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted(name.partition(".")[2] for name in linear_shapes()),
-    }
-    (directory / "adapter_config.json").write_text(json.dumps(config))
-    tensors: dict[str, Any] = {}
-    for layer in range(LAYERS):
-        for name, (rows, columns) in linear_shapes().items():
-            path = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{path}.lora_A.weight"] = rng.normal(0, 0.3, (2, columns)).astype(np.float32)
-            tensors[f"{path}.lora_B.weight"] = rng.normal(0, 0.3, (rows, 2)).astype(np.float32)
-    save_file(tensors, directory / "adapter_model.safetensors")
 
 
 class DrivenHub:
@@ -146,23 +55,6 @@ class DrivenHub:
         self.run = "1"
         self.port = 0
         self.heartbeat_s = 0.2
-        self.forges_signature = False
-        """True to sign the Challenge without the key."""
-        self.refusal: RefusedError | None = None
-        """Sent to every node in place of a Welcome."""
-        self.welcome_changes: dict[str, Any] = {}
-        """Values that replace those of the Welcome, unchecked."""
-        self.never_ends = False
-        """True to serve files by HTTP that never end."""
-        self.num_served = 0
-        """Bytes of files that never end."""
-        self.acknowledges = True
-        self.books: dict[str, Receipt] = {}
-        """Receipts for nodes that ask by HTTP. Other rollouts are reported as invalid."""
-        self.books_answer: FromHub | None = None
-        """Answer that replaces the receipts."""
-        self.certificate = b""
-        self.trackers_asked: list[str] = []
         self.said: list[FromNode] = []
         self.session: HubSession | None = None
         self.handshakes = 0
@@ -186,21 +78,19 @@ class DrivenHub:
         if self._swarm is None:
             self._swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
         app = web.Application()
-        app.add_routes(
-            [
-                web.get("/node", self._serve),
-                web.post(BOOKS_RECEIPTS, self._tell_receipts),
-                web.post(BOOKS_TEAM, self._tell_team),
-                web.get(BOOKS_CERTIFICATE, self._tell_certificate),
-                web.get("/announce/{passkey}", self._announce),
-                web.get("/artefacts/{path:.+}", self._file),
-            ]
-        )
+        app.add_routes(self.routes())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/node", self._serve),
+            web.get("/announce/{passkey}", self._announce),
+            web.get("/artefacts/{path:.+}", self._file),
+        ]
 
     async def close(self) -> None:
         """Stop listening and hang up. `open` listens at the same port again."""
@@ -266,39 +156,11 @@ class DrivenHub:
     def published(self, version: int | None) -> Path:
         return self.directory / artefact_name("base" if version is None else "policy", self.run_id, version or 0)
 
-    def pieces(self, offer: ArtefactOffer, *, hand_on: bytes = b"") -> list[Piece]:
-        """Make the pieces of a push of this offer."""
-        layout = read_torrent(offer.torrent)
-        carrier = self.carriers / offer.web_seed_path.split("/")[2] / layout.name
-        data = b"".join((carrier / path).read_bytes() for path, _ in layout.files)
-        return [
-            Piece(
-                info_hash=layout.info_hash,
-                index=index,
-                data=data[index * layout.piece_bytes : (index + 1) * layout.piece_bytes],
-                hand_on=hand_on,
-            )
-            for index in range(len(layout.piece_hashes))
-        ]
-
-    async def publish_base(self, base: Path | None = None) -> None:
-        """Publish a base model, by default a tiny random one."""
+    async def publish_base(self, base: Path) -> None:
+        """Publish a base model."""
         directory = self.published(None)
-        if base is None:
-            write_base(directory)
-        else:
-            shutil.copytree(base, directory)
+        shutil.copytree(base, directory)
         self.offers[None] = await self.offer(None, directory)
-
-    async def publish(
-        self, version: int, *, announce: bool = True, parent: int | None = None, way: Way = Way.SWARM
-    ) -> None:
-        directory = self.published(version)
-        write_adapter(directory, version)
-        self.offers[version] = await self.offer(version, directory, parent=parent, way=way)
-        self.newest = version
-        if announce:
-            await self.send(PolicyPublished(policy_version=version, offer=self.offers[version]))
 
     def welcome(self) -> Welcome:
         return Welcome(
@@ -317,26 +179,9 @@ class DrivenHub:
         assert self.session is not None
         await self.send_bytes(self.session.send(message))
 
-    async def send_raw(self, message: FromHub, **changes: Any) -> None:
-        """Send the message with other values, unchecked."""
-        assert self.session is not None
-        await self.send_bytes(msgpack.packb({**msgpack.unpackb(self.session.send(message)), **changes}))
-
     async def send_bytes(self, frame: bytes) -> None:
         assert self._socket is not None
         await self._socket.send_bytes(frame)
-
-    def write_raw(self, data: bytes) -> None:
-        """Write bytes to the connection, without a websocket frame."""
-        assert self._socket is not None and self._socket._req is not None
-        transport = self._socket._req.transport
-        assert transport is not None
-        transport.write(data)
-
-    async def refuse(self, code: str, what: str) -> None:
-        """End the open session with a refusal."""
-        assert self._socket is not None and self.session is not None
-        await self._socket.send_bytes(self.session.refuse(code, what))
 
     async def lease(
         self, lease_id: int, *, version: int, count: int = 4, deadline_s: float = 60.0, **fields: Any
@@ -353,31 +198,15 @@ class DrivenHub:
     def all(self, kind: type[M]) -> list[M]:
         return [message for message in self.said if isinstance(message, kind)]
 
-    def rollouts(self, lease: Lease) -> dict[int, Rollout]:
-        return {r.index: r for r in self.all(Rollout) if r.lease_id == lease.lease_id}
-
-    async def finished(self, lease: Lease) -> dict[int, Rollout]:
-        await self.until(lambda: set(self.rollouts(lease)) == set(lease.indices))
-        return self.rollouts(lease)
-
     async def _notify(self) -> None:
         async with self._news:
             self._news.notify_all()
 
     async def _announce(self, request: web.Request) -> web.Response:
-        self.trackers_asked.append(request.match_info["passkey"])
         return web.Response(body=b"d8:intervali1800e5:peers0:e")
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        if not self.never_ends:
-            return web.FileResponse(self.carriers / request.match_info["path"])
-        answer = web.StreamResponse(status=206 if "Range" in request.headers else 200)
-        await answer.prepare(request)
-        with suppress(ConnectionError):
-            while True:
-                await answer.write(bytes(2**16))
-                self.num_served += 2**16
-        return answer
+        return web.FileResponse(self.carriers / request.match_info["path"])
 
     async def _met(self, request: web.Request) -> HubSession | web.Response:
         """Check credentials. Returns the session of a proven node, or the answer for any other client."""
@@ -388,44 +217,21 @@ class DrivenHub:
         if not credentials.proof:
             self.said.append(hello)
             await self._notify()
-            challenge = session.challenge()
-            if self.forges_signature:
-                challenge = msgpack.packb({**msgpack.unpackb(challenge), "signature": bytes(64)})
+            challenge = self._challenge(session)
             return web.Response(status=401, headers={"WWW-Authenticate": challenge_header(challenge)})
         session.receive(credentials.proof)
-        if self.refusal is not None:
-            self.closed += 1
-            await self._notify()
-            refused = session.refuse(self.refusal.code, self.refusal.what, self.refusal.do or "")
-            return web.Response(status=403, body=refused, content_type=REFUSED_TYPE)
         return session
 
-    async def _tell_receipts(self, request: web.Request) -> web.Response:
-        met = await self._met(request)
-        if isinstance(met, web.Response):
-            return met
-        wanted = decode_from_node(await request.read())
-        assert isinstance(wanted, ReceiptsWanted)
-        found = [
-            self.books.get(one) or Receipt(rollout_id=one, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)
-            for one in wanted.rollout_ids
-        ]
-        body = encode(self.books_answer or Receipts(receipts=tuple(found)))
-        return web.Response(body=body, content_type=REFUSED_TYPE)
+    def _challenge(self, session: HubSession) -> bytes:
+        return session.challenge()
 
-    async def _tell_team(self, request: web.Request) -> web.Response:
-        met = await self._met(request)
-        if isinstance(met, web.Response):
-            return met
-        wanted = decode_from_node(await request.read())
-        assert isinstance(wanted, TeamWanted)
-        return web.Response(body=encode(self.books_answer or Team()), content_type=REFUSED_TYPE)
+    def _welcome_frame(self, session: HubSession) -> bytes:
+        return session.welcome(self.welcome())
 
-    async def _tell_certificate(self, request: web.Request) -> web.Response:
-        met = await self._met(request)
-        if isinstance(met, web.Response):
-            return met
-        return web.Response(body=self.certificate, content_type="application/json")
+    async def _hear(self, message: FromNode) -> None:
+        self.said.append(message)
+        if isinstance(message, Rollout):
+            await self.acknowledge(message.rollout_id)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         session = await self._met(request)
@@ -437,16 +243,12 @@ class DrivenHub:
         self._socket, self.session = socket, session
         self.said.append(session.proof)
         self.handshakes += 1
-        welcome = msgpack.unpackb(session.welcome(self.welcome()))
-        await socket.send_bytes(msgpack.packb({**welcome, **self.welcome_changes}, unicode_errors="surrogatepass"))
+        await socket.send_bytes(self._welcome_frame(session))
         await self._notify()
         async for frame in socket:
             if frame.type is not WSMsgType.BINARY:
                 break
-            message = session.receive(frame.data)
-            self.said.append(message)
-            if isinstance(message, Rollout) and self.acknowledges:
-                await self.acknowledge(message.rollout_id)
+            await self._hear(session.receive(frame.data))
             await self._notify()
         self.closed += 1
         await self._notify()

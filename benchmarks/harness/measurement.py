@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +31,6 @@ class Measurement:
     shown: tuple[str, ...] = ()
     """Printed columns; empty for all. The JSON has all columns."""
     conditions: dict[str, Any] = field(default_factory=dict)
-    picture: bytes | None = None
-    """A PNG, written next to the figures."""
-    pictures: Mapping[str, bytes] = field(default_factory=dict)
-    """PNGs by name, written to a folder next to the figures."""
 
 
 def conditions(seed: int) -> dict[str, Any]:

@@ -57,7 +57,13 @@ class Site:
         return self.scratch / "hub.log"
 
     def node(
-        self, options: Sequence[str], *, attack: str = "", share: float = 1.0, within: Sequence[str] = ()
+        self,
+        options: Sequence[str],
+        *,
+        attack: str = "",
+        share: float = 1.0,
+        within: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> RunningNode:
         """Start a node. With `attack`, its engine falsifies this share of its rollouts (`harness.hostile`)."""
         self._num_nodes += 1
@@ -71,7 +77,7 @@ class Site:
                 ["--swarm-host", "127.0.0.1", *options],
                 module="benchmarks.harness.hostile.node" if attack else "echo_node.main",
                 within=within,
-                env={ATTACK: attack, SHARE: str(share), FORGED: str(forged)} if attack else {},
+                env={**(env or {}), ATTACK: attack, SHARE: str(share), FORGED: str(forged)},
             )
         )
         return RunningNode(name=home.name, process=process, forged=forged)

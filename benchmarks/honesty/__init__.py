@@ -1,11 +1,10 @@
-"""What the verifier finds in honest engines of each precision and in dishonest ones, and what finding it costs.
+"""Findings of the verifier for honest engines of each precision, gains of neighbour shopping, and cost of the check.
 
-A short real run of the built-in model makes the versions; every sampler claims that it drew by the same one. A token's
-*distance* is how far its u lies from where that version would have drawn it, in nats of log-odds; its *claim* is
-off by the difference between the claimed log-odds and the true ones, in nats. Neighbour shopping (`shopping`) says what
-a node earns that draws exactly and says that it rounds, and when it is convicted. Cost is processor time, so that
-other work on the machine does not count. "u 0.2" is the share of tokens whose distance is above 0.2, "claim 0.2" that
-of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a token that the claims show.
+A short real run of the built-in model makes the versions; every sampler claims the same version. A token's *distance*
+is the gap, in nats of log-odds, between its u and the interval in which that version would have drawn the token. Its
+*claim* is off by the difference between claimed and true log-odds, in nats. "u 0.2" is the share of tokens with a
+distance above 0.2, "claim 0.2" the share of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a
+token. Neighbour shopping: see `shopping`. Cost is processor time, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -20,15 +19,7 @@ from benchmarks.backends.cases import lacks
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.honesty import shopping
-from benchmarks.honesty.samplers import (
-    ANOTHER_MODEL,
-    ATTACKS,
-    EXACT,
-    HONEST,
-    Rollouts,
-    as_drawn,
-    opened,
-)
+from benchmarks.honesty.samplers import EXACT, HONEST, Rollouts, as_drawn, opened
 from benchmarks.honesty.short_run import GROUPS, ShortRun
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE
 from echo_hub.learner.policy import Policy
@@ -36,15 +27,13 @@ from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.verify.drawn import unpack_spans
 from echo_hub.verify.worker import Examiner
 
-DESCRIPTION: Final = "Draws and claims of honest and dishonest samplers, as the verifier sees them, and what it costs"
+DESCRIPTION: Final = "Draws and claims of honest samplers, as the verifier sees them, and what it costs"
 HONEST_GROUPS: Final = 1_250
 """10,000 rollouts a class."""
-DISHONEST_GROUPS: Final = 250
 SHOPPED_GROUPS: Final = 250
 COST: Final = "cost"
 COST_REPEATS: Final = 5
 KEPT: Final = 4
-ANOTHER: Final = "another model"
 
 
 def honest_case(name: str) -> str:
@@ -57,8 +46,7 @@ def plan() -> list[Planned]:
         for name, engine in HONEST.items()
     ]
     shopped = [Planned(name=shopping.case(precision), seconds=120) for precision in shopping.CLAIMED]
-    attacks = [Planned(name=name, seconds=15) for name in (ANOTHER, *ATTACKS)]
-    return [*honest, *attacks, *shopped, Planned(name=COST, seconds=60)]
+    return [*honest, *shopped, Planned(name=COST, seconds=60)]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -70,22 +58,14 @@ def measure(seed: int, progress: Progress) -> Measurement:
         run.train()
         examiner = Examiner(Policy.load(run.settings), run.settings, kept=KEPT)
 
-        def note(case: str, rollouts: Rollouts) -> None:
-            figures = _figures(examiner, rollouts, run.directory.adapter)
-            rows.append({"case": case, **figures})
-            progress.done(case, {name: figures[name] for name in ("tokens", "u 0.2", "claim 0.2")})
-
-        for number, (name, engine) in enumerate({**HONEST, ANOTHER: ANOTHER_MODEL}.items()):
-            case = honest_case(name) if name in HONEST else name
+        for number, (name, engine) in enumerate(HONEST.items()):
+            case = honest_case(name)
             if progress.wants(case):
-                groups = HONEST_GROUPS if name in HONEST else DISHONEST_GROUPS
                 with opened(run, engine, scratch / str(number)) as sampler:
-                    note(case, sampler.draw(run.asked(case, groups)))
-        attacks = {name: attack for name, attack in ATTACKS.items() if progress.wants(name)}
-        if attacks:
-            with opened(run, EXACT, scratch / "attacks") as sampler:
-                for name, attack in attacks.items():
-                    note(name, attack(sampler, run.asked(name, DISHONEST_GROUPS)))
+                    rollouts = sampler.draw(run.asked(case, HONEST_GROUPS))
+                figures = _figures(examiner, rollouts, run.directory.adapter)
+                rows.append({"case": case, **figures})
+                progress.done(case, {name: figures[name] for name in ("tokens", "u 0.2", "claim 0.2")})
         shopped: list[dict[str, Any]] = []
         for precision in shopping.CLAIMED:
             if progress.wants(shopping.case(precision)):
@@ -120,18 +100,18 @@ def _figures(examiner: Examiner, rollouts: Rollouts, place: Callable[[int], Path
 
 
 def _beyond(counts: Sequence[int]) -> list[float]:
-    """The share of tokens beyond each edge."""
+    """Return the share of tokens beyond each edge."""
     return [sum(counts[place:]) / sum(counts) for place in range(1, len(counts))]
 
 
 def _extremes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the worst honest class."""
+    """Return the figure of the worst honest class."""
     honest = [row for row in rows if row["case"].startswith("honest")]
     return {"honest_u_beyond_02_worst": max(row["u 0.2"] for row in honest)} if honest else {}
 
 
 def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
-    """Processor seconds for one step's rollouts: checked, and trained on, in turns."""
+    """Compare the processor time of checking one step's rollouts with that of training on them, in turns."""
     asked = run.asked("cost", GROUPS)
     with opened(run, EXACT, scratch / "cost") as sampler:
         rollouts = sampler.draw(asked)

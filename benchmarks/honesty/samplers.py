@@ -1,8 +1,9 @@
-"""Honest engines and dishonest ones: each gives rollouts that claim to be one version's draws."""
+"""Honest engines and dishonest ones: each gives rollouts that claim to be drawn with one version."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,21 +11,49 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from benchmarks.backends.engine_process import EngineProcess
-from benchmarks.honesty.altered import Change, altered, to_four_bits, with_noise
 from benchmarks.honesty.short_run import Asked, ShortRun
-from echo_hub.core.payload import Span
 from echo_hub.verify.drawn import DrawnRollout
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.sampling import FinishedRollout
+from echo_shared.tensors import TensorFile
 
 VERSION: Final = 11
-"""What rollouts claim to be drawn by, where nothing else is said."""
+"""Version that rollouts claim by default."""
+BLOCK: Final = 32
+
+Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""Changes the weights of a linear layer."""
+
+
+def to_four_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round to sixteen levels a block of 32, scaled by its largest value: llama.cpp's q4_0. K-quants need rows of 256,
+    which the built-in model does not have: most of its q4_k_m has more bits."""
+    blocks = weight.reshape(-1, BLOCK)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
+    scale = np.where(largest == 0, 1, largest / -8).astype(np.float32)
+    rounded: NDArray[np.float32] = (np.clip(np.rint(blocks / scale), -8, 7) * scale).reshape(weight.shape)
+    return rounded
+
+
+def altered(base: Path, directory: Path, change: Change) -> Path:
+    """Copy `base` to `directory`, and change its linear layers."""
+    shutil.copytree(base, directory)
+    for path in directory.glob("*.safetensors"):
+        tensors = {
+            name: change(weight) if name.endswith("_proj.weight") else weight
+            for name, weight in TensorFile(path).items()
+        }
+        path.unlink()
+        save_file(tensors, path, metadata={"format": "pt"})
+    return directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What a node says that it draws with; `change` of its weights, if any."""
+    """Backend and precision that a node claims, and the change of its weights, if any."""
 
     backend: str
     precision: str
@@ -43,8 +72,7 @@ HONEST: Final = {
     "mlx f16": Engine(backend="mlx", precision="f16"),
     "torch f32, weights of 4 bits": Engine(backend="torch", precision="f32", change=to_four_bits),
 }
-"""Classes of numerics, by what they are called."""
-ANOTHER_MODEL: Final = Engine(backend="torch", precision="f32", change=with_noise)
+"""Classes of numerics by name."""
 WIDTH: Final = 64
 NODE: Final = "node"
 
@@ -58,10 +86,10 @@ class Sampler:
     run: ShortRun
     engine: EngineProcess
     version: int = VERSION
-    """What every rollout claims to be drawn by."""
+    """Version that every rollout claims."""
 
     def draw(self, asked: Sequence[Asked], *, version: int | None = None, hotter: float = 1.0) -> Rollouts:
-        """By another version than the rollouts claim, or at `hotter` times the temperature, if so asked."""
+        """Draw the rollouts. `version` differs from the claimed version, `hotter` multiplies the temperature."""
         version = self.version if version is None else version
         self.engine.set_policy(self.run.directory.adapter(version) if version else None)
         requests = [replace(one.request, temperature=hotter * one.request.temperature) for one in asked]
@@ -73,7 +101,7 @@ class Sampler:
 def opened(
     run: ShortRun, engine: Engine, scratch: Path, *, version: int = VERSION, threads: int = 1
 ) -> Iterator[Sampler]:
-    """The engine in a process of its own; `scratch` is an empty directory for what it derives."""
+    """Open the engine in a process of its own. `scratch` is an empty directory for derived files."""
     base = run.base if engine.change is None else altered(run.base, scratch / "base", engine.change)
     (scratch / "derived").mkdir(parents=True)
     with EngineProcess(engine.backend, base, scratch / "derived", engine.precision) as process:
@@ -86,7 +114,7 @@ def honest(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def at_temperature(hotter: float) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Drawn at so many times the temperature; claims what is true of that."""
+    """Draw at a multiple of the temperature, with the true claims of these draws."""
     return lambda sampler, asked: sampler.draw(asked, hotter=hotter)
 
 
@@ -95,8 +123,7 @@ def by_version(version: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Draws each rollout with other seeds as well, and returns the first of those with the best reward; claims what is
-    true of it."""
+    """Draw each rollout with several seeds, and return the first one with the best reward and its true claims."""
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
         best = {(rollout.group_id, rollout.index): (one, rollout) for one, rollout in sampler.draw(asked)}
@@ -112,7 +139,7 @@ def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def written_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """The right answer in place of every rollout; claims that each token was certain."""
+    """Return the right answer in place of every rollout, with the claim that each token was certain."""
     return [
         (one, replace(rollout, completion_ids=ids, behavior_logprobs=np.zeros(len(ids), np.float32)))
         for one, rollout in sampler.draw(asked)
@@ -121,7 +148,7 @@ def written_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """The right answer with another last digit, and -19.5 claimed for each right one: the forgery that ruins a run."""
+    """Return the right answer with another last digit, and claim -19.5 for each right digit. This ruins a run."""
     forged = []
     for one, rollout in sampler.draw(asked):
         ids = sampler.run.answer(one)
@@ -136,7 +163,7 @@ def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 def claiming(
     change: Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]],
 ) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Honest draws, with other claims than the true ones. `change` is given those and which tokens are wrong."""
+    """Draw honestly and change the claims. `change` gets the true claims, and True for each wrong token."""
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
         changed = []
@@ -150,35 +177,14 @@ def claiming(
     return drawn
 
 
-ATTACKS: Final[Mapping[str, Callable[[Sampler, Sequence[Asked]], Rollouts]]] = {
-    "temperature 0.7": at_temperature(0.7),
-    "temperature 1.5": at_temperature(1.5),
-    "1 version older": by_version(VERSION - 1),
-    "3 versions older": by_version(VERSION - 3),
-    "10 versions older": by_version(VERSION - 10),
-    "the base alone": by_version(0),
-    "1 version newer": by_version(VERSION + 1),
-    "best of 4": best_of(4),
-    "right answers by hand": written_by_hand,
-    "wrong answers by hand": wrong_by_hand,
-    "claims 1 nat lower": claiming(lambda claims, wrong: claims - 1.0),
-    "claims 1 nat higher": claiming(lambda claims, wrong: np.minimum(claims + 1.0, 0.0)),
-    "claims 0.1 nat lower": claiming(lambda claims, wrong: claims - 0.1),
-    "claims 0.1 nat higher": claiming(lambda claims, wrong: np.minimum(claims + 0.1, 0.0)),
-    "-10 claimed for wrong tokens": claiming(lambda claims, wrong: np.where(wrong, -10.0, claims)),
-}
-"""All with PyTorch in float32, whose own numerics show nothing."""
-
-
 def as_drawn(rollouts: Rollouts, version: int = VERSION) -> list[DrawnRollout]:
-    """What the verifier is given of them, as drawn by `version`."""
+    """Make the verifier's input of rollouts that claim `version`."""
     return [
         DrawnRollout(
             rollout_id=f"{one.request.group_id}-{rollout.index}",
             prompt_ids=one.request.prompt_ids,
-            completion_ids=rollout.completion_ids,
-            behavior_logprobs=rollout.behavior_logprobs,
-            spans=(Span(node_id=NODE, policy_version=version, num_tokens=len(rollout.completion_ids)),),
+            **rollout.content(),
+            spans=(DrawnSpan(node_id=NODE, policy_version=version, num_tokens=len(rollout.completion_ids)),),
             seed=one.request.seed,
             index=rollout.index,
         )

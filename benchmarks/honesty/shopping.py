@@ -1,14 +1,14 @@
-"""Neighbour shopping: what a node earns that draws exactly, says that its engine rounds, and chooses among neighbours.
+"""Neighbour shopping: the gain of a node that draws exactly, claims a rounding engine, and chooses among neighbours.
 
-Where a token's u lies near an edge of its interval, an engine that rounds may as well draw the neighbouring token. The
-node tries that for every rollout that has not the best reward: it puts the neighbour in the token's place, goes on from
-there as leased, and returns what earns more. It changes one token of a rollout, and its claims are true of all of them;
-with `claims_round`, they are off as those of the class that it claims. `takes` says which chances it takes: all, half
-of them, or all and besides, to hide them, half of those neighbours that earn as much ("and equals").
+If a token's u lies near an edge of its interval, an engine that rounds may draw the neighbouring token. A node can use
+that. For every rollout without the best reward it puts the neighbour in the token's place, continues from there as
+leased, and returns the rollout with the higher reward. One token of a rollout is changed, and all claims are true; with
+`claims_round` they are as rough as the claimed class's. `takes` names the used chances: all, half, or "and equals"
+(all, and half of the neighbours with an equal reward, which hide the others).
 
-A row has the mean reward with and without it, and after how many of its checked rollouts the node is convicted, by the
-hub's own tests (`core.trust.judging`, `core.trust.shopping`) with the rounding that a hub has measured: the median of
-`ORDERS` sequences of groups that are drawn from all of them, again and again. `UNDETECTED`: it is not by then.
+A row has the mean reward with and without shopping. It also has the number of checked rollouts until conviction by the
+hub's own tests (`core.trust.judging`, `core.trust.shopping`) with the hub's measured rounding: the median of `ORDERS`
+random sequences of groups. `UNDETECTED` stands for no conviction.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 from echo_shared.torch_sampler import sample_groups
 
 CLAIMED: Final = ("f32", "bf16", "q8_0", "q4_k_m", "q4_0")
-"""Precisions that the node says it has."""
+"""Precisions that the node claims."""
 REACHES: Final = (1.0, 2.0, 4.0)
-"""How near an edge is near, in scales of the class's draws."""
+"""Largest distance from an edge, in scales of the class's draws."""
 LEAST_PROBABILITY: Final = 1e-6
 """Less likely tokens are no neighbours."""
 ORDERS: Final = 5
@@ -56,12 +56,12 @@ EQUALS: Final = "and equals"
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     place: int
-    """Of the rollout among all."""
+    """Place of the rollout among all."""
     token: int
-    """Its number in the completion."""
+    """Place of the token in the completion."""
     neighbour: int
     apart: float
-    """From u to the edge between the two, nats of log-odds."""
+    """Distance from u to the edge between both tokens, in nats of log-odds."""
 
 
 def case(precision: str) -> str:
@@ -69,7 +69,7 @@ def case(precision: str) -> str:
 
 
 def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> list[dict[str, Any]]:
-    """Rows for each reach: with true claims, and with such as the class has."""
+    """Measure rows for each reach, with true claims and with claims as rough as the class's."""
     asked = run.asked(case(precision), groups)
     policy = Policy.load(run.settings)
     policy.set_adapter(policy.read_adapter(run.directory.adapter(VERSION)))
@@ -116,7 +116,7 @@ def _reward(run: ShortRun, rollouts: Rollouts) -> float:
 
 
 def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate]) -> dict[int, list[FinishedRollout]]:
-    """What each rollout, by its place, would be with its candidates."""
+    """Return the rollouts with a candidate in place of the drawn token, by the place of the drawn rollout."""
     tried: dict[int, list[FinishedRollout]] = {}
     requests: list[GroupRequest] = []
     for number, candidate in enumerate(candidates):
@@ -139,7 +139,7 @@ def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate])
 def _shopped(
     run: ShortRun, policy: Policy, rollouts: Rollouts, tried: Mapping[int, Sequence[FinishedRollout]], takes: str
 ) -> Rollouts:
-    """The rollouts, each as the best of itself and what was tried in its place, as far as the node takes that."""
+    """Replace rollouts by their best candidate, where the node takes that chance."""
     chance, found = random.Random(0), list(rollouts)
     for place, others in tried.items():
         one, own = rollouts[place]
@@ -170,7 +170,7 @@ def _near(policy: Policy, one: Asked, rollout: FinishedRollout, place: int, reac
 
 
 def _probabilities(policy: Policy, one: Asked, rollout: FinishedRollout) -> NDArray[np.float64]:
-    """[T, V] of every token of the completion."""
+    """Probabilities [T, V] of every token of the completion."""
     prompt, ids = one.request.prompt_ids, rollout.completion_ids
     with torch.no_grad():
         logits = policy.model(torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))[None]).logits[0]
@@ -185,7 +185,7 @@ def _with_true_claims(policy: Policy, one: Asked, rollout: FinishedRollout) -> F
 
 
 def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
-    """With claims that are off as an engine's of this scale are."""
+    """Change the claims as an engine with this scale of rounding would."""
     chance = np.random.default_rng(0)
     found = []
     for one, rollout in rollouts:
@@ -197,7 +197,7 @@ def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
 
 
 def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[tuple[Evidence, float]]]:
-    """What the rollouts show and earn, `UNDETECTED` of them, group after group; the groups in random orders."""
+    """Evidence and reward of `UNDETECTED` rollouts, group after group, in several random orders of groups."""
     drawn = as_drawn(rollouts)
     shown = {
         answer["rollout_id"]: unpack_spans(answer["spans"])[0][1]
@@ -229,7 +229,7 @@ def _to_detection(order: Sequence[tuple[Evidence, float]], numerics: Numerics, t
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The most that is earned without being found, with true claims and with others."""
+    """Largest gain of an undetected node, with true claims and with rough claims."""
     found = {}
     for name, claims_round in (("most_earned_unfound", False), ("most_earned_unfound_with_noise", True)):
         unfound = [row for row in rows if row["claims_round"] == claims_round and row["to_detection"] == UNDETECTED]

@@ -20,7 +20,6 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
 from echo_hub.tasks.base import Problem, Task
 from echo_shared import draws
-from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.torch_sampler import sample_groups
 
@@ -33,7 +32,7 @@ MICRO_BATCH_TOKENS: Final = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A group's problem and what is asked of its sampler."""
+    """Problem and request of a group."""
 
     problem: Problem
     request: GroupRequest
@@ -52,8 +51,8 @@ class ShortRun:
         temperature: float = 1.0,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        """`base` and `task`: by default the built-in model and its sums. The task's problems have their `answer` in
-        their metadata."""
+        """`base` and `task` are the built-in model and its sums by default. The metadata of a problem has its
+        `answer`."""
         self.directory = RunDirectory(root)
         self.base = base or resolve_base("builtin:tiny")
         self.codec = PromptCodec.load(self.base)
@@ -71,7 +70,7 @@ class ShortRun:
         )
 
     def asked(self, what: str, count: int) -> list[Asked]:
-        """So many groups of their own for each `what`."""
+        """Make `count` groups. Each `what` has groups of its own."""
         return [self._asked(draws.derive_seed(self._seed, what, number), number) for number in range(count)]
 
     def _asked(self, seed: int, number: int) -> Asked:
@@ -93,15 +92,15 @@ class ShortRun:
         return float(self._task.score(asked.problem, self.codec.decode(completion_ids)))
 
     def answer(self, asked: Asked) -> NDArray[np.int32]:
-        """The right answer, by hand, with its stop token."""
+        """Return the tokens of the right answer, with the stop token."""
         return np.append(self.ids(asked.problem.metadata["answer"]), self.codec.stop_ids[0]).astype(np.int32)
 
     def ids(self, text: str) -> NDArray[np.int32]:
-        """The tokens of a text as such, without a chat template."""
+        """Tokenise a text without a chat template."""
         return np.array(self._tokenizer.encode(text).ids, np.int32)
 
     def train(self, groups: int = GROUPS) -> None:
-        """On-policy, as in co-located mode: drawn by what is published; so many groups a step."""
+        """Train on-policy, as in co-located mode, with this many groups a step."""
         policy = Policy.load(self.settings)
         optimizer = make_optimizer(policy, self.settings.training)
         for step in range(1, STEPS + 1):
@@ -114,7 +113,7 @@ class ShortRun:
             policy.save_adapter(directory, policy.published())
 
     def for_training(self, asked: Sequence[Asked], rollouts: Sequence[FinishedRollout]) -> list[TrainingGroup]:
-        """The rollouts of `asked` as groups with their rewards."""
+        """Group the rollouts of `asked`, with their rewards."""
         drawn: dict[int, list[FinishedRollout]] = {}
         for rollout in rollouts:
             drawn.setdefault(rollout.group_id, []).append(rollout)
@@ -128,9 +127,7 @@ class ShortRun:
 
     def _rewarded(self, asked: Asked, rollout: FinishedRollout) -> TrainingRollout:
         return TrainingRollout(
-            completion_ids=rollout.completion_ids,
+            **rollout.content(),
             loss_mask=np.ones(len(rollout.completion_ids), bool),
-            behavior_logprobs=rollout.behavior_logprobs,
             reward=self.reward(asked, rollout.completion_ids),
-            truncated=rollout.finish_reason is FinishReason.LENGTH,
         )

@@ -19,13 +19,59 @@ from typing import Any, Final
 
 import aiohttp
 import msgpack
+import numpy as np
 
-from benchmarks.ingest.frames import Completions
 from echo_shared.codec import encode
 from echo_shared.credentials import Credentials, challenge_of
 from echo_shared.identity import Identity
 from echo_shared.messages import NodeStatus
+from echo_shared.messages.fields import pack_array
 from echo_shared.sessions import NodeSession
+
+OVERHEAD_BYTES: Final = 330
+"""Approximate bytes of a frame without its tokens."""
+VARIANTS: Final = 64
+"""Number of completions, which are sent in turn."""
+DIGITS: Final = (20, 30)
+"""Range of tokens of the built-in model without stop tokens."""
+
+
+class Completions:
+    """Completions of one size. `stop_id` ends each."""
+
+    def __init__(self, frame_bytes: int, stop_id: int, *, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        count = (frame_bytes - OVERHEAD_BYTES) // 8
+        self._variants = []
+        for _ in range(VARIANTS):
+            ids = rng.integers(*DIGITS, count, np.int32)
+            ids[-1] = stop_id
+            logprobs = -rng.exponential(0.5, count).astype(np.float32)
+            self._variants.append((pack_array(ids), pack_array(logprobs)))
+        self._next = 0
+
+    def frame(self, lease: dict[str, Any], index: int) -> tuple[str, bytes]:
+        """Make a rollout of a lease. Returns its id and its frame."""
+        ids, logprobs = self._variants[self._next % VARIANTS]
+        self._next += 1
+        rollout_id = f"{lease['lease_id']}-{index}"
+        fields = {
+            "type": "rollout",
+            "rollout_id": rollout_id,
+            "lease_id": lease["lease_id"],
+            "group_id": lease["group_id"],
+            "index": index,
+            "policy_version_start": lease["policy_version"],
+            "policy_version_end": lease["policy_version"],
+            "completion_ids": ids,
+            "behavior_logprobs": logprobs,
+            "finish_reason": "stop",
+            "sampling_s": 0.5,
+            "num_given": 0,
+            "versions": (),
+        }
+        return rollout_id, msgpack.packb(fields)
+
 
 PROCESSES: Final = 2
 ANSWERS_WITHIN_S: Final = 180.0
@@ -54,7 +100,6 @@ class Counts:
 
     acked: int = 0
     scored: int = 0
-    dropped: int = 0
     waits_s: list[float] = field(default_factory=list)
     ended: int = 0
     """Connections that the hub has closed."""
@@ -62,7 +107,6 @@ class Counts:
     def __iadd__(self, other: Counts) -> Counts:
         self.acked += other.acked
         self.scored += other.scored
-        self.dropped += other.dropped
         self.waits_s += other.waits_s
         self.ended += other.ended
         return self
@@ -246,7 +290,6 @@ class Lender(_Clients):
                 counts.waits_s.append(now - sent_at)
                 self.acked.append(rollout_id)
             counts.scored += state == "scored"
-            counts.dropped += state == "dropped"
 
 
 class Echoed(_Clients):

@@ -137,20 +137,13 @@ def _loads(
     return {
         "acked_per_s": rate,
         "scored_over_acked": full.counts.scored / max(1, full.counts.acked),
-        "dropped": full.counts.dropped + half.counts.dropped,
         "hub_us": hub_us,
         "scorers_us": full.us_each(full.scorers_s),
         "gateways_us": full.us_each(full.gateways_s),
         "echo_us": echo_us,
-        "echo_per_s": echoed.counts.acked / echoed.seconds,
         "cpu_ratio_to_echo": echo_us / hub_us,
-        "full_load_p50_ms": full.wait_ms(50),
-        "full_load_p99_ms": full.wait_ms(99),
-        "half_load_per_s": half.counts.acked / half.seconds,
-        "half_load_hub_us": half.us_each(half.hub_s),
         "half_load_p50_ms": half.wait_ms(50),
         "half_load_p99_ms": half.wait_ms(99),
-        "hub_busy": full.hub_s / full.seconds,
         "connections_ended": half.counts.ended,
     }
 

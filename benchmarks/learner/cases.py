@@ -10,16 +10,14 @@ from typing import Final, Literal
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.harness.models import Shape, random_model
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import resolve_base
+from echo_shared.messages import FinishReason
 
-LORA_RANK: Final = 16
 LEARNING_RATE: Final = 1e-6
 """So small that each step repeats the work of the first step."""
-SPREAD: Final = 8
-"""The longest completion over the shortest, for random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +25,12 @@ class Case:
     """A model, a batch, and options of the computation."""
 
     name: str
-    hidden: int
-    layers: int
-    intermediate: int
-    vocabulary: int
+    shape: Shape
     prompt_tokens: int
     longest: int
-    """Tokens of the longest completion; lengths are spread evenly from an eighth of it."""
+    """Tokens of the longest completion."""
+    spread: int = 8
+    """The longest completion over the shortest; lengths are spread evenly."""
     groups: int = 2
     group_size: int = 8
     micro_batch: int = 8
@@ -41,10 +38,7 @@ class Case:
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
     base: str = ""
-    """A built-in base in place of random weights. Its shape is that of the case."""
-    head_dim: int = 64
-    spread: int = SPREAD
-    """The longest completion over the shortest."""
+    """A built-in base of this shape, in place of random weights."""
     steps: int = 4
     """Steps; fewer, but at least two, if they take long."""
     seconds: float
@@ -54,44 +48,38 @@ class Case:
     def micro_batch_tokens(self) -> int:
         return self.micro_batch * (self.prompt_tokens + self.longest)
 
-    @property
-    def heads(self) -> int:
-        return self.hidden // self.head_dim
-
-    @property
-    def key_value_heads(self) -> int:
-        return self.heads // 2 if self.base else max(1, self.heads // 4)
-
     def lengths(self, seed: int) -> list[int]:
         """Lengths of all completions, in the order of the batch."""
         even = np.linspace(self.longest / self.spread, self.longest, self.groups * self.group_size)
         return [int(length) for length in np.random.default_rng(seed).permutation(even.round())]
 
     def work(self, seed: int) -> tuple[int, float]:
-        """Completion tokens of a step, and floating-point operations of its matrix products: forward, and backward to
-        the inputs, because the weights are frozen. Prompts count once for each group."""
+        """Completion tokens of a step, and operations of its matrix products. Prompts count once for each group."""
         tokens = sum(self.lengths(seed))
-        heads = 2 * self.head_dim * (self.heads + self.key_value_heads)
-        layer = self.hidden * (heads + 3 * self.intermediate)
-        inputs = tokens + self.groups * self.prompt_tokens
-        return tokens, 4.0 * (inputs * self.layers * layer + tokens * self.vocabulary * self.hidden)
+        return tokens, self.shape.operations(tokens + self.groups * self.prompt_tokens, tokens)
+
+
+def _shape(hidden: int, layers: int, intermediate: int, vocabulary: int) -> Shape:
+    heads = hidden // 64
+    return Shape(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        key_value_heads=max(1, heads // 4),
+        head_dim=64,
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+    )
 
 
 MEDIUM: Final = Case(
-    name="100 M parameters",
-    seconds=75,
-    hidden=768,
-    layers=12,
-    intermediate=2048,
-    vocabulary=32_000,
-    prompt_tokens=32,
-    longest=96,
+    name="100 M parameters", seconds=75, shape=_shape(768, 12, 2_048, 32_000), prompt_tokens=32, longest=96
 )
-WIDE: Final = replace(MEDIUM, name="wide vocabulary", hidden=256, layers=4, intermediate=768, vocabulary=151_936)
+WIDE: Final = replace(MEDIUM, name="wide vocabulary", shape=_shape(256, 4, 768, 151_936))
 CASES: Final = (
     MEDIUM,
     replace(
-        MEDIUM, name="long prompts", seconds=40, hidden=512, layers=6, intermediate=1536, prompt_tokens=128, longest=64
+        MEDIUM, name="long prompts", seconds=40, shape=_shape(512, 6, 1_536, 32_000), prompt_tokens=128, longest=64
     ),
     WIDE,
     replace(WIDE, name="wide vocabulary, recomputed layers", seconds=35, checkpointing=True, steps=1),
@@ -100,11 +88,7 @@ CASES: Final = (
         name="long completions, the base in the box",
         seconds=40,
         base="builtin:small",
-        hidden=256,
-        layers=4,
-        intermediate=768,
-        head_dim=32,
-        vocabulary=389,
+        shape=Shape(hidden=256, layers=4, heads=8, key_value_heads=4, head_dim=32, intermediate=768, vocabulary=389),
         prompt_tokens=16,
         longest=312,
         spread=24,
@@ -114,48 +98,32 @@ CASES: Final = (
 
 
 def make_model(case: Case, scratch: Path, seed: int) -> Path:
-    """Make random weights in Hugging Face layout, once for each shape; or return the built-in base."""
+    """Make random weights, once for each shape; or return the built-in base."""
     if case.base:
         return resolve_base(case.base)
-    directory = scratch / f"{case.hidden}-{case.layers}-{case.intermediate}-{case.vocabulary}"
-    if not directory.exists():
-        torch.manual_seed(seed)
-        config = Qwen3Config(
-            vocab_size=case.vocabulary,
-            hidden_size=case.hidden,
-            num_hidden_layers=case.layers,
-            num_attention_heads=case.heads,
-            num_key_value_heads=case.key_value_heads,
-            head_dim=case.head_dim,
-            intermediate_size=case.intermediate,
-            max_position_embeddings=4_096,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=0,
-            pad_token_id=0,
-        )
-        Qwen3ForCausalLM(config).save_pretrained(directory)
-    return directory
+    directory = scratch / f"{case.shape.hidden}-{case.shape.layers}-{case.shape.vocabulary}"
+    return random_model(directory, case.shape, seed, dtype=torch.float32, stop_id=0)
 
 
 def make_batch(case: Case, seed: int) -> list[TrainingGroup]:
     """Make random tokens. Behavior log-probabilities are near those of random weights, so that some ratios are
     clipped."""
-    rng = np.random.default_rng([seed, 1])
+    rng, vocabulary = np.random.default_rng([seed, 1]), case.shape.vocabulary
     lengths = iter(case.lengths(seed))
     groups = []
     for _ in range(case.groups):
         rollouts = [
             TrainingRollout(
-                completion_ids=rng.integers(1, case.vocabulary, length).astype(np.int32),
+                completion_ids=rng.integers(1, vocabulary, length).astype(np.int32),
                 loss_mask=np.ones(length, dtype=bool),
-                behavior_logprobs=rng.normal(-math.log(case.vocabulary), 0.1, length).astype(np.float32),
+                behavior_logprobs=rng.normal(-math.log(vocabulary), 0.1, length).astype(np.float32),
                 reward=float(rng.random()),
-                truncated=False,
+                finish_reason=FinishReason.STOP,
+                sampling_s=0.0,
             )
             for length in (next(lengths) for _ in range(case.group_size))
         ]
-        prompt = rng.integers(1, case.vocabulary, case.prompt_tokens).astype(np.int32)
+        prompt = rng.integers(1, vocabulary, case.prompt_tokens).astype(np.int32)
         groups.append(TrainingGroup(prompt_ids=prompt, rollouts=tuple(rollouts)))
     return groups
 

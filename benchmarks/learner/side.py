@@ -1,4 +1,4 @@
-"""A process for one trainer, which makes optimizer steps on request."""
+"""A process for one trainer, which makes optimizer steps on request; and Echo's trainer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,34 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.harness.torch_timing import matrix_operations_per_s, synchronize
-from benchmarks.learner.cases import Case
+from benchmarks.harness.models import LORA_RANK, matrix_operations_per_s, synchronize
+from benchmarks.learner.cases import LEARNING_RATE, Case, fill_adapter, make_batch
+from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.learner.step import make_optimizer, train_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Time and results of one optimizer step."""
+    """Time of one optimizer step, and its gradient."""
 
     seconds: float
-    loss: float
     gradient: dict[str, NDArray[np.float32]]
     """The clipped gradient by the names in PEFT's files; empty after the first step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Memory of the process, and speed of its device."""
+
+    peak_bytes: int
+    """Peak memory of the steps (`benchmarks.learner.CONDITIONS`)."""
+    whole_peak_bytes: int
+    """Peak memory of the process, model included."""
+    operations_per_s: float
+    """Operations a second of a large matrix product, in the case's precision."""
 
 
 class Side:
@@ -52,20 +68,9 @@ class Side:
         step: Step = self._ask("step")
         return step
 
-    def peak_bytes(self) -> int:
-        """Peak memory of the steps (`benchmarks.learner.CONDITIONS`)."""
-        peak: int = self._ask("peak")
-        return peak
-
-    def whole_peak_bytes(self) -> int:
-        """Peak memory of the process, model included."""
-        peak: int = self._ask("whole peak")
-        return peak
-
-    def matrix_operations_per_s(self) -> float:
-        """Operations a second of a large matrix product on this device, in the case's precision."""
-        speed: float = self._ask("speed")
-        return speed
+    def machine(self) -> Machine:
+        machine: Machine = self._ask("machine")
+        return machine
 
     def _ask(self, question: str) -> Any:
         try:
@@ -82,7 +87,7 @@ def _run(name: str, case: Case, base: Path, seed: int, pipe: Connection) -> None
     if name == "trl":
         from benchmarks.learner.trl_side import run
     else:
-        from benchmarks.learner.echo_side import run
+        run = run_echo
     run(case, base, seed, Questions(pipe, case))
 
 
@@ -94,7 +99,7 @@ class Questions:
         self._dtype = torch.bfloat16 if case.precision == "bfloat16" else torch.float32
         self._baseline = 0
         self._began = 0.0
-        self._steps = 0
+        self._is_first = True
 
     def started(self) -> None:
         gc.collect()
@@ -104,31 +109,28 @@ class Questions:
     def wait(self) -> bool:
         """Wait for a request; return True if it is one for another step."""
         try:
-            while (question := self._pipe.recv()) != "step":
-                self._pipe.send(self._answer(question))
+            while self._pipe.recv() != "step":
+                self._pipe.send(self._machine())
         except EOFError:
             return False
         synchronize()
         self._began = time.perf_counter()
         return True
 
-    def _answer(self, question: str) -> float:
-        if question == "speed":
-            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            return matrix_operations_per_s(device, self._dtype)
+    def _machine(self) -> Machine:
         peak = _memory_bytes(peak=True)
-        return peak if question == "whole peak" else peak - self._baseline
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return Machine(
+            peak_bytes=peak - self._baseline,
+            whole_peak_bytes=peak,
+            operations_per_s=matrix_operations_per_s(device, self._dtype),
+        )
 
-    def done(self, loss: Callable[[], float], gradient: Callable[[], dict[str, NDArray[np.float32]]]) -> None:
+    def done(self, gradient: Callable[[], dict[str, NDArray[np.float32]]]) -> None:
         synchronize()
         seconds = time.perf_counter() - self._began
-        self._steps += 1
-        step = Step(
-            seconds=seconds,
-            loss=loss(),
-            gradient=gradient() if self._steps == 1 else {},
-        )
-        self._pipe.send(step)
+        self._pipe.send(Step(seconds=seconds, gradient=gradient() if self._is_first else {}))
+        self._is_first = False
 
 
 def _memory_bytes(*, peak: bool) -> int:
@@ -145,3 +147,35 @@ def _reset_peak() -> None:
     else:
         # Sets VmHWM to the resident memory (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
+
+
+def settings_of(case: Case, base: Path) -> LearnerSettings:
+    """Return the settings of Echo's learner."""
+    return LearnerSettings(
+        base_dir=base,
+        seed=0,
+        temperature=1.0,
+        max_tokens=case.longest,
+        stop_ids=(0,),
+        training=TrainingConfig(lora_rank=LORA_RANK, lora_alpha=2 * LORA_RANK, learning_rate=LEARNING_RATE),
+        objective=ObjectiveConfig(name="grpo", aggregation="token_mean", advantage="mean"),
+        learner=LearnerConfig(
+            precision=case.precision,
+            micro_batch_tokens=case.micro_batch_tokens,
+            gradient_checkpointing=case.checkpointing,
+        ),
+    )
+
+
+def run_echo(case: Case, base: Path, seed: int, questions: Questions) -> None:
+    settings = settings_of(case, base)
+    policy = Policy.load(settings)
+    fill_adapter(policy.parameters, seed)
+    optimizer = make_optimizer(policy, settings.training)
+    groups = make_batch(case, seed)
+    questions.started()
+    while questions.wait():
+        train_step(policy, optimizer, groups, settings)
+        questions.done(
+            lambda: {name: weight.grad.cpu().numpy() for name, weight in policy.parameters.items()}  # type: ignore[union-attr]
+        )

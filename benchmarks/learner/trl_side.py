@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.learner.cases import LEARNING_RATE, LORA_RANK, Case, fill_adapter, make_batch
+from benchmarks.harness.models import LORA_RANK
+from benchmarks.learner.cases import LEARNING_RATE, Case, fill_adapter, make_batch
 from benchmarks.learner.side import Questions
 from echo_hub.learner.settings import TrainingGroup
 from echo_shared.adapter import PROJECTIONS
@@ -26,19 +27,13 @@ _MANY_STEPS = 10_000
 
 
 class _Trainer(GRPOTrainer):  # type: ignore[misc]
-    """Trains on `batch` without generating and scoring; records losses and the gradient."""
+    """Trains on `batch` without generating and scoring; records the gradient."""
 
     batch: dict[str, Tensor]
-    losses: list[Tensor]
     gradient: dict[str, NDArray[np.float32]]
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Tensor]:
         return dict(self.batch)
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss: Tensor = super().compute_loss(*args, **kwargs)
-        self.losses.append(loss.detach())
-        return loss
 
 
 class _Turns(TrainerCallback):
@@ -52,7 +47,6 @@ class _Turns(TrainerCallback):
         self._questions.started()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.losses = []
         if not self._questions.wait():
             raise KeyboardInterrupt  # End the training at once.
 
@@ -63,7 +57,7 @@ class _Turns(TrainerCallback):
             }
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._questions.done(lambda: float(sum(self._trainer.losses)), lambda: self._trainer.gradient)
+        self._questions.done(lambda: self._trainer.gradient)
 
 
 def adapter(model: Any) -> dict[str, Any]:
@@ -113,7 +107,6 @@ def run(case: Case, base: Path, seed: int, questions: Questions) -> None:
         )
         batch = padded_batch(make_batch(case, seed))
         trainer.batch = {name: values.to(trainer.args.device) for name, values in batch.items()}
-        trainer.losses = []
         fill_adapter(adapter(trainer.model), seed)
         trainer.add_callback(_Turns(trainer, questions))
         try:

@@ -4,31 +4,27 @@ Each case trains the built-in model on additions, with as many rollouts as every
 hub's own coordinator and learner. See `virtual_run` for how rollouts get old.
 
 Cases of a real fleet (`fleet_run`) train the second built-in model, whose completions are long and unequal, on unequal
-machines and engines. These cases compare trained rollouts with requested rollouts, and count lost rollouts.
+machines and engines. These cases compare trained rollouts with requested rollouts, and count lost tokens.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import as_completed
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Final
 
 from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.pool import each, pool
+from benchmarks.harness.pool import each
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.learning import cases, fleet_run, recording
+from benchmarks.learning import cases, fleet_run
 from benchmarks.learning.cases import Case
 from benchmarks.learning.fleet_run import FleetFigures
-from benchmarks.learning.plot import draw
 from benchmarks.learning.virtual_run import Point, run
 
 DESCRIPTION: Final = (
     "Held-out accuracy at equal trained rollouts: co-located, sequential, asynchronous by staleness bound"
 )
 SEEDS: Final = 3
-MOST_S: Final = 1_800.0
-"""Time after which only runs of the first seed begin."""
 RUN_S: Final = 60.0
 """Expected time of one run, with two runs in parallel on two cores."""
 FLEET_S: Final = 300.0
@@ -63,67 +59,43 @@ def measure(seed: int, progress: Progress) -> Measurement:
         },
         rows=[
             *(_row(case, of_case, gap.get(case)) for case, of_case in curves.items()),
-            *(row for case, figures in fleets.items() for row in _fates(case, figures)),
+            *({"case": case.name, **asdict(figures)} for case, figures in fleets.items()),
         ],
         conditions={
-            "steps": cases.COLOCATED.steps,
-            "rollouts_per_step": cases.COLOCATED.groups_per_step * cases.COLOCATED.group_size,
             "seeds": SEEDS,
             "curves": {case.name: [[asdict(point) for point in one] for one in ran] for case, ran in curves.items()},
         },
-        picture=draw({case.name: of_case for case, of_case in curves.items()}) if curves else None,
     )
 
 
 def _curves(seed: int, progress: Progress) -> Curves:
-    """Run every wanted case with every wanted seed, in processes of one thread each, one seed after the other. After
-    `MOST_S`, further seeds are left out."""
-    wanted = [(case, number) for number in range(SEEDS) for case in cases.ALL if progress.wants(_name(case, number))]
-    runs: dict[tuple[Case, int], list[Point]] = {}
-    with pool(len(wanted)) as processes:
-        running = {processes.submit(run, case, SEEDS * seed + number): (case, number) for case, number in wanted}
-        for future in as_completed(running):
-            case, number = running[future]
-            if future.cancelled():
-                progress.leave_out(_name(case, number), f"{MOST_S:.0f} s had passed: fewer seeds")
-                continue
-            points = runs[case, number] = future.result()
-            told = {"accuracy": points[-1].accuracy, "trained_rollouts": points[-1].trained_rollouts}
-            progress.done(_name(case, number), told)
-            if progress.elapsed_s > MOST_S:
-                for other, (_, repetition) in running.items():
-                    if repetition:
-                        other.cancel()
-    of_case = {case: [runs[one] for one in wanted if one[0] is case and one in runs] for case in cases.ALL}
-    return {case: found for case, found in of_case.items() if found}
+    """Run every wanted case with every wanted seed, in processes of one thread each, one seed after the other."""
+    wanted = {
+        _name(case, number): (case, SEEDS * seed + number)
+        for number in range(SEEDS)
+        for case in cases.ALL
+        if progress.wants(_name(case, number))
+    }
+    found: dict[str, list[Point]] = {}
+    for name, points in each(run, wanted):
+        found[name] = points
+        progress.done(name, {"accuracy": points[-1].accuracy, "trained_rollouts": points[-1].trained_rollouts})
+    of_case = {
+        case: [found[name] for name in (_name(case, number) for number in range(SEEDS)) if name in found]
+        for case in cases.ALL
+    }
+    return {case: curves for case, curves in of_case.items() if curves}
 
 
 def _fleets(seed: int, progress: Progress) -> dict[Case, FleetFigures]:
     """Run every wanted case of a fleet in parallel, in processes of one thread each."""
     wanted = {case.name: case for case in cases.FLEET if progress.wants(case.name)}
-    nodes = recording.load() if wanted else ()
     found: dict[str, FleetFigures] = {}
-    configs = {name: (case.config(seed), nodes) for name, case in wanted.items()}
+    configs = {name: (case.config(seed), fleet_run.recorded_nodes()) for name, case in wanted.items()}
     for name, figures in each(fleet_run.run, configs, workers=len(wanted)):
         found[name] = figures
-        told = {figure: getattr(figures, figure) for figure in ("length_bias", "reward_bias", "lost_share")}
-        before, after = (figures.points[place].accuracy for place in (0, -1))
-        progress.done(name, {**told, "accuracy_before": before, "accuracy_after": after})
+        progress.done(name, asdict(figures))
     return {case: found[name] for name, case in wanted.items()}
-
-
-def _fates(case: Case, figures: FleetFigures) -> list[dict[str, Any]]:
-    lengths = {"shortest_tokens": figures.shortest, "longest_tokens": figures.longest}
-    return [
-        {
-            "case": f"{case.name}, {fate.outcome}",
-            "rollouts": fate.rollouts,
-            "mean_tokens": fate.tokens,
-            "mean_reward": fate.reward,
-            **(lengths if fate.outcome == fleet_run.TRAINED else {}),
-        }
-        for fate in figures.fates
-    ]
 
 
 def _name(case: Case, number: int) -> str:

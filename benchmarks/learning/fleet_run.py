@@ -1,9 +1,10 @@
-"""A run by a real fleet in virtual time: slow nodes, rounded weights and long completions lose more rollouts.
+"""A run by a recorded fleet in virtual time: slow nodes, rounded weights and long completions lose more rollouts.
 
-The nodes are those of a recording (`recording`). Every node uses its recorded engine, precision and pace; completions
-are as long as the model makes them. Unfinished rollouts do not continue elsewhere. Coordinator, problems, scorer and
-learner are the hub's own, as in every virtual run. The length and the reward of dropped rollouts are known too, which
-gives two figures:
+arrivals.json was recorded from a run of hub and nodes as processes, on two cores that other programs used too. For each
+node it lists the seconds per token of its rollouts, in order of arrival. Every node uses its recorded engine, precision
+and pace; completions are as long as the model makes them. Unfinished rollouts do not continue elsewhere. Coordinator,
+problems, scorer and learner are the hub's own, as in every virtual run. The length and the reward of dropped rollouts
+are known too, which gives two figures:
 
     length_bias   | mean tokens of the trained rollouts / mean tokens of all requested rollouts - 1 |; each place of a
                   group counts once, with the mean of its leases
@@ -12,6 +13,7 @@ gives two figures:
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -25,73 +27,78 @@ import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.learning.engines import Draw, NodeEngine, by_policy
-from benchmarks.learning.recording import RecordedNode
-from benchmarks.learning.virtual_run import Learning, Point, hubs_own, score_of
+from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, by_policy, hubs_own, same_training, score_of
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.effects import RolloutsDropped, SendLease, StepPlanned
 from echo_hub.run.base_model import resolve_base
+from echo_hub.simulator.population import Traits
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import Record
 from echo_hub.simulator.world import World
 from echo_shared.messages import rollout_id
 
-TRAINED: Final = "trained"
+RECORDED: Final = Path(__file__).with_name("arrivals.json")
 POOL_OVER_NEED: Final = 1.15
 """Rollouts that the fleet draws in a step's time, over those of the step: the margin of hubs (`cost.margin`)."""
 MEASURED_PROBLEMS: Final = 64
 """Problems that give the mean length of completions before the run."""
+UPLINK_BYTES_S: Final = 2.5e6
+"""Uplink of each node, 20 Mbit/s; links are not recorded."""
+DOWNLINK_BYTES_S: Final = 12.5e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """Rollouts of one outcome."""
+class RecordedNode:
+    """A node of the recorded fleet."""
 
-    outcome: str
-    """`trained`, or the drop reason."""
-    rollouts: int
-    tokens: float
-    """Mean tokens."""
-    reward: float
-    """Mean reward, dropped rollouts included."""
+    backend: str
+    precision: str
+    width: int
+    paces: tuple[float, ...]
+    """Seconds a token of each rollout, in the order of arrival."""
+
+    @property
+    def traits(self) -> Traits:
+        """Make the simulator's node with this pace."""
+        return Traits(
+            width=self.width,
+            capacity=2 * self.width,
+            s_per_token=fmean(self.paces),
+            paces=self.paces,
+            prefill_s=0.0,  # The paces include the prompts.
+            fetch_s=0.0,
+            phase=0.0,
+            price_per_hour=0.0,
+            uplink_bytes_s=UPLINK_BYTES_S,
+            downlink_bytes_s=DOWNLINK_BYTES_S,
+        )
+
+
+def recorded_nodes() -> tuple[RecordedNode, ...]:
+    """Read the nodes of the recording."""
+    nodes = json.loads(RECORDED.read_text())
+    return tuple(RecordedNode(**{**node, "paces": tuple(node["paces"])}) for node in nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
-    """Figures of a run by a fleet."""
+    """Figures of a run by a fleet. A bias compares trained rollouts with all requested ones."""
 
-    points: list[Point]
-    fates: list[Fate]
-    asked_tokens: float
-    """Mean tokens of all requested rollouts, each place of a group once."""
-    asked_reward: float
-    shortest: int
+    length_bias: float
+    reward_bias: float
+    lost_share: float
+    accuracy_before: float
+    accuracy_after: float
+    trained_rollouts: int
+    shortest_tokens: int
     """The 1 % quantile of tokens."""
-    longest: int
+    longest_tokens: int
     """The 99 % quantile of tokens."""
     utilisation: float
 
-    @property
-    def length_bias(self) -> float:
-        return abs(self._trained.tokens / self.asked_tokens - 1)
-
-    @property
-    def reward_bias(self) -> float:
-        """Mean reward of the trained rollouts minus that of all requested rollouts."""
-        return self._trained.reward - self.asked_reward
-
-    @property
-    def lost_share(self) -> float:
-        trained = self._trained
-        return 1 - trained.rollouts * trained.tokens / sum(fate.rollouts * fate.tokens for fate in self.fates)
-
-    @property
-    def _trained(self) -> Fate:
-        return next(fate for fate in self.fates if fate.outcome == TRAINED)
-
 
 class FleetLearning(Learning):
-    """Knows the length, the reward and the outcome of every leased rollout."""
+    """Knows the length and the reward of every leased rollout, and which rollouts were trained."""
 
     def __init__(self, config: HubConfig, draw_of: Mapping[str, Draw]) -> None:
         super().__init__(config, draw_of.__getitem__)
@@ -99,7 +106,8 @@ class FleetLearning(Learning):
         """Group and index of each rollout."""
         self.tokens: dict[str, int] = {}
         self.earned: dict[str, float] = {}
-        self.outcomes: dict[str, str] = {}
+        self.is_trained: dict[str, bool] = {}
+        """Rollouts with a known outcome."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int]:
         names = {index: rollout_id(lease.lease_id, index) for index in lease.indices}
@@ -115,9 +123,9 @@ class FleetLearning(Learning):
     def record(self, record: Record) -> None:
         match record:
             case RolloutsDropped():
-                self.outcomes |= dict.fromkeys(record.rollout_ids, record.reason.value)
+                self.is_trained |= dict.fromkeys(record.rollout_ids, False)
             case StepPlanned():
-                self.outcomes |= dict.fromkeys(record.rollout_ids, TRAINED)
+                self.is_trained |= dict.fromkeys(record.rollout_ids, True)
         super().record(record)
 
     def mean_tokens(self) -> float:
@@ -137,34 +145,28 @@ class FleetLearning(Learning):
         drawn = by_policy(self.policy, self.policy.published(), [self.request(lease) for lease in leases])
         return fmean(len(rollout.completion_ids) for rollout in drawn)
 
-    @property
-    def fates(self) -> list[Fate]:
-        """Fates of all rollouts with a known outcome."""
-        found = []
-        for outcome in sorted({*self.outcomes.values()}, key=lambda outcome: (outcome != TRAINED, outcome)):
-            names = [name for name in self._known if self.outcomes[name] == outcome]
-            if names:
-                found.append(
-                    Fate(
-                        outcome=outcome,
-                        rollouts=len(names),
-                        tokens=fmean(self.tokens[name] for name in names),
-                        reward=fmean(self.earned[name] for name in names),
-                    )
-                )
-        return found
+    def figures(self, utilisation: float) -> FleetFigures:
+        known = [name for name in self.is_trained if name in self.tokens]
+        trained = [name for name in known if self.is_trained[name]]
+        by_place: dict[tuple[int, int], list[str]] = {}
+        for name in known:
+            by_place.setdefault(self.places[name], []).append(name)
 
-    def mean_asked(self, of: Mapping[str, float]) -> float:
-        """Mean of a figure of each rollout, over all places with a known outcome, each place once."""
-        by_place: dict[tuple[int, int], list[float]] = {}
-        for name in self._known:
-            by_place.setdefault(self.places[name], []).append(of[name])
-        return fmean(map(fmean, by_place.values()))
+        def asked(of: Mapping[str, float]) -> float:
+            return fmean(fmean(of[name] for name in names) for names in by_place.values())
 
-    @property
-    def _known(self) -> list[str]:
-        """Rollouts with a known outcome."""
-        return [name for name in self.outcomes if name in self.tokens]
+        lengths = np.array(list(self.tokens.values()))
+        return FleetFigures(
+            length_bias=abs(fmean(self.tokens[name] for name in trained) / asked(self.tokens) - 1),
+            reward_bias=fmean(self.earned[name] for name in trained) - asked(self.earned),
+            lost_share=1 - sum(self.tokens[name] for name in trained) / sum(self.tokens[name] for name in known),
+            accuracy_before=self.points[0].accuracy,
+            accuracy_after=self.points[-1].accuracy,
+            trained_rollouts=len(trained),
+            shortest_tokens=int(np.quantile(lengths, 0.01)),
+            longest_tokens=int(np.quantile(lengths, 0.99)),
+            utilisation=utilisation,
+        )
 
 
 def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
@@ -193,17 +195,8 @@ def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
         )
         world.run()
         assert world.finished, "nobody has anything to do, and the run is not finished"
-    lengths = np.array(list(learning.tokens.values()))
     begun, ended = world.steps[0][0], world.steps[-1][1]
-    return FleetFigures(
-        points=learning.points,
-        fates=learning.fates,
-        asked_tokens=learning.mean_asked(learning.tokens),
-        asked_reward=learning.mean_asked(learning.earned),
-        shortest=int(np.quantile(lengths, 0.01)),
-        longest=int(np.quantile(lengths, 0.99)),
-        utilisation=sum(end - begin for begin, end in world.steps) / (ended - begun),
-    )
+    return learning.figures(sum(end - begin for begin, end in world.steps) / (ended - begun))
 
 
 def scenario_of(config: HubConfig, nodes: Sequence[RecordedNode], *, mean_tokens: float) -> Scenario:
@@ -215,10 +208,7 @@ def scenario_of(config: HubConfig, nodes: Sequence[RecordedNode], *, mean_tokens
     step_s = POOL_OVER_NEED * rollouts / drawn_per_s
     return Scenario.model_validate(
         {
-            "run": {"mode": config.run.mode, "seed": config.run.seed},
-            "training": {
-                name: getattr(training, name) for name in ("steps", "groups_per_step", "group_size", "max_staleness")
-            },
+            **same_training(config),
             "learner": {"step_s": step_s},
             "nodes": {"count": len(nodes), "stream_s": 0.0},
             "measuring": {"warm_up_steps": 0, "limit_s": 20.0 * (step_s + 5.0) * (training.steps + 1)},

@@ -6,12 +6,14 @@ bound."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import numpy as np
 import torch
@@ -20,12 +22,10 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.cases import Case
-from benchmarks.learning.engines import Draw, by_policy
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
 from echo_hub.core.events import GroupPrepared
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.learner.policy import Policy
@@ -40,9 +40,52 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import Record
 from echo_hub.simulator.world import World
 from echo_hub.training.trainer import arrived
+from echo_node.backends.base import EngineSettings, PreparedPolicy
+from echo_node.backends.registry import make_engine
 from echo_shared import torch_sampler
-from echo_shared.messages import FinishReason, rollout_id
-from echo_shared.sampling import GroupRequest
+from echo_shared.messages import rollout_id
+from echo_shared.rollout_books import RolloutPayload
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+Draw = Callable[[Policy, Mapping[str, Tensor], Sequence[GroupRequest]], Iterable[FinishedRollout]]
+"""Draws all rollouts of the requests with these weights of the policy's adapter."""
+
+
+def by_policy(policy: Policy, weights: Mapping[str, Tensor], requests: Sequence[GroupRequest]) -> list[FinishedRollout]:
+    """Draw in float32 with the learner's own model."""
+    with policy.holding(weights):
+        return list(torch_sampler.sample_groups(policy.model, requests))
+
+
+class NodeEngine:
+    """Draws with a node's real engine: real precision, real kernels."""
+
+    def __init__(self, backend: str, precision: str, *, base_dir: Path, scratch: Path, width: int = 64) -> None:
+        """Open the engine. `scratch` keeps the base model in the engine's own format. Raises BackendError."""
+        self._scratch = scratch
+        self._engine = make_engine(backend)
+        self._engine.open(base_dir, scratch, EngineSettings(width=width, threads=1, precision=precision))
+        self._set: PreparedPolicy | None = None
+
+    def __call__(
+        self, policy: Policy, weights: Mapping[str, Tensor], requests: Sequence[GroupRequest]
+    ) -> list[FinishedRollout]:
+        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
+            policy.save_adapter(Path(directory), weights)
+            prepared = self._engine.prepare(Path(directory))
+        self._engine.set_policy(prepared)
+        if self._set is not None:
+            self._set.free()
+        self._set = prepared
+        events = list(itertools.chain.from_iterable(self._engine.sample(iter(requests))))
+        rollouts = [event for event in events if isinstance(event, FinishedRollout)]
+        if len(rollouts) != sum(len(request.indices) for request in requests):
+            raise RuntimeError(f"some groups could not be drawn: {events}")
+        return rollouts
+
+    def close(self) -> None:
+        self._engine.close()
+
 
 EVALUATE_EVERY: Final = 10
 """Steps between two points of the curve."""
@@ -75,10 +118,9 @@ def run(case: Case, seed: int) -> list[Point]:
     return learning.points
 
 
-def go_through(learning: Learning, scenario: Scenario | None = None, *, first_accuracy: float | None = None) -> World:
-    """Carry out a run to its last step; `learning` then has the curve. `scenario` replaces nodes that take no time.
-    `first_accuracy` is the accuracy before the first step, if it is known."""
-    learning.note(reward=None, staleness=0.0, accuracy=first_accuracy)
+def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
+    """Carry out a run to its last step; `learning` then has the curve. `scenario` replaces nodes that take no time."""
+    learning.note(reward=None, staleness=0.0)
     scenario = scenario or scenario_of(learning.config)
     world = World(scenario, make=partial(hubs_own, learning), work=learning)
     world.agenda.now = STEP_S
@@ -94,10 +136,7 @@ def scenario_of(config: HubConfig) -> Scenario:
     num_nodes = ceil(rollouts / WIDEST)
     return Scenario.model_validate(
         {
-            "run": {"mode": config.run.mode, "seed": config.run.seed},
-            "training": {
-                name: getattr(training, name) for name in ("steps", "groups_per_step", "group_size", "max_staleness")
-            },
+            **same_training(config),
             "learner": {"step_s": STEP_S, "score_s": 0.0},
             "publication": {"export_s": 0.0, "payload_bytes": 0.0, "start_s": 0.0},
             "nodes": {
@@ -112,6 +151,15 @@ def scenario_of(config: HubConfig) -> Scenario:
             "measuring": {"warm_up_steps": 0, "limit_s": 2.0 * STEP_S * (training.steps + 1)},
         }
     )
+
+
+def same_training(config: HubConfig) -> dict[str, dict[str, Any]]:
+    """Sections of a scenario that equal those of a run's configuration."""
+    names = ("steps", "groups_per_step", "group_size", "max_staleness")
+    return {
+        "run": {"mode": config.run.mode, "seed": config.run.seed},
+        "training": {name: getattr(config.training, name) for name in names},
+    }
 
 
 def hubs_own(learning: Learning, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
@@ -250,11 +298,9 @@ class Learning:
             payload = self._received.pop(name)
             rollouts[self.group_of.pop(name)].append(
                 TrainingRollout(
-                    completion_ids=payload.completion_ids,
+                    **payload.content(),
                     loss_mask=np.ones(len(payload.completion_ids), dtype=bool),
-                    behavior_logprobs=payload.behavior_logprobs,
                     reward=self._rewards.pop(name),
-                    truncated=payload.finish_reason is FinishReason.LENGTH,
                     draws=self._draws.pop(name),
                 )
             )
@@ -263,9 +309,9 @@ class Learning:
             for group_id, of_group in rollouts.items()
         ]
 
-    def note(self, *, reward: float | None, staleness: float, accuracy: float | None = None) -> None:
-        """Add a point to the curve. `accuracy` is evaluated unless it is given."""
-        accuracy = self.accuracy() if accuracy is None else accuracy
+    def note(self, *, reward: float | None, staleness: float) -> None:
+        """Evaluate, and add a point to the curve."""
+        accuracy = self.accuracy()
         self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
 
     def accuracy(self) -> float:

@@ -17,9 +17,8 @@ from typing import Any, Final, get_args
 
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.manners import beside, caged, installed, paused, yielding
-from benchmarks.manners.models import Models, made_in
-from benchmarks.manners.scene import Engine
+from benchmarks.manners import beside, caged, installed, yielding
+from benchmarks.manners.scene import Engine, Models, made_in
 from benchmarks.manners.yielding import News
 
 DESCRIPTION: Final = "How soon a node makes way for its owner, and what it takes of the machine"
@@ -74,7 +73,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
             run(_beside(engine), partial(beside.measure, engine=engine, progress=progress))
         for engine in CAGED:
             run(_caged(engine), partial(caged.measure, engine=engine, progress=progress))
-        run(PAUSED, partial(paused.measure, model=ENGINES[0].model))
+        run(PAUSED, partial(beside.measure_paused, model=ENGINES[0].model))
         run(INSTALLED, partial(installed.measure, model=ENGINES[0].model))
     return Measurement(headline=_headline(rows), rows=rows)
 

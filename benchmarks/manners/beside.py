@@ -17,14 +17,13 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.harness.driven_hub import DrivenHub
-from benchmarks.harness.processes import node_process
+from benchmarks.harness.processes import family, node_process, processor_s
 from benchmarks.harness.progress import Progress
-from benchmarks.manners.models import Models
-from benchmarks.manners.scene import PATIENCE_S, Engine, engine_of, lease_for_ever
+from benchmarks.manners.scene import PATIENCE_S, Engine, Models, engine_of, working_hub
 from echo_node.host import control
 from echo_node.host.paths import Paths
 from echo_shared.errors import ConnectError
+from echo_shared.messages import NodeStatus
 
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
 """A program that only computes."""
@@ -52,7 +51,6 @@ async def measure(scratch: Path, models: Models, engine: Engine, progress: Progr
     return {
         "owner_slowdown_1": statistics.median(one),
         "owner_slowdown_all": statistics.median(all_cores),
-        "owner_slowdown_quartiles": [statistics.quantiles(found)[::2] for found in (one, all_cores)],
         "pairs": len(one),
     }
 
@@ -91,22 +89,14 @@ class _Node:
 @asynccontextmanager
 async def _node(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[_Node]:
     """Start a node with endless work, and wait until it samples."""
-    hub = DrivenHub(scratch / "hub")
-    await hub.open()
-    await hub.publish_base(base)
-    leasing = asyncio.create_task(lease_for_ever(hub))
     home = scratch / "node"
-    options = ("--backend", engine.backend, "--threads", str(engine.threads), "--swarm-host", "127.0.0.1")
+    options = ("--backend", engine.backend, "--threads", "0", "--swarm-host", "127.0.0.1")
     env = {"ECHO_NODE_MANNERS__PRIORITY": "lowest", "OMP_NUM_THREADS": str(psutil.cpu_count() or 1)}
-    try:
+    async with working_hub(scratch, base) as hub:
         with node_process(hub.url, home, options, env=env) as process:
             node = _Node(psutil.Process(process.pid), Paths.find(home).control_file)
             await node.until_sampling()
             yield node
-    finally:
-        leasing.cancel()
-        await asyncio.wait([leasing])
-        await hub.end()
 
 
 async def _time(programs: int) -> float:
@@ -117,3 +107,24 @@ async def _time(programs: int) -> float:
     for process in running:
         await process.wait()
     return time.monotonic() - began
+
+
+SECONDS: Final = 30.0
+SETTLE_S: Final = 5.0
+
+
+async def measure_paused(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
+    """Measure the share of one core, and the memory, of a paused and connected node."""
+    home = scratch / "paused"
+    options = ["--backend", "llama_cpp", "--swarm-host", "127.0.0.1"]
+    async with working_hub(scratch, models(model)) as hub:
+        hub.heartbeat_s = 15.0
+        with node_process(hub.url, home, options, env={"ECHO_NODE_MANNERS__PRIORITY": "lowest"}) as node:
+            await hub.until(lambda: any(message.capacity for message in hub.all(NodeStatus)))
+            await control.ask(Paths.find(home).control_file, "pause")
+            await asyncio.sleep(SETTLE_S)
+            processes = family(psutil.Process(node.pid))
+            before_s, began = processor_s(processes), time.monotonic()
+            await asyncio.sleep(SECONDS)
+            share = (processor_s(processes) - before_s) / (time.monotonic() - began)
+            return {"idle_cpu_share": share, "idle_rss_mb": processes[0].memory_info().rss / 1e6}

@@ -16,10 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.driven_hub import DrivenHub
 from benchmarks.harness.processes import ended
-from benchmarks.manners.models import Models
-from benchmarks.manners.scene import lease_for_ever
+from benchmarks.manners.scene import Models, working_hub
 from echo_shared.messages import Rollout
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -54,10 +52,8 @@ async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any
     began = time.monotonic()
     await asyncio.to_thread(_install, environment)
     install_s = time.monotonic() - began
-    size = sum(path.stat().st_size for path in home.rglob("*") if path.is_file() and not path.is_symlink())
     return {
         "install_s": install_s,
-        "installed_mb": size / 1e6,
         "join_to_first_rollout_s": await _first_rollout(scratch, models(model), environment),
     }
 
@@ -70,21 +66,13 @@ def _install(environment: Mapping[str, str]) -> None:
 
 
 async def _first_rollout(scratch: Path, base: Path, environment: Mapping[str, str]) -> float:
-    hub = DrivenHub(scratch / "hub")
-    await hub.open()
-    await hub.publish_base(base)
-    leasing = asyncio.create_task(lease_for_ever(hub, max_tokens=ROLLOUT_TOKENS))
-    try:
+    async with working_hub(scratch, base, max_tokens=ROLLOUT_TOKENS) as hub:
         began = time.monotonic()
         with _joined(hub.url, scratch / "node.log", environment):
             async with asyncio.timeout(FIRST_ROLLOUT_S):
                 while not hub.all(Rollout):  # noqa: ASYNC110 - `hub.until` has too little patience for a slow machine.
                     await asyncio.sleep(LOOK_S)
             return time.monotonic() - began
-    finally:
-        leasing.cancel()
-        await asyncio.wait([leasing])
-        await hub.end()
 
 
 @contextmanager

@@ -6,9 +6,8 @@ The hub is a `DrivenHub` without training, so only the node uses the processor.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ import numpy as np
 import psutil
 
 from benchmarks.harness.driven_hub import DrivenHub
+from benchmarks.harness.models import QWEN3_06B, SMALL, Shape, random_model
+from benchmarks.harness.requests import GROUP_SIZE, PROMPT_TOKENS
 from echo_node.config import NodeConfig
 from echo_node.core.events import Event, RolloutsDrawn, RolloutsFinished
 from echo_node.core.manners import MannersConfig, Reading
@@ -32,11 +33,21 @@ from echo_shared.messages import LeaseReturned, NodeStatus, Rollout, RolloutPart
 
 PATIENCE_S: Final = 300.0
 LOOK_S: Final = 0.002
-PROMPT_TOKENS: Final = 32
 MAX_TOKENS: Final = 512
-GROUP_SIZE: Final = 8
+STREAM_S: Final = 5.0
 FREE: Final = Reading(full_screen=False)
 GAME: Final = Reading(full_screen=True)
+
+
+SHAPES: Final[Mapping[str, Shape]] = {"small": SMALL, "0.6B": QWEN3_06B}
+
+Models = Callable[[str], Path]
+"""Returns the directory of a base model by name, and makes the model on first use."""
+
+
+def made_in(directory: Path, seed: int) -> Models:
+    """Make models of random weights below `directory`."""
+    return lambda name: random_model(directory / name, SHAPES[name], seed)
 
 
 class Owner:
@@ -63,8 +74,6 @@ class Engine:
 
     backend: str
     model: str
-    threads: int = 0
-    """Threads; 0 for the node's own choice."""
 
 
 class Overheard(Daemon):
@@ -151,7 +160,7 @@ class Scene:
 
 
 def engine_of(process: psutil.Process) -> psutil.Process | None:
-    """Return the engine's process among the descendants of a process, or None if there is none."""
+    """Find the engine's process below a process; None without an engine."""
     for child in process.children(recursive=True):
         try:
             if "echo_node.backends.worker" in child.cmdline():
@@ -162,50 +171,53 @@ def engine_of(process: psutil.Process) -> psutil.Process | None:
 
 
 @asynccontextmanager
-async def scene(
-    scratch: Path, base: Path, engine: Engine, *, manners: MannersConfig | None = None, stream_s: float = 5.0
-) -> AsyncIterator[Scene]:
-    """Start a node, and wait until its engine has work."""
-    home = scratch / "node"
-    shutil.rmtree(home, ignore_errors=True)
-    shutil.rmtree(scratch / "hub", ignore_errors=True)
+async def working_hub(scratch: Path, base: Path, *, max_tokens: int = MAX_TOKENS) -> AsyncIterator[DrivenHub]:
+    """Serve a hub that always has work for its node."""
     hub = DrivenHub(scratch / "hub")
     await hub.open()
     await hub.publish_base(base)
-    paths, owner = Paths.find(home), Owner()
+    leasing = asyncio.create_task(lease_for_ever(hub, max_tokens=max_tokens))
+    try:
+        yield hub
+    finally:
+        leasing.cancel()
+        await asyncio.wait([leasing])
+        await hub.end()
+
+
+@asynccontextmanager
+async def scene(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[Scene]:
+    """Start a node, and wait until its engine has work."""
+    paths, owner = Paths.find(scratch / "node"), Owner()
     config = NodeConfig.model_validate(
         {
             "backend": engine.backend,
-            "threads": engine.threads,
             "swarm_host": "127.0.0.1",
             "bench_seconds": 0,
             "width": GROUP_SIZE,
-            "stream_s": stream_s,
-            "manners": manners or MannersConfig(),
+            "stream_s": STREAM_S,
+            "manners": MannersConfig(priority="lowest"),
         }
     )
-    daemon = Overheard(
-        paths=paths,
-        config=config,
-        me=key_file.load_or_create(paths.identity_key),
-        joining=Joining(
-            address=HubAddress.parse(hub.url, insecure=False), pinned=None, invite_token=None, patient=False
-        ),
-        panel=PlainPanel(),
-        sensors=owner,
-    )
-    node = asyncio.create_task(daemon.run())
-    leasing = asyncio.create_task(lease_for_ever(hub))
-    try:
-        found = Scene(hub, daemon, owner, paths)
-        await hub.until(lambda: hub.handshakes)
-        await found.until_sampling()
-        yield found
-    finally:
-        leasing.cancel()
-        daemon.request_stop("the benchmark is over")
-        await asyncio.wait([node], timeout=PATIENCE_S)
-        await hub.end()
+    async with working_hub(scratch, base) as hub:
+        address = HubAddress.parse(hub.url, insecure=False)
+        daemon = Overheard(
+            paths=paths,
+            config=config,
+            me=key_file.load_or_create(paths.identity_key),
+            joining=Joining(address=address, pinned=None, invite_token=None, patient=False),
+            panel=PlainPanel(),
+            sensors=owner,
+        )
+        node = asyncio.create_task(daemon.run())
+        try:
+            found = Scene(hub, daemon, owner, paths)
+            await hub.until(lambda: hub.handshakes)
+            await found.until_sampling()
+            yield found
+        finally:
+            daemon.request_stop("the benchmark is over")
+            await asyncio.wait([node], timeout=PATIENCE_S)
 
 
 async def lease_for_ever(hub: DrivenHub, *, max_tokens: int = MAX_TOKENS) -> None:

@@ -13,9 +13,7 @@ from typing import Any, Final, Literal
 import psutil
 
 from benchmarks.harness.progress import Progress
-from benchmarks.manners.models import Models
-from benchmarks.manners.scene import FREE, GAME, Engine, Scene, scene
-from echo_node.core.manners import MannersConfig
+from benchmarks.manners.scene import FREE, GAME, Engine, Models, Scene, scene
 
 News = Literal["pause", "game"]
 
@@ -31,7 +29,7 @@ async def measure(scratch: Path, models: Models, engine: Engine, news: News, pro
     """Measure milliseconds from the news to the yield, and seconds until the engine samples again."""
     yields: list[float] = []
     resumes: list[float] = []
-    async with scene(scratch, models(engine.model), engine, manners=MannersConfig(priority="lowest")) as node:
+    async with scene(scratch, models(engine.model), engine) as node:
         for _ in progress.repetitions(MOST_TIMES, within_s=WITHIN_S, least=LEAST_TIMES):
             await asyncio.sleep(WORK_S)
             yields.append(await _yield(node, news))

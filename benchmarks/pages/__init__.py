@@ -1,8 +1,7 @@
 """The hub's pages in Chromium: accessibility, time to show, weight, delay of live figures, memory.
 
 The hub trains, two real nodes work for it, and its database is that of a long run: 5,000 nodes and 10⁶ rollouts
-(`benchmarks.harness.books`). Pages are found by their links, one of each shape. `--json NAME.json` also writes pictures
-of every page in every mode and state to the folder NAME.
+(`benchmarks.harness.books`). Pages are found by their links, one of each shape.
 
 - `axe_serious`, `axe_moderate`: elements that violate rules of axe-core, summed over all pages, light, dark and phone.
 - `first_contentful_paint_s`, `transfer_kb`: the worst page at its first visit. `external_requests`, `csp_unsafe`: sums
@@ -18,23 +17,22 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.site import Site
-from benchmarks.pages import axe, browsing, looks
-from benchmarks.pages.site import filled_site
+from benchmarks.pages import browsing, looks
+from benchmarks.pages.browsing import filled_site
 
 DESCRIPTION: Final = "The hub's pages in a browser: accessibility, weight, speed, how live and how lasting they are"
 NODES: Final = 5_000
 ROLLOUTS: Final = 1_000_000
 LASTING_S: Final = 600.0
 CPU_S: Final = 20.0
-AXE, LOAD, LIVE, SNAPSHOT, CPU, LASTING, AWAY = (
-    *("accessibility", "first load", "live", "snapshot", "hub's processor", "ten minutes", "hub away"),
+AXE, LOAD, LIVE, SNAPSHOT, CPU, LASTING = (
+    *("accessibility", "first load", "live", "snapshot", "hub's processor", "ten minutes"),
 )
 
 
@@ -42,12 +40,11 @@ def plan() -> list[Planned]:
     lacks = browsing.lacks()
     return [
         Planned(name=LOAD, seconds=40, lacks=lacks),
-        Planned(name=AXE, seconds=120, lacks=lacks or axe.lacks()),
+        Planned(name=AXE, seconds=120, lacks=lacks or looks.lacks()),
         Planned(name=LIVE, seconds=60, lacks=lacks),
         Planned(name=SNAPSHOT, seconds=30),
         Planned(name=CPU, seconds=320, lacks=lacks),
         Planned(name=LASTING, seconds=LASTING_S, lacks=lacks),
-        Planned(name=AWAY, seconds=20, lacks=lacks),
     ]
 
 
@@ -55,70 +52,37 @@ def measure(seed: int, progress: Progress) -> Measurement:
     return measure_scaled(seed, progress, 1.0)
 
 
-@dataclass(slots=True)
-class Findings:
-    """Findings of the measured cases. `progress` keeps them too, so that they remain if a later case fails."""
-
-    progress: Progress
-    conditions: dict[str, Any]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    pictures: dict[str, bytes] = field(default_factory=dict)
-
-    async def take(self, name: str, case: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
-        """Measure the case, if it is wanted."""
-        if self.progress.wants(name):
-            found = await case()
-            self.rows.extend({"case": name, **row} for row in found)
-            self.progress.so_far = self.measurement
-            self.progress.done(name, _told(found))
-
-    @property
-    def measurement(self) -> Measurement:
-        return Measurement(
-            headline=headline(self.rows), rows=self.rows, conditions=self.conditions, pictures=self.pictures
-        )
-
-
 def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
     """Measure with sizes and durations multiplied by `scale`."""
     sizes = {"nodes": max(20, round(scale * NODES)), "rollouts": max(1_000, round(scale * ROLLOUTS))}
-    findings = Findings(progress, dict[str, Any](sizes))
-    with tempfile.TemporaryDirectory(prefix="echo-pages-") as scratch:
-
-        def while_empty(site: Site) -> None:
-            if not browsing.lacks():
-                asyncio.run(_picture_of(site, findings.pictures, "no-node"))
-
-        with filled_site(Path(scratch), **sizes, seed=seed, while_empty=while_empty) as site:
-            asyncio.run(_look(site, findings, Path(scratch), scale))
-    return findings.measurement
+    rows: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="echo-pages-") as scratch,
+        filled_site(Path(scratch), **sizes, seed=seed) as site,
+    ):
+        asyncio.run(_look(site, progress, rows, Path(scratch), scale))
+    return Measurement(headline=headline(rows), rows=rows, conditions=dict[str, Any](sizes))
 
 
-async def _picture_of(site: Site, pictures: dict[str, bytes], state: str) -> None:
-    async with browsing.chromium() as browser, browsing.opened(browser, site, "light") as context:
-        page = await context.new_page()
-        await page.goto(site.url)
-        await page.wait_for_timeout(browsing.SETTLED_MS)
-        pictures[f"run-{state}"] = await page.screenshot(full_page=True)
+async def _look(site: Site, progress: Progress, rows: list[dict[str, Any]], scratch: Path, scale: float) -> None:
+    async def take(name: str, case: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
+        if progress.wants(name):
+            found = await case()
+            rows.extend({"case": name, **row} for row in found)
+            progress.so_far = Measurement(headline=headline(rows), rows=rows)
+            progress.done(name, _told(found))
 
-
-async def _look(site: Site, findings: Findings, scratch: Path, scale: float) -> None:
-    progress, run, pictures = findings.progress, findings.take, findings.pictures
-    if progress.wants(SNAPSHOT) and browsing.lacks():
-        await run(SNAPSHOT, lambda: looks.snapshots(site))
+    await take(SNAPSHOT, lambda: looks.snapshots(site))
+    if browsing.lacks():
         return
     async with browsing.chromium() as browser:
         async with browsing.opened(browser, site, "light") as context:
             pages = await browsing.pages_of(context, site)
-        await run(LOAD, lambda: looks.first_load(browser, site, pages))
-        if progress.wants(AXE):
-            script = axe.fetched(scratch)
-            await run(AXE, lambda: looks.every_page(browser, site, pages, script, pictures))
-        await run(LIVE, lambda: looks.live(browser, site))
-        await run(SNAPSHOT, lambda: looks.snapshots(site))
-        await run(CPU, lambda: looks.hub_cpu(browser, site, seconds=scale * CPU_S))
-        await run(LASTING, lambda: looks.lasting(browser, site, seconds=scale * LASTING_S))
-        await run(AWAY, lambda: looks.hub_away(browser, site, pictures))
+        await take(LOAD, lambda: looks.first_load(browser, site, pages))
+        await take(AXE, lambda: looks.every_page(browser, site, pages, looks.fetched(scratch)))
+        await take(LIVE, lambda: looks.live(browser, site))
+        await take(CPU, lambda: looks.hub_cpu(browser, site, seconds=scale * CPU_S))
+        await take(LASTING, lambda: looks.lasting(browser, site, seconds=scale * LASTING_S))
 
 
 def _told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,19 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import base64
+import hashlib
+import shutil
 import statistics
-import time
+import subprocess
+import tarfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 from playwright.async_api import Browser, CDPSession, Page
 
 from benchmarks.harness.site import Site
-from benchmarks.pages import axe
-from benchmarks.pages.browsing import MODES, SETTLED_MS, counted, opened
-from benchmarks.pages.site import PATIENCE_S
+from benchmarks.pages.browsing import MODES, PATIENCE_S, SETTLED_MS, counted, opened
+
+VERSION: Final = "4.14.1"
+SHA512: Final = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+"""Hash of the package, in npm's form."""
+SCRIPT: Final = "package/axe.min.js"
+RUN: Final = "async () => (await axe.run({ resultTypes: ['violations'] })).violations"
+
+
+def lacks() -> str:
+    """Why this machine cannot run axe-core; empty if it can."""
+    return "" if shutil.which("npm") else "npm, which fetches axe-core"
+
+
+def fetched(scratch: Path) -> str:
+    """Fetch the script with npm. Raises ValueError if it is not the pinned release."""
+    command = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
+    subprocess.run(command, cwd=scratch, check=True, capture_output=True)
+    package = scratch / f"axe-core-{VERSION}.tgz"
+    found = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
+    if found != SHA512:
+        raise ValueError(f"{package.name} is not the pinned release: its SHA-512 is {found}")
+    with tarfile.open(package) as archive:
+        content = archive.extractfile(SCRIPT)
+        assert content is not None
+        return content.read().decode()
+
+
+def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Count elements that violate rules, by impact. Critical violations count as serious."""
+    counts = {"serious": 0, "moderate": 0, "minor": 0}
+    for violation in violations:
+        impact = "serious" if violation["impact"] == "critical" else violation["impact"]
+        counts[impact] += len(violation["nodes"])
+    return counts
+
+
+def said_of(violations: list[Mapping[str, Any]]) -> list[str]:
+    """Describe each violated rule, with the first element that violates it."""
+    return [
+        f"{violation['impact']}: {violation['id']}: {violation['nodes'][0]['target']} ({len(violation['nodes'])})"
+        for violation in violations
+    ]
+
 
 STEPS_WATCHED: Final = 20
 PAIRS: Final = 6
@@ -33,10 +78,8 @@ SNAPSHOT: Final = "echo_pages_snapshot_seconds "
 STALE_WITHIN_MS: Final = 90_000.0
 
 
-async def every_page(
-    browser: Browser, site: Site, pages: Mapping[str, str], script: str, pictures: dict[str, bytes]
-) -> list[dict[str, Any]]:
-    """Run axe-core on each page in each mode, and take a picture of each."""
+async def every_page(browser: Browser, site: Site, pages: Mapping[str, str], script: str) -> list[dict[str, Any]]:
+    """Run axe-core on each page in each mode."""
     rows = []
     for mode in MODES:
         for name, path in pages.items():
@@ -44,17 +87,15 @@ async def every_page(
                 page = await context.new_page()
                 await page.goto(site.url + path)
                 await page.wait_for_timeout(SETTLED_MS)
-                shown = name.strip("/").replace("/", "-").replace("*", "one") or "run"
-                pictures[f"{shown}-{mode}"] = await page.screenshot(full_page=True)
                 await page.evaluate(script)
-                violations = await page.evaluate(axe.RUN)
-                counts = axe.found_on(violations)
+                violations = await page.evaluate(RUN)
+                counts = found_on(violations)
                 rows.append(
                     {
                         "page": name,
                         "mode": mode,
                         **{f"axe_{impact}": count for impact, count in counts.items()},
-                        "findings": axe.said_of(violations),
+                        "findings": said_of(violations),
                     }
                 )
     return rows
@@ -66,7 +107,7 @@ async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> 
     for name, path in pages.items():
         async with opened(browser, site, "light", operator=name != "/login") as context:
             page = await context.new_page()
-            loaded, _ = await counted(page, site)
+            loaded = await counted(page, site)
             answer = await page.goto(site.url + path)
             await page.wait_for_timeout(SETTLED_MS)
             policy = answer.headers.get("content-security-policy", "") if answer else ""
@@ -142,50 +183,20 @@ async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[
     """Compare the memory of a watched page early (a tenth of the time) and late."""
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
-        loaded, protocol = await counted(page, site)
+        protocol = await context.new_cdp_session(page)
         await page.goto(site.url)
         await page.wait_for_timeout(100 * seconds)
-        heap, elements = await _memory(page, protocol)
-        requests = len(loaded.urls)
+        heap = await _heap_bytes(page, protocol)
         await page.wait_for_timeout(900 * seconds)
-        heap_then, elements_then = await _memory(page, protocol)
-    return [
-        {
-            "page_memory_growth": heap_then / heap,
-            "element_growth": elements_then / elements,
-            "page_memory_mb": heap_then / 1e6,
-            "requests_while_watched": len(loaded.urls) - requests,
-            "complaints": loaded.violations,
-            "watched_s": seconds,
-        }
-    ]
+        heap_then = await _heap_bytes(page, protocol)
+    return [{"page_memory_growth": heap_then / heap, "page_memory_mb": heap_then / 1e6, "watched_s": seconds}]
 
 
-async def hub_away(browser: Browser, site: Site, pictures: dict[str, bytes]) -> list[dict[str, Any]]:
-    """Stop the hub until the page says that it is stale; resume the hub until the page is live again."""
-    async with opened(browser, site, "light") as context:
-        page = await context.new_page()
-        await page.goto(site.url)
-        link = page.locator("#link")
-        await link.filter(has_text="live").wait_for()
-        site.hub.send_signal(signal.SIGSTOP)
-        began_at = time.monotonic()
-        try:
-            await link.filter(has_text="as of").wait_for(timeout=STALE_WITHIN_MS)
-            said_after_s = time.monotonic() - began_at
-            pictures["run-hub-away"] = await page.screenshot()
-        finally:
-            site.hub.send_signal(signal.SIGCONT)
-        began_at = time.monotonic()
-        await link.filter(has_text="live").wait_for(timeout=STALE_WITHIN_MS)
-    return [{"stale_said_after_s": said_after_s, "live_again_after_s": time.monotonic() - began_at}]
-
-
-async def _memory(page: Page, protocol: CDPSession) -> tuple[float, float]:
-    """Heap bytes and document nodes after garbage collection."""
+async def _heap_bytes(page: Page, protocol: CDPSession) -> float:
+    """Heap bytes after garbage collection."""
     await protocol.send("HeapProfiler.collectGarbage")
     await page.wait_for_timeout(COLLECTED_MS)
     await protocol.send("HeapProfiler.collectGarbage")
     await protocol.send("Performance.enable")
     metrics = {one["name"]: one["value"] for one in (await protocol.send("Performance.getMetrics"))["metrics"]}
-    return metrics["JSHeapUsedSize"], metrics["Nodes"]
+    return float(metrics["JSHeapUsedSize"])

@@ -14,28 +14,12 @@ from typing import Any, Final
 
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.papers import archer, batches, echo, staleness, time_to
+from benchmarks.papers import time_to
 from benchmarks.papers.cases import SEEDS, STEPS
-from benchmarks.papers.plot import draw
 from benchmarks.papers.runs import Found, carry_out_all, runs_of
-from benchmarks.papers.table import Table
+from benchmarks.papers.tables import TABLES
 
 DESCRIPTION: Final = "The claims of the papers that Echo descends from, theirs beside ours"
-TABLES: Final = (
-    echo.PARITY,
-    staleness.AREAL,
-    staleness.ECHO_2,
-    staleness.LLAMARL,
-    batches.FLEET,
-    echo.TRL_CURVE,
-    batches.SHUFFLE_R1,
-    batches.C3PO,
-    archer.TURN_CREDIT,
-    echo.SMALL_AND_LARGE,
-    echo.KNIGHTS_AND_KNAVES,
-    echo.SOKOBAN_ROUNDS,
-    echo.DISTANCE,
-)
 
 
 def plan() -> list[Planned]:
@@ -51,48 +35,37 @@ def plan() -> list[Planned]:
 
 def measure(seed: int, progress: Progress) -> Measurement:
     wanted = [table for table in TABLES if progress.wants(table.name)]
-    measured = _Measured()
+    headline: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    curves: dict[str, Any] = {}
+
+    def measured() -> Measurement:
+        return Measurement(
+            headline=dict(headline),
+            rows=list(rows),
+            shown=("table", "case", "accuracy", "lowest", "highest", "seconds"),
+            conditions={"seeds": SEEDS, "steps": STEPS, "curves": dict(curves)},
+        )
 
     def done(number: int, found: Found) -> None:
         table = wanted[number]
-        measured.add(table, found)
-        progress.so_far = measured.as_measurement()
+        headline.update(table.headline(found))
+        rows.extend(table.rows(found))
+        curves[table.name] = _curves(found)
+        progress.so_far = measured()
         progress.done(table.name, table.headline(found))
 
     carry_out_all([table.wanted for table in wanted], seed, done)
     if progress.wants(time_to.NAME):
-        measured.add_measurement(time_to.measure(seed, progress))
-    return measured.as_measurement()
+        found = time_to.measure(seed, progress)
+        headline.update(found.headline)
+        rows.extend(found.rows)
+    return measured()
 
 
-class _Measured:
-    """Results of the finished tables."""
-
-    def __init__(self) -> None:
-        self._headline: dict[str, Any] = {}
-        self._rows: list[dict[str, Any]] = []
-        self._curves: dict[str, Any] = {}
-        self._pictures: dict[str, bytes] = {}
-
-    def add(self, table: Table, found: Found) -> None:
-        self._headline |= table.headline(found)
-        self._rows += table.rows(found)
-        self._curves[table.name] = {
-            case.name: [[(point.trained_rollouts, point.accuracy) for point in one.points] for one in ran]
-            for case, ran in found.items()
-        }
-        if table.curves:
-            self._pictures[table.name.lower().replace(":", "").replace(" ", "-")] = draw(table, found)
-
-    def add_measurement(self, other: Measurement) -> None:
-        self._headline |= other.headline
-        self._rows += other.rows
-
-    def as_measurement(self) -> Measurement:
-        return Measurement(
-            headline=dict(self._headline),
-            rows=list(self._rows),
-            shown=("table", "case", "accuracy", "lowest", "highest", "seconds"),
-            conditions={"seeds": SEEDS, "steps": STEPS, "curves": dict(self._curves)},
-            pictures=dict(self._pictures),
-        )
+def _curves(found: Found) -> dict[str, list[list[tuple[int, float]]]]:
+    """Trained rollouts and accuracy of each point, seed by seed."""
+    return {
+        case.name: [[(point.trained_rollouts, point.accuracy) for point in one.points] for one in ran]
+        for case, ran in found.items()
+    }

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
-from benchmarks.papers.bases import accuracy_of_base
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.leasing import turn_seed
@@ -72,7 +71,8 @@ class Episode:
             loss_mask=np.concatenate([np.full(len(ids), drawn) for ids, _, drawn in self.parts]),
             behavior_logprobs=np.concatenate([logprobs for _, logprobs, _ in self.parts]),
             reward=self.reward,
-            truncated=self.truncated,
+            finish_reason=FinishReason.LENGTH if self.truncated else FinishReason.STOP,
+            sampling_s=0.0,
             draws=np.array(self.draws, np.uint64),
             turn_rewards=np.array(self.turn_rewards, np.float64),
         )
@@ -163,13 +163,12 @@ class Play:
 
 
 def run_episodes(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """Carry out a run. Returns its curve and its steps' metrics."""
+    """Carry out a run. Return the points of its curve and its steps' metrics."""
     play = Play(case.config(seed))
     training = play.config.training
     optimizer = make_optimizer(play.policy, training)
     steps: list[Mapping[str, float]] = []
-    base = accuracy_of_base(play.config, play.accuracy)
-    points = [Point(trained_rollouts=0, reward=None, accuracy=base, staleness=0.0)]
+    points = [Point(trained_rollouts=0, reward=None, accuracy=play.accuracy(), staleness=0.0)]
     for step in range(1, training.steps + 1):
         steps.append(train_step(play.policy, optimizer, play.groups(step - 1), play.settings))
         if step % case.evaluate_every == 0 or step == training.steps:

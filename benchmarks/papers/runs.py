@@ -2,12 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.harness.pool import pool
+from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, Point, by_policy, go_through, scenario_of
 from benchmarks.papers.cases import MOST_SEEDS, Case
-from benchmarks.papers.ran import Ran, carry_out
+from echo_hub.lifecycle.sft import finetune, prepare
+from echo_hub.run.base_model import resolve_base
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
+from echo_hub.scoring.problems import Problems
+from echo_hub.simulator.scenario import Scenario
+from scripts.small_base.lessons import Knights
+
+FAR_NODES: Final = 8
+FAR_NODE_S: Final = 0.5
+"""Time of a rollout on a far node; a step takes a second. Eight nodes of width 32 draw four times what the learner
+needs, so that only the distance can hold it up."""
+
+Adapter = Mapping[str, NDArray[np.float32]]
+"""Weights by PEFT's names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """Results of a run."""
+
+    points: list[Point]
+    steps: list[Mapping[str, float]] = field(default_factory=list)
+    """Metrics of each step; empty for an untrained base."""
+    adapter: Adapter = field(default_factory=dict)
+    """Adapter of a warm start."""
+
+    @property
+    def accuracy(self) -> float:
+        """Greedy held-out accuracy at the end."""
+        return self.points[-1].accuracy
+
+    def steps_to(self, accuracy: float, *, evaluate_every: int) -> float:
+        """Steps until the curve reaches an accuracy, linear between its points; infinite if it never does."""
+        for number, (before, after) in enumerate(zip(self.points, self.points[1:], strict=False)):
+            if after.accuracy >= accuracy:
+                risen = after.accuracy - before.accuracy
+                share = 0.0 if risen <= 0 else max(0.0, (accuracy - before.accuracy) / risen)
+                return evaluate_every * (number + share)
+        return float("inf")
+
 
 Found = Mapping[Case, Sequence[Ran]]
 """A run for each seed."""
@@ -60,3 +113,92 @@ def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Foun
 def _found(table: Wanted, ran: Mapping[tuple[Case, int], Ran]) -> Found:
     cases, seeds = table
     return {case: [ran[case, number % case.runs(seeds)] for number in range(seeds)] for case in cases}
+
+
+def carry_out(case: Case, seed: int, start: Ran | None = None) -> Ran:
+    """Carry out a run with one thread, in this process. `start` is the result that the case begins with."""
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    match case.runner:
+        case "trl":
+            from benchmarks.papers.trl_run import run_trl
+
+            points, steps = run_trl(case, seed)
+            return Ran(points=points, steps=steps)
+        case "episodes":
+            from benchmarks.papers.episodes import run_episodes
+
+            points, steps = run_episodes(case, seed)
+            return Ran(points=points, steps=steps)
+        case "untrained":
+            learning = Learning(case.config(seed))
+            learning.note(reward=None, staleness=0.0)
+            return Ran(points=learning.points)
+        case "finetuned":
+            return _finetuned(case, seed)
+        case "virtual":
+            return _in_virtual_time(case, seed, start)
+
+
+def _in_virtual_time(case: Case, seed: int, start: Ran | None) -> Ran:
+    config = case.config(seed)
+    with _drawing(case, resolve_base(config.model.base)) as draw:
+        learning = Learning(config, lambda node_id: draw, evaluate_every=case.evaluate_every)
+        if start is not None:
+            learning.begin_with(start.adapter)
+        go_through(learning, scenario_of(config) if case.delay_s is None else _far_away(case, seed))
+    return Ran(points=learning.points, steps=learning.metrics)
+
+
+@contextmanager
+def _drawing(case: Case, base_dir: Path) -> Iterator[Draw]:
+    with ExitStack() as stack:
+        if case.precision == "policy":
+            yield by_policy
+            return
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-papers-")))
+        engine = NodeEngine("llama_cpp", case.precision, base_dir=base_dir, scratch=scratch)
+        stack.callback(engine.close)
+        yield engine
+
+
+def _far_away(case: Case, seed: int) -> Scenario:
+    """Nodes at a distance of `delay_s`, and a learner whose step takes a second."""
+    ideal = scenario_of(case.config(seed)).model_dump()
+    nodes = {"count": FAR_NODES, "width": 32, "s_per_token": FAR_NODE_S, "delay_s": case.delay_s}
+    limit_s = 100.0 * ideal["training"]["steps"]
+    return Scenario.model_validate(
+        {**ideal, "nodes": {**ideal["nodes"], **nodes}, "measuring": {"warm_up_steps": 0, "limit_s": limit_s}}
+    )
+
+
+def _finetuned(case: Case, seed: int) -> Ran:
+    """Fine-tune the base with `echo-hub sft`. The points are those before and after."""
+    assert case.sft is not None, "the case says how"
+    config = case.config(seed)
+    learning = Learning(config)
+    learning.note(reward=None, staleness=0.0)
+    with tempfile.TemporaryDirectory(prefix="echo-papers-") as scratch:
+        run, file = RunDirectory(Path(scratch) / "run"), Path(scratch) / "demonstrations.jsonl"
+        make_run(run, config)
+        lines = demonstrations(learning.problems, case.demonstrations, seed)
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        prepared = prepare(run, config, file, case.sft)
+        done = finetune(prepared, anew=False, told=lambda progress: None, stopping=lambda: False)
+        assert done is not None, "fine-tuning is not stopped"
+        weights = learning.policy.read_adapter(done.adapter)
+    learning.policy.set_adapter(weights)
+    learning.note(reward=None, staleness=0.0)
+    return Ran(points=learning.points, adapter={name: weight.numpy() for name, weight in weights.items()})
+
+
+def demonstrations(problems: Problems, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Make lines of a file for `echo-hub sft`: Knights & Knaves by the base's own teacher, without errors. None is of a
+    held-out problem."""
+    heldout = {problems.codec.text(prompt_ids) for prompt_ids in problems.heldout_prompt_ids()}
+    rng, teacher = random.Random(seed), Knights()
+    while count:
+        lesson = teacher(rng, 0.0)
+        if lesson.prompt not in heldout:
+            yield {"prompt": lesson.prompt, "completion": lesson.completion}
+            count -= 1

@@ -22,7 +22,6 @@ from typing import Any, Final
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.processes import RunFailed, ended
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.papers.table import Headline
 
 NAME: Final = "TRL alone: time to 90 %"
 ACCURACY: Final = 0.9
@@ -30,8 +29,6 @@ MOST_STEPS: Final = 120
 EVALUATE_EVERY: Final = 5
 WITHIN_S: Final = 900.0
 LOOK_EVERY_S: Final = 0.2
-CONTINUOUS_STEPS: Final = 4
-"""Steps that time continuous batching."""
 
 
 def planned() -> Planned:
@@ -43,13 +40,12 @@ def measure(seed: int, progress: Progress) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="echo-papers-") as directory:
         echo = demo(Path(directory), seed)
         trl = alone(Path(directory), seed)
-        continuous = alone(Path(directory), seed, continuous=True)
     headline = headline_of(echo, trl)
     progress.done(NAME, headline)
-    return Measurement(headline=dict(headline), rows=[_row(echo), _row(trl), _row(continuous)])
+    return Measurement(headline=dict(headline), rows=[_row(echo), _row(trl)])
 
 
-def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> Headline:
+def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> dict[str, float | None]:
     """Return the ratio of both times, or None if Echo never reached the accuracy. If TRL did not, its whole time
     counts, and the ratio is an upper bound."""
     if echo["seconds"] is None:
@@ -58,13 +54,7 @@ def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> Headline:
 
 
 def _row(figures: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "table": NAME,
-        **figures,
-        "paper": "-",
-        "paper_scale": "-",
-        "source": "no paper: what else a user would take",
-    }
+    return {"table": NAME, **figures, "source": "no paper: what else a user would take"}
 
 
 def demo(directory: Path, seed: int) -> dict[str, Any]:
@@ -109,20 +99,19 @@ def evaluations(database: Path) -> list[tuple[int, float]]:
         return []
 
 
-def alone(directory: Path, seed: int, *, continuous: bool = False) -> dict[str, Any]:
-    """Run GRPOTrainer in a process of its own; with `continuous` batching for a few steps only."""
+def alone(directory: Path, seed: int) -> dict[str, Any]:
+    """Run GRPOTrainer in a process of its own."""
     report = directory / "trl.json"
-    arguments = [str(seed), str(report), *(["continuous"] if continuous else [])]
     began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "benchmarks.papers.trl_alone", *arguments], check=True, timeout=WITHIN_S)
+    command = [sys.executable, "-m", "benchmarks.papers.trl_run", str(seed), str(report)]
+    subprocess.run(command, check=True, timeout=WITHIN_S)
     whole_s = time.monotonic() - began
     document = json.loads(report.read_text())
     reached = [at_s for at_s, accuracy in document["points"] if accuracy >= ACCURACY]
     return {
-        "case": f"TRL's GRPOTrainer, {'generate_batch' if continuous else 'generate'}",
+        "case": "TRL's GRPOTrainer",
         "seconds": reached[0] - began if reached else None,
         "whole_s": whole_s,
         "steps": document["steps"],
         "accuracy": document["points"][-1][1],
-        "s_per_step": document["s_per_step"],
     }

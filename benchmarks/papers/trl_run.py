@@ -6,24 +6,35 @@ key-value cache, no gradient checkpointing, fused AdamW, no logs and no checkpoi
 
 The trainer draws by chance, or with the hub's sampler and seeds from the same adapter. In the latter case its steps
 differ from the hub's only where the trainers differ.
+
+`python -m benchmarks.papers.trl_run SEED REPORT` trains with the demo's settings and a thread for each core, for
+`time_to`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from peft import LoraConfig, set_peft_model_state_dict
 from transformers import AutoTokenizer, TrainerCallback
+from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.cases import Case
+from benchmarks.papers.time_to import ACCURACY, EVALUATE_EVERY, MOST_STEPS
+from echo_hub.commands.demo_settings import DemoTask, demo_settings
+from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
@@ -36,7 +47,7 @@ from echo_shared import torch_sampler
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """Carry out a run. Returns its curve and each step's mean reward."""
+    """Carry out a run. Return the points of its curve and each step's mean reward."""
     curve = Curve(case.config(seed), evaluate_every=case.evaluate_every)
     train(curve, same_draws=case.same_draws)
     return curve.points, curve.steps
@@ -93,9 +104,8 @@ class Curve(TrainerCallback):
         self.at_s.append(time.monotonic())
 
 
-def train(curve: Curve, *, continuous: bool = False, same_draws: bool = False) -> None:
-    """Train with TRL from the base model to the last step. `continuous` generates with transformers' continuous
-    batching, `same_draws` with the hub's sampler and seeds."""
+def train(curve: Curve, *, same_draws: bool = False) -> None:
+    """Train with TRL from the base model to the last step. `same_draws` generates with the hub's sampler and seeds."""
     config = curve.config
     task = make_task(config.task.name, config.task.options)
     assert not isinstance(task, Environment), "a task of one turn"
@@ -112,7 +122,7 @@ def train(curve: Curve, *, continuous: bool = False, same_draws: bool = False) -
         trainer = GRPOTrainer(
             model=base_dir,
             reward_funcs=[score],
-            args=arguments(config, directory, continuous=continuous),
+            args=arguments(config, directory),
             train_dataset=Dataset.from_dict(
                 {"prompt": [problem.prompt for problem in problems], "number": list(range(len(problems)))}
             ),
@@ -170,7 +180,7 @@ class HubsDraws:
         }
 
 
-def arguments(config: HubConfig, directory: str, *, continuous: bool = False) -> GRPOConfig:
+def arguments(config: HubConfig, directory: str) -> GRPOConfig:
     """Options of the trainer. With one on-policy update per step all ratios equal 1, so only token aggregation and
     advantage matter."""
     training = config.training
@@ -190,7 +200,6 @@ def arguments(config: HubConfig, directory: str, *, continuous: bool = False) ->
         num_generations=training.group_size,
         max_completion_length=config.sampling.max_tokens,
         shuffle_dataset=False,
-        use_transformers_continuous_batching=continuous,
         disable_dropout=True,
         loss_type="dapo",
         scale_rewards=scale,
@@ -208,3 +217,19 @@ def arguments(config: HubConfig, directory: str, *, continuous: bool = False) ->
         report_to="none",
         disable_tqdm=True,
     )
+
+
+def main(seed: int, report: Path, *, steps: int = MOST_STEPS) -> None:
+    """Train until the accuracy is reached. Write the monotonic time of each point of the curve."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    disable_progress_bar()
+    changed: dict[str, dict[str, Any]] = {"run": {"seed": seed, "mode": "colocated"}, "training": {"steps": steps}}
+    config = load_config(None, demo_settings(DemoTask.ARITHMETIC, changed))
+    curve = Curve(config, evaluate_every=EVALUATE_EVERY, until=ACCURACY)
+    train(curve)
+    points = [(at_s, point.accuracy) for at_s, point in zip(curve.at_s, curve.points, strict=True)]
+    report.write_text(json.dumps({"points": points, "steps": len(curve.steps)}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -3,10 +3,8 @@
 - Sizes: processor time of the coordinator's events with 10 to 100,000 nodes, and its memory after the run.
 - False claims: nodes that claim a capacity of 4,096 rollouts and return nothing.
 - A day of volunteers' machines that come and go: see `days`.
-- Speed-up over dispatch of whole groups, in order, where sampling is the bottleneck: see `speed_up`.
 - Effect of nodes that change versions within a completion: see `interrupting`.
 - Cost: savings by the choice of nodes: see `cost`.
-- The capacity model's prediction compared with the simulated utilisation: see `prediction`.
 - Grid: 100 nodes of log-normal throughput, by its sigma, the staleness bound S and the time of a step. The pool samples
   1.15 times what the learner needs. Cases in which no pool is enough are left out.
 
@@ -23,7 +21,7 @@ from typing import Any, Final
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.pool import each
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.simulate import cases, cost, days, interrupting, prediction, speed_up
+from benchmarks.simulate import cases, cost, days, interrupting
 from benchmarks.simulate.kind import Case, Kind, Row
 
 DESCRIPTION: Final = (
@@ -33,12 +31,10 @@ DESCRIPTION: Final = (
 KINDS: Final[tuple[Kind, ...]] = (
     cases.SIZES_KIND,
     cases.FALSE_CLAIMS_KIND,
-    speed_up.KIND,
     interrupting.KIND,
     days.KIND,
     cases.GRID_KIND,
     cost.KIND,
-    prediction.KIND,
 )
 """In the order of the table."""
 

@@ -8,7 +8,6 @@ because groups are whole, the last percent of the nodes' speed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -34,94 +33,75 @@ LIMIT: Final = 5
 NEVER_S: Final = 1e9
 
 
-@dataclass(frozen=True, kw_only=True)
-class GridCase(Case):
-    """A pool of 100 nodes that is just enough."""
-
-    sigma: float
-    max_staleness: int
-    step_s: float
-
-    @property
-    def name(self) -> str:
-        return f"grid, sigma {self.sigma:g}, S = {self.max_staleness}, step {self.step_s:g} s"
-
-    @property
-    def seconds(self) -> float:
-        return 1 + STEPS[self.step_s] * self.step_s * 0.02
-
-    @property
-    def lacks(self) -> str:
-        if margin_of(self._scenario(seed=0, sigma=0.0)) > 0:
-            return ""
-        return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
-
-    def row(self, seed: int) -> Row:
-        return simulated(self.name, self.scenario(seed))
-
-    def scenario(self, seed: int) -> Scenario:
-        one_group = margin_of(self._scenario(seed=seed, sigma=self.sigma))
-        groups = max(1, int(one_group / MARGIN))
-        return with_margin(MARGIN, partial(self._scenario, seed=seed, sigma=self.sigma, groups=groups))
-
-    def _scenario(self, *, seed: int, sigma: float, groups: int = 1, s_per_token: float = S_PER_TOKEN) -> Scenario:
-        steps = STEPS[self.step_s]
-        return scenario_of(
-            seed,
-            training={"steps": steps, "groups_per_step": groups, "max_staleness": self.max_staleness},
-            learner={"step_s": self.step_s},
-            nodes={"sigma": sigma, "s_per_token": s_per_token},
-        )
+def grid_scenario(seed: int, *, sigma: float, max_staleness: int, step_s: float) -> Scenario:
+    """Make a pool of 100 nodes that is just enough."""
+    make = partial(_scenario, seed=seed, sigma=sigma, max_staleness=max_staleness, step_s=step_s)
+    groups = max(1, int(margin_of(make()) / MARGIN))
+    return with_margin(MARGIN, partial(make, groups=groups))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SizeCase(Case):
-    """A given number of nodes, with half as many groups per step, capped at the hub's limit."""
-
-    nodes: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.nodes:,} nodes"
-
-    @property
-    def seconds(self) -> float:
-        return 60.0 if self.nodes > 10_000 else 10.0
-
-    def row(self, seed: int) -> Row:
-        return simulated(self.name, self.scenario(seed), with_memory=True)
-
-    def scenario(self, seed: int) -> Scenario:
-        return scenario_of(
-            seed,
-            training={"steps": SIZES[self.nodes], "groups_per_step": min(self.nodes // 2, MOST_GROUPS)},
-            learner={"step_s": 15.0},
-            nodes={"count": self.nodes},
-            measuring={"warm_up_steps": 2},
-        )
+def grid_lacks(*, max_staleness: int, step_s: float) -> str:
+    """Why no such pool can be enough; empty if one can."""
+    if margin_of(_scenario(seed=0, sigma=0.0, max_staleness=max_staleness, step_s=step_s)) > 0:
+        return ""
+    return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FalseClaimsCase(Case):
-    """The grid's pool with S = 2 and steps of 5 s, and keys that claim a capacity of 4,096 rollouts."""
+def _scenario(
+    *, seed: int, sigma: float, max_staleness: int, step_s: float, groups: int = 1, s_per_token: float = S_PER_TOKEN
+) -> Scenario:
+    return scenario_of(
+        seed,
+        training={"steps": STEPS[step_s], "groups_per_step": groups, "max_staleness": max_staleness},
+        learner={"step_s": step_s},
+        nodes={"sigma": sigma, "s_per_token": s_per_token},
+    )
 
-    count: int
-    """Keys at any moment."""
-    fresh_key_s: float
-    """Seconds after which each key is replaced by a new one."""
 
-    @property
-    def name(self) -> str:
-        fresh = "" if self.fresh_key_s == NEVER_S else f", each fresh after {self.fresh_key_s:g} s"
-        return f"false claims of {self.count} keys{fresh}"
+def _grid_row(seed: int, *, name: str, sigma: float, max_staleness: int, step_s: float) -> Row:
+    return simulated(name, grid_scenario(seed, sigma=sigma, max_staleness=max_staleness, step_s=step_s))
 
-    def row(self, seed: int) -> Row:
-        return simulated(self.name, self.scenario(seed))
 
-    def scenario(self, seed: int) -> Scenario:
-        honest = GridCase(sigma=0.5, max_staleness=2, step_s=5.0).scenario(seed)
-        claims = honest.false_claims.model_copy(update={"count": self.count, "fresh_key_s": self.fresh_key_s})
-        return honest.model_copy(update={"false_claims": claims})
+def _grid_case(sigma: float, max_staleness: int, step_s: float) -> Case:
+    name = f"grid, sigma {sigma:g}, S = {max_staleness}, step {step_s:g} s"
+    return Case(
+        name=name,
+        row=partial(_grid_row, name=name, sigma=sigma, max_staleness=max_staleness, step_s=step_s),
+        seconds=1 + STEPS[step_s] * step_s * 0.02,
+        lacks=grid_lacks(max_staleness=max_staleness, step_s=step_s),
+    )
+
+
+def _size_row(seed: int, *, nodes: int) -> Row:
+    """Simulate half as many groups per step as nodes, capped at the hub's limit."""
+    scenario = scenario_of(
+        seed,
+        training={"steps": SIZES[nodes], "groups_per_step": min(nodes // 2, MOST_GROUPS)},
+        learner={"step_s": 15.0},
+        nodes={"count": nodes},
+        measuring={"warm_up_steps": 2},
+    )
+    return simulated(_size_name(nodes), scenario, with_memory=True)
+
+
+def _size_name(nodes: int) -> str:
+    return f"{nodes:,} nodes"
+
+
+def _false_claims_row(seed: int, *, name: str, count: int, fresh_key_s: float) -> Row:
+    honest = grid_scenario(seed, sigma=0.5, max_staleness=2, step_s=5.0)
+    claims = honest.false_claims.model_copy(update={"count": count, "fresh_key_s": fresh_key_s})
+    return simulated(name, honest.model_copy(update={"false_claims": claims}))
+
+
+def _false_claims_case(count: int, fresh_key_s: float) -> Case:
+    """Make a case of the grid's pool with S = 2 and steps of 5 s, and keys that claim a capacity of 4,096 rollouts.
+
+    There are `count` keys at any moment, each replaced by a new one after `fresh_key_s`.
+    """
+    fresh = "" if fresh_key_s == NEVER_S else f", each fresh after {fresh_key_s:g} s"
+    name = f"false claims of {count} keys{fresh}"
+    return Case(name=name, row=partial(_false_claims_row, name=name, count=count, fresh_key_s=fresh_key_s))
 
 
 def grid_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
@@ -134,7 +114,7 @@ def grid_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def size_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    few, many = (rows.get(SizeCase(nodes=nodes).name) for nodes in (10, 100_000))
+    few, many = (rows.get(_size_name(nodes)) for nodes in (10, 100_000))
     return {
         "events_per_s_10": few["events_per_s"] if few else None,
         "events_ratio_100k": many["events_per_s"] / few["events_per_s"] if few and many else None,
@@ -173,18 +153,15 @@ def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
 
 TOLD: Final = ("utilisation", "stale_share", "staleness", "over_needed")
 GRID: Final = tuple(
-    GridCase(sigma=sigma, max_staleness=bound, step_s=step_s)
-    for sigma in SIGMAS
-    for bound in STALENESS_BOUNDS
-    for step_s in STEPS
+    _grid_case(sigma, bound, step_s) for sigma in SIGMAS for bound in STALENESS_BOUNDS for step_s in STEPS
 )
-FALSE_CLAIMS: Final = tuple(
-    FalseClaimsCase(count=count, fresh_key_s=fresh_key_s)
-    for count, fresh_key_s in ((10, NEVER_S), (3, 20.0), (10, 20.0))
-)
+FALSE_CLAIMS: Final = (_false_claims_case(10, NEVER_S), _false_claims_case(3, 20.0), _false_claims_case(10, 20.0))
 GRID_KIND: Final = Kind(cases=GRID, headline=grid_headline, told=TOLD, conditions={"useful_over_needed": MARGIN})
 SIZES_KIND: Final = Kind(
-    cases=tuple(SizeCase(nodes=nodes) for nodes in SIZES),
+    cases=tuple(
+        Case(name=_size_name(nodes), row=partial(_size_row, nodes=nodes), seconds=60.0 if nodes > 10_000 else 10.0)
+        for nodes in SIZES
+    ),
     headline=size_headline,
     told=(*TOLD, "events_per_s"),
     alone=True,

@@ -9,13 +9,14 @@ runs report cost and utilisation after the warm-up steps.
 
 The programme knows each node's true speed and may use a fraction of a node: it minimises the cost of shares x in 0..1
 with sum of useful_i x_i >= margin R, for the margin of the hub's settings, at which the learner never waits. So both
-are at equal utilisation where the run's utilisation is 1. `over_bare_optimum` is the same without a margin."""
+are at equal utilisation where the run's utilisation is 1."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -41,62 +42,40 @@ CENTS: Final = 0.1
 """US dollars for 1,000 rollouts of the cheapest node."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CostCase(Case):
-    """One pool, with all nodes at work and with chosen nodes."""
+def _case(pool: float, sigma: float) -> Case:
+    name = f"cost, sigma {sigma:g}, pool {pool:g}"
+    return Case(name=name, row=partial(_row, name=name, pool=pool, sigma=sigma), seconds=25.0)
 
-    pool: float
-    sigma: float
 
-    @property
-    def name(self) -> str:
-        return f"cost, sigma {self.sigma:g}, pool {self.pool:g}"
+def _row(seed: int, *, name: str, pool: float, sigma: float) -> Row:
+    """Compare all nodes at work with chosen nodes."""
+    all_on, chosen = (_run(cost_scenario(seed, pool=pool, sigma=sigma, choose=choose)) for choose in (False, True))
+    for run in (all_on, chosen):
+        if not run.report.balanced or not run.report.finished:
+            raise RuntimeError(f"{name}: not finished, or not accounted for: {run.report}")
+    scenario = cost_scenario(seed, pool=pool, sigma=sigma)
+    optimum = optimal_per_hour(scenario, scenario.prices.margin)
+    return {
+        **figures_of(chosen.report),
+        "utilisation_all_on": all_on.report.utilisation,
+        "saving_vs_all_on": 1 - chosen.per_step / all_on.per_step,
+        "cost_over_optimum": chosen.per_hour / optimum,
+        "details": {**asdict(chosen.report), "all_on": asdict(all_on.report)},
+    }
 
-    @property
-    def seconds(self) -> float:
-        return 25.0
 
-    def row(self, seed: int) -> Row:
-        began_at = time.process_time()
-        all_on, chosen = _run(self.scenario(seed, choose=False)), _run(self.scenario(seed))
-        for run in (all_on, chosen):
-            if not run.report.balanced or not run.report.finished:
-                raise RuntimeError(f"{self.name}: not finished, or not accounted for: {run.report}")
-        scenario = self.scenario(seed)
-        optimum, bare = (optimal_per_hour(scenario, margin) for margin in (scenario.prices.margin, 1.0))
-        return {
-            **figures_of(chosen.report),
-            "utilisation_all_on": all_on.report.utilisation,
-            "saving_vs_all_on": 1 - chosen.per_step / all_on.per_step,
-            "cost_over_optimum": chosen.per_hour / optimum,
-            "nodes_paid": chosen.nodes_paid,
-            "details": {
-                **asdict(chosen.report),
-                "all_on": asdict(all_on.report),
-                "per_hour": chosen.per_hour,
-                "per_hour_all_on": all_on.per_hour,
-                "optimum_per_hour": optimum,
-                "over_bare_optimum": chosen.per_hour / bare,
-                "saving_whole_run": 1 - chosen.report.cost / all_on.report.cost,
-                "told": chosen.told,
-                "rollouts_per_step": scenario.rollouts_per_step,
-                "processor_s": time.process_time() - began_at,
-            },
-        }
-
-    def scenario(self, seed: int, *, choose: bool = True) -> Scenario:
-        one = self._scenario(seed, groups=1, choose=choose)
-        return self._scenario(seed, groups=max(1, int(margin_of(one) / self.pool)), choose=choose)
-
-    def _scenario(self, seed: int, *, groups: int, choose: bool) -> Scenario:
+def cost_scenario(seed: int, *, pool: float, sigma: float, choose: bool = True) -> Scenario:
+    def of(groups: int) -> Scenario:
         return scenario_of(
             seed,
             training={"steps": STEPS, "groups_per_step": groups, "max_staleness": MAX_STALENESS},
             learner={"step_s": STEP_S},
-            nodes={"sigma": self.sigma, "rented_share": 1.0},
+            nodes={"sigma": sigma, "rented_share": 1.0},
             prices={"per_1000_rollouts": CENTS, "spread": SPREAD, "choose": choose},
             measuring={"warm_up_steps": WARM_UP},
         )
+
+    return of(max(1, int(margin_of(of(1)) / pool)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +85,6 @@ class Run:
     report: Report
     per_hour: float
     per_step: float
-    nodes_paid: int
-    told: dict[str, int]
 
 
 def _run(scenario: Scenario) -> Run:
@@ -122,8 +99,6 @@ def _run(scenario: Scenario) -> Run:
         report=report_of(world),
         per_hour=dollars / (end - begin) * 3600,
         per_step=dollars / (len(world.steps) - WARM_UP),
-        nodes_paid=world.costs.num_paid(begin),
-        told=dict(world.costs.told),
     )
 
 
@@ -151,5 +126,5 @@ def headline(measured: Mapping[str, Row]) -> dict[str, float | None]:
     }
 
 
-COSTS: Final = tuple(CostCase(pool=pool, sigma=sigma) for sigma in SIGMAS for pool in POOLS)
+COSTS: Final = tuple(_case(pool, sigma) for sigma in SIGMAS for pool in POOLS)
 KIND: Final = Kind(cases=COSTS, headline=headline, told=("utilisation", "saving_vs_all_on", "cost_over_optimum"))

@@ -12,7 +12,6 @@ The first nine steps, which consume rollouts of the base version, are the warm-u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -27,69 +26,60 @@ DAY_STEPS: Final = 1_440
 """Steps of a learner that never waits. If the learner waits, the day ends first."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DayCase(Case):
-    nodes: int
-    groups_per_step: int
-    steps: int = DAY_STEPS
-    begin_spread: float = 1.0
+def _day(*, nodes: int, groups_per_step: int, steps: int = DAY_STEPS, begin_spread: float = 1.0) -> Case:
+    what = "a day" if steps == DAY_STEPS else f"{steps} steps"
+    name = f"{what} of {nodes:,} nodes" + (" on one continent" if begin_spread < 1 else "")
+    sizes = {"nodes": nodes, "groups_per_step": groups_per_step, "steps": steps, "begin_spread": begin_spread}
+    seconds = {10: 10.0, 1_000: 60.0}.get(nodes, 120.0)
+    return Case(name=name, row=partial(_row, name=name, sizes=sizes), seconds=seconds)
 
-    @property
-    def name(self) -> str:
-        what = "a day" if self.steps == DAY_STEPS else f"{self.steps} steps"
-        return f"{what} of {self.nodes:,} nodes" + (" on one continent" if self.begin_spread < 1 else "")
 
-    @property
-    def seconds(self) -> float:
-        return {10: 10.0, 1_000: 60.0}.get(self.nodes, 120.0)
+def _row(seed: int, *, name: str, sizes: Mapping[str, Any]) -> Row:
+    row = simulated(name, with_margin(MARGIN, partial(_scenario, seed=seed, **sizes)))
+    details = row["details"]
+    there = [hour["nodes"] for hour in details["by_hour"]]
+    return row | {
+        "fewest_nodes": min(there),
+        "most_nodes": max(there),
+        "tokens_lost_per_failure": details["tokens_lost_per_failure"],
+    }
 
-    def row(self, seed: int) -> Row:
-        row = simulated(self.name, self.scenario(seed))
-        details = row["details"]
-        there = [hour["nodes"] for hour in details["by_hour"]]
-        return row | {
-            "fewest_nodes": min(there),
-            "most_nodes": max(there),
-            "tokens_again_share": details["again_share"],
-            "tokens_lost_per_failure": details["tokens_lost_per_failure"],
+
+def _scenario(
+    *, seed: int, nodes: int, groups_per_step: int, steps: int, begin_spread: float, s_per_token: float
+) -> Scenario:
+    return Scenario.model_validate(
+        {
+            "run": {"seed": seed},
+            "training": {
+                "steps": steps,
+                "groups_per_step": groups_per_step,
+                "group_size": GROUP_SIZE,
+                "max_staleness": 8,
+            },
+            "leases": {"deadline_s": 1_200.0},
+            "learner": {"step_s": STEP_S},
+            "nodes": {"count": nodes, "width": 1, "s_per_token": s_per_token},
+            "lengths": {"tokens": 2_000.0, "ratio": 4.0, "prompts": 500},
+            "availability": {
+                "on_share": 0.5,
+                "begin_spread": begin_spread,
+                "pauses_per_hour": 0.25,
+                "pause_s": 900.0,
+            },
+            "failures": {"per_hour": 0.1, "away_s": 120.0},
+            "false_claims": {"count": 10, "fresh_key_s": 3_600.0},
+            "measuring": {"limit_s": DAY_S, "warm_up_steps": 9},
         }
-
-    def scenario(self, seed: int) -> Scenario:
-        return with_margin(MARGIN, partial(self._scenario, seed))
-
-    def _scenario(self, seed: int, *, s_per_token: float) -> Scenario:
-        return Scenario.model_validate(
-            {
-                "run": {"seed": seed},
-                "training": {
-                    "steps": self.steps,
-                    "groups_per_step": self.groups_per_step,
-                    "group_size": GROUP_SIZE,
-                    "max_staleness": 8,
-                },
-                "leases": {"deadline_s": 1_200.0},
-                "learner": {"step_s": STEP_S},
-                "nodes": {"count": self.nodes, "width": 1, "s_per_token": s_per_token},
-                "lengths": {"tokens": 2_000.0, "ratio": 4.0, "prompts": 500},
-                "availability": {
-                    "on_share": 0.5,
-                    "begin_spread": self.begin_spread,
-                    "pauses_per_hour": 0.25,
-                    "pause_s": 900.0,
-                },
-                "failures": {"per_hour": 0.1, "away_s": 120.0},
-                "false_claims": {"count": 10, "fresh_key_s": 3_600.0},
-                "measuring": {"limit_s": DAY_S, "warm_up_steps": 9},
-            }
-        )
+    )
 
 
-EVENLY: Final = DayCase(nodes=1_000, groups_per_step=15)
+EVENLY: Final = _day(nodes=1_000, groups_per_step=15)
 CASES: Final = (
-    DayCase(nodes=10, groups_per_step=1),
+    _day(nodes=10, groups_per_step=1),
     EVENLY,
-    DayCase(nodes=1_000, groups_per_step=15, begin_spread=10 / 24),
-    DayCase(nodes=100_000, groups_per_step=1_500, steps=16),
+    _day(nodes=1_000, groups_per_step=15, begin_spread=10 / 24),
+    _day(nodes=100_000, groups_per_step=1_500, steps=16),
 )
 
 

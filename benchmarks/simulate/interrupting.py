@@ -14,14 +14,13 @@ tokens again, each in 1/16 of the time of a drawn token.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from benchmarks.simulate.cases import GROUP_SIZE, scenario_of, with_margin
 from benchmarks.simulate.kind import Case, Kind, Row, check, least, most
-from benchmarks.simulate.speed_up import seconds_per_step
 from echo_hub.simulator.report import report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
@@ -32,66 +31,59 @@ STEPS: Final = 40
 WARM_UP_STEPS: Final = 10
 SEEDS: Final = 3
 
-OnNewVersion = Literal["finish", "interrupt"]
+
+def _row(seed: int, *, name: str, max_staleness: int) -> Row:
+    """Simulate a pool of 50 nodes that is not enough, in both ways."""
+    finish, interrupt = (_reports(seed, name, max_staleness, way) for way in ("finish", "interrupt"))
+    row: Row = {"interrupt_speed_up": _mean(finish, "s_per_step") / _mean(interrupt, "s_per_step")}
+    figures = {"s_per_step": "s_per_step", "staleness": "mean_staleness", "token_staleness": "token_staleness"}
+    for column, figure in figures.items():
+        row |= {column: _mean(interrupt, figure), f"{column}_finish": _mean(finish, figure)}
+    return {
+        **row,
+        "drops": _drops(interrupt),
+        "drops_finish": _drops(finish),
+        "details": {"finish": finish, "interrupt": interrupt},
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class InterruptCase(Case):
-    """One pool of 50 nodes that is not enough, in both ways."""
+def _reports(seed: int, name: str, max_staleness: int, on_new_version: str) -> list[dict[str, Any]]:
+    """Simulate each seed, and return its report."""
+    reports: list[dict[str, Any]] = []
+    for each in range(seed, seed + SEEDS):
+        make = partial(_scenario, seed=each, max_staleness=max_staleness, on_new_version=on_new_version)
+        world = World(with_margin(MARGIN, make))
+        world.run()
+        report = report_of(world)
+        check(f"{name}, {on_new_version}", report)
+        reports.append({**asdict(report), "s_per_step": seconds_per_step(world)})
+    return reports
 
-    max_staleness: int
 
-    @property
-    def name(self) -> str:
-        return f"interrupt, S = {self.max_staleness}"
+def _scenario(*, seed: int, max_staleness: int, on_new_version: str, s_per_token: float) -> Scenario:
+    prefill_s = READING * s_per_token
+    return scenario_of(
+        seed,
+        training={
+            "steps": STEPS,
+            "groups_per_step": 24,
+            "max_staleness": max_staleness,
+            "on_new_version": on_new_version,
+        },
+        learner={"step_s": 6.0},
+        nodes={"count": 50, "width": GROUP_SIZE, "s_per_token": s_per_token, "prefill_s_per_token": prefill_s},
+        lengths={"ratio": 30.0, "prompts": 200},
+        measuring={"warm_up_steps": WARM_UP_STEPS},
+    )
 
-    def row(self, seed: int) -> Row:
-        finish, interrupt = self._reports(seed, "finish"), self._reports(seed, "interrupt")
-        row: Row = {"interrupt_speed_up": _mean(finish, "s_per_step") / _mean(interrupt, "s_per_step")}
-        figures = {"s_per_step": "s_per_step", "staleness": "mean_staleness", "token_staleness": "token_staleness"}
-        for name, figure in figures.items():
-            row |= {name: _mean(interrupt, figure), f"{name}_finish": _mean(finish, figure)}
-        return {
-            **row,
-            "mixed_share": _mean(interrupt, "mixed_share"),
-            "drops": _drops(interrupt),
-            "drops_finish": _drops(finish),
-            "details": {"finish": finish, "interrupt": interrupt},
-        }
 
-    def _reports(self, seed: int, on_new_version: OnNewVersion) -> list[dict[str, Any]]:
-        """Simulate each seed, and return its report."""
-        reports: list[dict[str, Any]] = []
-        for each in range(seed, seed + SEEDS):
-            world = World(self.scenario(each, on_new_version))
-            world.run()
-            report = report_of(world)
-            check(f"{self.name}, {on_new_version}", report)
-            reports.append({**asdict(report), "s_per_step": seconds_per_step(world)})
-        return reports
-
-    def scenario(self, seed: int, on_new_version: OnNewVersion) -> Scenario:
-        return with_margin(MARGIN, partial(self._scenario, seed, on_new_version))
-
-    def _scenario(self, seed: int, on_new_version: OnNewVersion, *, s_per_token: float) -> Scenario:
-        return scenario_of(
-            seed,
-            training={
-                "steps": STEPS,
-                "groups_per_step": 24,
-                "max_staleness": self.max_staleness,
-                "on_new_version": on_new_version,
-            },
-            learner={"step_s": 6.0},
-            nodes={
-                "count": 50,
-                "width": GROUP_SIZE,
-                "s_per_token": s_per_token,
-                "prefill_s_per_token": READING * s_per_token,
-            },
-            lengths={"ratio": 30.0, "prompts": 200},
-            measuring={"warm_up_steps": WARM_UP_STEPS},
-        )
+def seconds_per_step(world: World) -> float:
+    """Virtual seconds from one trained step to the next, after the warm-up; infinite if there is no such step."""
+    warm_up = world.scenario.measuring.warm_up_steps
+    ends = [end for _, end in world.steps if end <= world.agenda.now]
+    if len(ends) <= warm_up:
+        return float("inf")
+    return ((ends[-1] if world.finished else world.agenda.now) - ends[warm_up - 1]) / (len(ends) - warm_up)
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
@@ -118,7 +110,12 @@ def _drops(reports: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-CASES: Final = tuple(InterruptCase(max_staleness=bound) for bound in (1, 2, 4))
+def _case(max_staleness: int) -> Case:
+    name = f"interrupt, S = {max_staleness}"
+    return Case(name=name, row=partial(_row, name=name, max_staleness=max_staleness))
+
+
+CASES: Final = tuple(_case(bound) for bound in (1, 2, 4))
 KIND: Final = Kind(
     cases=CASES,
     headline=headline,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from echo_hub.serving.garbage import Garbage
+from echo_hub.driving.garbage import Garbage
 from echo_hub.simulator.report import Report, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
@@ -17,27 +16,17 @@ Row = dict[str, Any]
 """A case's line of the table. Its `details`, if there are any, go into the conditions instead."""
 
 
-class Case(ABC):
-    """A case is pickled and measured in a separate process."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A case, which is pickled and measured in a separate process."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Return a name that no other case has."""
-
-    @property
-    def seconds(self) -> float:
-        """Expected processor seconds."""
-        return 10.0
-
-    @property
-    def lacks(self) -> str:
-        """Why the case cannot be measured; empty if it can."""
-        return ""
-
-    @abstractmethod
-    def row(self, seed: int) -> Row:
-        """Measure the case."""
+    name: str
+    row: Callable[[int], Row]
+    """Measures the case with a seed."""
+    seconds: float = 10.0
+    """Expected processor seconds."""
+    lacks: str = ""
+    """Why the case cannot be measured; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Hostile nodes and strangers against a real hub: what is detected, and what it costs.
 
-- Loads by strangers, and how the hub answers meanwhile: see `attacking`.
+- Loads by strangers, and how the hub answers meanwhile: see `loads`.
 - Forged tokens and claims, by class of numerics, and honest nodes of each class: see `tokens`.
 - The same on a real vocabulary, judged offline: see `real`.
 - Cost of hostile rollouts for the model: see `accuracy`. Cost of the defence without attacks: see `objectives`.
@@ -25,25 +25,25 @@ DESCRIPTION: Final = "Attacks on a hub: what is detected, how soon, and what it 
 
 
 def plan() -> list[Planned]:
-    from benchmarks.trust import accuracy, attacking, objectives, real, tokens
+    from benchmarks.trust import accuracy, loads, objectives, real, tokens
 
-    return [*attacking.plan(), *tokens.plan(), *real.plan(), *accuracy.plan(), *objectives.plan()]
+    return [*loads.plan(), *tokens.plan(), *real.plan(), *accuracy.plan(), *objectives.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    from benchmarks.trust import accuracy, attacking, objectives, real, tokens
+    from benchmarks.trust import accuracy, loads, objectives, real, tokens
 
     headline: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="echo-trust-") as directory:
         scratch = Path(directory)
-        loads = attacking.measure(scratch, progress, seed=seed)
+        loaded = loads.measure(scratch, progress, seed=seed)
         forged = tokens.measure(scratch, progress, seed=seed)
-        rows += [*loads, *forged]
+        rows += [*loaded, *forged]
         tried = [row for row in rows if "detected" in row]
         if tried:
             detected = sum(row["detected"] for row in tried)
-            headline |= {"attacks_tried": len(tried), "attacks_detected": detected, **attacking.headline(loads)}
+            headline |= {"attacks_tried": len(tried), "attacks_detected": detected, **loads.headline(loaded)}
         headline |= tokens.headline(forged)
         offline: list[dict[str, Any]] = []
         for found in real.measure(scratch, progress, seed=seed):

@@ -1,46 +1,73 @@
-"""Loads that strangers put on a hub: connections, requests, handshakes, logins, keys and log lines by the thousand.
+"""Loads that strangers put on a hub: connections, requests, keys and log lines by the thousand.
 
-Each attack returns what the hub did, or raises `Unnoticed`. `attacking` measures the hub's answers, memory and logs
-around it. Single messages that break the protocol are tests (tests/echo_hub/net, tests/end_to_end).
+Each attack returns the hub's reaction, or raises `Unnoticed`. A row says how the hub noticed, how it answered
+`/healthz` meanwhile, and how its memory and its logs grew. A process of its own asks for `/healthz`: a thread of the
+attacker would measure the attacker's own delay. Single messages that break the protocol are tests (tests/echo_hub/net,
+tests/end_to_end).
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
-import socket
-import ssl
+import http.client
+import os
+import re
+import resource
 import time
-import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgpack
 import websockets
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from benchmarks.backends.cases import lacks
+from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.site import Settings, Site, merged, open_site
 from benchmarks.harness.stranger import Stranger
-from benchmarks.trust.victim import Streams, Unnoticed, Victim, all_closed
 from echo_hub.config.file import load_config
 from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
-from echo_hub.dashboard.access.credentials import set_password
 from echo_shared.messages import MAX_FRAME_BYTES, LeaseReturned, NodeStatus, ReceiptState
+from echo_shared.messages.fields import printable
 from echo_shared.process_memory import own_bytes
 from echo_shared.swarm import read_torrent
 
+ENDS_WITHIN_S: Final = 150.0
+WARM_UP_STEPS: Final = 20
+"""Steps after which the hub's memory does not grow by itself."""
+WARM_UP_S: Final = 600.0
+MOST_LOG_BYTES: Final = 256 * 1024
+"""Growth of all logs of the hub that one attack may cause."""
+NODE_OPTIONS: Final = ("--backend", "llama_cpp", "--precision", "f32")
+ELSEWHERE: Final = ("nice", "-n", "10")
+"""Nodes have machines of their own, so hub, learner and verifier go before them on this machine."""
+SETTINGS: Final[Settings] = {
+    "run": {"name": "trust"},
+    "training": {"steps": 100_000},
+    "learner": {"threads": 1, "checkpoint_every": 50},
+    "sampling": {"max_tokens": 6},
+    "evaluation": {"problems": 1},
+    "leases": {"deadline_s": 10.0},
+    "server": {"port": 0, "shared_memory": False},
+}
+LOOK_S: Final = 0.05
+HEALTH_WITHIN_S: Final = 60.0
+CLOSED_WITHIN_S: Final = 100.0
+"""The hub keeps idle connections for some time. A connection that is open after this time stays open."""
+BYSTANDER: Final = ("127.0.0.2", 0)
+"""Where `/healthz` is asked from: the attacker's address has limits."""
+NICENESS: Final = -10
+"""Process priority of the bystander, which stands for a separate machine."""
+_TURNED_AWAY: Final = re.compile(r'^echo_turned_away_total\{reason="(\w+)",what="(\w+)"\} (\S+)$', re.MULTILINE)
 SOCKETS: Final = 1_000
 PATIENCE_S: Final = 20.0
-FLOOD_S: Final = 10.0
 UNREADERS: Final = 40
 """Clients of each path that read nothing."""
 LARGE: Final[Mapping[str, int]] = {
@@ -51,22 +78,16 @@ LARGE: Final[Mapping[str, int]] = {
 }
 """Paths with large public answers, and requests per client."""
 MOST_GROWTH_BYTES: Final = 100_000_000
-BOMB_ITEMS: Final = 8_000_000
-BOMB_BYTES: Final = 2**30
 FRESH_KEYS: Final = 2_000
 AT_ONCE: Final = 64
 STORM_S: Final = 90.0
 """Keys that have not been tried by then are left out."""
 COUNT_S: Final = 0.1
-ELSEWHERE: Final = "127.0.0.3"
+HONEST_ADDRESS: Final = "127.0.0.3"
 """Address of the honest node that joins during the storm."""
 HONEST_WITHIN_S: Final = 5.0
-PASSWORD: Final = "the operator's own"
-GUESSERS: Final = 400
-READERS: Final = 400
 STEERING: Final = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2028\x00"
 """Clears a terminal, renames its window, and reverses text."""
-HANDSHAKE_WITHIN_S: Final = 60.0
 UPGRADE: Final = (
     b"GET /node HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -78,18 +99,146 @@ FIRST_BYTES: Final[Mapping[str, bytes]] = {
     "websockets without a proof": UPGRADE,
 }
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Figures = dict[str, float]
-Attack = Callable[[Victim], Awaitable[str | tuple[str, Figures]]]
+Attack = Callable[["Victim"], Awaitable[str | tuple[str, Figures]]]
 """Returns the hub's reaction, and optional figures for the row."""
 
 
-def _from(number: int) -> tuple[str, int]:
-    """Return one of many local addresses."""
-    return f"127.{1 + number // 62_500}.{number // 250 % 250}.{1 + number % 250}", 0
+class Unnoticed(Exception):
+    """The attack went through, or the hub does not report it."""
 
 
-def _client(url: str, number: int) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(local_addr=_from(number)))
+@dataclass(slots=True, kw_only=True)
+class Health:
+    """Slowest `/healthz` answer, memory growth and log growth during one attack."""
+
+    stall_s: float = 0.0
+    growth_bytes: int = 0
+    log_bytes: int = 0
+    is_log_plain: bool = True
+    """True if no new log line steers a terminal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """A hub, and the process that asks for its health."""
+
+    site: Site
+    pipe: Connection
+
+    @property
+    def url(self) -> str:
+        return self.site.url
+
+    async def turned_away(self) -> dict[str, int]:
+        """Read the hub's counters of refused connections, requests and messages."""
+        operator = {"Authorization": f"Bearer {self.site.token}"}
+        async with aiohttp.ClientSession(self.url, headers=operator) as session, session.get("/metrics") as answer:
+            found = _TURNED_AWAY.findall(await answer.text())
+        return {f"{what}, {reason}": int(float(count)) for reason, what, count in found}
+
+    async def stranger(self, **changes: Any) -> Stranger:
+        """Join with a new key."""
+        return await Stranger(self.url).join(**changes)
+
+    async def sockets(self, count: int, first_bytes: bytes) -> list[Streams]:
+        """Open up to `count` connections that each send `first_bytes`."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * count + 512)), hard))
+        address, opened = urlsplit(self.url), list[Streams]()
+        for _ in range(count):
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(address.hostname, address.port)
+                writer.write(first_bytes)
+                opened.append((reader, writer))
+        return opened
+
+    @contextmanager
+    def watched(self) -> Iterator[Health]:
+        """Watch the hub during the block."""
+        health, logs = Health(), self._logs()
+        self.pipe.send(self.site.hub.pid)
+        try:
+            yield health
+        finally:
+            self.pipe.send(None)
+            health.stall_s, health.growth_bytes = self.pipe.recv()
+            for path, content in self._logs().items():
+                said = content[len(logs.get(path, b"")) :]
+                health.log_bytes += len(said)
+                text = said.decode(errors="surrogateescape")
+                health.is_log_plain = health.is_log_plain and printable(text) == text
+
+    def _logs(self) -> dict[str, bytes]:
+        """Logs of the hub, its scorers, learner and verifier."""
+        return {str(path): path.read_bytes() for path in (self.site.log, *(self.site.run.root / "logs").glob("*"))}
+
+
+async def all_closed(opened: list[Streams], *, within_s: float = CLOSED_WITHIN_S) -> str:
+    """Wait until the hub has closed all connections. Raises Unnoticed."""
+    began_at = time.monotonic()
+    waits = [asyncio.create_task(_until_closed(reader)) for reader, _ in opened]
+    _, pending = await asyncio.wait(waits, timeout=within_s)
+    for waiting in pending:
+        waiting.cancel()
+    for _, writer in opened:
+        writer.transport.abort()
+    if pending:
+        raise Unnoticed(f"{len(pending)} of {len(opened)} are still open after {within_s:.0f} s")
+    return f"all {len(opened)} closed after {time.monotonic() - began_at:.1f} s"
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(65_536):
+            pass
+
+
+@contextmanager
+def attacked(site: Site) -> Iterator[Victim]:
+    """Start the bystander of a hub."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_watch, args=(theirs, site.url), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        ours.recv()
+        yield Victim(site=site, pipe=ours)
+    finally:
+        ours.close()
+        process.join()
+
+
+def _watch(pipe: Connection, url: str) -> None:
+    """Watch, as the bystander, each process id that comes by the pipe until the next message."""
+    with suppress(PermissionError):
+        os.nice(NICENESS)
+    pipe.send("ready")
+    with suppress(EOFError):
+        while True:
+            pipe.send(_look(pipe, url, pipe.recv()))
+
+
+def _look(pipe: Connection, url: str, pid: int) -> tuple[float, int]:
+    stall_s, growth_bytes, before = 0.0, 0, own_bytes(pid)
+    address = urlsplit(url)
+    assert address.hostname is not None
+    while not pipe.poll(LOOK_S):
+        began_at = time.monotonic()
+        connection = http.client.HTTPConnection(address.hostname, address.port, HEALTH_WITHIN_S, BYSTANDER)
+        try:
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            stall_s = max(stall_s, HEALTH_WITHIN_S)  # No answer counts as the longest delay.
+        finally:
+            connection.close()
+        stall_s = max(stall_s, time.monotonic() - began_at)
+        growth_bytes = max(growth_bytes, own_bytes(pid) - before)
+    pipe.recv()
+    return stall_s, growth_bytes
 
 
 async def many_sockets(victim: Victim, *, first_bytes: bytes) -> str:
@@ -142,129 +291,6 @@ async def _base_model(victim: Victim) -> tuple[Stranger, str]:
     layout = read_torrent(base.torrent)
     largest, _ = max(layout.files, key=lambda file: file[1])
     return member, f"{base.web_seed_path}{layout.name}/{largest}"
-
-
-async def bombs(victim: Victim) -> str:
-    """Send a valid status with 8 million empty lists in it."""
-    node = await victim.stranger()
-    status = NodeStatus(activity="waiting", capacity=0, policy_version=0, tokens_per_s=0)
-    packed = msgpack.packb({**msgpack.unpackb(node.session.send(status)), "x": 0})
-    frame = packed[:-1] + b"\xdd" + BOMB_ITEMS.to_bytes(4) + b"\x90" * BOMB_ITEMS
-    with suppress(websockets.ConnectionClosed):
-        for _ in range(10):
-            await node.socket.send(frame)
-    try:
-        await node.until(lambda: node.ended, within_s=PATIENCE_S)
-    except TimeoutError as error:
-        raise Unnoticed("the connection goes on") from error
-    finally:
-        await node.close()
-    return f"disconnected: {node.refused.code if node.refused else 'closed'}"
-
-
-async def bombs_in_bodies(victim: Victim) -> str:
-    """Send bodies that unpack to a thousand times their size to every kind of route."""
-    address, heads = urlsplit(victim.url), Counter[str]()
-    for kind in ("gzip", "deflate"):
-        whole = _bomb(kind)
-        for target in ("POST /login", "GET /healthz", "GET /announce/x", "POST /actions/pause", "GET /node", "PUT /x"):
-            for body in (whole[:8_000], whole):
-                reader, writer = await asyncio.open_connection(address.hostname, address.port)
-                head = (
-                    f"{target} HTTP/1.1\r\nHost: {address.netloc}\r\nOrigin: {victim.url}\r\n"
-                    f"Content-Encoding: {kind}\r\n"
-                    f"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {len(body)}\r\n\r\n"
-                )
-                with suppress(OSError, TimeoutError):
-                    async with asyncio.timeout(PATIENCE_S):
-                        writer.write(head.encode() + body)
-                        heads[(await reader.readline()).decode()[9:12] or "closed"] += 1
-                writer.transport.abort()
-    return f"answers {dict(heads)}"
-
-
-def _bomb(kind: str) -> bytes:
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31 if kind == "gzip" else 15)
-    zeros = bytes(2**20)
-    return b"".join([*(packer.compress(zeros) for _ in range(BOMB_BYTES // len(zeros))), packer.flush()])
-
-
-async def logins(victim: Victim) -> str:
-    """Guess passwords from 400 addresses without pause. The operator's token and password must work meanwhile."""
-    site, answers, over = victim.site, Counter[int](), asyncio.Event()
-    set_password(site.run.operator_password, PASSWORD)
-
-    async def attempt(http: aiohttp.ClientSession, secret: str) -> int:
-        form, origin = {"secret": secret}, {"Origin": site.url}
-        async with http.post("/login", data=form, headers=origin, allow_redirects=False) as answer:
-            return answer.status
-
-    async def guess(number: int) -> None:
-        async with _client(site.url, number) as http:
-            while not over.is_set():
-                with suppress(aiohttp.ClientError):
-                    answers[await attempt(http, f"not it, {number}")] += 1
-                await asyncio.sleep(0.2)
-
-    async def operator(number: int, secret: str) -> int:
-        """Return the attempt that lets the operator in; 0 if none does."""
-        async with _client(site.url, number) as http:
-            for tried in range(1, 31):
-                with suppress(aiohttp.ClientError):
-                    if await attempt(http, secret) == 303:
-                        return tried
-                await asyncio.sleep(1.0)
-        return 0
-
-    guessing = [asyncio.create_task(guess(number)) for number in range(GUESSERS)]
-    try:
-        await asyncio.sleep(FLOOD_S / 2)
-        token = await operator(GUESSERS + 1, site.token)
-        password = await operator(GUESSERS + 2, PASSWORD)
-    finally:
-        over.set()
-        await asyncio.gather(*guessing, return_exceptions=True)
-        site.run.operator_password.unlink()
-    if not token or not password or answers[303]:
-        raise Unnoticed(f"in by token: {token}, by password: {password}; answers {dict(answers)}")
-    return f"answers {dict(answers)}; in by token at attempt {token}, by password at {password}"
-
-
-async def slow_readers(victim: Victim) -> str:
-    """Read pages and files a few bytes at a time with 400 clients. Others must be served meanwhile."""
-    address = urlsplit(victim.url)
-    member, seed = await _base_model(victim)
-    paths = ("/leaderboard", "/static/echo.css", seed)
-    requests = b"".join(
-        f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: identity\r\n\r\n".encode() * 4 for path in paths
-    )
-    opened: list[socket.socket] = []
-    for number in range(READERS):
-        slow = socket.socket()
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_024)
-        slow.bind(_from(number % 40))
-        with suppress(OSError):
-            slow.connect((address.hostname, address.port))
-            slow.send(requests)
-            slow.setblocking(False)
-        opened.append(slow)
-    served, until = 0, time.monotonic() + FLOOD_S
-    async with _client(victim.url, 999) as http:
-        while time.monotonic() < until:
-            for slow in opened:
-                with suppress(OSError):
-                    slow.recv(16)
-            async with http.get("/leaderboard") as answer:
-                served += answer.status == 200
-            other = await victim.stranger()
-            served += other.welcome is not None
-            await other.close()
-    for slow in opened:
-        slow.close()
-    await member.close()
-    if not served:
-        raise Unnoticed("no other client is served")
-    return f"{READERS} read slowly, {served} others were served; turned away so far: {await victim.turned_away()}"
 
 
 async def log_flood(victim: Victim) -> str:
@@ -338,7 +364,7 @@ async def fresh_keys(victim: Victim) -> tuple[str, Figures]:
     async def honest() -> float:
         await under_way.wait()
         began_at = loop.time()
-        node = await Stranger(victim.url, host=ELSEWHERE).join()
+        node = await Stranger(victim.url, host=HONEST_ADDRESS).join()
         if node.ended:
             raise Unnoticed(f"an honest node was refused: {node.refused and node.refused.code}")
         joined_s = loop.time() - began_at
@@ -374,56 +400,70 @@ async def _most_held(victim: Victim, keys: Collection[str], over: asyncio.Event)
     return most_of_all, most_of_keys
 
 
-async def handshakes(victim: Victim, *, share: float) -> str:
-    """Begin 1,000 TLS handshakes with this share of the first message, and send no more."""
-    before, hello = await victim.turned_away(), client_hello()
-    opened = await victim.sockets(SOCKETS, hello[: int(share * len(hello))])
-    closed = await all_closed(opened, within_s=HANDSHAKE_WITHIN_S)
-    more = Counter(await victim.turned_away()) - Counter(before)
-    if not more:
-        raise Unnoticed(f"{closed}; the hub counts none of it")
-    return f"{closed}; the hub counts {dict(more)}"
-
-
-def client_hello() -> bytes:
-    """Return the first message of a TLS handshake. The server answers it with its own expensive part."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    sent = ssl.MemoryBIO()
-    with suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
-    return sent.read()
-
-
-def tls_settings(directory: Path) -> dict[str, Any]:
-    """Settings of a server with a self-signed certificate for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "attacked")])
-    place = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    unsigned = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    dated = unsigned.serial_number(x509.random_serial_number()).not_valid_before(now - day).not_valid_after(now + day)
-    made = dated.add_extension(place, critical=False).sign(key, hashes.SHA256())
-    certificate, secret = directory / "attacked.pem", directory / "attacked.key"
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
-    return {"tls_certificate": str(certificate), "tls_key": str(secret)}
-
-
-ON_HUB: Final[Mapping[str, Attack]] = {
+ATTACKS: Final[Mapping[str, Attack]] = {
     **{f"network, {name}": partial(many_sockets, first_bytes=first) for name, first in FIRST_BYTES.items()},
     "network, large frames before a proof": frames_before_proof,
     "network, answers that nobody reads": unread_answers,
-    "protocol, bombs": bombs,
     "protocol, fresh keys": fresh_keys,
-    "pages, login flood": logins,
-    "pages, compressed bombs in bodies": bombs_in_bodies,
-    "pages, slow readers": slow_readers,
     "pages, log flooding": log_flood,
 }
-ON_TLS_HUB: Final[Mapping[str, Attack]] = {
-    "TLS, connections without a handshake": partial(handshakes, share=0.0),
-    "TLS, half a first message": partial(handshakes, share=0.5),
-    "TLS, half-done handshakes": partial(handshakes, share=1.0),
-}
+
+
+def plan() -> list[Planned]:
+    return [Planned(name=name, seconds=15, lacks=lacks("llama_cpp", "f32")) for name in ATTACKS]
+
+
+def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
+    """Measure the wanted attacks, one row for each. All attacks meet the same hub, with what earlier attacks left
+    behind."""
+    rows: list[dict[str, Any]] = []
+    wanted = {name: attack for name, attack in ATTACKS.items() if progress.wants(name)}
+    if not wanted:
+        return rows
+    settings = merged(SETTINGS, {"run": {"seed": seed}})
+    with open_site(scratch / "attacked", settings, verbose=True) as site, attacked(site) as victim:
+        site.node(NODE_OPTIONS, within=ELSEWHERE)
+        site.wait_for_step(WARM_UP_STEPS, within_s=WARM_UP_S)
+        for name, attack in wanted.items():
+            rows.append({"case": name, **_attacked(victim, attack)})
+            progress.done(name, {"detected": rows[-1]["detected"], "how": rows[-1]["how"]})
+    return rows
+
+
+def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the worst delay and growth of all attacks, or None if no attack was measured."""
+    names = ("stall_s", "rss_growth_mb", "log_kb")
+    return {f"{name}_worst": max((row[name] for row in rows), default=None) for name in names}
+
+
+def _attacked(victim: Victim, attack: Attack) -> dict[str, Any]:
+    began_at = time.monotonic()
+    with victim.watched() as health:
+        row = verdict(victim, attack)
+    if health.log_bytes > MOST_LOG_BYTES or not health.is_log_plain:
+        plain = "plain" if health.is_log_plain else "not plain"
+        row |= {"detected": False, "how": f"the log is {plain}, {health.log_bytes} bytes more; {row['how']}"}
+    return {
+        **row,
+        "stall_s": health.stall_s,
+        "rss_growth_mb": health.growth_bytes / 1e6,
+        "log_kb": health.log_bytes / 1e3,
+        "seconds": time.monotonic() - began_at,
+    }
+
+
+def verdict(victim: Victim, attack: Attack, *, within_s: float = ENDS_WITHIN_S) -> dict[str, Any]:
+    """Carry out an attack. `detected` is False for a successful or unfinished attack."""
+
+    async def limited() -> str | tuple[str, dict[str, float]]:
+        async with asyncio.timeout(within_s):
+            return await attack(victim)
+
+    try:
+        found = asyncio.run(limited())
+    except Unnoticed as error:
+        return {"detected": False, "how": str(error)}
+    except TimeoutError:
+        return {"detected": False, "how": f"nothing for {within_s:.0f} s"}
+    how, figures = (found, {}) if isinstance(found, str) else found
+    return {"detected": True, "how": how, **figures}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from benchmarks.harness.pool import each
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.learning.cases import Case
+from benchmarks.learning.cases import Case, stale
 from benchmarks.learning.virtual_run import run
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import TrainingConfig
@@ -21,8 +21,8 @@ from echo_hub.config.training_sections import TrainingConfig
 SEEDS: Final = 3
 SECONDS: Final = 30.0
 _STALENESS: Final = TrainingConfig().max_staleness
-BEFORE: Final = Case(name="grpo", mode="async", max_staleness=_STALENESS, objective={"name": "grpo"})
-DEFAULT: Final = Case(name=ObjectiveConfig().name, mode="async", max_staleness=_STALENESS)
+BEFORE: Final = Case(name="grpo", settings=stale(_STALENESS, objective={"name": "grpo"}))
+DEFAULT: Final = Case(name=ObjectiveConfig().name, settings=stale(_STALENESS))
 RUNS: Final = {
     f"objective {case.name}, seed {number + 1} of {SEEDS}": (case, number)
     for number in range(SEEDS)

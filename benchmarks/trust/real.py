@@ -53,7 +53,7 @@ from echo_hub.core.trust.judging import NOTHING, added, alarm, judged, weigh
 from echo_hub.core.trust.likelihood import SCALES
 from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass
 from echo_hub.core.trust.settings import TrustSettings
-from echo_hub.serving.checking import PROMPTS
+from echo_hub.intake.episodes import PROMPTS
 from echo_hub.tasks.base import Problem
 from echo_hub.verify.drawn import unpack_evidence, unpack_spans
 from echo_hub.verify.worker import Examiner

@@ -31,7 +31,7 @@ from benchmarks.harness.hostile.falsifications import FALSIFICATIONS
 from benchmarks.harness.processes import RunFailed, ended
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.site import RunningNode, Site, merged, open_site
-from benchmarks.trust.attacking import ELSEWHERE, SETTINGS
+from benchmarks.trust.loads import ELSEWHERE, SETTINGS
 from echo_hub.config.sections import TrustConfig
 from echo_hub.config.training_sections import TrainingConfig
 

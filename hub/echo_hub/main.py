@@ -184,7 +184,8 @@ def demo(
     seed: SeedOption = None,
     mode: ModeOption = None,
     backend: Annotated[
-        list[str] | None, typer.Option(help="Backend of a node; once a node. Default: one of each that is installed.")
+        list[str] | None,
+        typer.Option(help="A node's backend; repeat it for each node. Default: llama_cpp, if installed, and torch."),
     ] = None,
     report_json: Annotated[Path | None, typer.Option("--json", help="Write the report there as well.")] = None,
 ) -> None:
@@ -198,13 +199,15 @@ def demo(
     async def demo_until_stopped() -> None:
         async with begun(config.learner, run_directory.root) as spawned:
             with uncollected():
-                from echo_hub.commands.demo import DemoReport, default_backends, run_demo
+                from echo_hub.commands.demo import DemoReport, default_backends, missing_engine, run_demo
 
             def write(report: DemoReport) -> None:
                 if report_json is not None:
                     report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
 
             chosen = tuple(backend or default_backends())
+            if not backend and (line := missing_engine()) is not None:
+                typer.echo(line)
             await run_demo(config, run_directory, backends=chosen, keep=keep, report_to=write, spawned=spawned)
 
     run_until_stopped(demo_until_stopped())

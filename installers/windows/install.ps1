@@ -72,7 +72,7 @@ function Find-Python {
 }
 
 function Test-Connected {
-    $ErrorActionPreference = 'Continue' # As long as no node is up, `status` says so on stderr.
+    $ErrorActionPreference = 'Continue' # Without a running node, `status` writes to stderr.
     return (& $EchoNode status --json 2>$null | Out-String) -match '"connected": true'
 }
 
@@ -83,7 +83,7 @@ function Get-Status {
     if ($LASTEXITCODE -eq 0) { return $said | ConvertFrom-Json }
 }
 
-# A node that runs is left to the hub that it works for; its owner is told how to have it work for -Join's.
+# Leaves a running node at its present hub, and explains to its owner how to move it to the hub of -Join.
 function Show-Running([string] $Hub) {
     Write-Host "A node runs here already, and goes on as it is: it works for $Hub. See it with: echo-node status"
     if ("$Join/".StartsWith("$Hub/", [StringComparison]::OrdinalIgnoreCase)) {
@@ -124,7 +124,7 @@ function Restore-Rpc([string] $File) {
         '--no-binary', 'llama-cpp-python', "llama-cpp-python==$version")
 }
 
-# Prints what wheelhouse.py prints; what it says against the wheelhouse stops this script.
+# Returns wheelhouse.py's output; an error stops this script.
 function Invoke-Wheelhouse([string[]] $Arguments) {
     $found = Find-Python
     $answer = & $found[0] @($found | Select-Object -Skip 1) (Join-Path $PSScriptRoot '..\wheelhouse.py') @Arguments
@@ -184,7 +184,7 @@ function Assert-Start([string] $Version) {
 }
 
 function Set-Current([string] $Version) {
-    if (Test-Path -LiteralPath $Environment) { [IO.Directory]::Delete($Environment) } # The junction, not what it leads to.
+    if (Test-Path -LiteralPath $Environment) { [IO.Directory]::Delete($Environment) } # not its target
     New-Item -ItemType Junction -Path $Environment -Target $Version | Out-Null
 }
 
@@ -197,9 +197,9 @@ if (-not $From -and -not $Source) {
     else { throw 'Say what to install: -From WHEELHOUSE, or -Source DIR or WHEEL.' }
 }
 if ($Source) {
-    # Never a package name: anyone may own Echo's name on an index.
+    # A package name is refused, because Echo's name on an index may belong to anyone.
     if (-not (Test-Path -LiteralPath $Source)) { throw "$Source does not exist (-Source)." }
-    $Source = (Resolve-Path -LiteralPath $Source).ProviderPath # Absolute, lest pip take it for a name.
+    $Source = (Resolve-Path -LiteralPath $Source).ProviderPath # Absolute, or pip would take it for a package name.
 }
 
 New-Item -ItemType Directory -Force -Path $Versions, $BinDir | Out-Null
@@ -231,7 +231,7 @@ if (Test-Path -LiteralPath (Join-Path $env:LOCALAPPDATA 'echo-node\logon-task.xm
         throw
     }
 }
-# A node that runs holds its files open: what cannot be removed now goes with the next upgrade.
+# A running node holds its files open; files that cannot be removed now are removed by the next upgrade.
 Get-ChildItem -LiteralPath $Versions | Where-Object FullName -ne $new |
     Remove-Item -Recurse -Force -ErrorAction SilentlyContinue
 
@@ -274,7 +274,7 @@ try {
     if ($joining.HasExited -and $joining.ExitCode -ne 0) { throw "echo-node join ended with exit code $($joining.ExitCode)." }
 }
 finally {
-    # What it holds is spooled on disk, so nothing is lost by ending it at once.
+    # The node's results are spooled on disk, so ending it at once loses nothing.
     if (-not $joining.HasExited) { Stop-Process -Id $joining.Id }
 }
 Invoke-Program $EchoNode @('service', 'install')

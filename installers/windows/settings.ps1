@@ -7,7 +7,7 @@ $Environment = Join-Path $HomeDir 'current'
 $BinDir = Join-Path $HomeDir 'bin'
 $EchoNode = Join-Path $Environment 'Scripts\echo-node.exe'
 
-# The user's PATH as it is written in the registry: reading it any other way expands its %VARIABLES% for good.
+# The user's PATH, unexpanded from the registry. Other ways to read it would expand its %VARIABLES% for good.
 function Get-UserPath {
     $key = Get-Item -LiteralPath 'HKCU:\Environment'
     $value = $key.GetValue('Path', '', [Microsoft.Win32.RegistryValueOptions]::DoNotExpandEnvironmentNames)

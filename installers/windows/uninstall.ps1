@@ -16,8 +16,8 @@ Set-StrictMode -Version 3.0
 $ErrorActionPreference = 'Stop'
 . (Join-Path $PSScriptRoot 'settings.ps1')
 
-# What `echo-node --install-completion` adds to a profile of PowerShell. Its other lines may be of any encoding: each
-# byte is a character here, and stays.
+# Removes the lines that `echo-node --install-completion` adds to a PowerShell profile. Other lines may have any
+# encoding: each byte is read as one character, and stays unchanged.
 function Remove-Completion([string] $File) {
     if (-not (Test-Path -LiteralPath $File)) { return }
     $bytes = [Text.Encoding]::GetEncoding(28591)
@@ -53,6 +53,6 @@ if (Test-Path -LiteralPath $data) {
     else { Remove-Item -LiteralPath $data -Recurse -Force }
 }
 if ($env:ECHO_NODE_HOME) { Write-Host "Left as it is: $env:ECHO_NODE_HOME (ECHO_NODE_HOME)" }
-if (Test-Path -LiteralPath $Environment) { [IO.Directory]::Delete($Environment) } # The junction first.
+if (Test-Path -LiteralPath $Environment) { [IO.Directory]::Delete($Environment) } # The junction, before its target.
 if (Test-Path -LiteralPath $HomeDir) { Remove-Item -LiteralPath $HomeDir -Recurse -Force }
 Write-Host 'Removed echo-node.'

@@ -1,7 +1,7 @@
 """Writes a page per benchmark: its own docstring, and its section of docs/results.md.
 
 With a folder of results from `python -m benchmarks NAME --json FOLDER/NAME.json`, a page also shows that measurement's
-headline, conditions and plots.
+headline and conditions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_pages(folder: Path, *, results: str, figures: Path | None = None) -> None:
-    """Write index.md and NAME.md of every benchmark to `folder`, with the pictures that they show."""
+    """Write index.md and NAME.md of every benchmark to `folder`."""
     about = {name: _description(name) for name in names()}
     rows = [(f"[{name}]({name}.md)", text(about[name])) for name in names()]
     intro = results.partition("\n## ")[0].partition("\n")[2].strip()
@@ -31,7 +30,7 @@ def write_pages(folder: Path, *, results: str, figures: Path | None = None) -> N
         page += f"## What it measures\n\n{paragraphs(ast.get_docstring(_module(name)))}"
         page += f"## Figures\n\n{figures_of(results, name) or 'No figures are published.'}\n\n"
         if figures is not None and (figures / f"{name}.json").is_file():
-            page += _measured(figures / f"{name}.json", folder)
+            page += _measured(figures / f"{name}.json")
         (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
@@ -59,17 +58,11 @@ def _description(name: str) -> str:
     raise LookupError(f"benchmarks.{name} has no DESCRIPTION")
 
 
-def _measured(file: Path, folder: Path) -> str:
+def _measured(file: Path) -> str:
     document: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     rows = [
         [(code(key), code(json.dumps(value))) for key, value in document[of].items()]
         for of in ("headline", "conditions")
     ]
     page = "## Newest measurement\n\n" + table(("figure", "value"), rows[0])
-    beside = file.with_suffix("")
-    for picture in [file.with_suffix(".png"), *(sorted(beside.glob("*.png")) if beside.is_dir() else [])]:
-        if picture.is_file():
-            kept = f"{file.stem}-{picture.name}"
-            shutil.copyfile(picture, folder / kept)
-            page += f"![{picture.stem}, drawn by the benchmark]({kept})\n\n"
     return page + "### Conditions\n\n" + table(("", ""), rows[1])

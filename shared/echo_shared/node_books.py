@@ -7,7 +7,8 @@ nats.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from echo_shared.books import NodeTotals
 from echo_shared.rollout_books import RolloutSummary
@@ -63,6 +64,53 @@ class TrustDecision:
     """Rollout that led to the decision; empty = none."""
     evidence: CheckEvidence | None
     """Evidence from that rollout's check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMismatch:
+    """Mismatch between one node's claims and the learner's log-probabilities, over its rollouts of the newest steps."""
+
+    node_id: str
+    kl: float
+    """Mean estimate of KL(claimed ‖ learner) per token, in nats."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustStatus:
+    """Results of all checks. Counts since the hub's start, except for the present numbers of nodes and waiting checks.
+
+    The core makes it, and the pages and metrics show it.
+    """
+
+    checks: Mapping[str, int] = field(default_factory=dict)
+    """Verdicts by class of numerics (backend/precision/device), one for each node that drew a part."""
+    failed_checks: Mapping[str, int] = field(default_factory=dict)
+    """Verdicts against the node, by class of numerics."""
+    abandoned_checks: int = 0
+    """Checks that the verifier could not make."""
+    waiting_checks: int = 0
+    """Rollouts under check."""
+    quarantined: int = 0
+    """Nodes that get no work."""
+    checkers: int = 0
+    """Connected nodes that offer to check others."""
+    opinions: int = 0
+    """Findings of nodes about others' rollouts; several findings about one rollout count each."""
+    disagreements: int = 0
+    """Rollouts whose first two findings contradict each other."""
+    outvoted: int = 0
+    """Findings that two others contradict."""
+    checked_tokens: int = 0
+    """Tokens that nodes computed for checks, prompts included."""
+    mismatch: tuple[NodeMismatch, ...] = ()
+    """Nodes with the largest mismatch with the learner, the largest first."""
+    lagging: tuple[tuple[str, str], ...] = ()
+    """Nodes that likely draw with an older version than they name, each with the reason."""
+    suspended: tuple[str, ...] = ()
+    """Versions and groups that many nodes of a class fail on, so that no node is condemned for them."""
+    coarser: tuple[str, ...] = ()
+    """Classes of numerics whose nodes round more than measured here, with their scales."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,16 @@ come from models and untrusted nodes: treat them as hostile input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from echo_shared.books import FLAT
-from echo_shared.messages import ReceiptState
+from echo_shared.messages import Completion, FinishReason, ReceiptState, content_of
+from echo_shared.messages.fields import TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +135,58 @@ class DrawnSpan:
     num_tokens: int
 
 
+_NO_IDS: Final[NDArray[np.int32]] = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPayload(Completion):
+    """A completion as the hub holds, stores and shows it: with the nodes that drew it and the environment's answer."""
+
+    observation_ids: TokenIds = field(default_factory=lambda: _NO_IDS)
+    """Tokens between this turn and the next; empty after the last turn."""
+    spans: tuple[DrawnSpan, ...] = ()
+    """In token order. Empty: the node that holds the lease drew all tokens, with the lease's version."""
+
+    @classmethod
+    def of(cls, completion: Completion, spans: tuple[DrawnSpan, ...] = ()) -> RolloutPayload:
+        """Return the payload of a node's message or an engine's report."""
+        return cls(*content_of(completion), spans=spans)
+
+    def attributed(self, node_id: str, policy_version: int) -> RolloutPayload:
+        """Return the payload with spans that cover all tokens. Node and version are those of the lease."""
+        if self.spans:
+            return self
+        own = DrawnSpan(node_id=node_id, policy_version=policy_version, num_tokens=len(self.completion_ids))
+        return replace(self, spans=(own,))
+
+
+_Payload = TypeVar("_Payload", bound=RolloutPayload)
+
+
+def pack_payload(payload: RolloutPayload) -> dict[str, Any]:
+    """Return all fields, those of a subclass included, for a frame between the hub's processes."""
+    frame = {each.name: getattr(payload, each.name) for each in fields(payload)}
+    return {**frame, "spans": pack_spans(payload.spans)}
+
+
+def unpack_payload(kind: type[_Payload], frame: Mapping[str, Any]) -> _Payload:
+    """Return the payload in a frame that `pack_payload` made of one of this class."""
+    reason, spans = FinishReason(frame["finish_reason"]), unpack_spans(frame["spans"])
+    return kind(**{**frame, "finish_reason": reason, "spans": spans})
+
+
+def pack_spans(spans: Sequence[DrawnSpan]) -> list[list[str | int]]:
+    """Return node, version and number of tokens of each span."""
+    return [[span.node_id, span.policy_version, span.num_tokens] for span in spans]
+
+
+def unpack_spans(packed: Iterable[Sequence[Any]]) -> tuple[DrawnSpan, ...]:
+    """Return the spans that `pack_spans` packed."""
+    return tuple(
+        DrawnSpan(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in packed
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutText:
     """Text of a completion and the environment's answer."""
@@ -137,11 +194,8 @@ class RolloutText:
     text: str
     pieces: tuple[Piece, ...]
     """The pieces concatenate to `text`."""
-    completion_ids: tuple[int, ...]
-    behavior_logprobs: tuple[float, ...]
-    spans: tuple[DrawnSpan, ...]
-    finish_reason: str
-    sampling_s: float
+    payload: RolloutPayload = field(metadata=FLAT)
+    """Its spans cover all tokens."""
     observation: str
     """The environment's answer, masked out of the loss; empty after the last turn."""
 
@@ -158,12 +212,11 @@ class RolloutView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupView:
-    """One prompt with all rollouts ever leased for it, by index, turn and lease."""
+class GroupRecord:
+    """One prompt with the times of its group and of the step that trained on it."""
 
     group_id: int
     step: int | None
-    evaluation: str
     opened_at: float | None
     """None: the group belongs to an evaluation."""
     drop_reason: str | None
@@ -173,10 +226,17 @@ class GroupView:
     trained_at: float | None
     published_at: float | None
     """Publication time of the version that the group's step produced."""
+    retired: bool = False
+    """True: its rollouts were removed from the database, archived or deleted by the retention settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView(GroupRecord):
+    """One prompt with all rollouts ever leased for it, by index, turn and lease."""
+
+    evaluation: str
     task: str = ""
     """Task key; empty if the run has only one task."""
     prompt: str
     """Prompt with special tokens shown."""
     rollouts: tuple[RolloutView, ...]
-    retired: bool = False
-    """True: its rollouts were removed from the database, archived or deleted by the retention settings."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_shared.errors import BackendError
-from echo_shared.messages import FinishReason
+from echo_shared.messages import Completion
 
 BAD_PREFIX: Final = "bad_prefix"
 """Code of the BackendError for a request whose prefix no completion can continue."""
@@ -78,18 +78,13 @@ class DrawnPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedRollout:
-    """One completion. A drawn stop token is its last token; `behavior_logprobs` are in nats, one per token."""
+class FinishedRollout(Completion):
+    """One completion as an engine reports it."""
 
     lease_id: int
     group_id: int
     index: int
     policy_version: int
-    completion_ids: NDArray[np.int32]
-    behavior_logprobs: NDArray[np.float32]
-    finish_reason: FinishReason
-    sampling_s: float
-    """Seconds from the start of the prompt's prefill to the last token."""
     num_given: int = 0
     """Number of leading tokens that came from the request's prefix."""
 

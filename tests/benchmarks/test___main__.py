@@ -1,4 +1,4 @@
-"""`python -m benchmarks`, as a user types it."""
+"""`python -m benchmarks`, as typed by a user."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def process(*arguments: str | Path, timeout: float = 60, **environment: str) -> 
     )
 
 
-def test_every_benchmark_has_its_three_names() -> None:
+def test_every_benchmark_defines_its_three_names() -> None:
     assert names() and not {"measurement", "progress", "__main__"} & {*names()}
     for name in names():
         module = importlib.import_module(f"benchmarks.{name}")
@@ -64,7 +64,7 @@ def test_every_benchmark_has_its_three_names() -> None:
         (("demo", "--json", "no/such/directory/x.json"), "there is no directory"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_measured(arguments: tuple[str, ...], expected: str) -> None:
+def test_wrong_usage_is_reported_before_anything_is_measured(arguments: tuple[str, ...], expected: str) -> None:
     result = process(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert expected in result.stderr
@@ -78,7 +78,7 @@ def test_the_help_names_every_benchmark() -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_it_writes_what_it_has(tmp_path: Path) -> None:
+def test_an_interrupted_benchmark_writes_its_results_so_far(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks", "simulate", "--only", "10 nodes", "--only", "1,000 nodes"]
     with subprocess.Popen([*command, "--json", file], cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
@@ -93,7 +93,7 @@ def test_interrupted_it_writes_what_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_AVX2, reason="PyTorch cannot be told here that the processor has AVX2 alone")
-def test_what_the_processor_has_no_hardware_for_is_left_out_and_told(tmp_path: Path) -> None:
+def test_cases_without_hardware_support_are_left_out_and_reported(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     result = process("learner", "--only", "100 m*bfloat16", "--json", file, timeout=240, **AVX2_ALONE)
     assert result.returncode == 0, result.stderr
@@ -105,7 +105,7 @@ def test_what_the_processor_has_no_hardware_for_is_left_out_and_told(tmp_path: P
 
 
 @pytest.mark.skipif(not HAS_AVX2, reason="PyTorch cannot be told here that the processor has AVX2 alone")
-def test_every_benchmark_leaves_out_what_takes_that_hardware_and_no_more() -> None:
+def test_every_benchmark_leaves_out_only_the_cases_that_need_the_hardware() -> None:
     command = [sys.executable, "-c", PLAN, *names()]
     run = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **AVX2_ALONE}, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""The headline's figures; and a real run that is killed, cut and hung for some seconds."""
+"""The headline's figures; and a real run with some seconds of kills, cuts and hangs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import chaos
 from benchmarks.chaos import disturbed
-from benchmarks.chaos.books import Books
 from benchmarks.chaos.disturbed import End
+from benchmarks.chaos.scene import Books
 
 BOOKS = Books(acknowledged=5, lost_after_ack=0, trained_twice=0, identity_holds=True, quarantined=0)
 
@@ -41,7 +41,7 @@ def test_the_headline_is_of_all_rounds() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_a_run_goes_on_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_run_continues_and_loses_nothing(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     end = await disturbed.run(tmp_path, seed=7, seconds=20.0, on_postgresql=False)
     assert end.rounds and all(row["recovered_s"] is not None for row in end.rounds)

@@ -12,9 +12,9 @@ def test_utilisation_is_the_share_of_the_time_in_which_a_step_trains() -> None:
         utilisation([*steps, {"train_s": 1.0}])
 
 
-def test_while_no_batch_is_there_the_learner_is_not_held_up() -> None:
-    """Planned half a second before the learner is free, which takes it up a quarter of one later; then planned a second
-    after it, and begun half a second later."""
+def test_the_hand_off_does_not_include_the_wait_for_a_batch() -> None:
+    """Plan one step 0.5 s before the learner is free, which starts it 0.25 s later; and one 1 s after, started 0.5 s
+    later."""
     steps = [
         {"train_s": 9.0, "planned_s": -9.0, "at_s": 0.0},
         {"train_s": 2.0, "planned_s": -0.5, "at_s": 2.25, "gap_s": 0.25, "eval_s": 0.0},
@@ -25,8 +25,8 @@ def test_while_no_batch_is_there_the_learner_is_not_held_up() -> None:
     assert utilisation_when_ready(steps) == pytest.approx(4.0 / 4.75)
 
 
-def test_what_it_evaluates_between_two_steps_is_no_hand_off() -> None:
-    """Of a step that was planned before the learner was free; else the evaluation may have been in the waiting time."""
+def test_an_evaluation_between_two_steps_is_no_hand_off() -> None:
+    """Subtract it only if planning ended before the learner was free; else it may overlap the waiting time."""
     before = {"train_s": 1.0, "planned_s": -1.0, "at_s": 0.0}
     step = {"train_s": 1.0, "planned_s": -0.5, "at_s": 3.0, "gap_s": 0.75, "eval_s": 0.5}
     assert hand_off_s(before, step) == 0.25

@@ -1,4 +1,4 @@
-"""Real fuzzing, of few runs."""
+"""Real fuzzing with few runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_target_is_run_as_often_as_was_asked_for(tmp_path: Path) -> None:
     assert row["runs"] >= 20_000 and row["covered"] > 0
 
 
-def test_a_finding_is_told_with_its_bytes(tmp_path: Path) -> None:
+def test_a_finding_is_reported_with_its_bytes(tmp_path: Path) -> None:
     row = fuzz.fuzzed("bencode", tmp_path, 0, child="tests.benchmarks.fuzzing.broken_child")
     assert row["findings"] == 1 and bytes.fromhex(row["first"])
     assert "ZeroDivisionError" in row["said"]

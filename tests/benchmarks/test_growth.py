@@ -1,4 +1,4 @@
-"""A hub on small books, start to end, and the figures of its case."""
+"""A hub with small records, from start to end, and the figures of its case."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def test_headlines_are_by_nodes_and_none_without_their_case() -> None:
     } <= told.keys()
 
 
-def test_postgresql_is_left_out_where_there_is_no_server() -> None:
+def test_postgresql_is_left_out_if_there_is_no_server() -> None:
     lacks = {case.name: case.lacks for case in growth.plan()}
     assert lacks["1,000 nodes, PostgreSQL"] == lacking() and not lacks["1,000 nodes"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_hub_starts_on_filled_books_and_each_of_its_figures_is_there() -> None:
+def test_a_hub_starts_with_a_filled_store_and_all_figures_are_measured() -> None:
     progress = Progress(growth.plan(), ["1,000 nodes"])
     (run,) = growth.measure_scaled(0, progress, 0.005).rows
     assert run["nodes"] == 20 and run["start_s"] > 0 and run["bytes_per_rollout"] > 100
-    assert all(run[name] > 0 for name in ("snapshot_ms", "leaderboard_ms", "metrics_ms", "fleet_ms", "worst_query_ms"))
-    assert run["worst_query"] and len(run["slowest_queries"]) > 3
+    assert all(run[name] > 0 for name in ("snapshot_ms", "leaderboard_ms", "metrics_ms", "worst_query_ms"))
+    assert run["worst_query"]

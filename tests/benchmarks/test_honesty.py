@@ -1,4 +1,4 @@
-"""The study at the size of a test: dishonest samplers stand out, honest ones with the same numerics show nothing."""
+"""The study at the size of a test."""
 
 from __future__ import annotations
 
@@ -6,34 +6,23 @@ import pytest
 
 from benchmarks import honesty
 from benchmarks.harness.progress import Progress
-from benchmarks.honesty import samplers, shopping, short_run
+from benchmarks.honesty import shopping, short_run
 
-CASES = (
-    "honest, torch f32",
-    "honest, torch f32, weights of 4 bits",
-    *samplers.ATTACKS,
-    honesty.ANOTHER,
-    honesty.COST,
-)
+CASES = ("honest, torch f32", "honest, torch f32, weights of 4 bits", honesty.COST)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_what_is_dishonest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_engines_show_nothing_and_coarse_ones_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_run, "GROUPS", 16)
     monkeypatch.setattr(honesty, "HONEST_GROUPS", 64)
-    monkeypatch.setattr(honesty, "DISHONEST_GROUPS", 64)
     monkeypatch.setattr(honesty, "COST_REPEATS", 1)
-    progress = Progress(honesty.plan(), CASES)
-    measured = honesty.measure(0, progress)
+    measured = honesty.measure(0, Progress(honesty.plan(), CASES))
     rows = {row["case"]: row for row in measured.rows}
     honest = rows["honest, torch f32"]
     assert honest["u 0.001"] == honest["claim 0.01"] == 0 and honest["rollouts"] == 512
+    assert rows["honest, torch f32, weights of 4 bits"]["u 0.001"] > 0
     assert rows["honest, torch f32, weights of 4 bits"]["u 1"] < 0.005
-    for name in (honesty.ANOTHER, *samplers.ATTACKS):
-        row = rows[name]
-        assert row["u 0.001"] > 0.002 if not name.startswith(("claims", "-10")) else row["claim 0.05"] > 0.1, name
-    assert rows["wrong answers by hand"]["u 0.5"] > rows["right answers by hand"]["u 0.5"] > 0.03
     assert {"verified_tokens_per_cpu_s", "cost_of_checking_all"} <= set(measured.headline)
 
 
@@ -48,7 +37,7 @@ def test_an_exact_node_that_says_four_bits_earns_by_neighbours_and_is_found(monk
     gain = {row["case"]: row["reward_shopped"] - row["reward"] for row in measured.rows}
     assert gain[as_coarse["case"]] > gain[as_exact["case"]] + 0.03
     assert as_coarse["to_detection"] < shopping.UNDETECTED and not as_coarse["claims_round"]
-    assert with_noise["claims_round"] and with_noise["to_detection"] < shopping.UNDETECTED, "by its rewards"
+    assert with_noise["claims_round"] and with_noise["to_detection"] < shopping.UNDETECTED, "found by its rewards"
     assert diluted["takes"] == shopping.EQUALS and diluted["to_detection"] < shopping.UNDETECTED
     assert as_coarse["reward"] < half["reward_shopped"] < as_coarse["reward_shopped"] == diluted["reward_shopped"]
     assert measured.headline["most_earned_unfound_with_noise"] >= 0

@@ -1,4 +1,4 @@
-"""The headline's figures come from the cases' rows, and a case that was left out has none."""
+"""The headline's figures come from the cases' rows; a case that was left out has none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_ratio_is_of_a_thousand_nodes_and_the_others_are_the_worst() -> None
     }
 
 
-def test_what_was_not_measured_has_no_figure() -> None:
+def test_unmeasured_cases_have_no_figure() -> None:
     assert ingest.headline([]) == {
         "cpu_ratio_to_echo_1000": None,
         "cpu_ratio_to_echo_1000_postgresql": None,

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-from benchmarks.harness.progress import Planned, Progress
-from benchmarks.pages import Findings, headline
-from benchmarks.pages.axe import found_on, said_of
+from benchmarks.pages import headline
 from benchmarks.pages.browsing import Loaded, shape
+from benchmarks.pages.looks import found_on, said_of
 
 VIOLATIONS = [
     {"id": "color-contrast", "impact": "serious", "nodes": [{"target": ["#a"]}, {"target": ["#b"]}]},
@@ -21,21 +16,21 @@ def test_faults_are_counted_by_element_and_said_by_rule() -> None:
     assert said_of(VIOLATIONS)[0] == "serious: color-contrast: ['#a'] (2)"
 
 
-def test_pages_that_differ_in_ids_are_one() -> None:
+def test_pages_that_differ_only_in_ids_count_as_one() -> None:
     assert shape("/rollouts/17?colour=version") == shape("/rollouts/18") == "/rollouts/*"
     assert shape("/nodes/0a1b2c3d4e") == "/nodes/*"
     assert shape("/fleet/009e3779b10000000000") == "/fleet/*" != shape("/fleet?state=away")
     assert shape("/leaderboard?node=1") == "/leaderboard" != shape("/")
 
 
-def test_what_leaves_the_hub_is_told() -> None:
+def test_requests_to_other_hosts_are_reported() -> None:
     loaded = Loaded(
         "http://127.0.0.1:8710", urls=["http://127.0.0.1:8710/x", "data:image/png;base64,", "https://cdn.org/x"]
     )
     assert loaded.external == ["https://cdn.org/x"]
 
 
-def test_the_headline_has_sums_of_faults_and_the_worst_of_all_else() -> None:
+def test_the_headline_sums_faults_and_takes_the_worst_of_other_figures() -> None:
     rows = [
         {"page": "/", "axe_serious": 1, "axe_moderate": 0},
         {"page": "/x", "axe_serious": 2, "axe_moderate": 0},
@@ -55,22 +50,3 @@ def test_the_headline_has_sums_of_faults_and_the_worst_of_all_else() -> None:
         "hub_cpu_share": None,
         "snapshot_ms": None,
     }
-
-
-async def test_what_is_found_stands_if_the_rest_is_broken_off() -> None:
-    progress = Progress([Planned(name="live", seconds=1), Planned(name="snapshot", seconds=1)], ["live", "snapshot"])
-    findings = Findings(progress, {"nodes": 5})
-
-    async def live() -> list[dict[str, Any]]:
-        return [{"live_delay_s": 1.5}]
-
-    async def broken_off() -> list[dict[str, Any]]:
-        raise KeyboardInterrupt
-
-    await findings.take("not planned", broken_off)
-    await findings.take("live", live)
-    with pytest.raises(KeyboardInterrupt):
-        await findings.take("snapshot", broken_off)
-    assert progress.so_far is not None
-    assert progress.so_far.rows == [{"case": "live", "live_delay_s": 1.5}]
-    assert progress.so_far.headline["live_delay_s"] == 1.5 and progress.so_far.headline["snapshot_ms"] is None

@@ -1,4 +1,4 @@
-"""The case that needs no cluster; that of Ray takes a minute."""
+"""The case without a cluster; the Ray case takes a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real coordinator on a real store, carried by a real driver; what the hub's other parts would do is done at once."""
+"""A real coordinator on a real store with a real driver; actions of the hub's other parts succeed at once."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from echo_hub.core.events import (
     StepDone,
     VersionPublished,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.dashboard.source import Changes
+from echo_hub.driving.driver import Driver
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.driving.progress import RunProgress
 from echo_hub.run.directory import RunDirectory
-from echo_hub.serving.driver import Driver
+from echo_hub.scoring.backlog import Backlog
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.messages import FinishReason, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 from tests.echo_hub.judge_endpoint import FakeEndpoint, served
 
 _T = TypeVar("_T")
@@ -48,11 +51,11 @@ ANSWERS: dict[type, Callable[[Any], Event]] = {
     TrainStep: lambda action: StepDone(step=action.step, metrics={"loss": 0.5, "train_s": 1.5, "surprise": 1.25}),
     PublishVersion: lambda action: VersionPublished(policy_version=action.policy_version),
 }
-"""What the hub's other parts answer to an action when all goes well."""
+"""Answers of the hub's other parts to an action when all goes well."""
 
 
 class Driven:
-    """Groups of two, two groups a step. `answered` names the actions that are answered by themselves."""
+    """A coordinator with groups of two and two groups a step; `answered` lists the actions answered automatically."""
 
     def __init__(self, directory: RunDirectory, **settings: Any) -> None:
         self.store = Store.open(directory.database_url)
@@ -62,17 +65,24 @@ class Driven:
         self.actions: list[Action] = []
         self.answered: set[type] = {PrepareGroup, ScoreRollout}
         self.look: Callable[[Action], None] = lambda action: None
-        """Called with each action when the driver hands it on."""
+        """Called with each action that the driver carries out."""
         self.async_store = AsyncStore(self.store)
+        self.queue, self.progress, self.backlog = EventQueue(), RunProgress(last_version=2, evaluated=()), Backlog()
+        self.pages = Changes()
         self.driver = Driver(
             coordinator=Coordinator(chosen, self.store.read(read_snapshot)),
             store=self.async_store,
+            queue=self.queue,
+            progress=self.progress,
+            backlog=self.backlog,
+            changes=self.pages,
             clock=lambda: self.now,
         )
         self._changes = Changes()
         self._answers: asyncio.Queue[Event] = asyncio.Queue()
 
-    def act(self, action: Action) -> None:
+    def handle(self, action: Action) -> None:
+        """Takes an action, in the place of the hub's services."""
         self.look(action)
         self.actions.append(action)
         if type(action) in self.answered:
@@ -80,32 +90,32 @@ class Driven:
         self._changes.notify()
 
     def of(self, kind: type[_T]) -> list[_T]:
-        """The actions of one kind, so far."""
+        """Return the actions of one kind so far."""
         return [action for action in self.actions if isinstance(action, kind)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for the action after which `condition` holds."""
+        """Wait for the action after which `condition` holds."""
         async with asyncio.timeout(60):
             while not condition():
                 await self._changes.wait(self._changes.number)
 
     async def answer(self) -> None:
-        """Reports the answers, for ever."""
+        """Report the answers, forever."""
         while True:
-            await self.driver.report(await self._answers.get())
+            await self.queue.put(await self._answers.get())
 
     async def node(self, node_id: str, *, capacity: int = 100, version: int = 0) -> None:
-        await self.driver.report(NodeConnected(node_id=node_id))
-        await self.driver.report(NodeReported(node_id=node_id, capacity=capacity, policy_version=version))
+        await self.queue.put(NodeConnected(node_id=node_id))
+        await self.queue.put(NodeReported(node_id=node_id, capacity=capacity, policy_version=version))
 
     async def deliver(self, lease: SendLease) -> None:
         for index in lease.indices:
-            await self.driver.report(self.arrival(lease, index))
+            await self.queue.put(self.arrival(lease, index))
 
     async def work(
         self, done: Callable[[], bool], deliver: Callable[[SendLease], Awaitable[None]] | None = None
     ) -> None:
-        """Delivers every lease that is sent, until `done`."""
+        """Deliver every sent lease, until `done`."""
         delivered = 0
 
         def news() -> bool:
@@ -138,14 +148,17 @@ class Driven:
 
 @pytest.fixture
 async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]]]:
-    """Makes a Driven in the test's run directory; with `running` its driver runs. Keyword arguments are settings."""
+    """Yield a function that makes a Driven in the test's run directory.
+
+    With `running` its driver runs; keyword arguments are settings.
+    """
     async with AsyncExitStack() as stack:
 
         async def make(*, running: bool = True, **settings: Any) -> Driven:
             driven = Driven(RunDirectory(tmp_path), **settings)
             stack.push_async_callback(driven.async_store.close)
             if running:
-                for work in (driven.driver.run(driven.act), driven.answer()):
+                for work in (driven.driver.run(driven), driven.answer()):
                     task = asyncio.create_task(work)
                     stack.push_async_callback(asyncio.wait, [task])
                     stack.callback(task.cancel)
@@ -156,14 +169,14 @@ async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[FakeEndpoint]:
-    """An LLM judge on loopback."""
+    """Yield an LLM judge on loopback."""
     async with served() as judge:
         yield judge
 
 
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[PostgreSQL]:
-    """A private server; skips where none is installed. Whoever stops it starts it again."""
+    """Yield a private server, or skip if none is installed. A test that stops it must start it again."""
     if why := lacking():
         pytest.skip(why)
     with postgresql() as server:
@@ -177,10 +190,56 @@ def postgresql_url(postgresql_server: PostgreSQL) -> str:
 
 @pytest.fixture
 def empty_postgresql(postgresql_url: str) -> str:
-    """The private server's database, with nothing in it."""
-    engine = connect(postgresql_url)
+    """Return the URL of the private server's empty database."""
+    _drop_all(postgresql_url)
+    return postgresql_url
+
+
+def _drop_all(url: str) -> None:
+    engine = connect(url)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))
         connection.execute(text("CREATE SCHEMA public"))
     engine.dispose()
+
+
+_SCHEMA = text(
+    "SELECT md5(string_agg(concat_ws(' ', relname, attname, atttypid, attnotnull), ',' ORDER BY relname, attnum))"
+    " FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
+    " WHERE relnamespace = 'public'::regnamespace AND attnum > 0"
+)
+_FILLED = text(
+    "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+    " AND relname NOT IN ('alembic_version', 'run_meta') AND pg_relation_size(oid) > 0"
+)
+
+
+@pytest.fixture(scope="session")
+def _migrated_schema(postgresql_url: str) -> str:
+    """Return a hash of all tables, columns and indexes after the migrations."""
+    _drop_all(postgresql_url)
+    Store.open(postgresql_url).close()
+    engine = connect(postgresql_url)
+    with engine.connect() as connection:
+        schema = str(connection.execute(_SCHEMA).scalar_one())
+    engine.dispose()
+    return schema
+
+
+@pytest.fixture
+def postgresql_without_rows(postgresql_url: str, _migrated_schema: str) -> str:
+    """Return the URL of the private server's database, migrated and without rows.
+
+    Drop a schema that a test has changed. Migrations take five times as long as emptying the tables.
+    """
+    engine = connect(postgresql_url)
+    with engine.begin() as connection:
+        is_kept = connection.execute(_SCHEMA).scalar_one() == _migrated_schema
+        if is_kept:
+            if filled := connection.execute(_FILLED).scalars().all():
+                connection.execute(text(f"TRUNCATE {', '.join(filled)} RESTART IDENTITY"))
+            connection.execute(text("DELETE FROM run_meta"))
+    engine.dispose()
+    if not is_kept:
+        _drop_all(postgresql_url)
     return postgresql_url

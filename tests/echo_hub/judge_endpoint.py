@@ -1,4 +1,4 @@
-"""A real server on loopback that answers as a judge, or as none does."""
+"""A real server on loopback that answers like a judge, or like none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 Says = str | int | web.Response
-"""A text of the judge's, a status, a whole answer, or one of the next two."""
+"""A text of the judge, a status, a whole answer, or one of the next two."""
 HANGS = "(hangs)"
 CLOSES = "(closes the connection)"
 
@@ -24,7 +24,7 @@ def completed(text: str, *, finish_reason: str = "stop") -> web.Response:
 
 @dataclass(eq=False)
 class FakeEndpoint:
-    """Answers with `script`, one after the other, then by `rule`; `asked` are the requests' bodies."""
+    """Answers with `script` in turn, then by `rule`; `asked` has the bodies of the requests."""
 
     script: list[Says] = field(default_factory=list)
     rule: Callable[[str], Says] = lambda said: "<score>7</score>"
@@ -34,7 +34,7 @@ class FakeEndpoint:
     most_at_once: int = 0
     url: str = ""
     gathers: int = 0
-    """So many have to be asked at once before any is answered; 0 = none."""
+    """Number of simultaneous requests before any is answered; 0 means none."""
     gathered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

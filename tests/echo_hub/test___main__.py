@@ -31,12 +31,14 @@ def test_ctrl_c_while_it_loads_is_quiet(module: str, tmp_path: Path) -> None:
         said = "".join(line for line in process.stderr if not line.startswith("import time:"))
         status = process.wait(DEADLINE_S)
     assert "Traceback" not in said and "KeyboardInterrupt" not in said, said
-    assert status in (INTERRUPTED, -signal.SIGINT, 1), "1: it had said already that this is not a run directory"
+    assert status in (INTERRUPTED, -signal.SIGINT, 1), (
+        "status 1: it had already reported that this is not a run directory"
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize("module", ["echo_hub", "echo_node"])
-def test_what_a_shell_has_told_to_ignore_ctrl_c_goes_on_ignoring_it(module: str) -> None:
+def test_a_process_started_with_ctrl_c_ignored_keeps_ignoring_it(module: str) -> None:
     script = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv = ['x', '--help']\n"
         f"from {module}.__main__ import run\n"

@@ -1,4 +1,4 @@
-"""The command line, as an operator types it; what it serves is tested end to end."""
+"""The command line as an operator types it; tests of serving are end to end."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ FLAGS = {
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """The commands set up logging for a process of their own."""
+    """Restore the logging level, which commands set for their own process."""
     log = logging.getLogger("echo_hub")
     before = log.level
     yield
@@ -106,7 +106,7 @@ def refusal(*arguments: str | Path) -> EchoError:
 
 
 def entered(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    """The exit status of `echo-hub ARGUMENTS`."""
+    """Return the exit status of `echo-hub ARGUMENTS`."""
     monkeypatch.setattr(sys, "argv", ["echo-hub", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main_module.run()
@@ -179,8 +179,8 @@ def test_init_makes_a_run_that_load_config_reads(tmp_path: Path) -> None:
         assert (run / "hub.key").stat().st_mode & 0o077 == 0
 
 
-def test_init_with_a_base_and_a_task_writes_what_suits_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In few lines; directories and files are named so that the run can be served from anywhere."""
+def test_init_with_a_base_and_a_task_writes_fitting_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write few lines, with absolute paths, so that the run can be served from anywhere."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "chat")
     (tmp_path / "chat" / "chat_template.jinja").write_text("{{ messages[-1].content }}[reply]")
@@ -204,9 +204,9 @@ def test_init_for_a_real_model(real_model: Path, tmp_path: Path) -> None:
     assert "135 million weights" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_init_leaves_a_run_as_it_is_and_keeps_a_key(run: Path) -> None:
+def test_init_does_not_change_a_run_and_keeps_a_key(run: Path) -> None:
     before = (run / "config.toml").read_bytes(), (run / "hub.key").read_bytes()
-    assert "There is a run in this directory already" in refusal("init", run).what
+    assert "This directory already contains a run" in refusal("init", run).what
     assert ((run / "config.toml").read_bytes(), (run / "hub.key").read_bytes()) == before
     (run / "config.toml").unlink()
     said("init", run)
@@ -222,7 +222,7 @@ def test_init_leaves_a_run_as_it_is_and_keeps_a_key(run: Path) -> None:
         (("--steps", "0"), None),
         (("--speed", "9"), None),
         (("--task", "arithmatic"), "did you mean arithmetic"),
-        (("--base", "builtin:huge"), "no such base model"),
+        (("--base", "builtin:huge"), "base model does not exist"),
         (("--task", "arithmetic", "--option", "digitz=2"), "digitz"),
     ],
 )
@@ -237,7 +237,7 @@ def test_wrong_flags_make_no_run(tmp_path: Path, flags: tuple[str, ...], expecte
 
 def test_init_where_nothing_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot be made" in refusal("init", tmp_path / "file" / "run").what
+    assert "cannot be created" in refusal("init", tmp_path / "file" / "run").what
 
 
 def test_simulate_prints_figures_and_writes_them(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_wrong_scenario_is_not_simulated(tmp_path: Path) -> None:
     assert "cannot be written there" in str(refusal("simulate", "--json", tmp_path / "none" / "f.json"))
 
 
-def test_a_dry_run_prints_what_holds_and_touches_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_prints_the_resolved_settings_and_changes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_HUB_TRAINING__GROUP_SIZE", "4")
     before = sorted(path.name for path in run.iterdir())
     settings = tomllib.loads(said("serve", run, "--dry-run", "--steps", "3", "--port", "81", "--host", "0.0.0.0"))
@@ -312,9 +312,9 @@ def test_a_run_without_its_key_is_not_served(run: Path) -> None:
     assert "identity key cannot be read" in refusal("serve", run).what
 
 
-def test_beside_a_hub_that_serves_no_learner_is_begun(run: Path) -> None:
+def test_a_second_hub_of_a_run_starts_no_learner(run: Path) -> None:
     with RunDirectory(run).locked():
-        assert "Another hub is working in this run directory" in refusal("serve", run).what
+        assert "is using this run directory" in refusal("serve", run).what
     assert not (run / "logs").exists(), "the other's learner has its log there"
 
 
@@ -324,9 +324,9 @@ def test_exporting_a_version(run: Path, tmp_path: Path) -> None:
     (run / "adapters" / "v000002" / "adapter_config.json").write_text("{}")
     assert "Policy version 2" in said("export", run, tmp_path / "out")
     assert (tmp_path / "out" / "adapter_config.json").is_file()
-    assert "no such policy version" in refusal("export", run, tmp_path / "other", "--version", "1").what
+    assert "policy version does not exist" in refusal("export", run, tmp_path / "other", "--version", "1").what
     assert invoke("export", run, tmp_path / "other", "--version", "0").exit_code == 2
-    assert "no such policy version" in refusal("eval", run, "--version", "7").what
+    assert "policy version does not exist" in refusal("eval", run, "--version", "7").what
 
 
 def test_the_version_is_the_softwares() -> None:
@@ -342,15 +342,15 @@ def test_exit_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert entered(monkeypatch, "init", tmp_path / "run") == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[0] == "Error: There is a run in this directory already."
+    assert err.splitlines()[0] == "Error: This directory already contains a run."
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("name", ["[red]", "[/]", "[link=x]", "n" * 200])
-def test_an_errors_text_is_printed_as_it_is(
+def test_an_errors_text_is_printed_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Brackets are no markup, and what is to be copied is in one line."""
+    """Print brackets as text, and a command to copy in one line."""
     assert entered(monkeypatch, "serve", tmp_path / name) == 1
     assert f"echo-hub init {tmp_path / name}\n" in capsys.readouterr().err
 
@@ -365,7 +365,7 @@ ALICE, BOB = "a" * 20, "b" * 20
 
 @pytest.fixture
 def serving(run: Path) -> Iterator[Store]:
-    """The run's store as a hub holds it that is serving, with two nodes."""
+    """Yield the store of a serving hub, with two nodes."""
     store = Store.open(RunDirectory(run).database_url)
     for node_id, name in ((ALICE, "alice's PC"), (BOB, "bob [red]")):
         store.node_seen(node_id=node_id, public_key=b"k" * 32, name=name, backend="torch", device="CPU", now=1e9)
@@ -384,8 +384,8 @@ def test_nodes_are_listed_with_the_ids_that_ban_takes(run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "<b>x</b>", "../../etc/passwd", "=1+1", "W" * 64, "$(reboot)"])
-def test_a_hostile_name_is_shown_as_it_is_on_its_nodes_line(run: Path, serving: Store, name: str) -> None:
-    """Control characters and text directions are gone before: `echo_shared.messages.fields`."""
+def test_a_hostile_name_is_shown_unchanged_on_its_nodes_line(run: Path, serving: Store, name: str) -> None:
+    """Control characters and text directions are removed earlier, by `echo_shared.messages.fields`."""
     serving.node_seen(node_id="mallory", public_key=bytes(32), name=name, backend="[b]", device="[/b]", now=1.0)
     (line,) = (line for line in said("nodes", run).splitlines() if "mallory" in line)
     assert re.search(rf"mallory +{re.escape(name)} +\[b\] +\[/b\] ", line)
@@ -423,15 +423,15 @@ def test_a_pardon_reaches_a_hub_that_serves(run: Path, serving: Store) -> None:
     assert re.search(rf"{ALICE}.*quarantined: forged +9, 1 failed", said("nodes", run))
     assert ALICE in said("pardon", run, ALICE)
     assert serving.read(read_wanted_pardons) == {ALICE}
-    assert refusal("pardon", run, ALICE, BOB).got == BOB, "who is not in quarantine needs none"
+    assert refusal("pardon", run, ALICE, BOB).got == BOB, "a node that is not in quarantine needs no pardon"
 
 
 @pytest.mark.parametrize("command", ["ban", "unban"])
-def test_who_never_joined_cannot_be_banned(run: Path, serving: Store, command: str) -> None:
+def test_a_node_that_never_joined_cannot_be_banned(run: Path, serving: Store, command: str) -> None:
     serving.write(ban_nodes, [BOB], now=1.0)
     error = refusal(command, run, ALICE, BOB, "nobody")
     assert error.got == "nobody"
-    assert serving.read(read_banned_nodes) == {BOB}, "and nothing is done by halves"
+    assert serving.read(read_banned_nodes) == {BOB}, "nothing is done by halves"
     assert invoke(command, run).exit_code == 2
 
 

@@ -1,8 +1,8 @@
-"""The books of a run whose every duration is set by hand: two quick nodes and a slow one feed a learner that waits.
+"""Records of a run with handmade durations: two quick nodes and a slow one feed a learner that waits.
 
-Step k is planned at 1003 + 4 (k - 1), takes 2 s of training and 0.1 s of hand-off; its eight rollouts are leased 3 s
-before its plan: three to each quick node, back after 1.5 s, two to the slow one, back after 3 s. A version is published
-0.1 s after its training, and is with the nodes 0.4 s later.
+Step k is planned at 1003 + 4 (k - 1), and takes 2 s of training and 0.1 s of hand-off. Its eight rollouts are leased 3
+s before its plan: three to each quick node, returned after 1.5 s, and two to the slow node, returned after 3 s. A
+version is published 0.1 s after its training, and reaches the nodes 0.4 s later.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from echo_hub.core.effects import (
     StepTrained,
     VersionRecorded,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.spread.holdings import Arrival
 from echo_hub.store.store import Store
 from echo_shared.messages import Fetched, FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 BEGAN = 1_000.0
 PERIOD_S = 4.0
@@ -34,7 +34,7 @@ KINDS = {"fast0": ("torch", "RTX 4070"), "fast1": ("torch", "RTX 4070"), "slow0"
 
 
 def write_books(store: Store, *, steps: int = 6, slow_start: float = 0.0) -> None:
-    """`slow_start`: seconds that the first step's leases take on top."""
+    """Write the records; the first step's leases take `slow_start` seconds longer."""
     for node_id, (backend, device) in KINDS.items():
         store.node_seen(node_id=node_id, public_key=bytes(32), name=node_id, backend=backend, device=device, now=BEGAN)
     for step in range(1, steps + 1):
@@ -42,7 +42,7 @@ def write_books(store: Store, *, steps: int = 6, slow_start: float = 0.0) -> Non
 
 
 def _write_step(store: Store, step: int, begun_at: float, *, early_s: float) -> None:
-    """`early_s`: leased so much earlier."""
+    """Write a step's records; its leases begin `early_s` seconds earlier."""
     group_id = step - 1
     leases: list[Record] = []
     received: list[Record] = []

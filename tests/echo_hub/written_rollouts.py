@@ -1,4 +1,4 @@
-"""A run's rollouts with texts that are set by hand: a step of two groups of two, then a group that was dropped."""
+"""A run's rollouts with handmade texts: a step of two groups of two, then a dropped group."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from echo_hub.core.effects import (
     StepTrained,
     VersionRecorded,
 )
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 
 TEXTS = ("<script>alert(1)</script>", "plain 3", "5", "a longer one", "All wrong", "all wrong")
 REWARDS = (1.0, 0.0, 0.25, 0.5, 0.0, 0.0)
@@ -29,7 +29,7 @@ NODE, OTHER = "a" * 20, "b" * 20
 
 
 def codec_of_bytes() -> PromptCodec:
-    """A tokenizer that has each byte as a token, and so every text there is."""
+    """Return a tokenizer with each byte as a token, which can encode every text."""
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "<end>": len(vocabulary)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,7 +39,7 @@ def codec_of_bytes() -> PromptCodec:
 
 
 def write_rollouts(store: Store, codec: PromptCodec, texts: Sequence[str] = TEXTS) -> None:
-    """Groups 0 and 1 are step 1, at 10 s; group 2 is dropped for want of an advantage, at 20 s."""
+    """Write groups 0 and 1 as step 1, at 10 s; group 2 is dropped without an advantage, at 20 s."""
     for node_id, name in ((NODE, "<b>ada</b>"), (OTHER, "bob")):
         store.node_seen(node_id=node_id, public_key=bytes(32), name=name, backend="t", device="d", now=1.0)
     ids = [f"{1 + number // 2}-{number % 2}" for number in range(6)]
@@ -70,11 +70,14 @@ def write_rollouts(store: Store, codec: PromptCodec, texts: Sequence[str] = TEXT
 
 
 def _payload(codec: PromptCodec, text: str, number: int) -> RolloutPayload:
-    """Each token twice as likely as the next; the first of all began with another node, by another version."""
+    """Return a payload in which each token is twice as likely as the next.
+
+    The very first rollout began on another node, with another version.
+    """
     ids = np.array([*codec.encode_prompt(text), codec.stop_ids[0]], np.int32)
     spans = (
-        Span(node_id=NODE, policy_version=0, num_tokens=3),
-        Span(node_id=OTHER, policy_version=1, num_tokens=len(ids) - 3),
+        DrawnSpan(node_id=NODE, policy_version=0, num_tokens=3),
+        DrawnSpan(node_id=OTHER, policy_version=1, num_tokens=len(ids) - 3),
     )
     return RolloutPayload(
         completion_ids=ids,

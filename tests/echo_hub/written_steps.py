@@ -1,4 +1,4 @@
-"""Steps and evaluations that tell themselves apart by their numbers, in the books of a run."""
+"""Steps and evaluations in the store, recognizable by their numbers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind, TaskFigures
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 
 def train(
@@ -29,7 +29,7 @@ def train(
     components: Mapping[str, float] | None = None,
     by_task: Mapping[str, TaskFigures] | None = None,
 ) -> None:
-    """A step of one group of two, after one more rollout that was dropped; its reward and its time are its number."""
+    """Record a step of one group of two after one dropped rollout; its reward and its time are its number."""
     ids = (f"{step}-0", f"{step}-1")
     payload = RolloutPayload(
         completion_ids=np.array([5, 6, 1], np.int32),

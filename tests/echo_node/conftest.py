@@ -1,4 +1,4 @@
-"""A hub that a test drives, and nodes' engines that are odd."""
+"""A scripted hub, and nodes with scripted engines."""
 
 import os
 import shutil
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.driven_hub import DrivenHub as Hub
-from benchmarks.harness.driven_hub import make_lease, write_adapter
 from echo_node.backends import process
 from echo_shared.messages import Lease, rollout_id
+from tests.driven_hub import DrivenHub as Hub
+from tests.driven_hub import make_lease, write_adapter
 
 __all__ = ["Hub", "make_lease", "write_adapter"]
 
@@ -23,7 +23,7 @@ def ids_of(lease: Lease) -> set[str]:
 
 @pytest.fixture
 def odd_worker(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Engines' processes are `odd_worker`s."""
+    """Use `odd_worker` as the process of engines."""
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(process, "WORKER", "tests.echo_node.odd_worker")
@@ -44,14 +44,14 @@ def _compiled_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stub_cuda(_compiled_stub: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of a stand-in for NVIDIA's driver, which processes that are started find."""
+    """Return the directory of a stub of NVIDIA's driver, which started processes find."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(_compiled_stub))
     return _compiled_stub
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Path]:
-    """A local socket on which a program listens, as NVIDIA's MPS does."""
+    """Yield a local socket on which a program listens, like NVIDIA's MPS."""
     path = tmp_path / "service"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -61,7 +61,7 @@ def service(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def bare_hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    """Listens; has nothing published."""
+    """Yield a listening hub without any published version."""
     hub = Hub(tmp_path / "hub")
     await hub.open()
     yield hub
@@ -70,6 +70,6 @@ async def bare_hub(tmp_path: Path) -> AsyncIterator[Hub]:
 
 @pytest.fixture
 async def hub(bare_hub: Hub) -> Hub:
-    """Has a base model."""
+    """Return a hub with a published base model."""
     await bare_hub.publish_base()
     return bare_hub

@@ -1,4 +1,4 @@
-"""Sensors that tell what a test says."""
+"""Sensors with scripted readings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE_S = 60.0
 
 
 class FakeSensors:
-    """`reading` may change at any time."""
+    """Sensors that return `reading`, which may change at any time."""
 
     def __init__(self) -> None:
         self.reading = Reading()
@@ -30,7 +30,7 @@ class FakeSensors:
         self.is_closed = True
 
     async def looked_at(self, *, times: int = 2) -> None:
-        """So often from now on."""
+        """Wait until the sensors are read `times` more times."""
         enough = len(self.asked) + times
 
         def wait() -> bool:

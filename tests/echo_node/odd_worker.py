@@ -1,6 +1,6 @@
-"""The real worker around an engine that misbehaves as it is told to; run as a module, in place of the worker's own.
+"""The real worker around a scripted engine that misbehaves; run as a module instead of the worker's own.
 
-The engine says in the log what was done to it. Each of its rollouts is one token: how many adapters it has prepared.
+The engine logs the calls to it. Each of its rollouts is one token: the number of adapters that it has prepared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.scoring import Intervals
 
 FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK, MUSE = range(10)
-"""The first token of a prompt: what goes wrong over it."""
+"""First token of a prompt, which selects the fault."""
 
 HOARD_BYTES = 400_000_000
 
@@ -41,14 +41,16 @@ class Policy:
 
 
 class OddEngine:
-    """`enough.json` in the base's directory says up to which width its memory suffices; `none.json` there, that the
-    weights are missing. Of the files that it was converted to, it reads `read.gguf`."""
+    """A scripted engine. `enough.json` in the base's directory has the width for which its memory suffices.
+
+    `none.json` there means that the weights are missing. Of its converted files, it reads `read.gguf`.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._prepared = 0
         self._talking: GroupRequest | None = None
-        """Draws its first rollout, token after token, until it is cancelled."""
+        """The request whose first rollout is sampled token by token until it is cancelled."""
         self._drawn = self._told = 0
         self.precision, self.scores = "", True
         self.converted: Path | None = None
@@ -140,7 +142,7 @@ class OddEngine:
         return [part]
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
-        """A token's log-probability is how many adapters it has prepared, below zero."""
+        """Score each token as minus the number of prepared adapters."""
         self._go_wrong(int(ids[0]))
         say("scored", len(ids), first, temperature)
         count = len(ids) - first

@@ -1,6 +1,7 @@
-"""The real worker around an engine that tries to get out of its cage; run as a module, in place of the worker's own.
+"""The real worker around an engine that tries to break out of its cage; run as a module instead of the worker's own.
 
-`targets.json` beside the base says on what. The engine's precision is what came of each attempt: "done", or the error.
+`targets.json` next to the base has the targets. The engine's precision has the result of each attempt: "done", or the
+error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.echo_node.odd_worker import OddEngine
 Targets = dict[str, Any]
 ATTEMPTS: dict[str, Callable[[Targets], object]] = {}
 LINUX: dict[str, Callable[[Targets], object]] = {}
-"""Those that other systems have no call for."""
+"""Attempts with calls that exist only on Linux."""
 
 
 def attempt(function: Callable[[Targets], object]) -> Callable[[Targets], object]:
@@ -39,7 +40,7 @@ def on_linux(function: Callable[[Targets], object]) -> Callable[[Targets], objec
 
 
 def call(name: str, *arguments: object) -> int:
-    """A function of the C library that says by -1 that it failed."""
+    """Call a function of the C library, and raise OSError if it returns -1."""
     result: int = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
     if result == -1:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -224,7 +225,7 @@ def accept_a_connection(_: Targets) -> None:
         sequenced.bind("")  # Linux gives it an abstract name.
         sequenced.listen()
         sequenced.setblocking(False)
-        with contextlib.suppress(BlockingIOError):  # Nobody connects.
+        with contextlib.suppress(BlockingIOError):  # No program connects.
             sequenced.accept()
 
 
@@ -242,7 +243,7 @@ def talk_to_the_kernel(_: Targets) -> None:
 
 @on_linux
 def queue_calls_past_the_filter(_: Targets) -> None:
-    """io_uring_setup, which has the same number on all processors."""
+    """Call io_uring_setup, which has the same number on all processors."""
     os.close(call("syscall", ctypes.c_long(425), ctypes.c_long(1), ctypes.create_string_buffer(256)))
 
 
@@ -269,7 +270,7 @@ def fork(_: Targets) -> None:
 
 @on_linux
 def clone_the_new_way(_: Targets) -> None:
-    """clone3, whose arguments no filter sees: in its place it is told that there is no such call."""
+    """Call clone3, whose arguments no filter can see: the cage pretends that the call does not exist."""
     arguments = (ctypes.c_uint64 * 11)(*[0, 0, 0, 0, signal.SIGCHLD])
     process = call("syscall", ctypes.c_long(435), ctypes.byref(arguments), ctypes.c_long(ctypes.sizeof(arguments)))
     if process == 0:
@@ -293,7 +294,7 @@ def signal_the_parent_by_its_descriptor(_: Targets) -> None:
 
 @on_linux
 def trace_the_parent(_: Targets) -> None:
-    """PTRACE_SEIZE, which does not stop it; that ends with this process."""
+    """Use PTRACE_SEIZE, which does not stop the parent and ends with this process."""
     call("ptrace", ctypes.c_long(0x4206), ctypes.c_long(os.getppid()), ctypes.c_long(0), ctypes.c_long(0))
 
 
@@ -330,13 +331,13 @@ def share_memory(_: Targets) -> None:
 
 @on_linux
 def leave_what_it_shares(_: Targets) -> None:
-    """Of all that unshare does, what needs no rights: descriptors of its own."""
+    """Unshare descriptors, which is the only part of unshare that needs no rights."""
     call("unshare", 0x400)
 
 
 @on_linux
 def watch_the_processor(_: Targets) -> None:
-    """perf_event_open of a software event of its own."""
+    """Open a software event of its own by perf_event_open."""
     attributes = ctypes.create_string_buffer(128)
     ctypes.c_uint32.from_buffer(attributes, 0).value = 1
     ctypes.c_uint32.from_buffer(attributes, 4).value = 128

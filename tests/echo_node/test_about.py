@@ -1,4 +1,4 @@
-"""What a node says of itself before a hub has let it in; what it says afterwards, the daemon's tests look at."""
+"""A node's information before a hub has admitted it; the daemon's tests cover later states."""
 
 import os
 
@@ -21,7 +21,7 @@ CPU = BackendChoice(name="llama_cpp", device="cpu", reason="this machine has no 
 
 @pytest.fixture
 async def about() -> About:
-    """Of a node that chooses the GPU first, then the CPU."""
+    """Return the information of a node that chooses the GPU first, then the CPU."""
     left = [GPU, CPU]
 
     async def changed() -> None:
@@ -43,7 +43,7 @@ async def test_the_introduction_names_the_engine_of_the_moment(about: About) -> 
     assert about.introduction(swarm_port=1, mesh_port=2).backend == "llama_cpp"
 
 
-async def test_a_node_that_is_not_let_in_yet_is_connecting(about: About) -> None:
+async def test_a_node_that_is_not_admitted_yet_is_connecting(about: About) -> None:
     shown = about.snapshot(None, (), (), connected=False, now=0.0)
     assert (shown.pid, shown.node_id, shown.name) == (os.getpid(), ME.node_id, "a node")
     assert (shown.backend, shown.device, shown.hub) == ("torch", "cuda", "http://127.0.0.1:8710")

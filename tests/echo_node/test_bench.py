@@ -1,4 +1,4 @@
-"""Engines of this machine, measured for real; and what the node makes of figures."""
+"""Real measurements of this machine's engines, and the node's use of the figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def paths(tmp_path: Path) -> Paths:
 
 @pytest.fixture
 async def fetched(hub: Any, paths: Paths) -> HubRecord:
-    """A hub whose base model is here, as the fetcher left it."""
+    """Return a hub whose base model is here, as left by the fetcher."""
     from echo_node.host.address import HubAddress
     from echo_node.net.fetcher import Fetcher, Source
     from echo_shared.swarm import SwarmSettings, open_swarm
@@ -86,11 +86,11 @@ async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
     )
     assert report.chosen is not None and report.chosen.name == best.choice.name
     assert "measured the fastest" in report.chosen.reason and report.width == 2
-    assert base.derived.is_dir()  # What the engines made of the model is there for the node.
+    assert base.derived.is_dir()  # The engines' converted files are there for the node.
 
 
 @pytest.mark.usefixtures("odd_worker")
-async def test_an_engine_that_fails_says_why_and_the_others_go_on(paths: Paths, tmp_path: Path) -> None:
+async def test_an_engine_that_fails_gives_the_reason_and_the_others_continue(paths: Paths, tmp_path: Path) -> None:
     base = Base(title="nonsense", directory=tmp_path, derived=tmp_path / "derived", content="x")
     report = await Bench(paths, CONFIG, hardware.detect(), base).run(backend="auto", seconds=1.0, begin=ignore)
     assert report.chosen is None and len(report.outcomes) >= 2
@@ -114,7 +114,7 @@ async def test_where_memory_is_short_less_width_is_tried(paths: Paths, tmp_path:
     assert outcome.speeds is not None and set(outcome.speeds.decode) == {1, 8, 16}
 
 
-async def test_one_engine_only(paths: Paths, fetched: HubRecord) -> None:
+async def test_a_single_engine_can_be_measured(paths: Paths, fetched: HubRecord) -> None:
     Widths(paths.widths).remember(place_of(TORCH, hardware.detect(), "base"), 2**33, 4)
     with base_for(paths, fetched, None) as base:
         bench = Bench(paths, CONFIG, hardware.detect(), base)
@@ -123,12 +123,10 @@ async def test_one_engine_only(paths: Paths, fetched: HubRecord) -> None:
         assert report.chosen is not None and "measured the fastest" not in report.chosen.reason
         with pytest.raises(ConfigError, match="no such backend"):
             await bench.run(backend="abacus", seconds=0.5, begin=ignore)
-    assert not paths.widths.exists()  # Learnt again if need be.
+    assert not paths.widths.exists()  # Learned again if needed.
 
 
-async def test_an_engine_whose_weights_were_deleted_is_not_held_to_have_failed(
-    paths: Paths, fetched: HubRecord
-) -> None:
+async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: Paths, fetched: HubRecord) -> None:
     with base_for(paths, fetched, None) as base:
         bench = Bench(paths, CONFIG, hardware.detect(), base)
         await bench.run(backend="llama_cpp", seconds=0.3, begin=ignore)
@@ -175,7 +173,7 @@ def test_a_model_of_the_users(paths: Paths, tmp_path: Path) -> None:
         assert base.content != first
 
 
-def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be used"), base_for(Paths.find(tmp_path / "file" / "x"), None, None):
         pass
@@ -209,7 +207,7 @@ def test_the_table_can_be_read_on_narrow_terminals(columns: int) -> None:
 
 
 @pytest.mark.usefixtures("odd_worker")
-async def test_a_gpu_that_cannot_be_used_is_told_in_the_verdict(
+async def test_a_gpu_that_cannot_be_used_is_reported_in_the_verdict(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')

@@ -1,4 +1,4 @@
-"""The picture of a certificate, read as XML."""
+"""The picture of a certificate, parsed as XML."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def texts(document: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(document).iter(f"{SVG}text")]
 
 
-def test_it_shows_who_what_and_by_whom() -> None:
+def test_the_picture_shows_node_work_and_hub() -> None:
     shown = texts(picture(contribution()))
     for text in ('a "node" <b>', "Sums, größer", "3,456", "in 12 completions", fingerprint(HUB.public_key)):
         assert text in shown
     assert any("echo-node receipts verify" in text for text in shown)
 
 
-def test_names_are_text_and_nothing_else() -> None:
+def test_names_are_drawn_as_plain_text() -> None:
     hostile = '</text><script>alert(1)</script><image href="http://x/"/>&amp;'
     document = picture(contribution(node_name=hostile, run_name=hostile))
     root = ElementTree.fromstring(document)
@@ -35,7 +35,7 @@ def test_names_are_text_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(("name", "ems"), [("W" * 64, 1.11), ("语" * 64, 1.0), ("i", 0.35), ("Q" * 64, 0.86)])
 def test_the_longest_names_and_numbers_stay_within_the_frame(name: str, ems: float) -> None:
-    """`ems`: how wide the character is in DejaVu Sans Bold, a wide font, as a part of its size."""
+    """Use `ems` as the character's width in DejaVu Sans Bold, a wide font, relative to its size."""
     most = 2**53
     said = contribution(
         node_name=name, run_name=name, run_id="x" * 64, trained_tokens=most, evaluated_tokens=most, checks_passed=most

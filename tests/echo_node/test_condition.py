@@ -24,7 +24,7 @@ QUIET = replace(SNAPSHOT, fetching={}, problems={})
         ({"activity": "draining", "holds": {"on_battery": "A."}}, "finishing", "returns its leases"),
     ],
 )
-def test_what_matters_most_is_said(changes: dict[str, Any], state: str, says: str) -> None:
+def test_the_most_important_state_is_shown(changes: dict[str, Any], state: str, says: str) -> None:
     shown = described(replace(QUIET, **changes), is_finishing=False)
     assert shown.state == state and says in shown.reason
     assert shown.state in get_args(State)

@@ -1,4 +1,4 @@
-"""A node's connections over real sockets: opened as one, closed as one."""
+"""A node's connections over real sockets: opened and closed together."""
 
 import asyncio
 import socket
@@ -34,7 +34,7 @@ def listens(port: int) -> bool:
         return prober.connect_ex((LOOPBACK, port)) == 0
 
 
-async def test_it_listens_until_it_is_closed(about: About) -> None:
+async def test_a_node_listens_until_it_is_closed(about: About) -> None:
     async with opened(about) as connections:
         ports = connections.swarm.port, connections.mesh.port
         assert 0 not in ports and await asyncio.to_thread(listens, connections.mesh.port)
@@ -42,7 +42,7 @@ async def test_it_listens_until_it_is_closed(about: About) -> None:
     assert not await asyncio.to_thread(listens, ports[1])
 
 
-async def test_a_port_that_is_taken_is_said_and_nothing_stays_open(about: About) -> None:
+async def test_a_port_that_is_taken_is_reported_and_nothing_stays_open(about: About) -> None:
     async with opened(about) as first:
         taken = first.mesh.port
         with pytest.raises(SwarmError, match="cannot listen"):

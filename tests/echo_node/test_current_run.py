@@ -1,4 +1,4 @@
-"""Which run a node works for, with real shells: taken up, renewed, and left for another."""
+"""A node's current run, with real shells: started, renewed, and left for another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 
 
 class Place:
-    """A directory whose disk fails as often as a test says, and the shells that were opened there."""
+    """A directory whose disk fails a given number of times, and the shells opened there."""
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
@@ -45,7 +45,7 @@ class Place:
         return self.run
 
     async def take_up(self, **changes: Any) -> bool:
-        """What a Welcome with these changes leads to."""
+        """Handle a Welcome with these changes."""
         return await self.run.take_up(self.hub.welcome().model_copy(update=changes), self.hub.me.public_key)
 
     async def _open(self, welcome: Welcome, hub_key: bytes) -> RunShell:
@@ -75,7 +75,7 @@ def spool_writers() -> int:
     return sum(task.get_name() == "spool writer" for task in asyncio.all_tasks())
 
 
-async def test_it_is_taken_up_once_and_every_welcome_renews_what_is_known(
+async def test_a_run_starts_once_and_every_welcome_updates_it(
     hub: Any, place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -96,7 +96,7 @@ async def test_it_is_taken_up_once_and_every_welcome_renews_what_is_known(
     ]
 
 
-async def test_another_run_ends_what_belonged_to_the_last_one(place: Place) -> None:
+async def test_another_run_ends_the_last_ones_shell(place: Place) -> None:
     await place.take_up()
     place.run.hear(TOTALS)
     assert await place.take_up(run_id="another")
@@ -105,7 +105,7 @@ async def test_another_run_ends_what_belonged_to_the_last_one(place: Place) -> N
     assert spool_writers() == 1
 
 
-async def test_its_shell_ends_with_it_and_what_is_known_of_it_stays(place: Place) -> None:
+async def test_ending_a_run_closes_its_shell_and_keeps_its_figures(place: Place) -> None:
     await place.take_up()
     place.sites[0].shell.writer.put(spooled(1, 0))
     await place.run.close()
@@ -113,7 +113,7 @@ async def test_its_shell_ends_with_it_and_what_is_known_of_it_stays(place: Place
     assert place.run.shell is not None and place.run.shell.writer.counts["sent"] == 1
 
 
-async def test_what_is_counted_is_what_the_spool_has_now(place: Place) -> None:
+async def test_counts_equal_the_spools(place: Place) -> None:
     await place.take_up()
     assert place.run.shell is not None and place.run.welcomed is not None
     place.run.shell.writer.put(spooled(1, 0))
@@ -124,7 +124,7 @@ async def test_what_is_counted_is_what_the_spool_has_now(place: Place) -> None:
     assert (place.run.shell.writer.counts["sent"], place.run.welcomed.counts_before["sent"]) == (1, 0)
 
 
-async def test_a_full_disk_is_waited_for_by_who_has_patience(place: Place) -> None:
+async def test_a_patient_node_waits_for_disk_space(place: Place) -> None:
     place.failures = [StorageError("The disk is full.", code=DISK_FULL)]
     assert not await place.take_up()
     assert place.run.welcomed is None
@@ -132,7 +132,7 @@ async def test_a_full_disk_is_waited_for_by_who_has_patience(place: Place) -> No
     assert await place.take_up() and place.troubles.now == ()
 
 
-async def test_what_no_patience_mends_is_raised(place: Place) -> None:
+async def test_permanent_errors_are_raised(place: Place) -> None:
     place.failures = [StorageError("The spool is damaged.")]
     with pytest.raises(StorageError, match="damaged"):
         await place.take_up()
@@ -143,7 +143,7 @@ async def test_what_no_patience_mends_is_raised(place: Place) -> None:
     assert place.troubles.now == ()
 
 
-async def test_before_a_hub_lets_it_in_a_node_knows_the_run_of_the_last_time(hub: Any, place: Place) -> None:
+async def test_before_admission_a_node_knows_its_last_run(hub: Any, place: Place) -> None:
     record = HubRecord(url=hub.url, hub_key_hex=hub.me.public_key.hex(), joined_at=1.0, run_id="before")
     assert place.joined(pinned=record).run_id == "before"
     assert await place.take_up()

@@ -1,4 +1,4 @@
-"""The whole node against a hub made of real parts: real websocket, real swarm, real llama.cpp in its child process."""
+"""The whole node with a hub of real parts: real websocket, real swarm, real llama.cpp in its child process."""
 
 import asyncio
 import itertools
@@ -65,7 +65,7 @@ pytest.importorskip("llama_cpp")
 
 
 class Node:
-    """One data directory and, while a daemon runs on it, that daemon."""
+    """A data directory, with the daemon that runs on it."""
 
     def __init__(self, data_dir: Path) -> None:
         self.paths = Paths.find(data_dir)
@@ -101,13 +101,13 @@ class Node:
 
     @asynccontextmanager
     async def running(self, url: str, **options: Any) -> AsyncIterator[Daemon]:
-        """`options`: as for `daemon`."""
+        """Run a daemon; `options` are those of `daemon`."""
         daemon = self.daemon(url, **options)
         task = asyncio.create_task(daemon.run())
         try:
             yield daemon
         finally:
-            with suppress(ConnectError):  # It has ended already.
+            with suppress(ConnectError):  # It has already ended.
                 await control.ask(self.paths.control_file, "stop")
             async with asyncio.timeout(60):
                 await task
@@ -134,7 +134,7 @@ def ready_for(hub: Any, version: int) -> Callable[[], bool]:
     return ready
 
 
-def test_what_comes_in_is_handled_and_nothing_else() -> None:
+def test_every_incoming_message_has_a_handler() -> None:
     assert {*HANDLERS, *FOR_THE_CLIENT} == set(get_args(Incoming))
     assert not HANDLERS.keys() & set(FOR_THE_CLIENT)
 
@@ -146,7 +146,7 @@ async def test_joins_fetches_samples_and_leaves(hub: Any, node: Node) -> None:
         first = await hub.lease(1, version=0)
         rollouts = await hub.finished(first)
         await hub.publish(1)
-        second = await hub.lease(2, version=1)  # Named before the node can have it: it fetches first.
+        second = await hub.lease(2, version=1)  # Named before the node can have it, so the node fetches first.
         later = await hub.finished(second)
     assert {r.policy_version_start for r in rollouts.values()} == {0}
     assert {r.policy_version_end for r in later.values()} == {1}
@@ -203,8 +203,8 @@ def same_adapter(hub: Any, node: Node, version: int) -> bool:
     return here.read_bytes() == (hub.published(version) / name).read_bytes()
 
 
-async def test_what_the_hub_says_is_handed_on_and_what_peers_hand_on_is_taken(hub: Any, node: Node) -> None:
-    """The other node is a mesh in this process."""
+async def test_pieces_are_relayed_to_peers_and_accepted_from_them(hub: Any, node: Node) -> None:
+    """Run the other node's mesh in this process."""
     me, handed_on = Identity.generate(), asyncio.Queue[Piece]()
     mesh = Mesh(me)
     await mesh.open("127.0.0.1", 0, on_piece=lambda piece, _: handed_on.put_nowait(piece), on_links=lambda _: None)
@@ -270,7 +270,7 @@ async def test_a_node_that_is_barred_ends(hub: Any, node: Node) -> None:
     assert "operator" in (caught.value.do or "")
 
 
-async def test_a_hub_that_ends_it_with_many_words_is_heard_while_leases_are_held(hub: Any, node: Node) -> None:
+async def test_a_long_final_message_of_the_hub_is_read_while_leases_are_held(hub: Any, node: Node) -> None:
     task = asyncio.create_task(node.daemon(hub.url).run())
     await hub.until(ready_for(hub, 0))
     for lease_id in range(1, 20):
@@ -329,8 +329,8 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
     done = await hub.lease(1, version=0)
     await hub.finished(done)
     spool = Spool(node.paths.hub(hub.me.public_key) / "spool.db")
-    held = await hub.lease(2, version=9)  # Nobody offers version 9 ...
-    await hub.until(lambda: hub.all(LeaseReturned))  # ... so it comes back,
+    held = await hub.lease(2, version=9)  # Version 9 has no offer,
+    await hub.until(lambda: hub.all(LeaseReturned))  # so the lease comes back,
     task.cancel()  # and then the node dies.
     await asyncio.wait({task})
     assert hub.all(LeaseReturned)[0].indices == held.indices
@@ -347,7 +347,7 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
         await hub.until(ready_for(hub, 0))
     returned = hub.all(LeaseReturned)[0]
     assert (returned.lease_id, returned.indices) == (3, (0, 1))
-    assert set(hub.all(Fetched)) == fetched  # The base was still there: how it came before is said again.
+    assert set(hub.all(Fetched)) == fetched  # The base's first report is sent again, because the base is still there.
 
 
 def _spool_lease(lease_id: int, indices: tuple[int, ...]) -> Any:
@@ -367,10 +367,10 @@ async def test_a_killed_engine_is_replaced_and_its_lease_finished(hub: Any, node
     assert hub.all(LeaseReturned) == []
 
 
-async def test_an_engine_that_the_kernel_kills_for_its_memory_is_half_as_wide(
+async def test_an_engine_killed_for_memory_restarts_at_half_width(
     hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In later runs as well. A kill by hand and the kernel's own count stand for the kernel's."""
+    """Check later runs too. A kill by hand and the kernel's counter simulate the kernel's kill."""
     monkeypatch.setattr(process_memory, "kernel_kills", itertools.count().__next__)
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
@@ -389,7 +389,7 @@ async def test_an_engine_that_the_kernel_kills_for_its_memory_is_half_as_wide(
 
 
 async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub is told by a new introduction each time, and the lease under way is finished all the same."""
+    """Expect a new introduction to the hub each time, and finish the current lease all the same."""
     better = BackendChoice(name="llama_cpp", device="cpu", reason="a GPU is here")
     worse = BackendChoice(name="torch", device="cpu", reason="no GPU is here")
     there = [better]
@@ -402,7 +402,7 @@ async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monke
         await hub.until(ready_for(hub, 0))
         there.append(worse)
         lease = await hub.lease(1, version=0)
-        os.kill(node.engine_pids()[0], signal.SIGABRT)  # As a driver does whose device is gone.
+        os.kill(node.engine_pids()[0], signal.SIGABRT)  # Like a driver whose device has vanished.
         await hub.until(lambda: introduced("llama_cpp", "torch"))
         await hub.finished(lease)
         there.append(better)
@@ -411,7 +411,7 @@ async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monke
     assert hub.all(LeaseReturned) == []
 
 
-async def test_stopping_returns_what_is_unfinished(hub: Any, node: Node) -> None:
+async def test_stopping_returns_unfinished_leases(hub: Any, node: Node) -> None:
     async with node.running(hub.url) as daemon:
         await hub.until(ready_for(hub, 0))
         leases = [await hub.lease(n, version=0, count=64, max_tokens=60, stop_ids=()) for n in range(1, 20)]
@@ -426,8 +426,8 @@ async def test_stopping_returns_what_is_unfinished(hub: Any, node: Node) -> None
     assert positions[0] < min(i for i, m in enumerate(hub.said) if isinstance(m, LeaseReturned))
 
 
-async def test_what_a_leaving_node_has_drawn_goes_on_on_the_next_one(hub: Any, node: Node, tmp_path: Path) -> None:
-    """All of it is sent before the lease goes back; the next node draws the rest, as if one had drawn the whole."""
+async def test_a_leaving_nodes_tokens_are_continued_by_the_next_node(hub: Any, node: Node, tmp_path: Path) -> None:
+    """Send all tokens before the lease is returned; the next node must complete the rollout as if sampled by one."""
     node.stream_s = 0.01
     async with node.running(hub.url) as daemon:
         await hub.until(ready_for(hub, 0))
@@ -478,7 +478,7 @@ async def test_status_shows_the_states_of_all_rollouts(hub: Any, node: Node) -> 
         await hub.acknowledge("1-0", "1-1", state=ReceiptState.TRAINED)
         dropped = Receipt(rollout_id="1-2", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE)
         await hub.send(Receipts(receipts=(dropped,)))
-        # Heartbeats keep coming, so this is looked at again until the counts are there.
+        # Heartbeats repeat this check until the counts arrive.
         counted = {"received": 1, "trained": 2, "dropped": 1}
         await hub.until(lambda: counted.items() <= daemon.snapshot().rollouts.items())
         answer = await control.ask(node.paths.control_file, "status")
@@ -499,7 +499,7 @@ async def test_the_end_of_the_run_is_a_good_end(hub: Any, node: Node) -> None:
         await task
 
 
-async def test_another_run_on_the_same_hub_starts_anew(hub: Any, node: Node) -> None:
+async def test_another_run_on_the_same_hub_starts_fresh(hub: Any, node: Node) -> None:
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
         await hub.finished(await hub.lease(1, version=0))
@@ -511,7 +511,7 @@ async def test_another_run_on_the_same_hub_starts_anew(hub: Any, node: Node) -> 
         await hub.publish_base()
         await hub.open()
         await hub.until(ready_for(hub, 0))
-        await hub.finished(await hub.lease(1, version=0))  # The same id is another rollout now.
+        await hub.finished(await hub.lease(1, version=0))  # The same id now names another rollout.
     assert not old_base.exists()
     assert (node.paths.artefacts / f"{hub.run_id}-base").exists()
 
@@ -524,7 +524,7 @@ async def test_refusals_end_the_daemon(hub: Any, node: Node) -> None:
     assert Hubs(node.paths).all() == []
 
 
-async def test_an_unreachable_hub_is_said_at_once(bare_hub: Any, node: Node) -> None:
+async def test_an_unreachable_hub_is_reported_at_once(bare_hub: Any, node: Node) -> None:
     await bare_hub.close()
     with pytest.raises(ConnectError, match="cannot be reached"):
         await node.daemon(bare_hub.url).run()
@@ -546,7 +546,7 @@ async def test_a_changed_hub_key_is_refused_until_trusted(hub: Any, node: Node) 
     assert [record.hub_key for record in Hubs(node.paths).all()] == [hub.me.public_key]
 
 
-async def test_a_damaged_spool_is_said_at_once(hub: Any, node: Node) -> None:
+async def test_a_damaged_spool_is_reported_at_once(hub: Any, node: Node) -> None:
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
     spool_file = node.paths.hub(hub.me.public_key) / "spool.db"

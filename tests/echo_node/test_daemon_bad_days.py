@@ -1,4 +1,4 @@
-"""The whole node, real engine included, on days on which its machine lets it down."""
+"""The whole node, real engine included, when its machine has problems."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ async def test_a_full_disk_is_one_trouble_and_loses_nothing(
 
 
 @needs_mounts
-async def test_a_model_that_cannot_be_converted_for_want_of_room_is_once_there_is_some(
-    hub: Any, tmp_path: Path
-) -> None:
+async def test_a_model_is_converted_once_the_full_disk_has_room(hub: Any, tmp_path: Path) -> None:
     with mounted(tmp_path / "derived", 2 * 2**20) as disk:
         node = Node(tmp_path / "node")
         node.paths.data_dir.mkdir()
@@ -90,9 +88,7 @@ async def test_a_model_that_cannot_be_converted_for_want_of_room_is_once_there_i
             assert problems(daemon) == set()
 
 
-async def test_a_cap_that_is_reached_delivers_what_is_drawn_and_then_leaves_the_network_alone(
-    hub: Any, node: Node
-) -> None:
+async def test_a_reached_traffic_cap_sends_held_tokens_and_disconnects(hub: Any, node: Node) -> None:
     node.manners = MannersConfig(priority="normal", max_download_bytes_day=50_000_000)
     async with node.running(hub.url, sensors=FakeSensors()) as daemon:
         await hub.until(ready_for(hub, 0))
@@ -127,11 +123,11 @@ async def test_a_metered_network_is_not_used_at_all(hub: Any, node: Node) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows stops no process by a signal")
-async def test_a_node_that_stood_still_for_a_while_connects_again_by_itself(hub: Any, site: Site) -> None:
+async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: Site) -> None:
     running = await site.start("echo_node", "join", hub.url, "--data-dir", site.root / "node", "--backend", "llama_cpp")
     await hub.until(ready_for(hub, 0))
     running.process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(SLEPT_S + 3 * LOOK_S)  # This is the sleep, and nothing is waited for.
+    await asyncio.sleep(SLEPT_S + 3 * LOOK_S)  # This is the sleep itself.
     running.process.send_signal(signal.SIGCONT)
     await running.printed(r"This machine slept for \d+ s; reconnecting\.")
     await running.printed(r"Reconnected\.")
@@ -141,7 +137,7 @@ async def test_a_node_that_stood_still_for_a_while_connects_again_by_itself(hub:
 
 @needs_mounts
 async def test_a_node_whose_network_changes_connects_again_at_once(hub: Any, site: Site) -> None:
-    """In a network of its own, behind a router that throws away what comes from the address it had."""
+    """Put it in a network behind a router that drops packets for its old address."""
     peers: asyncio.Queue[str] = asyncio.Queue()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -179,7 +175,8 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @contextmanager
 def two_networks() -> Iterator[tuple[str, Callable[[str], None]]]:
-    """A network namespace that reaches this one at 10.213.77.1 and is 10.213.77.2, and what runs `ip` in it."""
+    """Yield a network namespace at 10.213.77.2, linked to this one at 10.213.77.1, and a function that runs `ip` in
+    it."""
     name = f"echo-{os.getpid()}"
 
     def ip(command: str) -> None:

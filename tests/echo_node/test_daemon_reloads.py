@@ -1,4 +1,4 @@
-"""A node that runs, and its owner who changes its settings."""
+"""A running node whose owner changes its settings."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ async def running(paths: Paths, url: str, sensors: FakeSensors, **given: Flag) -
     try:
         yield daemon
     finally:
-        with suppress(ConnectError):  # It has ended already.
+        with suppress(ConnectError):  # It has already ended.
             await control.ask(paths.control_file, "stop")
         async with asyncio.timeout(60):
             await task
 
 
 async def set_(key: str, *values: str) -> dict[str, Any]:
-    """What `echo-node config set --json` prints."""
+    """Return the JSON that `echo-node config set --json` prints."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "echo_node", "config", "set", "--json", key, *values),
         stdout=asyncio.subprocess.PIPE,
@@ -140,9 +140,7 @@ async def test_the_hub_hears_the_new_name_and_cost(hub: Any, paths: Paths) -> No
         assert (shown.name, shown.cost_per_hour, engine_pids()) == ("the den", 0.5, engines)
 
 
-async def test_what_needs_a_restart_is_said_each_time_and_what_wins_over_the_file_is_kept(
-    hub: Any, paths: Paths
-) -> None:
+async def test_settings_that_need_a_restart_are_named_and_overrides_kept(hub: Any, paths: Paths) -> None:
     async with running(paths, hub.url, FakeSensors(), width=2):
         await hub.until(ready_for(hub, 0))
         engines = engine_pids()

@@ -1,4 +1,4 @@
-"""What a running daemon shows its owner: the hub's totals, its own count of tokens, the page, the desktop's notice."""
+"""A running daemon's information for its owner: the hub's totals, its token count, the page, notices."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "node")
 
 
-async def test_the_hubs_totals_are_shown_as_soon_as_it_tells_them(hub: Any, node: Node) -> None:
+async def test_the_hubs_totals_are_shown_once_received(hub: Any, node: Node) -> None:
     async with node.running(hub.url) as daemon:
         await hub.until(ready_for(hub, 0))
-        assert hub.all(Proof)[-1].hears_totals, "so that a hub knows that it may send them"
+        assert hub.all(Proof)[-1].hears_totals, "the hub learns that it may send them"
         assert daemon.snapshot().totals is None
         await hub.send(TOTALS)
         await hub.until(lambda: daemon.snapshot().totals is not None)
@@ -52,7 +52,7 @@ async def test_the_hubs_totals_are_shown_as_soon_as_it_tells_them(hub: Any, node
     assert any(line.startswith("Over all time: 39,544 trained") for line in farewell(ended, ended.started_at + 1))
 
 
-async def test_what_it_began_with_is_not_of_this_time(hub: Any, node: Node) -> None:
+async def test_earlier_work_does_not_count_for_this_session(hub: Any, node: Node) -> None:
     async with node.running(hub.url) as daemon:
         await hub.until(ready_for(hub, 0))
         await hub.finished(await hub.lease(1, version=0))
@@ -66,7 +66,7 @@ async def test_what_it_began_with_is_not_of_this_time(hub: Any, node: Node) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="D-Bus is how Linux desktops do it")
-async def test_a_ban_is_told_on_the_desktop_and_kept_until_the_next_start(
+async def test_a_ban_is_reported_on_the_desktop_and_kept_until_the_next_start(
     hub: Any, node: Node, desktop: Desktop
 ) -> None:
     desktop.answers[PATH, "GetCapabilities"] = ("as", (["body", "body-markup"],))

@@ -1,4 +1,4 @@
-"""The whole node, real engine included, as its owner comes and goes."""
+"""The whole node, real engine included, while its owner comes and goes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def computed_s(pid: int) -> float:
     return sum(psutil.Process(pid).cpu_times()[:2])
 
 
-async def test_a_paused_node_stands_still_gives_back_and_goes_on_where_it_was(hub: Any, node: Node) -> None:
+async def test_a_paused_node_stops_returns_its_leases_and_resumes(hub: Any, node: Node) -> None:
     async with node.running(hub.url, sensors=FakeSensors()) as daemon:
         await hub.until(ready_for(hub, 0))
         (pid,) = node.engine_pids()
@@ -65,7 +65,7 @@ async def test_a_paused_node_stands_still_gives_back_and_goes_on_where_it_was(hu
         await hub.publish(1)
         before = computed_s(pid)
         await hub.until(lambda: 1 in fetched(hub))
-        assert computed_s(pid) == before and is_still(pid), "what is new is fetched beside it"
+        assert computed_s(pid) == before and is_still(pid), "new versions are fetched meanwhile"
         assert await control.ask(node.paths.control_file, "resume") == {}
         await hub.until(ready_for(hub, 1))
         await hub.finished(await hub.lease(30, version=1))
@@ -73,7 +73,7 @@ async def test_a_paused_node_stands_still_gives_back_and_goes_on_where_it_was(hu
     assert not psutil.pid_exists(pid)
 
 
-async def test_a_game_has_the_engine_s_memory_and_a_new_one_starts_after_it(hub: Any, node: Node) -> None:
+async def test_a_game_gets_the_engines_memory_and_the_engine_restarts_after_it(hub: Any, node: Node) -> None:
     sensors = FakeSensors()
     async with node.running(hub.url, sensors=sensors):
         await hub.until(ready_for(hub, 0))
@@ -101,7 +101,7 @@ async def test_a_node_that_was_paused_starts_paused_and_loads_nothing(hub: Any, 
     assert not node.paths.pause_file.exists()
 
 
-async def test_a_node_that_finishes_ends_what_it_holds_and_then_leaves(hub: Any, node: Node) -> None:
+async def test_a_finishing_node_completes_its_leases_and_leaves(hub: Any, node: Node) -> None:
     async with node.running(hub.url, sensors=FakeSensors()) as daemon:
         await hub.until(ready_for(hub, 0))
         leases = [await hub.lease(n, version=0) for n in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""What the doctor finds: on this machine, and on machines that lack what a node needs."""
+"""Findings of the doctor on this machine, and on machines that lack requirements of a node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    """Code that is probed, if it holds one of these words, is replaced by other code."""
+    """Return a function that replaces probed code containing a given word by other code."""
     replacements: dict[str, str] = {}
     probe = doctor.failure_of
 
@@ -91,7 +91,7 @@ def test_an_engine_that_crashes_leaves_the_choice_to_the_user(paths: Paths, brok
     assert not diagnosis.can_join
 
 
-def test_without_any_engine_it_cannot_join(paths: Paths, monkeypatch: pytest.MonkeyPatch, broken: Broken) -> None:
+def test_without_any_engine_the_node_cannot_join(paths: Paths, monkeypatch: pytest.MonkeyPatch, broken: Broken) -> None:
     monkeypatch.setattr(registry, "_is_present", lambda package: False)
     diagnosis = examine(paths, None)
     engine = of(diagnosis, "engine")
@@ -126,7 +126,7 @@ def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_named(
     assert diagnosis.can_join
 
 
-def test_what_is_missing_but_not_needed_is_said_without_alarm(paths: Paths, broken: Broken) -> None:
+def test_missing_optional_parts_are_mentioned_without_alarm(paths: Paths, broken: Broken) -> None:
     broken(llama_supports_rpc="raise SystemExit(1)", swarm="import no_such_library")
     diagnosis = examine(paths, None)
     rpc, swarm = of(diagnosis, "several devices as one"), of(diagnosis, "swarm")
@@ -135,7 +135,7 @@ def test_what_is_missing_but_not_needed_is_said_without_alarm(paths: Paths, brok
     assert diagnosis.can_join
 
 
-def test_a_libtorrent_that_lacks_what_a_fetch_needs_is_found() -> None:
+def test_a_libtorrent_without_needed_features_is_found() -> None:
     trial = "from echo_shared.swarm.trial import main; main()"
     said = doctor.failure_of(f"import libtorrent; del libtorrent.torrent_info.layout; {trial}")
     assert said is not None and "no attribute 'layout'" in said
@@ -199,10 +199,10 @@ def test_a_full_disk_is_a_problem(
 
 
 @pytest.mark.parametrize(("precision", "largest"), [("auto", "31.9"), ("q4_k_m", "25.5"), ("f32", "21.2")])
-def test_the_room_for_a_base_is_that_for_all_it_takes_meanwhile(
+def test_the_space_for_a_base_includes_temporary_files(
     paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch, precision: str, largest: str
 ) -> None:
-    """64 GiB, of which a quarter GiB stays free."""
+    """Give 64 GiB, of which a quarter GiB stays free."""
     monkeypatch.setenv("ECHO_NODE_PRECISION", precision)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total=2**37, used=0, free=2**36))
     what = of(examine(paths, None), "disk").what
@@ -218,7 +218,7 @@ def test_wrong_settings_are_a_problem_and_the_rest_is_looked_at(paths: Paths, br
     assert not diagnosis.can_join
 
 
-def test_what_was_measured_is_shown(paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_speeds_are_shown(paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     Hubs(paths).save(HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_id="run"))
     monkeypatch.setattr(doctor, "content_here", lambda _: "content")
     row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 77.0}
@@ -232,7 +232,7 @@ def test_what_was_measured_is_shown(paths: Paths, broken: Broken, monkeypatch: p
 
 @pytest.fixture
 async def answering() -> AsyncIterator[Callable[..., Any]]:
-    """A server whose /readyz answers with this status and text."""
+    """Yield a function that serves a /readyz with this status and text."""
     runners: list[web.AppRunner] = []
 
     async def serve(status: int, text: str) -> str:
@@ -275,13 +275,13 @@ async def test_a_hub_is_asked(
     level: str,
     words: str,
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # A hub on this machine is not asked through it.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # A hub on this machine is not asked through the proxy.
     found = of(await asyncio.to_thread(examine, paths, await answering(status, text)), "hub")
     assert found.level == level and words in found.what and "\x1b" not in found.what
     assert found.do or level == "ok"
 
 
-async def test_a_hub_that_speaks_no_tls_is_told_from_an_untrusted_one(
+async def test_a_hub_without_tls_is_distinguished_from_an_untrusted_one(
     answering: Callable[..., Any], paths: Paths, broken: Broken
 ) -> None:
     url = await answering(200, '{"status": "ready"}')
@@ -324,7 +324,7 @@ def test_the_cage_is_tried_and_told() -> None:
 
 
 @pytest.mark.parametrize(("mode", "level"), [("auto", "warning"), ("required", "problem")])
-def test_a_cage_that_does_not_hold_is_no_problem_unless_it_must(
+def test_a_missing_cage_is_a_problem_only_if_required(
     mode: CageMode, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_tried", lambda private: Held.to_nothing("this kernel has no Landlock"))
@@ -337,8 +337,8 @@ def test_a_cage_that_is_switched_off_is_a_warning() -> None:
     assert (found.level, found.what) == ("warning", "none: the settings turn it off")
 
 
-def test_an_engine_that_works_without_its_cage_alone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """This one is only usable where it can read the test's own directory."""
+def test_an_engine_that_works_only_uncaged_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Use an engine that must read the test's own directory."""
     (tmp_path / "private").write_text("x")
     code = f"open({str(tmp_path / 'private')!r})"
     monkeypatch.setattr(registry, "packages", lambda name: [f"sys; {code}"] if name == "llama_cpp" else [])
@@ -352,7 +352,7 @@ def test_an_engine_that_works_without_its_cage_alone_is_told(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("mode", "works"), [("auto", True), ("required", False)])
-def test_a_gpu_that_needs_a_wider_cage_is_told(
+def test_a_gpu_that_needs_a_wider_cage_is_reported(
     mode: CageMode, works: bool, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GpuCages, "find", lambda *_: Fit(leeway=BY_NAME["local sockets"]))

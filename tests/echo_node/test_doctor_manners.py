@@ -1,4 +1,4 @@
-"""What the doctor says of a machine's manners: by sensors that tell what a test says, and by this machine's own."""
+"""The doctor's report on manners, with scripted sensors and with this machine's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def found(paths: Paths, reading: Reading, **manners: object) -> list[Finding]:
     return findings
 
 
-def test_which_sensors_there_are_and_which_are_not(tmp_path: Path) -> None:
+def test_available_and_missing_sensors_are_listed(tmp_path: Path) -> None:
     told, missing, held = found(Paths.find(tmp_path), Reading(idle_s=math.inf, on_battery=False, cpu_celsius=45.4))
     assert (told.subject, told.level) == ("sensors", "ok")
     assert told.what == (
@@ -39,7 +39,7 @@ def test_which_sensors_there_are_and_which_are_not(tmp_path: Path) -> None:
     assert (held.subject, held.level, held.what) == ("held back", "ok", "by nothing at this moment")
 
 
-def test_what_would_hold_a_node_now(tmp_path: Path) -> None:
+def test_current_reasons_to_hold_a_node_are_shown(tmp_path: Path) -> None:
     paths = Paths.find(tmp_path)
     PauseFile(paths.pause_file).save(Pause())
     held = [one for one in found(paths, Reading(on_battery=True)) if one.subject == "held back"]
@@ -47,7 +47,7 @@ def test_what_would_hold_a_node_now(tmp_path: Path) -> None:
     assert "a node would pause now. Paused by you." in held[0].what and "On battery." in held[1].what
 
 
-async def test_a_running_node_tells_what_holds_it_and_what_is_wrong(tmp_path: Path) -> None:
+async def test_a_running_nodes_holds_and_troubles_are_shown(tmp_path: Path) -> None:
     paths = Paths.find(tmp_path)
     status = {"holds": {"on_battery": "On battery."}, "problems": {"disk_full": "The disk is full."}}
     async with control_server(paths.control_file, {"status": lambda _: status}):
@@ -67,6 +67,6 @@ def test_this_machine_s_own_sensors_are_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 600.0])
-def test_an_owner_who_was_here_is_told_of(tmp_path: Path, idle_s: float) -> None:
+def test_recent_activity_of_the_owner_is_shown(tmp_path: Path, idle_s: float) -> None:
     findings = found(Paths.find(tmp_path), Reading(idle_s=idle_s))
     assert f"last used {'0 s' if idle_s == 0 else '10 min'} ago" in findings[0].what

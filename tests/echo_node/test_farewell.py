@@ -16,7 +16,7 @@ ENDED = replace(
 )
 
 
-def test_it_sums_up_what_was_done_and_where_it_goes_on() -> None:
+def test_the_farewell_sums_up_the_work_and_the_next_step() -> None:
     assert farewell(ENDED, 9_040.0) == [
         "Ran for 2 h 14 min: 48 rollouts, 6,144 tokens drawn.",
         "Since the start: 30 trained, 0 evaluated, 5 dropped (5 stale).",
@@ -30,19 +30,19 @@ def test_it_sums_up_what_was_done_and_where_it_goes_on() -> None:
     ]
 
 
-def test_who_leaves_is_told_how_to_join_again_and_promised_nothing() -> None:
+def test_a_leaving_node_is_told_how_to_rejoin() -> None:
     lines = farewell(ENDED, 9_040.0, leaves=True)
     assert lines[2:4] == ["With the hub, waiting for training: 1.", "Finished, but not at the hub: 2."]
     assert lines[-1] == "Join again with: echo-node join http://127.0.0.1:8710"
     assert not any("again" in line or "echo-node run" in line for line in lines[:-1])
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_figures_are_left_out() -> None:
     lines = farewell(replace(SNAPSHOT, rollouts={}, started_at=0.0), 59.0)
     assert lines[0].startswith("Ran for 59 s") and len(lines) == 3
 
 
-def test_what_a_hub_says_steers_no_terminal() -> None:
+def test_a_hubs_texts_cannot_control_the_terminal() -> None:
     hostile = {**TOTALS, "dropped": {"\x1b[2J\n": 1}}
     said = "".join(farewell(replace(ENDED, totals=hostile), 1_000.0))
     assert "\x1b" not in said and "\n" not in said

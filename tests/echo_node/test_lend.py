@@ -1,4 +1,4 @@
-"""`echo-node lend` as a process: what it prints, what it lends, and that it leaves nothing."""
+"""`echo-node lend` as a process: its output, its loans, and a clean end."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytest.importorskip("llama_cpp")
 
 
 async def lend(site: Any, *flags: str) -> tuple[Any, str]:
-    """The running command, and what to give to --with."""
+    """Start the command; return it, and the value for --with."""
     where = ("--host", LOOPBACK, "--port", "0", "--threads", "1", "--data-dir", site.root / "helper")
     helper = await site.start("echo_node.main", "lend", *where, *flags)
     return helper, (await helper.printed(r"echo-node join URL --with (\S+#\S+)"))[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_it_stops_in_good_order_and_leaves_nothing(site: Any, number: int) -> None:
+async def test_lend_stops_cleanly_and_leaves_nothing(site: Any, number: int) -> None:
     helper, printed = await lend(site)
     address = HelperAddress.parse(printed)
     process = psutil.Process(helper.process.pid)
@@ -60,8 +60,8 @@ async def test_the_code_stays_and_no_more_is_lent_than_allowed(site: Any) -> Non
     await helper.end()
 
 
-async def test_a_node_that_takes_more_is_shut_out(site: Any) -> None:
-    """The device server itself is more than this limit."""
+async def test_a_node_that_takes_too_much_memory_is_disconnected(site: Any) -> None:
+    """Set a limit below the size of the device server itself."""
     helper, printed = await lend(site, "--memory-limit", "0.001")
     async with tunnel(HelperAddress.parse(printed)) as lent:
         reader, writer = await asyncio.open_connection(LOOPBACK, lent.port)
@@ -84,14 +84,14 @@ async def test_only_the_code_opens(site: Any) -> None:
 
 
 class Elsewhere:
-    """The same site, another directory."""
+    """The same site with another directory."""
 
     def __init__(self, site: Any) -> None:
         self.root = site.root / "elsewhere"
         self.start = site.start
 
 
-async def test_a_port_in_use_is_said(site: Any) -> None:
+async def test_a_port_in_use_is_reported(site: Any) -> None:
     helper, printed = await lend(site)
     port = str(HelperAddress.parse(printed).port)
     status, said = await site.command(

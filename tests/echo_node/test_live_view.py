@@ -27,7 +27,7 @@ FULL = described(
 
 
 class Screen(io.TextIOWrapper):
-    """A terminal's output, in an encoding."""
+    """A terminal's output, in a given encoding."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         super().__init__(io.BytesIO(), encoding=encoding)
@@ -46,7 +46,7 @@ def drawn(snapshot: NodeSnapshot, width: int = 80, height: int = 24, encoding: s
 
 
 @pytest.mark.parametrize(("width", "height"), [(120, 50), (80, 24), (60, 24), (59, 24), (40, 24), (40, 10), (20, 8)])
-def test_it_fits_and_says_the_state_whatever_the_size(width: int, height: int) -> None:
+def test_the_view_fits_any_size_and_shows_the_state(width: int, height: int) -> None:
     text = drawn(FULL, width, height, no_color=True, color_system=None)
     lines = text.rstrip("\n").split("\n")
     assert "sampling" in lines[0]
@@ -74,7 +74,7 @@ def test_a_usual_terminal_shows_all_that_matters() -> None:
         assert part in words, part
 
 
-def test_without_colours_there_are_none_and_without_unicode_there_is_none() -> None:
+def test_colours_and_unicode_are_used_only_if_supported() -> None:
     plain = drawn(FULL, no_color=True, color_system=None, encoding="ascii")
     assert "\x1b" not in plain and plain.isascii()
     assert "* sampling" in plain and "_+#" in plain
@@ -100,7 +100,7 @@ def test_every_state_has_a_colour() -> None:
     assert set(COLOURS) == set(get_args(State))
 
 
-def test_what_may_go_is_there() -> None:
+def test_parts_that_may_be_left_out_exist() -> None:
     paid = replace(FULL, rollouts={**FULL.rollouts, "checked:passed": 1})
     assert set(GOES_FIRST) <= {name for name, _ in rows(paid)} | {"keys"}
 
@@ -127,7 +127,7 @@ def test_the_panel_suits_where_the_output_goes(options: dict[str, Any], quiet: b
         shown.update(FULL)
 
 
-def test_nothing_of_it_stays_behind_on_the_terminal() -> None:
+def test_the_view_leaves_nothing_on_the_terminal() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, height=24, _environ={"TERM": "xterm"})
     with open_panel(console, quiet=False) as shown:

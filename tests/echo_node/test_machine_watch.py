@@ -1,4 +1,4 @@
-"""A real connection on a machine whose clocks and addresses are as a test says."""
+"""A real connection on a machine with scripted clocks and addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.echo_node.net.test_client import Events, client_of, running
 
 
 class Machine:
-    """One that is connected."""
+    """A connected machine."""
 
     def __init__(self, client: HubClient, events: Events, troubles: TroubleLog) -> None:
         self.client, self.events, self.troubles = client, events, troubles
@@ -75,13 +75,13 @@ async def test_a_machine_that_slept_connects_again_at_once(
     ]
 
 
-async def test_a_machine_whose_address_is_gone_connects_again_at_once(machine: Machine, hub: Any) -> None:
+async def test_a_machine_that_lost_its_address_reconnects_at_once(machine: Machine, hub: Any) -> None:
     machine.look()
     machine.addresses = frozenset({"127.0.0.1", "192.0.2.1", "192.0.2.2"})
     machine.look()
     machine.addresses = frozenset({"127.0.0.1"})
     machine.look()
-    assert machine.events.queue.empty() and hub.handshakes == 1, "another address than the connection's"
+    assert machine.events.queue.empty() and hub.handshakes == 1, "the lost address was not the connection's"
     machine.addresses = frozenset({"192.0.2.1"})
     machine.look()
     await machine.events.next(Disconnected)
@@ -89,16 +89,16 @@ async def test_a_machine_whose_address_is_gone_connects_again_at_once(machine: M
     assert machine.woke == 0 and hub.handshakes == 2
 
 
-async def test_a_clock_that_is_set_wrong_is_told_until_it_is_right(machine: Machine) -> None:
+async def test_a_wrong_clock_is_reported_until_it_is_right(machine: Machine) -> None:
     assert machine.look() == {}
     machine.ahead_s = 3 * 3_600.0
     assert list(machine.look()) == ["clock"]
     assert "3 h ahead of the hub's" in machine.look()["clock"]
     machine.ahead_s = 0.0
-    assert machine.look() == {} and machine.events.queue.empty(), "it is no reason to connect again"
+    assert machine.look() == {} and machine.events.queue.empty(), "it is no reason to reconnect"
 
 
-async def test_a_release_that_is_installed_while_the_hub_refuses_this_one_is_told_of(
+async def test_a_newly_installed_release_is_reported_while_the_hub_refuses_this_one(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(100):
@@ -106,7 +106,7 @@ async def test_a_release_that_is_installed_while_the_hub_refuses_this_one_is_tol
     monkeypatch.setattr(echo_shared, "__version__", "0.0.0")
     for _ in range(100):
         machine.look()
-    assert machine.upgrades == [], "the hub lets it in"
+    assert machine.upgrades == [], "the hub accepts this release"
     machine.troubles.begin("a test", Trouble(TroubleCode.TOO_OLD, "Too old."))
     for _ in range(30):
         machine.look()

@@ -1,4 +1,4 @@
-"""The command line, as a user types it: real processes, real files."""
+"""The command line as a user types it: real processes, real files."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def invoke(*arguments: str) -> str:
-    """What the command prints; its error is raised."""
+    """Return the command's output, or raise its error."""
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -92,7 +92,7 @@ def test_the_flags_of_join_are_these() -> None:
         ("doctor", {"--cage", "--json", "--data-dir"}),
     ],
 )
-def test_the_flags_of_what_looks_and_sets_are_these(command: str, flags: set[str]) -> None:
+def test_the_flags_of_viewing_and_setting_commands(command: str, flags: set[str]) -> None:
     assert options(command) == flags
 
 
@@ -270,13 +270,13 @@ def test_an_unreachable_hub_ends_join() -> None:
     assert "The hub cannot be reached." in result.stderr and "http://127.0.0.1:1" in result.stderr
 
 
-def test_commands_that_need_a_hub_say_so() -> None:
+def test_commands_that_need_a_hub_report_it() -> None:
     for command in (["run"], ["leave"], ["service", "install"]):
         with pytest.raises(ConfigError, match="joined no hub yet"):
             invoke(*command)
 
 
-def test_status_without_a_daemon_says_so() -> None:
+def test_status_without_a_daemon_reports_it() -> None:
     with pytest.raises(ConnectError, match="No node is running"):
         invoke("status")
 
@@ -347,7 +347,7 @@ def test_leaving_forgets_the_hub_but_not_the_identity(home: Path) -> None:
 
 
 class Process:
-    """`echo-node` as a process of its own beside the test's hub."""
+    """`echo-node` as a process next to the test's hub."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process

@@ -1,6 +1,6 @@
-"""Ctrl-C at any moment of a command's first seconds: it ends, and says nothing that its user could not read.
+"""Ctrl-C at any moment of a command's first seconds: it ends, without an unreadable message.
 
-As a terminal does, the signal goes to the whole process group.
+As from a terminal, the signal goes to the whole process group.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals a
 
 DEADLINE_S = 60.0
 BEGUN = "asyncio.constants"
-"""The first module of many that a command imports; what comes before it is Python's own start."""
+"""The first of many modules that a command imports; earlier imports are Python's own start."""
 NOISE = ("Traceback", "KeyboardInterrupt", "CancelledError", "Exception ignored", "never retrieved", "never awaited")
 
 
 @pytest.fixture
 def silent_hub() -> Iterator[str]:
-    """Takes connections and never says a word."""
+    """Yield the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 class Command:
-    """`echo-node` as the leader of a process group, which reports each import; `moment` is in what it has said then."""
+    """`echo-node` as the leader of a process group, which reports each import until `moment` appears."""
 
     def __init__(self, home: Path, *arguments: str, moment: str = BEGUN) -> None:
         self._process = subprocess.Popen(
@@ -44,7 +44,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # What a command that is ended at once leaves in the system's place for such things is left in the test's.
+            # Temporary files that a killed command leaves behind stay in the test's directory.
             env={**os.environ, "ECHO_NODE_HOME": str(home), "TMPDIR": str(home.parent), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
@@ -65,7 +65,7 @@ class Command:
         self._begun.set()
 
     def interrupted(self, *, after_s: float) -> tuple[int, str]:
-        """Status and all that was said, when Ctrl-C comes so long after its moment, if it still runs then."""
+        """Send Ctrl-C `after_s` seconds after the moment if it still runs; return status and output."""
         assert self._begun.wait(DEADLINE_S)
         try:
             self._process.wait(after_s)
@@ -124,7 +124,7 @@ def test_ctrl_c_in_the_first_second_is_quiet(name: str, silent_hub: str, tmp_pat
         ("doctor", "echo_node.doctor"),
     ],
 )
-def test_ctrl_c_while_it_starts_what_it_needs_is_quiet(name: str, moment: str, silent_hub: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_the_start_is_quiet(name: str, moment: str, silent_hub: str, tmp_path: Path) -> None:
     for number, after_s in enumerate((0.0, 0.2)):
         home = tmp_path / str(number)
         ends_quietly(home, *arguments_of(name, silent_hub, home), moment=moment, after_s=after_s)

@@ -1,4 +1,4 @@
-"""Real connections, to a hub that does not exist, under a hold that a test puts on and takes off."""
+"""Real connections to a hub that does not exist, under a hold that the test sets and releases."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.echo_node.test_connections import opened
 __all__ = ["about"]
 
 
-async def test_what_is_owed_is_waited_for_before_the_line_is_given_up(about: About) -> None:
+async def test_pending_messages_are_sent_before_the_node_disconnects(about: About) -> None:
     wanted, owes = [False], [True]
     async with asyncio.timeout(60), opened(about) as connections:
         hold = NetworkHold(connections, is_wanted=lambda: wanted[0], owes_the_hub=lambda: owes[0])

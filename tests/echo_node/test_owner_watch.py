@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 
 class Watched:
-    """A watch over sensors and an engine that are as a test says."""
+    """A watch over scripted sensors and a scripted engine."""
 
     def __init__(self, directory: Path) -> None:
         self.sensors = FakeSensors()
@@ -45,7 +45,7 @@ class Watched:
         return self.watch
 
     async def next(self) -> list[str]:
-        """The reasons of the next news."""
+        """Return the reasons in the next report."""
         async with asyncio.timeout(PATIENCE_S):
             return [hold.reason.value for hold in (await self.told.get()).holds]
 
@@ -63,10 +63,10 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
-async def test_tells_what_is_new_once(watched: Watched) -> None:
+async def test_changes_are_reported_once(watched: Watched) -> None:
     async with watched.running():
         await watched.sensors.looked_at()
-        assert watched.told.empty(), "a free machine is no news"
+        assert watched.told.empty(), "a free machine is not reported"
         watched.sensors.reading = Reading(on_battery=True, battery_share=0.9)
         assert await watched.next() == ["on_battery"]
         watched.sensors.reading = Reading(on_battery=True, battery_share=0.8)
@@ -92,7 +92,7 @@ async def test_the_owner_s_word_counts_at_once_and_after_a_restart(watched: Watc
     assert await watched.next() == [] and watched.file.load() is None
 
 
-async def test_a_pause_that_cannot_be_kept_is_one_all_the_same(watched: Watched, tmp_path: Path) -> None:
+async def test_a_pause_that_cannot_be_stored_still_holds(watched: Watched, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     watched.file = PauseFile(tmp_path / "file" / "pause.json")
     watch = watched.again()
@@ -103,7 +103,7 @@ async def test_a_pause_that_cannot_be_kept_is_one_all_the_same(watched: Watched,
 
 
 @needs_mounts
-async def test_a_pause_that_a_full_disk_refuses_is_kept_there_once_there_is_room(tmp_path: Path) -> None:
+async def test_a_pause_is_stored_once_the_full_disk_has_room(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", 64 * 1024) as disk:
         watched = Watched(disk.directory)
         disk.fill()
@@ -112,13 +112,13 @@ async def test_a_pause_that_a_full_disk_refuses_is_kept_there_once_there_is_room
         await watched.watch.look()
         assert await watched.next() == ["paused"]
         assert [trouble.code for trouble in watched.troubles.now] == [TroubleCode.DISK_FULL]
-        assert list(disk.directory.iterdir()) == [disk.ballast], "nothing half written stays"
+        assert list(disk.directory.iterdir()) == [disk.ballast], "no half-written file stays"
         disk.empty()
         await watched.watch.look()
         assert watched.troubles.now == () and watched.file.load() == Pause()
 
 
-async def test_other_settings_are_told_even_where_the_reasons_stay(watched: Watched) -> None:
+async def test_changed_settings_are_reported_even_if_the_reasons_stay(watched: Watched) -> None:
     watched.sensors.reading = Reading(on_battery=True)
     await watched.watch.look()
     assert (await watched.told.get()).keep_memory_s == 7.0
@@ -127,7 +127,7 @@ async def test_other_settings_are_told_even_where_the_reasons_stay(watched: Watc
     assert (await watched.told.get()).keep_memory_s == 8.0
 
 
-async def test_the_sensors_know_the_engine_and_what_it_took_when_it_ran(watched: Watched) -> None:
+async def test_the_sensors_know_the_engine_and_its_memory(watched: Watched) -> None:
     watched.engine = EngineNow(on_gpu=False, pid=os.getpid())
     await watched.watch.look()
     assert watched.sensors.asked[-1] == (False, (os.getpid(),))

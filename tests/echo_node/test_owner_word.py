@@ -1,4 +1,4 @@
-"""What an owner asks of a node by the real control socket and the real page, and what the owner's watch makes of it."""
+"""The owner's commands by the real control socket and the real page, and their effect on the owner's watch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AS_JSON = json.loads(json.dumps(asdict(SNAPSHOT)))
 
 
 class Owned(Site):
-    """A node's watch and page; what else it is told, it remembers."""
+    """A node's watch and page; other commands are recorded."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Owned(Site):
         return self.settings
 
     async def reasons(self) -> list[str]:
-        """Why the node holds still, as its watch tells it next."""
+        """Return the reasons for the node's hold in the watch's next report."""
         await self.watched.watch.look()
         return await self.watched.next()
 
@@ -64,7 +64,7 @@ async def test_the_status_is_all_of_the_snapshot(owned: Owned) -> None:
     assert await ask(owned.file, "status") == AS_JSON
 
 
-async def test_a_pause_holds_until_it_is_over_or_the_owner_says_otherwise(owned: Owned) -> None:
+async def test_a_pause_holds_until_it_ends_or_the_owner_resumes(owned: Owned) -> None:
     assert await ask(owned.file, "pause", {"length": None}) == {"until": None}
     assert await owned.reasons() == ["paused"] and owned.watched.file.load() == Pause()
     assert await ask(owned.file, "resume") == {}
@@ -75,7 +75,7 @@ async def test_a_pause_holds_until_it_is_over_or_the_owner_says_otherwise(owned:
     assert await owned.reasons() == ["paused"]
 
 
-async def test_what_is_no_length_of_time_pauses_nothing(owned: Owned) -> None:
+async def test_an_invalid_duration_pauses_nothing(owned: Owned) -> None:
     with pytest.raises(ConfigError, match="not a length of time") as refused:
         await ask(owned.file, "pause", {"length": "soon"})
     assert refused.value.got == "'soon'"
@@ -83,7 +83,7 @@ async def test_what_is_no_length_of_time_pauses_nothing(owned: Owned) -> None:
     assert owned.watched.told.empty() and owned.watched.file.load() is None
 
 
-async def test_who_stops_or_finishes_a_node_hears_which_process_ends(owned: Owned) -> None:
+async def test_stop_and_finish_return_the_process_that_ends(owned: Owned) -> None:
     assert await ask(owned.file, "finish") == {"pid": os.getpid(), "held_rollouts": 3}
     assert await ask(owned.file, "stop") == {"pid": os.getpid()}
     assert await ask(owned.file, "stop", {"leaves": "http://127.0.0.1:8710"}) == {"pid": os.getpid()}

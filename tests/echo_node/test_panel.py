@@ -65,7 +65,7 @@ def test_all_that_matters_is_shown() -> None:
     assert asking["asks for"] == "$0.4 an hour, while it is active"
 
 
-def test_the_hubs_totals_are_shown_beside_what_this_computer_counts() -> None:
+def test_the_hubs_totals_are_shown_next_to_this_computers_counts() -> None:
     shown = dict(rows(replace(SNAPSHOT, totals=TOTALS, page="http://hub/leaderboard?node=abc")))
     assert shown["credit"].startswith("39,544 trained (5,139,912 tokens), 412 evaluated, 7 dropped (7 stale)")
     assert shown["credit"].endswith("3 of others checked: 12.5% of all useful work")
@@ -74,7 +74,7 @@ def test_the_hubs_totals_are_shown_beside_what_this_computer_counts() -> None:
     assert rank({**TOTALS, "rank": None}).startswith("none yet")
 
 
-def test_one_line_sums_it_up() -> None:
+def test_one_line_sums_up_the_node() -> None:
     assert summary(SNAPSHOT) == (
         "sampling, version 12: 48 rollouts sampled, 46 received by the hub, 40 trained, 0 evaluated, 5 dropped; "
         "640 tokens/s in the last minute; its engine can do 812"
@@ -94,7 +94,9 @@ def test_a_file_gets_a_line_when_the_counts_have_changed(caplog: pytest.LogCaptu
     assert [record.message for record in caplog.records] == [summary(SNAPSHOT)]
 
 
-def test_a_long_fetch_is_told_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_fetch_is_reported_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter([0.0, 1.0, PLAIN_EVERY_S, PLAIN_EVERY_S + 1.0, 2 * PLAIN_EVERY_S - 1.0, 2 * PLAIN_EVERY_S])
     monkeypatch.setattr(panel.time, "monotonic", lambda: next(clock))
     shown, counted = PlainPanel(), replace(SNAPSHOT, rollouts={})
@@ -113,5 +115,5 @@ def test_a_long_fetch_is_told_now_and_then(caplog: pytest.LogCaptureFixture, mon
         (14.4, 63.0, "14 tokens/s in the last minute; its engine can do 63"),
     ],
 )
-def test_what_is_drawn_is_told_before_what_an_engine_can(drawn: float | None, can: float, said: str) -> None:
+def test_the_current_rate_is_shown_before_the_engines_maximum(drawn: float | None, can: float, said: str) -> None:
     assert dict(rows(replace(SNAPSHOT, drawn_tokens_per_s=drawn, tokens_per_s=can)))["speed"] == said

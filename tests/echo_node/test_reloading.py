@@ -1,4 +1,4 @@
-"""What a running node takes of new settings."""
+"""New settings that a running node applies."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from echo_node.settings_file import keys_of
 BEFORE = NodeConfig(threads=1)
 
 
-def test_every_setting_that_is_taken_is_one_and_of_one_part() -> None:
+def test_every_reloadable_setting_exists_and_belongs_to_one_part() -> None:
     assert set(keys_of()) >= ENGINE | INTRODUCTION | WATCH
     assert len(ENGINE | INTRODUCTION | WATCH) == len(ENGINE) + len(INTRODUCTION) + len(WATCH)
     assert {key for key in keys_of() if key.startswith("manners.")} <= ENGINE | WATCH
 
 
-def test_changes_are_told_by_who_works_by_them() -> None:
+def test_changes_are_reported_by_the_part_that_uses_them() -> None:
     assert changes(BEFORE, BEFORE) == Changes() and not Changes().all
     after = NodeConfig(
         threads=2, name="n", swarm_port=5, manners=MannersConfig(idle_after_s=5, cpu_share=0.5), insecure=True
@@ -31,7 +31,7 @@ def test_changes_are_told_by_who_works_by_them() -> None:
     assert not found.choice and changes(BEFORE, NodeConfig(threads=1, backend="torch")).choice
 
 
-def test_what_waits_for_the_next_start_waits_until_then() -> None:
+def test_settings_for_the_next_start_wait_until_then() -> None:
     after = NodeConfig(threads=2, swarm_port=5)
     now = in_force(BEFORE, after)
     assert (now.threads, now.swarm_port) == (2, 0)

@@ -1,4 +1,4 @@
-"""config.toml, changed a setting at a time."""
+"""The file config.toml, changed one setting at a time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_setting_has_a_meaning_and_bounds_in_words() -> None:
     assert allowed("width") == "a whole number, at least 0, at most 1024"
 
 
-def test_a_change_keeps_comments_order_and_all_else(file: SettingsFile) -> None:
+def test_a_change_keeps_comments_order_and_all_other_text(file: SettingsFile) -> None:
     file.path.parent.mkdir()
     file.path.write_text(WRITTEN)
     assert file.set("width", ["4"]) == 4
@@ -68,9 +68,7 @@ def test_a_change_keeps_comments_order_and_all_else(file: SettingsFile) -> None:
         ("name", ["007"], "007"),
     ],
 )
-def test_what_is_typed_is_what_the_node_reads(
-    file: SettingsFile, key: str, values: list[str], expected: object
-) -> None:
+def test_the_node_reads_the_typed_value(file: SettingsFile, key: str, values: list[str], expected: object) -> None:
     file.set(key, values)
     assert value_of(load_config(file.path, {}), key) == expected
     assert file.one(key).where == f"{file.path}, line {2 if '.' in key else 1}"
@@ -110,7 +108,7 @@ def test_settings_that_do_not_go_together_are_refused(file: SettingsFile) -> Non
     assert file.path.read_text() == before
 
 
-def test_the_source_of_a_setting_is_told(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_a_setting_is_reported(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.set("width", ["4"])
     file.set("threads", ["2"])
     file.set("name", ["n"])
@@ -128,7 +126,7 @@ def test_the_source_of_a_setting_is_told(file: SettingsFile, monkeypatch: pytest
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX modes and links")
-def test_the_file_is_its_owner_s_alone_and_a_link_stays_one(file: SettingsFile, tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file_and_a_link_stays_a_link(file: SettingsFile, tmp_path: Path) -> None:
     elsewhere = tmp_path / "dotfiles.toml"
     elsewhere.write_text("width = 3\n")
     file.path.parent.mkdir()
@@ -147,7 +145,7 @@ def test_a_file_that_is_no_toml_is_left_alone(file: SettingsFile) -> None:
     assert file.path.read_text() == "width = \n"
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         SettingsFile(tmp_path / "file" / "config.toml", {}).set("width", ["4"])
@@ -163,7 +161,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         ("", "width = 5\n"),
     ],
 )
-def test_a_byte_order_mark_before_the_file_is_no_part_of_it(file: SettingsFile, text: str, written: str) -> None:
+def test_a_byte_order_mark_is_ignored(file: SettingsFile, text: str, written: str) -> None:
     file.path.parent.mkdir()
     file.path.write_bytes(b"\xef\xbb\xbf" + text.encode())
     file.set("width", ["5"])

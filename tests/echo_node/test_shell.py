@@ -1,4 +1,4 @@
-"""A run's shell with a real fetcher, swarm and spool; only the engine, a process of its own, stands still."""
+"""A run's shell with a real fetcher, swarm and spool; only the engine is idle."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ from echo_shared.threads import in_thread
 
 
 class WatchedFetcher(Fetcher):
-    """Notes what it does with policy versions, and checks that it does one thing at a time with each."""
+    """Records its work on policy versions, and checks that jobs on one version never overlap."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -67,7 +67,7 @@ class WatchedFetcher(Fetcher):
 
 
 class IdleEngine:
-    """Notes which versions it is given."""
+    """Records the versions that it is given."""
 
     def __init__(self, files: EngineFiles) -> None:
         self.files = files
@@ -77,7 +77,7 @@ class IdleEngine:
 
 
 class Site:
-    """A shell whose events the test hands over."""
+    """A shell whose events the test passes on."""
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
@@ -113,7 +113,7 @@ class Site:
         )
 
     async def close(self) -> None:
-        """Once."""
+        """Close the shell, once."""
         if not self.closed:
             self.closed = True
             await self.shell.close()
@@ -126,7 +126,7 @@ class Site:
         return self.engines[-1]
 
     async def next(self, kind: type[Event]) -> Any:
-        """Handles what the shell delivers, up to the first event of this kind."""
+        """Handle the shell's events, and return the first one of this kind."""
         while True:
             event = await self.inbox.get()
             await self.shell.handle(event)
@@ -134,7 +134,7 @@ class Site:
                 return event
 
     async def settled(self) -> None:
-        """Waits until no job on files is left."""
+        """Wait until no job on files is left."""
         await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("files of")))
 
     async def publish(self, version: int, offer: ArtefactOffer) -> None:
@@ -143,7 +143,7 @@ class Site:
 
 @pytest.fixture
 async def site(hub: Any, tmp_path: Path) -> AsyncIterator[Site]:
-    """Welcomed, and with the base."""
+    """Yield a site after the welcome, with the base."""
     swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
     site = Site(hub, swarm, tmp_path)
     await site.shell.open(0)
@@ -163,7 +163,7 @@ def of_other_content(offer: ArtefactOffer) -> ArtefactOffer:
     return offer.model_copy(update={"manifest": manifest.model_copy(update={"files": files}).encode()})
 
 
-async def test_the_base_is_fetched_and_its_engine_made(site: Site) -> None:
+async def test_the_base_is_fetched_and_its_engine_started(site: Site) -> None:
     (engine,) = site.engines
     assert engine.files.base_dir == site.fetcher.directory(None) and engine.files.base_dir.is_dir()
     assert engine.files.base_content == site.fetcher.base_content
@@ -178,7 +178,7 @@ async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_be
     await site.fetcher.begun.wait()
     await site.publish(1, of_other_content(offer))
     await site.publish(1, offer)
-    for _ in range(100):  # For what does not wait its turn.
+    for _ in range(100):  # Time for any job that does not wait for its turn.
         await asyncio.sleep(0)
     assert site.fetcher.done == ["fetch"]
     site.fetcher.may_go_on.set()
@@ -188,7 +188,7 @@ async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_be
     assert site.fetcher.directory(1).is_dir() and site.shell.failure is None and site.shell.fetching == {}
 
 
-async def test_what_an_abandoned_fetch_has_answered_does_not_count(hub: Any, site: Site) -> None:
+async def test_an_abandoned_fetchs_result_does_not_count(hub: Any, site: Site) -> None:
     await hub.publish(1, announce=False)
     offer = hub.offers[1]
     await site.publish(1, offer)
@@ -238,7 +238,7 @@ async def test_a_carrier_that_cannot_be_served_is_deleted(
     assert site.shell.failure is None and site.fetcher.directory(1).is_dir()
 
 
-async def test_what_cannot_be_served_is_here_all_the_same(
+async def test_a_version_that_cannot_be_served_is_still_usable(
     hub: Any, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await hub.publish(1, announce=False)
@@ -267,7 +267,7 @@ async def test_a_fetch_that_fails_is_told_to_the_work_loop(hub: Any, site: Site)
     assert site.shell.failure is None
 
 
-async def test_what_cannot_be_read_is_told_as_such(hub: Any, site: Site) -> None:
+async def test_an_unreadable_version_is_reported_as_unreadable(hub: Any, site: Site) -> None:
     await hub.publish(1, announce=False)
     await site.publish(1, hub.offers[1])
     await site.next(ArtefactReady)
@@ -288,13 +288,13 @@ async def test_old_versions_are_deleted(hub: Any, site: Site) -> None:
     assert here == list(range(2, KEPT + 2))
 
 
-async def test_closing_ends_what_is_under_way(hub: Any, site: Site) -> None:
+async def test_closing_ends_running_jobs(hub: Any, site: Site) -> None:
     await hub.publish(1, announce=False)
     site.fetcher.may_go_on.clear()
     await site.publish(1, hub.offers[1])
     await site.fetcher.begun.wait()
     closing = asyncio.create_task(site.close())
-    for _ in range(100):  # For what does not wait for the fetch's thread.
+    for _ in range(100):  # Time for any job that does not wait for the fetch's thread.
         await asyncio.sleep(0)
     assert not closing.done()
     site.fetcher.may_go_on.set()

@@ -1,4 +1,4 @@
-"""The icon, on a real X display with a tray of the test's own, beside a real control server."""
+"""The icon on a real X display with a private tray, next to a real control server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DOCK = 0
 
 
 class Desk:
-    """An X display on which somebody shows the icons of a tray: a window's way in is the freedesktop tray protocol."""
+    """An X display with a tray that shows icons: windows dock by the freedesktop tray protocol."""
 
     def __init__(self, name: str) -> None:
         from Xlib import X, display
@@ -45,7 +45,7 @@ class Desk:
         self.display.sync()
 
     def docked(self) -> Any:
-        """The window of the first icon that asks to be shown."""
+        """Return the window of the first icon that docks."""
         while True:
             event = self.display.next_event()
             if event.type == self.x.ClientMessage and event.data[1][1] == DOCK:
@@ -57,13 +57,13 @@ class Desk:
                 return icon
 
     def title(self, icon: Any) -> str | None:
-        """In one request: between two of them it may become shorter than what the first one left over."""
+        """Read the title in one request: between two requests it may become shorter than the rest to read."""
         from Xlib import Xatom
 
         return icon.get_full_text_property(Xatom.WM_NAME, sizehint=1024)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Asks the display again and again."""
+        """Wait, and process the display's requests meanwhile."""
         deadline = time.monotonic() + 100
         while not condition():
             assert time.monotonic() < deadline
@@ -82,7 +82,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
         name = f":{told.readline().strip()}"
     monkeypatch.setenv("DISPLAY", name)
     monkeypatch.setenv("PYSTRAY_BACKEND", "xorg")
-    pytest.importorskip("pystray")  # It looks for a display at once.
+    pytest.importorskip("pystray")  # It connects to a display at once.
     desk = Desk(name)
     yield desk
     desk.display.close()
@@ -91,7 +91,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 
 class Node:
-    """What a daemon answers."""
+    """A daemon's answers."""
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
@@ -128,7 +128,7 @@ async def node(paths: Paths) -> AsyncIterator[Node]:
 
 
 class Icon:
-    """What the tray's program changes of its icon."""
+    """Properties of the icon that the tray's program changes."""
 
     HAS_MENU = True
     HAS_NOTIFICATION = True
@@ -151,7 +151,9 @@ def lines(tray: Tray) -> list[str]:
     return [item.text for item in tray._menu(pystray) if item.text != "- - - -"]
 
 
-async def test_its_buttons_are_those_that_make_sense(desk: Desk, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_menu_has_the_buttons_for_the_nodes_state(
+    desk: Desk, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import pystray
 
     tray, icon = Tray(node.paths), Icon()
@@ -176,12 +178,12 @@ async def test_its_buttons_are_those_that_make_sense(desk: Desk, node: Node, mon
     monkeypatch.setattr(webbrowser, "_tryorder", [])
     monkeypatch.setattr(webbrowser, "_browsers", {})
     webbrowser.register("noting", None, browser, preferred=True)
-    await asyncio.to_thread(menu, icon)  # As a click on the icon does.
+    await asyncio.to_thread(menu, icon)  # Like a click on the icon.
     assert browser.opened == [node.paths.page_file.as_uri()]
 
 
-async def test_it_hangs_in_the_tray_and_changes_with_the_node(desk: Desk, node: Node, tmp_path: Path) -> None:
-    """The program itself."""
+async def test_the_icon_docks_in_the_tray_and_changes_with_the_node(desk: Desk, node: Node, tmp_path: Path) -> None:
+    """Run the program itself."""
     command = [sys.executable, "-m", "echo_node.main", "tray", "--data-dir", str(tmp_path)]
     program = await asyncio.create_subprocess_exec(*command, env=dict(os.environ))
     try:
@@ -217,7 +219,7 @@ def test_pictures_differ_in_colour_and_in_form() -> None:
     assert still.getpixel((25, 32)) == (255, 255, 255, 255) != working.getpixel((25, 32))
 
 
-def test_without_a_desktop_it_says_so(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_desktop_the_command_reports_it(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tray_module.sys, "platform", "linux")
     for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(variable, raising=False)

@@ -39,7 +39,7 @@ async def other(tmp_path: Path) -> AsyncIterator[Hub]:
 
 
 class Owner:
-    """Of a node that works for several hubs."""
+    """The owner of a node that works for several hubs."""
 
     def __init__(self, node: Node, paces: Paces, **shares: float) -> None:
         self.node = node
@@ -59,7 +59,7 @@ class Owner:
 
 
 async def works_for(hub: Any, leases: Iterator[int]) -> None:
-    """Until the node has drawn all of a lease; one that came just as its turn ended is given again."""
+    """Wait until the node has finished a lease; if its turn ended meanwhile, lease again."""
     while True:
         turns = hub.handshakes
         lease = await hub.lease(next(leases), version=0, **LONG)
@@ -73,7 +73,7 @@ async def works_for(hub: Any, leases: Iterator[int]) -> None:
             return
 
 
-async def test_who_has_no_work_makes_way_and_has_its_turn_again(hub: Any, other: Any, tmp_path: Path) -> None:
+async def test_a_hub_without_work_yields_its_turn_and_gets_another(hub: Any, other: Any, tmp_path: Path) -> None:
     owner = Owner(
         Node(tmp_path / "node"),
         Paces(idle_s=2.0, again_s=0.1, look_s=0.02),
@@ -92,21 +92,19 @@ async def test_who_has_no_work_makes_way_and_has_its_turn_again(hub: Any, other:
     assert owner.node.engine_pids() == []
 
 
-async def test_a_turn_ends_when_its_time_is_over_and_what_is_held_is_finished(
-    hub: Any, other: Any, tmp_path: Path
-) -> None:
+async def test_a_turn_ends_after_its_time_and_held_leases_are_finished(hub: Any, other: Any, tmp_path: Path) -> None:
     owner = Owner(Node(tmp_path / "node"), Paces(turn_s=0.0, look_s=0.02), **{hub.url: 1.0, other.url: 1.0})
     owner.file.save({name: one.model_copy(update={"share": 0.0}) for name, one in owner.file.load().items()})
     running = asyncio.create_task(owner.turns.run(owner.node.daemon(hub.url)))
     await hub.until(ready_for(hub, 0))
     leases = [await hub.lease(n, version=0, **LONG) for n in range(1, 9)]
-    assert hub.all(Goodbye) == [], "there is nobody else to work for"
+    assert hub.all(Goodbye) == [], "no other hub has a share"
     owner.file.joined(other.url, 1.0, before=hub.url)
     await other.until(ready_for(other, 0))
     assert hub.all(Goodbye)
     leased = {(lease.lease_id, index) for lease in leases for index in lease.indices}
     assert finished(hub) | returned(hub) == leased and finished(hub)
-    assert {one.reason for one in hub.all(LeaseReturned)} <= {"the node is leaving"}, "what it held it has finished"
+    assert {one.reason for one in hub.all(LeaseReturned)} <= {"the node is leaving"}, "held rollouts were finished"
     await owner.stop()
     async with asyncio.timeout(PATIENCE_S):
         await running
@@ -119,10 +117,10 @@ async def test_a_hub_that_refuses_this_node_has_no_further_turn(hub: Any, other:
     with pytest.raises(RefusedError, match="banned"):
         async with asyncio.timeout(PATIENCE_S):
             await owner.turns.run()
-    assert sorted(owner.made) == sorted([hub.url, other.url]), "each was asked once"
+    assert sorted(owner.made) == sorted([hub.url, other.url]), "each hub was asked once"
 
 
-async def test_a_hub_that_is_being_joined_and_fails_is_said_at_once(hub: Any, tmp_path: Path) -> None:
+async def test_a_failed_join_is_an_error_at_once(hub: Any, tmp_path: Path) -> None:
     owner = Owner(Node(tmp_path / "node"), Paces(), **{hub.url: 1.0})
     with pytest.raises(ConnectError):
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""The updater of a node, with an installer of a few lines; tests/installers has the real one, and a real node."""
+"""The updater of a node, with a short scripted installer; tests/installers has the real one, and a real node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAID = "Too old."
 
 
 class Told:
-    """A node whose hub and whose owner are as a test says."""
+    """A node with a scripted hub and owner."""
 
     def __init__(self, tmp_path: Path, copy: InstalledCopy) -> None:
         self.mode: UpdateMode = "auto"
@@ -66,13 +66,13 @@ class Told:
 async def test_a_node_that_is_too_old_installs_and_makes_way(tmp_path: Path) -> None:
     async with Told(tmp_path, make_copy(tmp_path / "home")).running() as node:
         await until(lambda: bool(node.ended))
-    assert node.ended == ["another one"], "its release is not noted there"
+    assert node.ended == ["another one"], "the new copy does not note its release"
     assert node.copy.newest.name == "2"
     (only,) = node.tries
     assert only.name == name_of(SAID) and "installed" in only.outcome
 
 
-async def test_what_is_held_is_finished_before_and_said_meanwhile(tmp_path: Path) -> None:
+async def test_held_leases_are_finished_before_an_update(tmp_path: Path) -> None:
     node = Told(tmp_path, make_copy(tmp_path / "home"))
     node.held = 3
     async with node.running():
@@ -82,7 +82,7 @@ async def test_what_is_held_is_finished_before_and_said_meanwhile(tmp_path: Path
         await until(lambda: bool(node.ended))
 
 
-async def test_an_owner_who_changes_their_mind_while_it_finishes_is_heard(tmp_path: Path) -> None:
+async def test_an_owner_can_cancel_an_update_while_the_node_finishes(tmp_path: Path) -> None:
     node = Told(tmp_path, make_copy(tmp_path / "home"))
     node.held = 3
     async with node.running():
@@ -96,7 +96,7 @@ async def test_an_owner_who_changes_their_mind_while_it_finishes_is_heard(tmp_pa
     ("installer", "trouble"),
     [("echo 'error: no such processor'; exit 1", "no such processor"), ("true", "had no other release")],
 )
-async def test_an_update_that_fails_is_not_tried_again_and_the_node_goes_on(
+async def test_an_update_that_fails_is_not_tried_again_and_the_node_continues(
     tmp_path: Path, installer: str, trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     copy = make_copy(tmp_path / "home", f"echo ran >> '{tmp_path}/runs'; {installer}")
@@ -113,7 +113,7 @@ async def test_an_update_that_fails_is_not_tried_again_and_the_node_goes_on(
 
 
 @pytest.mark.parametrize("mode", ["never", "tell"])
-async def test_where_it_is_not_turned_on_nothing_happens(tmp_path: Path, mode: UpdateMode) -> None:
+async def test_a_disabled_updater_does_nothing(tmp_path: Path, mode: UpdateMode) -> None:
     node = Told(tmp_path, make_copy(tmp_path / "home", f"touch '{tmp_path}/ran'; {SWITCH}"))
     node.mode = mode
     async with node.running():
@@ -124,7 +124,7 @@ async def test_where_it_is_not_turned_on_nothing_happens(tmp_path: Path, mode: U
     assert not (tmp_path / "ran").exists() and node.tries == []
 
 
-async def test_what_comes_from_the_host_of_a_hub_is_not_run(tmp_path: Path) -> None:
+async def test_an_installer_from_a_hubs_host_is_not_run(tmp_path: Path) -> None:
     for number, source in enumerate(("https://hub.example.org/x.tar", "https://other.example.org/x.tar")):
         node = Told(tmp_path, make_copy(tmp_path / str(number), source=source))
         Hubs(node.paths).save(HubRecord(url="https://other.example.org:9", hub_key_hex="00" * 32, joined_at=0.0))
@@ -133,7 +133,7 @@ async def test_what_comes_from_the_host_of_a_hub_is_not_run(tmp_path: Path) -> N
         assert node.tries == []
 
 
-async def test_a_node_that_cannot_write_its_tries_or_read_its_hubs_tries_nothing(tmp_path: Path) -> None:
+async def test_without_readable_records_no_update_is_tried(tmp_path: Path) -> None:
     node = Told(tmp_path, make_copy(tmp_path / "home", f"touch '{tmp_path}/ran'"))
     (node.copy.home / "updates.lock").mkdir()
     async with node.running():
@@ -147,7 +147,7 @@ async def test_a_node_that_cannot_write_its_tries_or_read_its_hubs_tries_nothing
     assert not (tmp_path / "ran").exists()
 
 
-async def test_a_version_that_somebody_else_has_installed_takes_over(tmp_path: Path) -> None:
+async def test_a_version_installed_by_someone_else_takes_over(tmp_path: Path) -> None:
     copy = make_copy(tmp_path / "home", f"touch '{tmp_path}/ran'")
     (copy.home / "current").unlink()
     (copy.home / "versions" / "2" / "installers").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Waits for what nobody tells of."""
+"""Waiting for conditions without a notification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PATIENCE_S = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Raises TimeoutError when it does not come true."""
+    """Wait until the condition is true; raise TimeoutError if it never is."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

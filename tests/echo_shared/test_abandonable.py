@@ -13,7 +13,7 @@ from echo_shared.abandonable import abandonable
 from echo_shared.errors import ConfigError
 
 
-def test_it_gives_what_the_function_gives() -> None:
+def test_it_returns_the_functions_result_or_error() -> None:
     def add(a: int, b: int) -> tuple[int, bool]:
         return a + b, threading.current_thread() is threading.main_thread()
 
@@ -40,7 +40,7 @@ print("ended", flush=True)
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("work", ["time.sleep(600)", "while True: pass"])
-def test_a_command_ends_at_a_signal_whatever_its_thread_does(work: str, number: int) -> None:
+def test_a_command_ends_at_a_signal_despite_a_busy_thread(work: str, number: int) -> None:
     command = [sys.executable, "-c", STUCK.format(work=work)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

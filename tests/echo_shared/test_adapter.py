@@ -1,4 +1,4 @@
-"""Adapters as PEFT saves them, compared with the updates that PEFT itself computes; everything else is refused."""
+"""Adapters saved by PEFT, compared with PEFT's own weight updates; all others are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from echo_shared.errors import CodecError
 
 
 def save(directory: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """Saves a random adapter of a two-layer model; returns the PEFT model."""
+    """Save a random adapter of a two-layer model, and return the PEFT model."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=32,
@@ -134,8 +134,8 @@ def renamed(directory: Path, rename: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "my-adapter", "v2", "A", "weight", "lora_A", "0"])
-def test_an_adapters_own_name_in_its_keys_is_left_out(name: str, tmp_path: Path) -> None:
-    """As in a model's state that was saved by other means than PEFT's."""
+def test_an_adapters_name_in_its_keys_is_ignored(name: str, tmp_path: Path) -> None:
+    """Software other than PEFT may save a model's state with such keys."""
     save(tmp_path)
     expected = load_adapter(tmp_path)
     renamed(tmp_path, lambda key: key.replace(".weight", f".{name}.weight"))

@@ -32,7 +32,7 @@ async def started(tmp_path: Path, **opening: Any) -> SupervisedChild:
     return await SupervisedChild.start(command, opening)
 
 
-async def test_each_request_is_answered_in_its_turn_until_the_parent_is_done(tmp_path: Path) -> None:
+async def test_requests_are_answered_in_order_until_the_parent_closes(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         child = await started(tmp_path, fails=False, more=10)
         assert child.ready == {"ready": True}
@@ -43,7 +43,7 @@ async def test_each_request_is_answered_in_its_turn_until_the_parent_is_done(tmp
         await child.stop()
 
 
-async def test_what_cannot_be_opened_is_told_whole_and_ends_it(tmp_path: Path) -> None:
+async def test_an_opening_failure_is_reported_in_full_and_ends_the_child(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         child = await started(tmp_path, fails=True)
         assert all(part in child.ready["failed"] for part in ("It does not open.", "a closed door", "Open it."))

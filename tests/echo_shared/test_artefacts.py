@@ -40,7 +40,7 @@ def offer_of(manifest: Manifest) -> ArtefactOffer:
     return sign_offer(manifest, hub=HUB, torrent=b"t", web_seed_path="/artefacts/")
 
 
-def test_an_offer_comes_back_as_it_was_signed(directory: Path) -> None:
+def test_a_signed_offer_opens_to_its_manifest(directory: Path) -> None:
     manifest = manifest_of(directory)
     assert open_offer(offer_of(manifest), HUB.public_key) == manifest
     assert manifest.total_bytes == 9
@@ -154,7 +154,7 @@ def test_a_manifest_keeps_its_bounds(directory: Path, fields: dict[str, Any]) ->
         ({"kind": "base", "carrier": "files", "source": f"owner/some.name@{'0a' * 20}"}, "run-v000003.s"),
     ],
 )
-def test_a_carrier_has_a_name_of_its_own(directory: Path, fields: dict[str, Any], expected: str) -> None:
+def test_each_kind_of_carrier_has_its_name(directory: Path, fields: dict[str, Any], expected: str) -> None:
     manifest = Manifest.model_validate({**manifest_of(directory).model_dump(), **fields})
     assert manifest.carrier_name == expected
     offer = offer_of(manifest)
@@ -162,7 +162,7 @@ def test_a_carrier_has_a_name_of_its_own(directory: Path, fields: dict[str, Any]
     assert offer.delta_parent == manifest.delta_parent
 
 
-def test_an_artefact_is_the_same_however_it_travels(directory: Path) -> None:
+def test_an_artefacts_content_hash_does_not_depend_on_the_carrier(directory: Path) -> None:
     manifest = manifest_of(directory)
     as_delta = manifest.model_copy(
         update={"carrier": "delta", "delta_parent": 2, "key_id": 4, "info_hash": "cd" * 20, "parent": 1}
@@ -174,15 +174,15 @@ def test_an_artefact_is_the_same_however_it_travels(directory: Path) -> None:
     assert manifest.model_copy(update={"name": "other"}).content != manifest.content
 
 
-def test_files_are_what_the_manifest_says(directory: Path) -> None:
+def test_files_that_match_the_manifest_are_accepted(directory: Path) -> None:
     manifest = manifest_of(directory)
     verify_files(manifest, directory)
-    (directory / "extra.json").write_text("{}")  # What nobody signed is nobody's matter.
+    (directory / "extra.json").write_text("{}")  # Files without a signature are not checked.
     verify_files(manifest, directory)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"weighty", b"weightsx"])
-def test_a_file_that_is_not_what_was_signed_is_named(directory: Path, content: bytes | None) -> None:
+def test_a_file_that_differs_from_the_manifest_is_named(directory: Path, content: bytes | None) -> None:
     manifest = manifest_of(directory)
     file = directory / "adapter_model.safetensors"
     file.unlink()
@@ -192,7 +192,7 @@ def test_a_file_that_is_not_what_was_signed_is_named(directory: Path, content: b
         verify_files(manifest, directory)
 
 
-def test_hashes_are_what_the_manifest_says(directory: Path) -> None:
+def test_hashes_match_the_manifest(directory: Path) -> None:
     manifest = manifest_of(directory)
     hashes = {file.path: file.sha256 for file in manifest.files}
     verify_hashes(manifest, hashes)
@@ -201,7 +201,7 @@ def test_hashes_are_what_the_manifest_says(directory: Path) -> None:
             verify_hashes(manifest, wrong)
 
 
-def test_what_could_run_cannot_be_published(directory: Path) -> None:
+def test_executable_files_cannot_be_published(directory: Path) -> None:
     (directory / "modeling.py").write_text("")
     with pytest.raises(SwarmError, match=r"modeling\.py"):
         describe_files(directory)

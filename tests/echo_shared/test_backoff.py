@@ -35,7 +35,7 @@ def test_success_begins_a_new_row() -> None:
     assert (row.deaths, row.died()) == (0, 1.0)
 
 
-def test_one_that_lived_long_enough_begins_a_new_row() -> None:
+def test_the_delay_restarts_after_a_long_enough_life() -> None:
     row = restarts(steady_s=60.0)
     assert [row.died(lived_s=lived_s) for lived_s in (0.0, 59.0, 60.0, 5.0)] == [1.0, 2.0, 1.0, 2.0]
     forgetful = restarts()

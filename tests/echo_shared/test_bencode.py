@@ -14,11 +14,11 @@ values = st.recursive(
 
 
 @given(values)
-def test_decodes_what_it_encoded(value: bencode.Value) -> None:
+def test_encoded_values_decode_unchanged(value: bencode.Value) -> None:
     assert bencode.decode(bencode.encode(value)) == value
 
 
-def test_writes_what_libtorrent_writes() -> None:
+def test_the_encoding_equals_libtorrents() -> None:
     value = {"b": [1, -2, b"\xff"], "a": {"x": 0}, "": b""}
     assert bencode.encode(value) == lt.bencode({k.encode(): v for k, v in value.items()})
 

@@ -1,4 +1,4 @@
-"""Real child processes over real pipes."""
+"""Real child processes, connected by real pipes."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ Starter = Callable[..., Awaitable[Child]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Starter]:
-    """Starts a child that runs the given source, with arguments."""
+    """Yield a function that starts a child with the given source and arguments."""
     children: list[Child] = []
 
     async def starter(source: str, *arguments: str) -> Child:
@@ -91,12 +91,12 @@ def test_frames_carry_arrays_of_any_shape_and_kind() -> None:
     assert back["c"] == {"d": None}
 
 
-def test_what_cannot_travel_is_an_error_at_home() -> None:
+def test_a_value_that_cannot_be_packed_is_the_senders_error() -> None:
     with pytest.raises(TypeError, match="object cannot travel"):
         pack_frame({"x": object()})
 
 
-async def test_frames_come_back_in_order(start: Starter) -> None:
+async def test_frames_are_returned_in_order(start: Starter) -> None:
     child = await start(ECHO)
     for n in range(50):
         await child.send({"n": n})
@@ -110,7 +110,7 @@ async def test_big_frames_come_through_whole(start: Starter) -> None:
     assert (await child.receive())["big"].tobytes() == big.tobytes()
 
 
-async def test_polling_sees_what_has_come(start: Starter) -> None:
+async def test_polling_finds_an_arrived_message(start: Starter) -> None:
     child = await start(ECHO)
     await child.send({"poll": 3})
     for n in range(3):
@@ -118,7 +118,7 @@ async def test_polling_sees_what_has_come(start: Starter) -> None:
     assert await child.receive() == {"polled": [0, 1, 2], "then": True, "ended": False}
 
 
-async def test_it_is_given_arguments_and_may_wait_for_a_while(start: Starter) -> None:
+async def test_a_child_receives_its_arguments_and_may_wait(start: Starter) -> None:
     child = await start(
         "import sys\n"
         "from echo_shared.child import ParentPipe\n"
@@ -153,7 +153,7 @@ async def test_a_log_that_has_grown_is_set_aside_at_the_next_start(start: Starte
     assert log.with_name("child.log.old").read_text() == "y" * (LOG_BYTES + 1)
 
 
-async def test_its_last_words_are_told(start: Starter, tmp_path: Path) -> None:
+async def test_the_error_holds_the_childs_last_log_line(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "child.log").write_text("an earlier child's last words")
     child = await start("print('a trace', end='\\n\\n')\nraise RuntimeError('it is broken')")
@@ -194,7 +194,7 @@ def test_an_end_in_words(returncode: int, text: str) -> None:
     assert describe_end(returncode) == text
 
 
-async def test_its_exit_status_is_told(start: Starter, tmp_path: Path) -> None:
+async def test_the_error_holds_the_childs_exit_status(start: Starter, tmp_path: Path) -> None:
     child = await start(ECHO)
     await child.send({"exit": 3})
     with pytest.raises(ChildExited, match="The test process ended") as caught:
@@ -218,7 +218,7 @@ async def test_a_kill_is_told_to_reader_and_writer(start: Starter) -> None:
             await child.send({"much": bytes(100_000)})
 
 
-async def test_a_closed_pipe_asks_it_to_end(start: Starter) -> None:
+async def test_a_closed_pipe_ends_the_child(start: Starter) -> None:
     child = await start(ECHO)
     await child.stop(timeout_s=30.0)
     with pytest.raises(ChildExited) as caught:
@@ -227,7 +227,7 @@ async def test_a_closed_pipe_asks_it_to_end(start: Starter) -> None:
     await child.stop()
 
 
-async def test_it_sees_that_the_pipe_is_closed_before_it_has_read_all(start: Starter) -> None:
+async def test_a_child_notices_a_closed_pipe_before_it_has_read_everything(start: Starter) -> None:
     child = await start(
         "import sys\n"
         "from echo_shared.child import ParentPipe\n"
@@ -248,7 +248,7 @@ async def test_it_sees_that_the_pipe_is_closed_before_it_has_read_all(start: Sta
     assert caught.value.returncode == 7
 
 
-async def test_one_that_does_not_end_is_killed(start: Starter) -> None:
+async def test_a_child_that_does_not_end_is_killed(start: Starter) -> None:
     child = await start(STUBBORN)
     assert await child.receive() == {"ready": True}
     await child.stop(timeout_s=0.05)
@@ -257,7 +257,7 @@ async def test_one_that_does_not_end_is_killed(start: Starter) -> None:
     assert caught.value.returncode != 0
 
 
-async def test_one_that_is_asked_to_end_ends_by_that_signal_and_may_be_asked_again(start: Starter) -> None:
+async def test_a_terminated_child_ends_by_the_signal_and_may_be_terminated_again(start: Starter) -> None:
     child = await start(STUBBORN)
     assert await child.receive() == {"ready": True}
     child.terminate()
@@ -269,13 +269,13 @@ async def test_one_that_is_asked_to_end_ends_by_that_signal_and_may_be_asked_aga
 
 
 def is_running(pid: int) -> bool:
-    """Nobody may be there to reap it."""
+    """A zombie has ended, but its parent may never reap it."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="fork")
 @pytest.mark.parametrize("how", ["it ends", "it is killed", "it is stopped"])
-async def test_what_a_child_has_started_ends_with_it(start: Starter, how: str) -> None:
+async def test_a_childs_own_processes_end_with_it(start: Starter, how: str) -> None:
     child = await start(FORKING)
     grandchild = (await child.receive())["left"]
     async with asyncio.timeout(60):
@@ -293,7 +293,7 @@ async def test_what_a_child_has_started_ends_with_it(start: Starter, how: str) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="fork")
-async def test_the_end_of_a_child_is_told_even_while_another_process_has_its_pipes(start: Starter) -> None:
+async def test_a_childs_end_is_reported_while_another_process_holds_its_pipes(start: Starter) -> None:
     child = await start(FORKING, "leave")
     grandchild = (await child.receive())["left"]
     try:
@@ -303,7 +303,7 @@ async def test_the_end_of_a_child_is_told_even_while_another_process_has_its_pip
                 await child.receive()
             await child.stop()
         assert caught.value.returncode == 3
-        assert is_running(grandchild), "it has made a session of its own"
+        assert is_running(grandchild), "it runs in its own session"
     finally:
         os.kill(grandchild, signal.SIGKILL)
         with pytest.raises(ChildExited):
@@ -364,7 +364,7 @@ async def test_the_first_frame_is_taken_before_there_is_a_thread(tmp_path: Path)
     assert unpack_frame(said[4:]) == {"first": {"n": 1}, "second": {"n": 2}}
 
 
-async def test_a_pipe_that_ends_before_the_first_frame_is_told(tmp_path: Path) -> None:
+async def test_a_pipe_that_ends_before_the_first_frame_is_reported(tmp_path: Path) -> None:
     script = (
         "from echo_shared.child import ParentPipe\n"
         "pipe = ParentPipe(begun=False)\n"

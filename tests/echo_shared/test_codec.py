@@ -1,4 +1,4 @@
-"""Frames that ask for more than they are worth, and large ones that are honest."""
+"""Frames whose decoding would cost far more than their size, and honest large frames."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -37,13 +37,13 @@ EMPTY_MAPS = b"\x80"
 
 
 def many(item: bytes, num_bytes: int = MAX_FRAME_BYTES - 1_000) -> bytes:
-    """A list of so many bytes, all of it items of one byte."""
+    """Return a list of `num_bytes` items of one byte each."""
     assert len(item) == 1
     return b"\xdd" + num_bytes.to_bytes(4, "big") + item * num_bytes
 
 
 def with_field(message: FromHub | FromNode, name: str, value: bytes) -> bytes:
-    """The message's frame with this MessagePack value in a field, or in one more."""
+    """Encode the message with this MessagePack value in a field, which may be new."""
     fields = msgpack.unpackb(encode(message))
     fields.pop(name, None)
     packed = [msgpack.packb(key) + msgpack.packb(each) for key, each in fields.items()]
@@ -54,12 +54,12 @@ PADDING = msgpack.packb("x" * SMALL_BYTES)
 
 
 @pytest.mark.parametrize("message", FROM_HUB, ids=lambda m: m.type)
-def test_a_large_frame_of_a_newer_hub_is_read_as_a_small_one_is(message: FromHub) -> None:
+def test_a_large_frame_of_a_newer_hub_is_read_like_a_small_one(message: FromHub) -> None:
     assert plain(decode_from_hub(with_field(message, "of_a_later_version", PADDING))) == plain(message)
 
 
 @pytest.mark.parametrize("message", FROM_NODE, ids=lambda m: m.type)
-def test_a_large_frame_of_a_newer_node_is_read_as_a_small_one_is(message: FromNode) -> None:
+def test_a_large_frame_of_a_newer_node_is_read_like_a_small_one(message: FromNode) -> None:
     assert plain(decode_from_node(with_field(message, "of_a_later_version", PADDING))) == plain(message)
 
 
@@ -80,16 +80,18 @@ def largest() -> list[FromHub | FromNode]:
 
 
 @pytest.mark.parametrize("message", largest(), ids=lambda m: m.type)
-def test_the_largest_messages_come_back_the_same(message: FromHub | FromNode) -> None:
+def test_the_largest_messages_decode_unchanged(message: FromHub | FromNode) -> None:
     frame = encode(message)
-    assert SMALL_BYTES < len(frame) < MAX_FRAME_FROM_NODE_BYTES / 1.5, "there is room for what a newer node adds"
+    assert SMALL_BYTES < len(frame) < MAX_FRAME_FROM_NODE_BYTES / 1.5, (
+        "the limit leaves space for a newer node's additions"
+    )
     decoded = decode_from_hub(frame) if message.type == "receipts" else decode_from_node(frame)
     assert encode(decoded) == frame
 
 
 def decode_frugally(frame: bytes) -> Any:
-    """Decodes it, which must take no more memory than a copy of the frame and a little."""
-    check_codec()  # As hub and node do when they start: a refusal asks for it.
+    """Decode the frame, and check that this takes little more memory than one copy of it."""
+    check_codec()  # As hub and node do at their start, because a refusal needs it.
     tracemalloc.start()
     try:
         return decode_from_node(frame)
@@ -100,7 +102,7 @@ def decode_frugally(frame: bytes) -> Any:
 
 
 @pytest.mark.parametrize("item", [EMPTY_LISTS, EMPTY_MAPS, b"\x00", b"\xc0"])
-def test_a_field_that_nobody_knows_is_not_built(item: bytes) -> None:
+def test_an_unknown_fields_value_is_not_built(item: bytes) -> None:
     assert decode_frugally(with_field(STATUS, "bomb", many(item))) == STATUS
 
 
@@ -123,7 +125,7 @@ def test_a_field_that_nobody_knows_is_not_built(item: bytes) -> None:
     ],
     ids=range(13),
 )
-def test_what_no_field_has_a_use_for_is_refused_before_it_is_built(frame: bytes) -> None:
+def test_values_that_fit_no_field_are_refused_before_they_are_built(frame: bytes) -> None:
     with pytest.raises(CodecError):
         decode_frugally(frame)
 
@@ -137,7 +139,7 @@ def test_a_large_frame_that_ends_too_soon_or_too_late_is_refused(change: Any) ->
         decode_from_node(frame)
 
 
-def test_the_refusal_says_what_was_got() -> None:
+def test_the_refusal_names_the_fields_and_the_value() -> None:
     with pytest.raises(CodecError) as refused:
         decode_from_node(with_field(STATUS, "capacity", many(EMPTY_LISTS)))
     assert "node_status.capacity: a list or a map" in str(refused.value)
@@ -149,13 +151,13 @@ def test_a_large_frame_that_is_no_map_is_refused(frame: bytes) -> None:
         decode_from_node(frame)
 
 
-def test_this_installation_reads_what_it_writes() -> None:
+def test_this_installation_reads_its_own_messages() -> None:
     check_codec.__wrapped__()
 
 
 @pytest.fixture
 def misread_arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An end whose libraries make it take each field for a plain value, as a new numpy could."""
+    """Let the decoder treat each array as a plain value, as an incompatible numpy could cause."""
     monkeypatch.setattr(codec, "form_of", lambda kind: MapForm(dict.fromkeys(form_of(kind).fields)))
     check_codec.cache_clear()
     yield
@@ -163,14 +165,14 @@ def misread_arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("misread_arrays")
-def test_what_this_end_cannot_read_is_not_the_peers_fault() -> None:
+def test_a_broken_decoder_is_reported_as_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="cannot read Echo's own messages") as raised:
         decode_from_node(encode(specimens.from_node()[0]))
     assert "lease.indices: a list or a map" in str(raised.value) and f"numpy {np.__version__}" in str(raised.value)
 
 
-def test_an_end_that_packs_arrays_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if numpy called a type by another name."""
+def test_an_encoder_that_packs_arrays_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A future numpy may give a type another name."""
     monkeypatch.setattr(fields, "pack_array", lambda array: {**pack_array(array), "dtype": "int32"})
     with pytest.raises(LocalProtocolError, match="cannot read Echo's own messages") as raised:
         check_codec.__wrapped__()
@@ -182,6 +184,6 @@ def test_small_frames_are_read_while_large_ones_cannot_be() -> None:
     assert decode_from_node(encode(STATUS)) == STATUS
 
 
-def test_what_no_end_can_read_is_the_peers_fault() -> None:
+def test_an_unreadable_frame_is_the_peers_error() -> None:
     with pytest.raises(CodecError):
         decode_from_node(b"no message")

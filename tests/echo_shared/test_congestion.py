@@ -1,4 +1,4 @@
-"""What is taken for a lossy line, and what the system then does on emulated ones."""
+"""Detection of lossy lines, and the system's reaction on emulated ones."""
 
 import json
 import socket
@@ -26,7 +26,7 @@ QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
 
 
 def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> LossTest:
-    """Of lines that lose these shares, with these round trips, look by look."""
+    """Observe lines with these loss shares and round trips, one after the other."""
     test, rng, last = LossTest(), Random(seed), FIRST
     for share, (rtt_s, min_rtt_s) in shares:
         sent = replace(more(last, share, rng), rtt_s=rtt_s, min_rtt_s=min_rtt_s)
@@ -36,14 +36,14 @@ def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> Los
 
 
 def more(last: Sent, share: float, rng: Random) -> Sent:
-    """The next look at a line that loses this share."""
+    """Return the next observation of a line that loses this share."""
     num_lost = last.num_lost + sum(rng.random() < share for _ in range(LOOK_PACKETS))
     arrived_bytes = PACKET_BYTES * (last.num_packets + LOOK_PACKETS - num_lost)
     return replace(last, num_packets=last.num_packets + LOOK_PACKETS, num_lost=num_lost, arrived_bytes=arrived_bytes)
 
 
 def found_after(shares: list[float], num_looks: int, seed: int = 1) -> int | None:
-    """Packets of lines to as many places, which lose these shares, until the pool says so; None: it never does."""
+    """Return the number of packets, on a line per share, after which the pool reports loss; None if it never does."""
     pool, rng = LossPool(), Random(seed)
     lasts = dict.fromkeys(range(len(shares)), FIRST)
     for number in range(num_looks):
@@ -57,7 +57,7 @@ def found_after(shares: list[float], num_looks: int, seed: int = 1) -> int | Non
 
 
 @pytest.mark.parametrize(("share", "num_packets"), [(0.01, 2_500), (0.002, 15_000), (0.05, 400)])
-def test_a_lossy_line_is_found_by_what_it_carries(share: float, num_packets: int) -> None:
+def test_a_lossy_line_is_found_from_its_own_traffic(share: float, num_packets: int) -> None:
     found = [looks([(share, QUIET)] * (num_packets // LOOK_PACKETS), seed).is_lossy for seed in range(20)]
     assert sum(found) >= 19
 
@@ -66,12 +66,12 @@ def test_a_line_that_loses_next_to_nothing_never_is() -> None:
     assert not any(looks([(2e-5, QUIET)] * 5_000, seed).is_lossy for seed in range(10))
 
 
-def test_what_full_queues_drop_does_not_count() -> None:
+def test_losses_by_full_queues_do_not_count() -> None:
     assert not looks([(0.1, FULL)] * 500).is_lossy
     assert not looks([(0.0, QUIET), (0.0, FULL), (0.3, FULL), (0.0, FULL)] * 200).is_lossy
 
 
-def test_lines_that_each_carry_too_little_are_told_together() -> None:
+def test_lines_that_each_carry_too_little_are_reported_together() -> None:
     together = [found_after([0.002] * 8, 1_500, seed) for seed in range(40)]
     assert None not in together
     alone = sum(looks([(0.002, QUIET)] * 25, seed).is_lossy for seed in range(40))
@@ -81,13 +81,13 @@ def test_lines_that_each_carry_too_little_are_told_together() -> None:
 
 @pytest.mark.parametrize("num_hostile", [1, FEWEST_PLACES - 1])
 @pytest.mark.parametrize("feigned", [1.0, 0.3, 0.001])
-def test_few_lines_do_not_change_all_whatever_they_lose(num_hostile: int, feigned: float) -> None:
+def test_heavy_losses_on_few_lines_do_not_change_the_others(num_hostile: int, feigned: float) -> None:
     shares = [feigned] * num_hostile + [0.0] * 18
     assert found_after(shares, 1_000) is None
     assert num_hostile > 1 or found_after(shares[:1] + [2e-5] * 19, 1_000) is None
 
 
-def test_what_one_place_loses_over_many_lines_is_one_places() -> None:
+def test_losses_on_many_lines_to_one_place_count_as_one_place() -> None:
     pool, rng, lasts = LossPool(), Random(1), [FIRST] * 20
     for _ in range(200):
         for line, last in enumerate(lasts):
@@ -171,7 +171,7 @@ emulated = pytest.mark.skipif(
 
 
 def send(wan: Wan, source: int, targets: list[int], megabytes: int) -> list[tuple[str, str]]:
-    """From one host to others at a time: which congestion control each connection had at first, and at last."""
+    """Send from one host to several; return each connection's congestion control at the start and at the end."""
     code = [sys.executable, "-c", SEND, str(megabytes * 2**20), str(len(targets))]
     with ExitStack() as processes:
         sender = processes.enter_context(
@@ -198,12 +198,12 @@ def test_bbr_is_for_lossy_lines_alone(loss: float, megabytes: int) -> None:
     if loss:
         assert after == "bbr"
     else:
-        assert carried["full"] > 0, "the uplink's queue was full, and dropped some"
+        assert carried["full"] > 0, "the full uplink queue dropped packets"
         assert after == before
 
 
 @emulated
-def test_one_lossy_home_does_not_change_how_others_are_sent_to() -> None:
+def test_one_lossy_home_does_not_change_the_transfers_to_others() -> None:
     clean = Home(up=20, down=100, delay_ms=15)
     with open_wan(4, WanSet(loss=0.0, homes=(replace(clean, loss=0.05), clean, clean, clean))) as wan:
         (_, lossy), *others = send(wan, HUB, [1, 2, 3, 4], 3)

@@ -1,4 +1,4 @@
-"""Certificates of contribution: what is signed, and what is found out."""
+"""Certificates of contribution, and the detection of changed ones."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def contribution(**changes: Any) -> Contribution:
     return Contribution(**{**fields, **changes})
 
 
-def test_what_is_signed_comes_back() -> None:
+def test_a_signed_certificate_is_read_unchanged() -> None:
     said = contribution()
     assert verified(sign(said, HUB)) == said
     assert (said.first_seen, said.last_seen) == ("1970-01-01T00:00:00Z", "1970-01-01T23:59:59Z")
 
 
 def test_the_signed_bytes_are_these() -> None:
-    """Whoever checks a certificate with other software relies on them."""
+    """Other software that checks certificates relies on these bytes."""
     document = json.loads(sign(contribution(), HUB))
     canonical = json.dumps(document["certificate"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     assert canonical.startswith(b'{"checks_failed":0,"checks_passed":5,') and "größer".encode() in canonical
@@ -60,9 +60,9 @@ def test_the_signed_bytes_are_these() -> None:
         ("issued_at", moment(1e9 + 1)),
         ("hub_key", NODE.public_key.hex()),
     ],
-    ids=["tokens", "name", "time", "key"],  # Keys are made anew in each process.
+    ids=["tokens", "name", "time", "key"],  # Each process makes new keys.
 )
-def test_nothing_can_be_changed(place: str, value: object) -> None:
+def test_a_changed_certificate_is_refused(place: str, value: object) -> None:
     document = json.loads(sign(contribution(), HUB))
     document["certificate"][place] = value
     with pytest.raises(CodecError, match="signature is wrong"):
@@ -88,7 +88,7 @@ def test_the_form_does_not_matter_to_the_signature() -> None:
         sign(contribution(), HUB).replace(b"1970-01-01T00", b"1970-13-01T00"),
     ],
 )
-def test_what_is_no_certificate_is_said(document: bytes) -> None:
+def test_other_content_is_refused_as_no_certificate(document: bytes) -> None:
     with pytest.raises(CodecError, match="no certificate"):
         verified(document)
 

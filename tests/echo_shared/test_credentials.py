@@ -11,7 +11,7 @@ FRAMES = st.binary(min_size=1, max_size=600)
 
 
 @given(FRAMES, FRAMES, FRAMES)
-def test_what_is_written_is_read_back(hello: bytes, nonce: bytes, proof: bytes) -> None:
+def test_credentials_are_read_back_unchanged(hello: bytes, nonce: bytes, proof: bytes) -> None:
     for credentials in (Credentials(hello=hello), Credentials(hello=hello, nonce=nonce, proof=proof)):
         assert Credentials.of_header(credentials.header()) == credentials
     assert challenge_of(challenge_header(hello)) == hello
@@ -25,7 +25,7 @@ def test_golden_headers() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "Basic YTpi", "Bearer hello=aA", "Echoes hello=aA"])
-def test_other_schemes_are_somebody_elses(header: str) -> None:
+def test_headers_of_other_schemes_are_ignored(header: str) -> None:
     assert Credentials.of_header(header) is None and challenge_of(header) is None
 
 
@@ -46,13 +46,13 @@ def test_other_schemes_are_somebody_elses(header: str) -> None:
         "Echo hello=" + "a" * MOST_CHARACTERS,
     ],
 )
-def test_broken_ones_are_the_peers_error(header: str) -> None:
+def test_broken_credentials_are_the_peers_error(header: str) -> None:
     with pytest.raises(RemoteProtocolError):
         Credentials.of_header(header)
 
 
 @given(st.text(max_size=60))
-def test_hostile_headers_raise_nothing_else(rest: str) -> None:
+def test_hostile_headers_raise_no_other_error(rest: str) -> None:
     for read in (Credentials.of_header, challenge_of):
         with contextlib.suppress(RemoteProtocolError):
             read(f"Echo {rest}")

@@ -1,4 +1,4 @@
-"""The definition of a draw, held against direct computation, edges and statistics."""
+"""The definition of a draw, compared with direct computation, at edges and in statistics."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_a_prefix_never_changes(seed: int, index: int, count: int, more: int) ->
 
 
 @given(st.lists(st.tuples(SEEDS, st.integers(0, 2_000), st.integers(0, 20)), max_size=4))
-def test_those_of_several_follow_each_other(drawn: list[tuple[int, int, int]]) -> None:
+def test_uniforms_of_several_draws_are_concatenated(drawn: list[tuple[int, int, int]]) -> None:
     assert all_uniforms(drawn).tolist() == [u for each in drawn for u in uniforms(*each).tolist()]
 
 
@@ -71,13 +71,13 @@ def test_seeds_depend_on_the_parts_and_where_they_end(parts: list[int | str]) ->
     assert derive_seed(1) != derive_seed("1")
 
 
-def test_the_first_token_whose_cumulative_probability_exceeds_u_is_drawn() -> None:
+def test_the_first_token_with_a_cumulative_probability_above_u_is_drawn() -> None:
     logits = [float(np.log(p)) for p in (0.25, 0.5, 0.25)]
     assert [draw_one(logits, u)[0] for u in (0.0, 0.2, 0.3, 0.7, 0.8, BELOW_ONE)] == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_tie_goes_to_the_later_token() -> None:
-    """u equal to a cumulative probability is not exceeded by it."""
+    """A cumulative probability equal to u does not exceed it."""
     assert [draw_one([0.0, 0.0], u)[0] for u in (0.5, float(np.nextafter(0.5, 0.0)))] == [1, 0]
     assert [draw_one([0.0] * 4, u)[0] for u in (0.25, 0.5, 0.75)] == [1, 2, 3]
 
@@ -132,7 +132,7 @@ QUARTERS = [0.0, 0.0, 0.0, 0.0]
 
 
 def odds(probability: float) -> float:
-    """Their logarithm."""
+    """Return the logarithm of the odds."""
     near = min(max(probability, LEAST_TAIL), 1.0 - LEAST_TAIL)
     return float(np.log(near / (1.0 - near)))
 
@@ -143,7 +143,7 @@ FARTHEST = odds(1.0)
 @pytest.mark.parametrize(
     ("logits", "token", "u", "expected"),
     [
-        # Four ids of 1/4 each: id 1 has [0.25, 0.5), its edges' odds are 1/3 and 1; those of 1/8 are 1/7.
+        # Four ids of 1/4 each: id 1 has [0.25, 0.5), whose edges have the odds 1/3 and 1; 1/8 has the odds 1/7.
         (QUARTERS, 1, 0.375, 0.0),
         (QUARTERS, 1, 0.25, 0.0),
         (QUARTERS, 1, 0.5, 0.0),
@@ -155,13 +155,13 @@ FARTHEST = odds(1.0)
         (QUARTERS, 3, BELOW_ONE, 0.0),
         (QUARTERS, 0, 0.75, 2 * np.log(3)),
         (QUARTERS, 0, BELOW_ONE, FARTHEST + np.log(3)),
-        # One without probability stands for a point: here id 1 for 0.5, id 0 for 0, the last one for 1.
+        # An id without probability counts as a point: here id 1 as 0.5, id 0 as 0, the last id as 1.
         ([0.0, NOTHING, 0.0], 1, 0.5, 0.0),
         ([0.0, NOTHING, 0.0], 1, 0.75, np.log(3)),
         ([0.0, NOTHING, 0.0], 1, 0.25, np.log(3)),
         ([NOTHING, 0.0, 0.0], 0, 0.25, FARTHEST - np.log(3)),
         ([0.0, 0.0, NOTHING], 2, 0.25, FARTHEST + np.log(3)),
-        # The only possible id has everything.
+        # The only possible id has the whole interval.
         ([NOTHING, 1.0, NOTHING], 1, 0.0, 0.0),
         ([NOTHING, 1.0, NOTHING], 1, BELOW_ONE, 0.0),
         ([7.0], 0, 0.5, 0.0),
@@ -174,27 +174,27 @@ def test_the_distance_is_how_far_u_lies_outside_the_interval(
     assert found == pytest.approx(expected, rel=1e-12) and (found == 0.0) == (expected == 0.0)
 
 
-def test_rounding_moves_a_distance_by_as_much_wherever_the_edge_is() -> None:
-    """Each logit a tenth of a nat away: in cumulative probability .025 at one half, .0003 at 99.7 %."""
+def test_a_rounding_error_moves_a_distance_equally_at_every_edge() -> None:
+    """A logit error of a tenth of a nat: .025 in cumulative probability near one half, .0003 near 99.7 %."""
     for likely in (0.0, 3.0, 6.0):
         exact, rounded = (distance_of([likely + error, 0.0], 1, 0.01)[0] for error in (0.0, 0.1))
         assert rounded - exact == pytest.approx(0.1, abs=1e-6)
 
 
-def test_less_than_so_much_to_either_side_is_as_good_as_nothing() -> None:
+def test_distances_within_the_least_tail_count_as_zero() -> None:
     assert distance_of([12.0, 0.0], 0, 1.0 - 1e-6)[0] == 0.0
     assert distance_of([12.0, 0.0], 1, 1.0 - LEAST_TAIL / 2)[0] == 0.0
 
 
 def test_the_distance_is_taken_at_the_temperature() -> None:
     logits = [float(np.log(p)) for p in (0.25, 0.25, 0.5)]
-    cold = np.array([1.0, 1.0, 4.0]) / 6.0  # The squares of the probabilities, as at temperature 1/2.
+    cold = np.array([1.0, 1.0, 4.0]) / 6.0  # Temperature 1/2 squares the probabilities.
     outside, logprob = distance_of(logits, 2, 0.25, temperature=0.5)
     assert outside == pytest.approx(odds(cold[:2].sum()) - odds(0.25), abs=1e-6)
     assert logprob == pytest.approx(np.log(cold[2]), abs=1e-7)
 
 
-def test_one_that_cannot_be_drawn_has_no_probability() -> None:
+def test_an_impossible_token_has_no_probability() -> None:
     assert distance_of([0.0, NOTHING], 1, BELOW_ONE)[1] == NOTHING
     assert distance_of([0.0, -1e30], 1, BELOW_ONE)[1] < -1e29
 
@@ -207,7 +207,7 @@ def test_one_that_cannot_be_drawn_has_no_probability() -> None:
     st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 0.25, 0.5, BELOW_ONE])),
     st.sampled_from([0.3, 1.0, 2.0]),
 )
-def test_what_is_drawn_is_at_no_distance_and_others_at_the_gap_between(
+def test_a_drawn_token_has_distance_zero_and_other_tokens_their_gap(
     logits: list[float], u: float, temperature: float
 ) -> None:
     token, logprob = draw_one(logits, u, temperature)
@@ -220,12 +220,12 @@ def test_what_is_drawn_is_at_no_distance_and_others_at_the_gap_between(
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_the_distance_of_what_is_no_number_is_none() -> None:
+def test_the_distance_for_nan_logits_is_nan() -> None:
     assert np.isnan(distance_of([0.0, float("nan")], 0, 0.5)).all()
 
 
 def test_an_interval_by_hand() -> None:
-    """Of probabilities 1/8, 3/8, 1/2: the second token lies from 1/8 to 1/2."""
+    """With the probabilities 1/8, 3/8, 1/2, the second token has the interval from 1/8 to 1/2."""
     logits = np.log(np.array([[1, 3, 4]], np.float32))
     below, logprobs = interval(logits, np.array([1]), 1.0)
     assert below == pytest.approx([1 / 8]) and logprobs == pytest.approx([np.log(3 / 8)])

@@ -6,7 +6,7 @@ from echo_shared.errors import EchoError
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EchoError)]
 
 
-def test_every_error_has_a_code_of_its_own() -> None:
+def test_every_error_has_its_own_code() -> None:
     assert len({kind.default_code for kind in TREE}) == len(TREE)
 
 
@@ -16,7 +16,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         assert kind.__name__ in errors.__doc__
 
 
-def test_the_text_says_what_got_and_do() -> None:
+def test_the_text_holds_the_problem_the_value_and_the_remedy() -> None:
     assert str(EchoError("It broke.", got="this", do="That.")) == "It broke.\n  got: this\n  do:  That."
     assert str(EchoError("It broke.")) == "It broke."
 

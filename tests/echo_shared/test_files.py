@@ -9,7 +9,7 @@ from echo_shared.errors import StorageError
 from echo_shared.files import atomic_directory, disk_errors, sync, write_private
 
 
-def test_private_files_are_replaced_whole_and_nobody_else_reads_them(tmp_path: Path) -> None:
+def test_private_files_are_replaced_whole_and_readable_by_their_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "dir" / "secret.json"
     write_private(file, b"one\n")
     write_private(file, b"two\n")
@@ -19,7 +19,7 @@ def test_private_files_are_replaced_whole_and_nobody_else_reads_them(tmp_path: P
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_what_is_synced_stays_as_it_is(tmp_path: Path) -> None:
+def test_sync_does_not_change_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     sync(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"content"
@@ -27,7 +27,7 @@ def test_what_is_synced_stays_as_it_is(tmp_path: Path) -> None:
         sync(tmp_path / "nowhere")
 
 
-def test_a_disks_refusal_is_told_in_the_projects_words(tmp_path: Path) -> None:
+def test_a_disks_refusal_is_reported_in_the_projects_words(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be kept") as caught, disk_errors("It cannot be kept.", tmp_path):
         (tmp_path / "nowhere" / "file").read_bytes()
     assert "nowhere" in str(caught.value) and str(tmp_path) in str(caught.value.do)

@@ -32,13 +32,13 @@ def wire(frame: Frame, *, mask: bool = True) -> bytes:
 
 
 def admitted(gate: FrameGate, data: bytes, *, now: float = 0.0, most: int = 50_000) -> int:
-    """How often the data is admitted, a frame at a time."""
+    """Return the number of times that the gate admits the data, one frame at a time."""
     return next((number for number in range(most) if not gate.admits(data, now=now)), most)
 
 
 @pytest.mark.parametrize("mask", [True, False])
 @pytest.mark.parametrize("frame", CONTROLS, ids=lambda frame: f"{frame.opcode.name}-{len(frame.data)}-{frame.fin}")
-def test_what_is_no_message_has_a_small_rate(frame: Frame, mask: bool) -> None:
+def test_control_frames_and_small_pieces_have_a_low_rate_limit(frame: Frame, mask: bool) -> None:
     gate, data = FrameGate(now=0.0), wire(frame, mask=mask)
     assert admitted(gate, data) == CONTROLS_AT_ONCE
     gate = FrameGate(now=0.0)
@@ -49,7 +49,7 @@ def test_what_is_no_message_has_a_small_rate(frame: Frame, mask: bool) -> None:
 def test_small_messages_have_the_rate_of_a_node_that_works() -> None:
     assert admitted(FrameGate(now=0.0), wire(MESSAGE)) == MESSAGES_AT_ONCE
     last_piece = wire(Frame(Opcode.CONT, bytes(LEAST_BYTES)))
-    assert admitted(FrameGate(now=0.0), last_piece) == MESSAGES_AT_ONCE, "a proxy has cut it"
+    assert admitted(FrameGate(now=0.0), last_piece) == MESSAGES_AT_ONCE, "a proxy may cut a message"
     gate = FrameGate(now=0.0)
     assert all(gate.admits(wire(MESSAGE), now=number / MESSAGES_PER_S) for number in range(50_000))
 
@@ -60,7 +60,7 @@ def test_large_frames_are_their_readers_business(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, SMALL_BYTES])
-def test_a_message_has_only_so_many_fragments(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_the_number_of_a_messages_fragments_is_limited(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(frame_gate, "CONTROLS_AT_ONCE", 1e9)
     part, end = wire(Frame(Opcode.CONT, bytes(size), fin=False)), wire(Frame(Opcode.CONT, bytes(SMALL_BYTES)))
     gate = FrameGate(now=0.0)
@@ -70,8 +70,8 @@ def test_a_message_has_only_so_many_fragments(monkeypatch: pytest.MonkeyPatch, s
 
 
 @pytest.mark.parametrize("after_head", [True, False])
-def test_frames_are_told_apart_however_they_arrive(after_head: bool) -> None:
-    """Cut at every place, with payloads full of what looks like frames."""
+def test_frames_are_recognised_in_any_division_of_the_bytes(after_head: bool) -> None:
+    """Payloads look like frames, and the data is cut at random places."""
     rng = random.Random(1)
     sizes = [0, 1, 125, 126, SMALL_BYTES - 1, SMALL_BYTES, 65_535, 65_536, 70_000]
     frames = [Frame(rng.choice([Opcode.PING, Opcode.BINARY]), b"") for _ in range(60)]

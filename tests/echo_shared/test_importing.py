@@ -1,4 +1,4 @@
-"""What the collector does while modules are loaded, and behind it; in a process of its own, for it is the process's."""
+"""The garbage collector while modules load and afterwards; in a separate process, because its state belongs to one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ assert gc.isenabled() and gc.get_freeze_count() >= 10_000
 @pytest.mark.parametrize(
     ("last_line", "said"), [("import json", ""), ("import there_is_no_such_module", "not there\n")]
 )
-def test_what_is_loaded_is_passed_over_however_loading_ends(last_line: str, said: str) -> None:
+def test_loaded_modules_are_skipped_by_the_collector_even_if_loading_fails(last_line: str, said: str) -> None:
     program = PROGRAM.replace("{last_line}", last_line)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == (said, "", 0)
@@ -44,7 +44,7 @@ import wave
 """
 
 
-def test_what_is_done_without_is_not_there() -> None:
+def test_a_module_excluded_by_name_cannot_be_imported() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of wave halted"), done.stderr

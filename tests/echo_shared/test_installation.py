@@ -1,4 +1,5 @@
-"""The commands that add to a copy of Echo, for copies that pip really installed, and pip's own word that they fit."""
+"""Commands that add parts to a copy of Echo, for copies that pip really installed; pip itself confirms that they
+fit."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 FROM_INDEX = re.compile(
     r"pip3? install[^\n`]*?(?<![/.\w-])echo[-_.]swarm(?![\w.-])(?!(\[[^\]\n]*\])? @ )|echo-swarm\[(?![^\]\n]*\] @ )"
 )
-"""What would ask a package index for Echo by its name."""
+"""Arguments that would ask a package index for Echo by name."""
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this one with a space in its name, so that no build touches the original."""
+    """Copy this checkout to a path with a space, so that builds do not touch the original."""
     copy = tmp_path_factory.mktemp("a checkout") / "echo"
     for name in ("hub", "edge_client", "shared"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "assets"))
@@ -52,13 +53,13 @@ def pip(*arguments: str | Path) -> str:
 
 
 def installed(target: Path, *arguments: str | Path) -> Path:
-    """What pip made of this source, or of this name in a folder of wheels, in a directory of its own."""
+    """Install this source, or this name from a folder of wheels, into a separate directory, and return it."""
     pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", target, *arguments)
     return target
 
 
 def said(target: Path, expression: str, *options: str) -> str:
-    """What the copy in `target` makes of it."""
+    """Return the value of the expression by the copy in `target`."""
     done = subprocess.run(
         [sys.executable, *options, "-c", f"from echo_shared.installation import *; print({expression})"],
         env={**os.environ, "PYTHONPATH": str(target)},
@@ -72,7 +73,7 @@ def said(target: Path, expression: str, *options: str) -> str:
 
 
 def understood(command: str, tmp_path: Path) -> str:
-    """What pip says it would do; it is not asked for Echo's requirements."""
+    """Return pip's dry-run output for the command; Echo's requirements are left out."""
     arguments = shlex.split(command)
     assert arguments[:4] == [sys.executable, "-m", "pip", "install"]
     assert FROM_INDEX.search(command) is None
@@ -102,7 +103,7 @@ def test_a_copy_from_a_checkout_is_added_to_from_there(checkout: Path, tmp_path:
 
 
 @posix
-def test_a_copy_that_the_installer_made_is_renewed_by_what_it_left(
+def test_a_copy_made_by_the_installer_is_upgraded_by_the_installer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -132,7 +133,7 @@ def test_a_wheel_among_others_is_a_wheelhouse(wheel: Path, from_wheel: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_copy_whose_place_is_unknown_or_gone_gets_what_the_extra_brings(wheel: Path, tmp_path: Path) -> None:
+def test_a_copy_without_a_known_source_gets_the_extras_packages(wheel: Path, tmp_path: Path) -> None:
     by_name = installed(tmp_path / "by-name", "--find-links", wheel.parent, "echo-swarm")
     gone = Path(shutil.copy2(wheel, tmp_path))
     from_gone = installed(tmp_path / "from-gone", gone)
@@ -168,13 +169,13 @@ def test_a_copy_from_elsewhere_is_added_to_from_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noted", ["", "{", "[]", "{}"])
-def test_what_pip_noted_may_be_broken(noted: str, from_wheel: Path, tmp_path: Path) -> None:
+def test_a_broken_source_record_of_pip_is_tolerated(noted: str, from_wheel: Path, tmp_path: Path) -> None:
     target = noting(noted, from_wheel, tmp_path)
     assert "torch" in said(target, "how_to_install('cuda')")
 
 
 def noting(text: str, from_wheel: Path, tmp_path: Path) -> Path:
-    """A copy of which pip has noted this."""
+    """Return a copy with this text as pip's record of the source."""
     target = Path(shutil.copytree(from_wheel, tmp_path / "target"))
     next(target.glob("*.dist-info/direct_url.json")).write_text(text)
     return target
@@ -192,7 +193,7 @@ def test_powershell_takes_quoted_paths() -> None:
 
 
 def texts() -> list[Path]:
-    """Everything that a reader or a shell may take a command from."""
+    """Return all files that a reader or a shell may take a command from."""
     top = [path for path in ROOT.iterdir() if path.suffix in (".md", ".toml") or path.name == "Makefile"]
     folders = ("hub", "edge_client", "shared", "benchmarks", "scripts", "installers", "docs", "tests")
     kinds = (".py", ".md", ".sh", ".ps1", ".html", ".toml", ".js", ".txt")
@@ -218,7 +219,7 @@ def test_nothing_says_to_install_echo_from_an_index() -> None:
         "the extra 'echo-swarm" + "[cuda]'",
     ],
 )
-def test_such_texts_would_be_found(text: str) -> None:
+def test_commands_that_ask_an_index_for_echo_are_found(text: str) -> None:
     assert FROM_INDEX.search(text) is not None
 
 

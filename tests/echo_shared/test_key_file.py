@@ -20,7 +20,7 @@ def test_a_key_is_made_once_and_readable_by_its_owner_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense", b"-----BEGIN PRIVATE KEY-----\nAAAA\n"])
-def test_what_is_no_key_is_an_error_that_names_the_file(tmp_path: Path, content: bytes | None) -> None:
+def test_an_invalid_key_file_is_named_in_the_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "identity.key"
     if content is not None:
         path.write_bytes(content)

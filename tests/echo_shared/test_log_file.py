@@ -13,9 +13,7 @@ def record(text: str) -> logging.LogRecord:
 
 
 @needs_mounts
-def test_a_full_disk_costs_lines_that_are_counted_and_nothing_else(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_costs_only_lines_and_they_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with mounted(tmp_path / "disk", 256 * 1024) as disk:
         told: list[OSError] = []
         kept = LogFile(disk.directory / "node.log", refused=told.append)
@@ -32,11 +30,11 @@ def test_a_full_disk_costs_lines_that_are_counted_and_nothing_else(
     assert lines[0] == "before" and lines[-1] == "after"
     assert lines[-2] == f"{missing} lines are missing here, because the disk could not be written."
     assert len(lines) == 3 + 100 - missing, "no line is there twice or in part"
-    assert [error.errno for error in told] == [errno.ENOSPC], "it is told once"
+    assert [error.errno for error in told] == [errno.ENOSPC], "the error is reported once"
     assert capfd.readouterr() == ("", "")
 
 
-def test_it_is_set_aside_when_it_is_long(tmp_path: Path) -> None:
+def test_a_long_log_file_is_rotated(tmp_path: Path) -> None:
     kept = LogFile(tmp_path / "node.log")
     for _ in range(3):
         kept.emit(record("x" * (LOG_BYTES - 100)))
@@ -52,7 +50,7 @@ def test_size_and_number_are_the_owners(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 5 and all(file.stat().st_size <= 1_000 for file in tmp_path.iterdir())
 
 
-def test_what_is_logged_wrongly_costs_nobody_else_anything(tmp_path: Path) -> None:
+def test_a_broken_record_does_not_affect_later_records(tmp_path: Path) -> None:
     kept = LogFile(tmp_path / "hub.log")
     kept.handleError = lambda record: None  # type: ignore[method-assign]
     kept.emit(logging.LogRecord("test", logging.INFO, __file__, 1, "%d", ("x",), None))

@@ -1,4 +1,4 @@
-"""A log, read while a real handler writes and rotates it."""
+"""A log is read while a real handler writes and rotates it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(path: Path) -> Iterator[logging.Logger]:
-    """As `echo-node` writes it, but that a file is full after 200 bytes."""
+    """Yield a logger like that of `echo-node`, whose files are full after 200 bytes."""
     handler = RotatingFileHandler(path, maxBytes=200, backupCount=KEPT, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger = logging.Logger("test")
@@ -31,7 +31,7 @@ def log(path: Path) -> Iterator[logging.Logger]:
 
 
 def texts(lines: Iterator[str] | list[str]) -> list[str]:
-    """Without the time, which is 24 characters long."""
+    """Return the lines without the time, which has 24 characters."""
     return [line[24:] for line in lines]
 
 
@@ -42,7 +42,7 @@ def test_the_last_lines_reach_back_across_files(path: Path, log: logging.Logger)
     found = LogReader(path).last(5)
     assert [text.split()[1] for text in texts(found)] == ["5", "6", "7", "8", "9"]
     assert LogReader(path).last(0) == []
-    assert len(LogReader(path).last(1_000)) < 10, "the oldest are gone for good"
+    assert len(LogReader(path).last(1_000)) < 10, "the oldest lines are deleted"
 
 
 def test_nothing_is_missed_or_told_twice_when_the_file_is_rotated(path: Path, log: logging.Logger) -> None:
@@ -56,7 +56,7 @@ def test_nothing_is_missed_or_told_twice_when_the_file_is_rotated(path: Path, lo
     assert told == ["first", *(f"number {n} {'x' * (n % 7) * 10}" for n in range(30))]
 
 
-def test_a_line_is_told_once_it_is_whole(path: Path) -> None:
+def test_a_line_is_returned_once_complete(path: Path) -> None:
     file = LogReader(path)
     assert file.last(3) == [] and list(file.more()) == []
     with path.open("w", encoding="utf-8") as writer:
@@ -68,7 +68,7 @@ def test_a_line_is_told_once_it_is_whole(path: Path) -> None:
         assert list(file.more()) == ["2026-01-02 03:04:05,678 half and whole", "  and more"]
 
 
-def test_what_steers_a_terminal_is_not_printed(path: Path) -> None:
+def test_control_characters_are_not_printed(path: Path) -> None:
     path.write_bytes(b"2026-01-02 03:04:05,678 \x1b[2Jgone \xff\n")
     assert texts(LogReader(path).last(1)) == ["?[2Jgone �"]
 
@@ -80,7 +80,7 @@ def test_older_files_are_read_as_many_as_there_are(path: Path) -> None:
     assert LogReader(path, kept=1).last(9) == ["1", "0"]
 
 
-def test_a_log_that_cannot_be_read_is_said(path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_reported(path: Path) -> None:
     path.mkdir()
     with pytest.raises(StorageError, match="log cannot be read"):
         LogReader(path).last(1)

@@ -1,4 +1,4 @@
-"""Forms of messages, as their JSON Schemas say them."""
+"""Forms of messages, taken from their JSON Schemas."""
 
 from typing import Annotated, Any, get_args
 
@@ -33,7 +33,7 @@ def arrays_in(form: Form) -> int:
 
 
 def array_fields(kind: type[Message]) -> list[str]:
-    """Those that say so of themselves, whatever a library makes of their types."""
+    """Return the fields declared as arrays, independent of a library's view of their types."""
     return [
         name for name, field in kind.model_fields.items() if any(isinstance(m, PackedArray) for m in field.metadata)
     ]
@@ -54,7 +54,7 @@ def test_each_message_has_a_form(kind: type[Message]) -> None:
     assert form_of(kind).fields.keys() == kind.model_fields.keys()
 
 
-def test_an_array_that_may_be_missing_is_one() -> None:
+def test_an_optional_array_counts_as_an_array() -> None:
     class Odd(Message):
         ids: TokenIds | None = None
 
@@ -66,7 +66,7 @@ def test_an_array_that_may_be_missing_is_one() -> None:
     [Any, tuple[int, ...], dict[str, int], Annotated[tuple[int, ...], Field(max_length=3)] | Lease],
     ids=["anything", "without_bound", "any_keys", "list_or_map"],
 )
-def test_a_field_whose_form_cannot_be_told_is_an_error(annotation: Any) -> None:
+def test_a_field_without_a_known_form_is_an_error(annotation: Any) -> None:
     class Odd(Message):
         field: annotation
 

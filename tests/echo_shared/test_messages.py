@@ -1,4 +1,4 @@
-"""The wire: round trips, golden bytes, and hostile bytes, for every message."""
+"""Encoded messages: round trips, exact expected bytes, and hostile bytes, for every message."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from tests.echo_shared.messages.examples import FROM_HUB, FROM_NODE, LEASE, ROLL
 
 
 @pytest.mark.parametrize("message", FROM_HUB, ids=lambda m: m.type)
-def test_what_a_hub_says_comes_back_the_same(message: FromHub) -> None:
+def test_a_hubs_message_decodes_unchanged(message: FromHub) -> None:
     assert plain(decode_from_hub(encode(message))) == plain(message)
 
 
 @pytest.mark.parametrize("message", FROM_NODE, ids=lambda m: m.type)
-def test_what_a_node_says_comes_back_the_same(message: FromNode) -> None:
+def test_a_nodes_message_decodes_unchanged(message: FromNode) -> None:
     assert plain(decode_from_node(encode(message))) == plain(message)
 
 
@@ -119,7 +119,7 @@ def test_truncated_bytes_give_a_codec_error(frame: bytes, data: st.DataObject) -
 
 
 def survives(frame: bytes) -> None:
-    """Decodes, or gives CodecError; nothing else."""
+    """Check that the frame decodes or raises CodecError, and no other error."""
     for decode in (decode_from_hub, decode_from_node):
         try:
             decode(frame)

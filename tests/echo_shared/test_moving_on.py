@@ -1,22 +1,22 @@
-"""When it is worth breaking into completions: not for what ends soon, and not so often that reading takes over."""
+"""Interrupting completions for a new policy: not shortly before their end, and not if re-reading would dominate."""
 
 from echo_shared.moving_on import ENDS_S, READING, READING_SHARE, MovingOn
 
 
-def test_what_ends_soon_anyhow_is_let_end() -> None:
+def test_completions_close_to_their_end_are_not_interrupted() -> None:
     moving = MovingOn()
     assert not moving.is_due(100, token_s=ENDS_S / 100, now=0.0)
     assert moving.is_due(101, token_s=ENDS_S / 100, now=0.0)
 
 
-def test_while_the_pace_is_not_known_it_is_due() -> None:
+def test_an_interruption_is_due_while_the_pace_is_unknown() -> None:
     moving = MovingOn()
     assert moving.is_due(1, token_s=0.0, now=0.0)
     moving.moved(1_000_000, tokens_per_s=0.0, now=0.0)
     assert moving.is_due(1, token_s=0.0, now=0.0)
 
 
-def test_reading_again_takes_no_more_than_its_share() -> None:
+def test_reading_again_takes_at_most_its_share() -> None:
     moving = MovingOn()
     moving.moved(32_000, tokens_per_s=100.0, now=50.0)
     reading_s = 32_000 * READING / 100.0

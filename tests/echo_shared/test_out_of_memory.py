@@ -20,7 +20,7 @@ def test_errors_that_mean_too_little_memory(error: Exception) -> None:
     assert ran_out(error)
 
 
-def test_what_the_host_itself_refuses() -> None:
+def test_a_refused_host_allocation_counts_as_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
     assert ran_out(refused.value)

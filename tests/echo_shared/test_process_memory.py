@@ -1,4 +1,4 @@
-"""What a real process holds."""
+"""Memory of a real process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from echo_shared import process_memory
 HOARD_BYTES = 128 * 2**20
 
 
-def test_what_is_held_counts_and_mapped_files_do_not(tmp_path: Path) -> None:
+def test_allocated_memory_counts_and_mapped_files_do_not(tmp_path: Path) -> None:
     file = tmp_path / "model"
     file.write_bytes(bytes(HOARD_BYTES))
     before = process_memory.own_bytes(os.getpid())
     with file.open("rb") as model, mmap.mmap(model.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        assert mapped.find(b"x") == -1  # All of its pages are read.
+        assert mapped.find(b"x") == -1  # The search reads all pages.
         assert process_memory.own_bytes(os.getpid()) - before < HOARD_BYTES / 4
     hoard = bytearray(os.urandom(2**20) * (HOARD_BYTES // 2**20))
     assert process_memory.own_bytes(os.getpid()) - before > HOARD_BYTES * 3 / 4
@@ -34,12 +34,12 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
     assert process_memory.own_bytes(gone.pid) == 0
 
 
-def test_what_is_left_is_some_and_not_all() -> None:
+def test_free_memory_is_more_than_zero_and_less_than_the_total() -> None:
     assert 0 < process_memory.left_bytes() < psutil.virtual_memory().total
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's killer")
-def test_the_kernel_takes_it_first() -> None:
+def test_the_kernel_would_kill_a_volunteer_process_first() -> None:
     script = (
         "from echo_shared import process_memory; process_memory.go_first(); print(open('/proc/self/oom_score').read())"
     )

@@ -34,7 +34,7 @@ def test_the_example_at_the_modules_top() -> None:
 
 
 @given(TREES)
-def test_what_is_packed_comes_out_at_three_bytes_a_node(shape: Shape) -> None:
+def test_a_packed_tree_unpacks_and_takes_three_bytes_a_node(shape: Shape) -> None:
     assert unpacked(packed(shape)) == shape
     assert len(packed(shape)) == NODE_BYTES * size(shape)
 
@@ -48,7 +48,7 @@ def test_a_wide_node_and_a_deep_chain() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_whatever_a_node_sends_is_split_or_refused(way: bytes) -> None:
+def test_any_bytes_are_split_or_refused(way: bytes) -> None:
     try:
         branches = split(way)
     except CodecError:
@@ -57,12 +57,12 @@ def test_whatever_a_node_sends_is_split_or_refused(way: bytes) -> None:
 
 
 @pytest.mark.parametrize("way", [b"\0", b"\1\0", b"\1\0\1", b"\1\0\2\1\0\0", b"\1\0\0\1"])
-def test_what_is_cut_off_is_refused(way: bytes) -> None:
+def test_truncated_trees_are_refused(way: bytes) -> None:
     with pytest.raises(CodecError, match="cut off"):
         split(way)
 
 
-def test_all_below_a_node_at_once_is_what_is_packed_branch_by_branch() -> None:
+def test_packing_a_whole_tree_equals_packing_each_branch() -> None:
     children = {7: [3, 9], 9: [2, 65_535], 65_535: [1]}
     below_9 = pack([(2, 0, b""), (65_535, 1, pack([(1, 0, b"")]))])
     assert pack_all(7, children) == pack([(3, 0, b""), (9, 2, below_9)])

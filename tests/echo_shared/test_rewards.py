@@ -24,7 +24,7 @@ def test_rounding_makes_no_difference(rewards: list[float], equal: bool) -> None
 
 
 @given(st.floats(-1e9, 1e9), st.lists(st.integers(1, 9), min_size=2, max_size=8))
-def test_one_number_by_several_ways_is_equal(reward: float, parts: list[int]) -> None:
+def test_sums_with_rounding_errors_count_as_equal(reward: float, parts: list[int]) -> None:
     assert all_equal([sum([reward / part] * part) for part in parts])
 
 
@@ -37,8 +37,10 @@ def test_one_number_by_several_ways_is_equal(reward: float, parts: list[int]) ->
         ([0.0, 0.0], 0.5, [0.25, 0.5, 1.0]),
     ],
 )
-def test_what_is_still_to_come(turn_rewards: list[float], discount: float, expected: list[float]) -> None:
-    """The last turn has earned what the others leave of 1."""
+def test_returns_are_the_discounted_sums_of_later_rewards(
+    turn_rewards: list[float], discount: float, expected: list[float]
+) -> None:
+    """The last turn earns the remainder to 1."""
     assert returns(1.0, turn_rewards, discount=discount) == pytest.approx(expected)
 
 

@@ -1,4 +1,4 @@
-"""The table's rows are fed, drawn, ended, moved and used again without one rollout seeing another's."""
+"""Rows of the table are filled, extended, ended, moved and reused without mixing rollouts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(
 
 
 def filled(*groups: GroupRequest) -> RolloutTable:
-    """One rollout of each group, as many tokens as its row number and one more drawn: 100 + row."""
+    """Return a table with a rollout of each group; each has drawn one token, 100 + row."""
     table = RolloutTable()
     for row, one in enumerate(groups):
         table.start([row], one, [row], started=1.0)
@@ -43,7 +43,7 @@ def filled(*groups: GroupRequest) -> RolloutTable:
     return table
 
 
-def test_a_rollout_begins_at_its_prompts_last_token() -> None:
+def test_a_rollout_starts_at_the_last_token_of_its_prompt() -> None:
     table = RolloutTable()
     table.start((0, 1), group(1, prompt=3), (4, 2), started=0.0)
     tokens, positions = table.next_inputs(np.arange(2))
@@ -54,7 +54,7 @@ def test_a_rollout_begins_at_its_prompts_last_token() -> None:
 
 
 def begun(number: int, *prefixes: tuple[int, list[int]]) -> GroupRequest:
-    """A group of which these indices have these tokens, each drawn with probability 1/e."""
+    """Return a group with these prefixes by index, each token drawn with probability 1/e."""
     given = tuple(
         Prefix(index=index, ids=np.array(ids, np.int32), logprobs=np.full(len(ids), -1, np.float32))
         for index, ids in prefixes
@@ -62,7 +62,7 @@ def begun(number: int, *prefixes: tuple[int, list[int]]) -> GroupRequest:
     return dataclasses.replace(group(number, max_tokens=6), indices=(4, 2, 7), prefixes=given)
 
 
-def test_a_rollout_with_a_prefix_begins_behind_it() -> None:
+def test_a_rollout_with_a_prefix_starts_after_it() -> None:
     table = RolloutTable()
     table.start((1, 0), begun(1, (2, [20, 21]), (7, [30])), (4, 2), started=0.0)
     tokens, positions = table.next_inputs(np.arange(2))
@@ -90,7 +90,7 @@ def shown(table: RolloutTable) -> list[tuple[int, int, int, list[int], list[floa
     return [(one.lease_id, one.index, one.start, one.ids.tolist(), one.logprobs.tolist()) for one in table.news()]
 
 
-def test_news_is_told_once_wherever_its_row_is() -> None:
+def test_news_is_reported_once_even_if_its_row_moves() -> None:
     table = filled(group(0), group(1, max_tokens=9))
     table.start([2], begun(2, (2, [20, 21])), [2], started=0.0)
     assert shown(table) == [(0, 0, 0, [100], [-0.25]), (1, 1, 0, [101], [-0.5])]
@@ -100,14 +100,14 @@ def test_news_is_told_once_wherever_its_row_is() -> None:
     assert table.close_gaps() == ([2], [0])
     assert shown(table) == [(2, 2, 2, [6], [-1.0]), (1, 1, 1, [5], [-1.0])]
     record(table, [0, 1], [9, 7])
-    assert shown(table) == [(1, 1, 2, [7], [-1.0])], "what has ended comes as a whole"
+    assert shown(table) == [(1, 1, 2, [7], [-1.0])], "finished rollouts are returned whole, not as news"
     record(table, [1], [7])
     table.drop([1])
     assert table.news() == []
     assert RolloutTable().news() == []
 
 
-def test_inputs_are_the_last_token_its_place_and_the_next_uniform() -> None:
+def test_inputs_are_the_last_token_its_position_and_the_next_uniform() -> None:
     table = filled(group(0, prompt=3), group(1, prompt=7, max_tokens=6))
     tokens, positions = table.next_inputs(np.array([1, 0]))
     assert (tokens.tolist(), positions.tolist()) == ([101, 100], [7, 3])
@@ -143,7 +143,7 @@ def test_the_last_rows_move_into_the_gaps() -> None:
     assert table.close_gaps() == ([], [])
 
 
-def test_a_moved_rollout_goes_on() -> None:
+def test_a_moved_rollout_continues() -> None:
     table = RolloutTable()
     table.start([2], group(0, stop_ids=(8, 9)), [4], started=0.0)
     assert (len(table), table.free()) == (3, [0, 1])
@@ -162,7 +162,7 @@ def test_free_rows_at_the_end_are_no_gaps_and_go() -> None:
     assert len(table) == 1
 
 
-def test_what_is_free_counts_for_nothing() -> None:
+def test_free_rows_do_not_count() -> None:
     table = filled(group(0, prompt=50), group(1))
     table.drop(table.rows_of(0))
     assert table.longest() == 7

@@ -13,7 +13,7 @@ FULL = StorageError("The disk is full.", got="No space left on device", code=DIS
 
 
 def failing(times: int, error: Exception = FULL, seen: Callable[[], object] = lambda: None) -> Callable[[], str]:
-    """A write that fails so many times."""
+    """Return a write that fails the first `times` times."""
     left = [error] * times
 
     def write() -> str:
@@ -25,7 +25,7 @@ def failing(times: int, error: Exception = FULL, seen: Callable[[], object] = la
     return write
 
 
-def test_what_does_not_fit_is_written_once_it_does() -> None:
+def test_a_write_is_repeated_until_it_fits() -> None:
     told, said = list[str](), list[str]()
     room = Room(retry_s=0.0, full=told.append, over=lambda: told.append("over"))
     assert room.until(failing(3, seen=lambda: said.append(room.lacks))) == "written"
@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_written_once_it_does() -> None:
     assert told == ["No space left on device", "over"], "once each"
 
 
-async def test_so_it_is_on_the_event_loop() -> None:
+async def test_an_asynchronous_write_is_repeated_until_it_fits() -> None:
     room, write = Room(retry_s=0.0), failing(3)
 
     async def later() -> str:
@@ -44,7 +44,7 @@ async def test_so_it_is_on_the_event_loop() -> None:
     assert room.lacks == ""
 
 
-async def test_another_kind_of_trouble_has_a_room_of_its_own() -> None:
+async def test_each_kind_of_failure_has_a_separate_room() -> None:
     away = StorageError("The database is away.", got="connection refused", code=DATABASE_AWAY)
     server, disk = Room(code=DATABASE_AWAY, retry_s=0.0), Room(retry_s=0.0)
     assert server.until(failing(2, away)) == "written"
@@ -55,7 +55,7 @@ async def test_another_kind_of_trouble_has_a_room_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("error", [StorageError("The disk is broken."), OSError("what"), KeyError("x")])
-async def test_nothing_else_is_tried_again(error: Exception) -> None:
+async def test_other_errors_are_not_retried(error: Exception) -> None:
     room, write = Room(retry_s=0.0), failing(1, error)
 
     async def later() -> str:
@@ -68,7 +68,7 @@ async def test_nothing_else_is_tried_again(error: Exception) -> None:
     assert room.lacks == ""
 
 
-async def test_once_it_is_given_up_nobody_waits() -> None:
+async def test_giving_up_ends_all_waiting_writes() -> None:
     room, begun = Room(retry_s=3_600.0), threading.Event()
     waiting = asyncio.create_task(asyncio.to_thread(room.until, failing(2, seen=begun.set)))
     await asyncio.to_thread(begun.wait, 60)
@@ -84,7 +84,7 @@ async def test_once_it_is_given_up_nobody_waits() -> None:
     assert room.lacks == ""
 
 
-async def test_as_long_as_one_waits_there_is_no_room() -> None:
+async def test_a_room_is_full_as_long_as_one_write_waits() -> None:
     room, begun = Room(retry_s=0.0), threading.Event()
 
     def long() -> str:
@@ -105,10 +105,10 @@ def test_another_process_waits_too() -> None:
     told = list[str]()
     room = Room(retry_s=0.0, full=told.append, over=lambda: told.append("over"))
     room.elsewhere("the learner", "")
-    assert told == [], "it did not wait"
+    assert told == [], "no wait was needed"
     room.elsewhere("the learner", "No space left for a checkpoint")
     assert room.lacks == "No space left for a checkpoint"
     assert room.until(failing(1)) == "written"
-    assert room.lacks, "the other one still waits"
+    assert room.lacks, "the learner's write still waits"
     room.elsewhere("the learner", "")
     assert room.lacks == "" and told == ["No space left for a checkpoint", "over"]

@@ -21,23 +21,23 @@ def said(*ids: str, run_id: str = "") -> RunCredit:
 
 
 @pytest.mark.parametrize("ids", [(), ("a",), ("a", "b", "c")])
-def test_what_is_signed_comes_back(ids: tuple[str, ...]) -> None:
+def test_a_signed_credit_is_read_unchanged(ids: tuple[str, ...]) -> None:
     assert verified(sign(said(*ids), HUB)) == said(*ids)
 
 
-def test_a_hub_speaks_for_its_own_runs_alone() -> None:
+def test_a_hub_can_only_credit_its_own_runs() -> None:
     another = Identity.generate()
     with pytest.raises(CodecError, match="not belong to the hub"):
         verified(sign(said("a", run_id=f"{another.node_id}-1"), HUB))
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("b", "a")])
-def test_each_node_is_in_it_once(ids: tuple[str, ...]) -> None:
+def test_a_credit_names_each_node_once(ids: tuple[str, ...]) -> None:
     with pytest.raises(CodecError, match="without duplicates"):
         verified(sign(said(*ids), HUB))
 
 
-def test_what_was_changed_is_none() -> None:
+def test_a_changed_credit_is_refused() -> None:
     with pytest.raises(CodecError, match="signature is wrong"):
         verified(sign(said("a"), HUB).replace(b'"rollouts": 3', b'"rollouts": 4'))
     with pytest.raises(CodecError, match="no credit of a run"):

@@ -1,4 +1,4 @@
-"""A request says how its rollouts begin, and a prefix that is no beginning of one is refused with its reason."""
+"""A request may give its rollouts prefixes; an impossible prefix is refused with the reason."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_beginning_of_an_unfinished_completion_is_fine() -> None:
         ((prefix(3, -1),), "not in the vocabulary of 10"),
     ],
 )
-def test_what_no_completion_goes_on_from_is_refused_with_the_reason(wrong: tuple[Prefix, ...], words: str) -> None:
+def test_an_impossible_prefix_is_refused_with_the_reason(wrong: tuple[Prefix, ...], words: str) -> None:
     with pytest.raises(BackendError, match=words) as caught:
         check_prefixes(request(*wrong), vocab_size=10)
     assert caught.value.code == BAD_PREFIX

@@ -1,4 +1,4 @@
-"""What is to be computed of a completion, and what becomes of what an engine finds."""
+"""Inputs of scoring a completion, and the conversion of an engine's results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from echo_shared.scoring import LEAST_LOGPROB, Scored, ScoreRequest
 
 
-def test_each_version_is_fed_what_was_drawn_up_to_its_end() -> None:
+def test_each_version_gets_the_tokens_up_to_the_end_of_its_span() -> None:
     request = ScoreRequest(
         rollout_id="1-0",
         prompt_ids=np.array([7, 8], np.int32),
@@ -19,7 +19,7 @@ def test_each_version_is_fed_what_was_drawn_up_to_its_end() -> None:
     assert spans == [(4, [7, 8, 1, 2], 2), (5, [7, 8, 1, 2, 3], 4)]
 
 
-def test_what_is_said_is_finite() -> None:
+def test_reported_scores_are_finite() -> None:
     found = [(np.array([0.0, 1.0 + 1e-12]), np.array([-np.inf, 1e-12])), (np.array([0.5]), np.array([-1.0]))]
     scored = Scored.of("1-0", found)
     assert scored.below.tolist() == [0.0, 1.0, 0.5] and scored.logprobs.tolist() == [LEAST_LOGPROB, 0.0, -1.0]

@@ -1,4 +1,4 @@
-"""Real files through seal and unseal; what an attacker can do to the bytes in between."""
+"""Real files are sealed and unsealed, and attackers change the sealed bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sealed(directory: Path, content: bytes, key: bytes = KEY) -> Path:
 @pytest.mark.parametrize(
     "size", [0, 1, 1_000, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 3 * CHUNK_BYTES + 17]
 )
-def test_what_is_sealed_comes_back(tmp_path: Path, size: int) -> None:
+def test_a_sealed_file_unseals_unchanged(tmp_path: Path, size: int) -> None:
     content = random.Random(size).randbytes(size)
     file = sealed(tmp_path, content)
     chunks = max(1, -(-size // CHUNK_BYTES))
@@ -94,7 +94,7 @@ ATTACKS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_was_cut_reordered_or_changed_does_not_open(tmp_path: Path, attack: str) -> None:
+def test_a_cut_reordered_or_changed_file_does_not_unseal(tmp_path: Path, attack: str) -> None:
     file = sealed(tmp_path, random.Random(7).randbytes(2 * CHUNK_BYTES + 100))
     file.write_bytes(ATTACKS[attack](file.read_bytes()))
     (tmp_path / "opened").write_bytes(b"what was there before")

@@ -1,4 +1,4 @@
-"""Both ends joined in memory: the handshake, every refusal, and every message out of turn."""
+"""Both ends, joined in memory: the handshake, every refusal, and every message at a wrong time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ PEERS = Peers(info_hash=bytes(20), peers=())
 
 @dataclass
 class Pair:
-    """A node and a hub that hand each other frames."""
+    """A node and a hub that exchange frames in memory."""
 
     pinned: bytes | None = None
     node: NodeSession = field(init=False)
@@ -83,7 +83,7 @@ def altered(frame: bytes, **fields: Any) -> bytes:
     return packed
 
 
-def test_the_handshake_opens_both_ends_and_proves_who_they_are() -> None:
+def test_the_handshake_opens_both_ends_and_proves_their_keys() -> None:
     pair = Pair().opened()
     assert (pair.node.state, pair.hub.state) == (State.OPEN, State.OPEN)
     assert pair.node.hub_key == HUB.public_key
@@ -107,7 +107,7 @@ def test_a_known_hub_is_accepted_and_a_changed_key_is_not() -> None:
 @pytest.mark.parametrize(
     ("version", "advice"), [(OLDEST_PROTOCOL_VERSION - 1, "Upgrade the node"), (PROTOCOL_VERSION + 1, "operator")]
 )
-def test_the_hub_refuses_a_version_it_cannot_speak_and_says_who_must_upgrade(version: int, advice: str) -> None:
+def test_the_hub_refuses_an_unknown_version_and_names_the_end_to_upgrade(version: int, advice: str) -> None:
     pair = Pair()
     with pytest.raises(RefusedError) as caught:
         pair.hub.receive(altered(pair.node.hello(), protocol_version=version))
@@ -120,21 +120,21 @@ def test_the_hub_refuses_a_version_it_cannot_speak_and_says_who_must_upgrade(ver
 @pytest.mark.parametrize(
     ("version", "advice"), [(OLDEST_PROTOCOL_VERSION - 1, "operator"), (PROTOCOL_VERSION + 1, "Upgrade the node")]
 )
-def test_the_node_refuses_a_version_it_cannot_speak_and_says_who_must_upgrade(version: int, advice: str) -> None:
+def test_the_node_refuses_an_unknown_version_and_names_the_end_to_upgrade(version: int, advice: str) -> None:
     pair = Pair().challenged()
     with pytest.raises(RefusedError) as caught:
         pair.node.receive(altered(pair.hub.challenge(), protocol_version=version))
     assert caught.value.code == "protocol_version" and advice in (caught.value.do or "")
 
 
-def test_a_hub_that_does_not_hold_the_key_it_shows_is_found_out() -> None:
+def test_a_hub_without_the_private_key_is_refused() -> None:
     pair = Pair().challenged()
     for fields in ({"hub_key": OTHER.public_key}, {"signature": bytes(64)}, {"nonce": b"x" * 32}):
         with pytest.raises(RemoteProtocolError, match="could not prove"):
             pair.node.receive(altered(pair.hub.challenge(), **fields))
 
 
-def test_a_node_that_does_not_hold_the_key_it_shows_is_found_out() -> None:
+def test_a_node_without_the_private_key_is_refused() -> None:
     pair = Pair().proven()
     with pytest.raises(RefusedError) as caught:
         pair.hub.receive(altered(pair.proof(), signature=bytes(64)))
@@ -142,7 +142,7 @@ def test_a_node_that_does_not_hold_the_key_it_shows_is_found_out() -> None:
     assert pair.hub.proof is None and pair.hub.state is not State.OPEN
 
 
-def test_a_signature_from_one_handshake_is_worth_nothing_in_another() -> None:
+def test_a_signature_from_another_handshake_is_refused() -> None:
     recorded = Pair().proven().proof()
     pair = Pair()
     pair.hub = HubSession(me=HUB, software_version="h1", nonce=b"another nonce".ljust(32))
@@ -151,7 +151,7 @@ def test_a_signature_from_one_handshake_is_worth_nothing_in_another() -> None:
 
 
 def test_a_hub_cannot_pass_a_nodes_proof_on_to_another_hub() -> None:
-    """A node proves itself to OTHER, which shows the proof to HUB."""
+    """A node proves itself to OTHER, which passes the proof on to HUB."""
     middle = HubSession(me=OTHER, software_version="x", nonce=b"h" * 32)
     node = NodeSession(me=NODE, pinned_hub_key=None, software_version="n1", nonce=b"n" * 32)
     hello = node.hello()

@@ -41,7 +41,7 @@ def test_defaults_hold_without_a_file() -> None:
     assert load_settings(Settings, None, {}) == Settings()
 
 
-def test_each_source_wins_over_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_source_overrides_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, "name = 'file'\n[engine]\nsteps = 2\ntokens = ['from file']\n")
     assert load_settings(Settings, file, {}).engine == Engine(steps=2, tokens=("from file",))
     monkeypatch.setenv("ECHO_TEST_ENGINE__STEPS", "3")
@@ -50,7 +50,7 @@ def test_each_source_wins_over_the_one_before(tmp_path: Path, monkeypatch: pytes
     assert (found.name, found.engine) == ("flag", Engine(steps=3, tokens=("from file",)))
 
 
-def test_where_a_setting_is_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_each_setting_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, "name = 'file'\n[engine]\nsteps = 2\n")
     assert place_of(Settings, None, {}, ("name",)) == "default"
     assert place_of(Settings, file, {}, ("engine", "steps")) == f"{file}, line 3"
@@ -82,7 +82,7 @@ def test_a_wrong_file_names_key_and_line(tmp_path: Path, text: str, complaints: 
         assert complaint in str(caught.value)
 
 
-def test_a_setting_that_does_not_exist_is_named_with_what_to_use(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_named_with_the_right_one(tmp_path: Path) -> None:
     file = written(tmp_path, "[engine]\nstep = 3\n")
     with pytest.raises(ConfigError, match=r"line 2: there is no setting engine\.step; it is engine\.steps now"):
         load_settings(Settings, file, {}, instead={"engine.step": "it is engine.steps now"})
@@ -149,7 +149,7 @@ def test_a_variable_that_should_be_json_is_an_error(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("content", [b"steps = = 1\n", b"[a\n", b"\xff\xfe", b"a = 1\na = 2\n"])
-def test_what_is_no_toml_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+def test_invalid_toml_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.toml"):
@@ -190,7 +190,7 @@ k = 2
         ((), None),
     ],
 )
-def test_lines_are_found_whatever_the_syntax(location: tuple[str | int, ...], line: int | None) -> None:
+def test_lines_are_found_in_any_syntax(location: tuple[str | int, ...], line: int | None) -> None:
     assert line_of(TEXT, location) == line
 
 
@@ -207,7 +207,7 @@ MARK = b"\xef\xbb\xbf"
     "text",
     ["name = 'file'", "\nname = 'file'", "# ½\nname = 'file'", "name = 'file' # end\r\n", "name = 'file'\n[engine]\n"],
 )
-def test_a_byte_order_mark_before_a_file_is_no_part_of_it(tmp_path: Path, text: str) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.toml"
     file.write_bytes(MARK + text.encode())
     assert load_settings(Settings, file, {}).name == "file"

@@ -1,4 +1,4 @@
-"""Artefacts in memory: read by other processes, and gone with the process that held them, however it ends."""
+"""Artefacts in memory: readable by other processes, and freed at every kind of end of the owning process."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def segment(manifest: Manifest, directory: Path) -> Iterator[Segment]:
 
 @pytest.fixture
 def holder(manifest: Manifest, directory: Path) -> Iterator[tuple[subprocess.Popen[str], SharedMemory]]:
-    """Another process that holds the artefact."""
+    """Yield another process that holds the artefact in memory, and the address."""
     arguments = [sys.executable, "-c", HOLDER, manifest.model_dump_json(), str(directory)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -84,7 +84,7 @@ def path_of(address: SharedMemory) -> Path:
     return Path(f"/proc/{address.pid}/fd/{address.descriptor}")
 
 
-def test_another_process_reads_what_was_put_in(
+def test_another_process_reads_the_artefact(
     holder: tuple[object, SharedMemory], manifest: Manifest, tmp_path: Path
 ) -> None:
     for reader in ("one", "two"):
@@ -101,21 +101,21 @@ def test_after_kill_9_nothing_is_left(
         process.wait()
         with pytest.raises(OSError):
             read(address, manifest, tmp_path / "node")
-        assert len(late_reader.read()) == manifest.total_bytes, "who has begun reads to the end"
+        assert len(late_reader.read()) == manifest.total_bytes, "an open reader can read to the end"
     left = [*descriptors(), *Path("/dev/shm").iterdir()]
     assert not any(address.name in str(path) for path in left)
 
 
 def descriptors() -> Iterator[Path]:
-    """What every process of ours holds open."""
+    """Yield all open files of all processes."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             yield link.readlink()
         except OSError:
-            continue  # It was closed while we looked.
+            continue  # The process closed it in the meantime.
 
 
-def test_what_is_closed_is_found_no_more_and_read_to_its_end(
+def test_a_closed_artefact_cannot_be_opened_but_open_readers_finish(
     segment: Segment, manifest: Manifest, tmp_path: Path
 ) -> None:
     with path_of(segment.address).open("rb") as early_reader:
@@ -133,7 +133,7 @@ def test_what_is_closed_is_found_no_more_and_read_to_its_end(
         lambda address: address.model_copy(update={"name": f"echo-{'0' * 32}"}),
     ],
 )
-def test_what_the_same_numbers_mean_elsewhere_is_not_opened(
+def test_other_files_at_the_same_address_are_refused(
     segment: Segment, manifest: Manifest, tmp_path: Path, elsewhere: Callable[[SharedMemory], SharedMemory]
 ) -> None:
     with pytest.raises(OSError):
@@ -141,7 +141,7 @@ def test_what_the_same_numbers_mean_elsewhere_is_not_opened(
     assert not (tmp_path / "node").exists()
 
 
-def test_a_pipe_in_its_place_is_left_alone(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_pipe_at_the_address_is_not_read(manifest: Manifest, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"not yours")
     with pytest.raises(OSError, match="is not the memory file echo-"):
@@ -151,7 +151,7 @@ def test_a_pipe_in_its_place_is_left_alone(manifest: Manifest, tmp_path: Path) -
     os.close(writing)
 
 
-def test_a_pipe_that_takes_its_place_while_we_look_is_noticed(
+def test_a_pipe_swapped_in_during_the_check_is_noticed(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""Documents that a hub has signed: what is signed comes back, and nothing else does."""
+"""Documents signed by a hub: they are read unchanged, and all others are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def signed() -> bytes:
     return sign(SAID, HUB, name="said", prefix=PREFIX)
 
 
-def test_what_is_signed_comes_back_in_any_form() -> None:
+def test_a_signed_document_is_read_in_any_json_layout() -> None:
     assert read(signed()) == SAID
     document = json.loads(signed())
     assert read(json.dumps({"signature": document["signature"], "said": document["said"]}).encode()) == SAID
@@ -42,7 +42,7 @@ def test_the_signed_bytes_are_the_prefix_and_the_sorted_fields() -> None:
     assert verify(HUB.public_key, bytes.fromhex(document["signature"]), PREFIX + canonical)
 
 
-def test_another_kind_of_document_is_none() -> None:
+def test_another_kind_of_document_is_refused() -> None:
     with pytest.raises(CodecError, match="signature is wrong"):
         read(signed(), prefix=b"another kind 1\0")
     with pytest.raises(CodecError, match="no document"):
@@ -54,7 +54,7 @@ def test_another_kind_of_document_is_none() -> None:
     [("number", 1), ("text", "x"), ("hub_key", OTHER.public_key.hex())],
     ids=["a number", "a text", "the key"],
 )
-def test_nothing_can_be_changed(field: str, value: object) -> None:
+def test_a_changed_document_is_refused(field: str, value: object) -> None:
     document = json.loads(signed())
     document["said"][field] = value
     with pytest.raises(CodecError, match="signature is wrong"):
@@ -73,13 +73,13 @@ def test_nothing_can_be_changed(field: str, value: object) -> None:
         b" " * 1_001,
     ],
 )
-def test_what_is_none_is_said(document: bytes) -> None:
+def test_other_content_is_refused_as_no_document(document: bytes) -> None:
     with pytest.raises(CodecError, match="no document"):
         read(document)
 
 
 @pytest.mark.parametrize("signature", [7, None, "", "zz" * 64, "00" * 64])
-def test_what_is_no_signature_is_wrong(signature: object) -> None:
+def test_an_invalid_signature_is_refused(signature: object) -> None:
     document = {**json.loads(signed()), "signature": signature}
     with pytest.raises(CodecError, match="signature is wrong"):
         read(json.dumps(document).encode())

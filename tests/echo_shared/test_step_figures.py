@@ -28,11 +28,11 @@ def test_every_line_has_a_chart_and_every_chart_a_line() -> None:
 
 
 EVIDENCE = {"core/step_screen.py", "learner/screen.py", "operation/alert.py", "judges/llm.py"}
-"""Where the same words are of something else."""
+"""Files that use the same words in other meanings."""
 
 
-def test_no_figure_is_named_by_hand_beside_the_table() -> None:
-    """But in the store, whose evaluations and fetches have columns of the same names, and where evidence is packed."""
+def test_figure_names_occur_only_in_the_table() -> None:
+    """Exceptions are the store, whose columns share these names, and the verifier, which packs evidence."""
     keys = "|".join(figure.key for figure in STEP_FIGURES)
     quoted = re.compile(rf"""["'](?:{keys})["']|\bfigures\.(?:{keys})\b""")
     found = [
@@ -58,8 +58,10 @@ def test_no_figure_is_named_by_hand_beside_the_table() -> None:
         ({"train_s": 0.0, "computed_tokens": 10.0}, 0.0, None),
     ],
 )
-def test_what_follows_from_metrics(metrics: dict[str, float], seconds: float, tokens_per_s: float | None) -> None:
+def test_duration_and_token_rate_are_derived_from_metrics(
+    metrics: dict[str, float], seconds: float, tokens_per_s: float | None
+) -> None:
     found = figures_of(metrics, lasted_s=9.0)
     assert (found["seconds"], found["tokens_per_s"]) == (seconds, tokens_per_s)
     assert metrics.items() <= found.items()
-    assert list(found) == [figure.key for figure in STEP_FIGURES], "the others are None"
+    assert list(found) == [figure.key for figure in STEP_FIGURES], "missing figures are None"

@@ -20,7 +20,7 @@ from echo_shared.strict_json import MOST_NESTED, read_json
     ],
 )
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_json_is_read_as_it_is(value: Any, mark: bytes) -> None:
+def test_valid_json_is_read_unchanged(value: Any, mark: bytes) -> None:
     for ascii_only in (True, False):
         assert read_json(mark + json.dumps(value, ensure_ascii=ascii_only).encode()) == value
     deepest = b"[" * MOST_NESTED + b"]" * MOST_NESTED
@@ -60,7 +60,7 @@ def test_json_is_read_as_it_is(value: Any, mark: bytes) -> None:
         (b'[{"a":' * 60 + b"1" + b"}]" * 60, "nests lists and maps"),
     ],
 )
-def test_what_cannot_be_used_is_said(content: bytes, what: str) -> None:
+def test_unusable_json_is_refused_with_the_reason(content: bytes, what: str) -> None:
     with pytest.raises(ValueError) as caught:
         read_json(content)
     assert what in str(caught.value)

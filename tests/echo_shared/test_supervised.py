@@ -1,4 +1,4 @@
-"""Real processes that crash, hang, hoard and are killed; each end has its reason, and none is left."""
+"""Real processes that crash, hang, hoard memory and are killed; each end has its reason, and none is left running."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def end_of(child: SupervisedChild) -> ChildExited:
     return caught.value
 
 
-async def test_it_is_ready_and_answers_beside_its_beats(start: Starter) -> None:
+async def test_a_child_reports_ready_and_answers_between_heartbeats(start: Starter) -> None:
     child = await start()
     assert child.ready == {"answer": "answer", "pid": child.pid}
     await child.send({"do": "answer later"})
@@ -117,7 +117,7 @@ async def test_a_child_that_the_system_does_not_start(
     assert "no-python-here" in str(caught.value)
 
 
-async def test_a_crash_in_its_work(start: Starter) -> None:
+async def test_a_crash_is_reported_with_the_childs_error(start: Starter) -> None:
     child = await start()
     await child.send({"do": "crash"})
     error = await end_of(child)
@@ -131,7 +131,7 @@ async def test_an_exit_status_for_no_memory_is_out_of_memory(start: Starter) -> 
     assert (error.death, error.what) == (Death.OUT_OF_MEMORY, "The test process ran out of memory.")
 
 
-async def test_one_that_takes_more_memory_than_it_may_is_ended(start: Starter) -> None:
+async def test_a_child_above_its_memory_limit_is_ended(start: Starter) -> None:
     child = await start(Limits(memory_bytes=200 * 2**20, beat_s=0.02, look_s=0.05))
     await child.send({"do": "hoard"})
     error = await end_of(child)
@@ -144,7 +144,7 @@ async def test_one_that_takes_more_memory_than_it_may_is_ended(start: Starter) -
     ("counts", "death"),
     [((3, 4), Death.OUT_OF_MEMORY), ((3, 3), Death.SIGNALLED), ((None, None), Death.OUT_OF_MEMORY)],
 )
-async def test_a_kill_is_the_kernels_for_memory_unless_it_denies_it(
+async def test_a_kill_counts_as_out_of_memory_unless_the_kernel_denies_it(
     counts: tuple[int | None, int | None], death: Death, start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_memory, "kernel_kills", iter(counts).__next__)
@@ -155,7 +155,7 @@ async def test_a_kill_is_the_kernels_for_memory_unless_it_denies_it(
 
 
 @posix
-async def test_a_crash_by_a_signal_is_told_to_who_sends(start: Starter) -> None:
+async def test_a_crash_by_a_signal_is_reported_to_the_sender(start: Starter) -> None:
     child = await start()
     os.kill(child.pid, signal.SIGSEGV)
     with pytest.raises(ChildExited, match="killed by SIGSEGV") as caught:
@@ -165,7 +165,7 @@ async def test_a_crash_by_a_signal_is_told_to_who_sends(start: Starter) -> None:
 
 
 @posix
-async def test_one_that_falls_silent_is_ended(start: Starter) -> None:
+async def test_a_silent_child_is_ended(start: Starter) -> None:
     child = await start(Limits(silent_s=0.5, beat_s=0.02, look_s=0.05))
     os.kill(child.pid, signal.SIGSTOP)
     error = await end_of(child)
@@ -173,7 +173,7 @@ async def test_one_that_falls_silent_is_ended(start: Starter) -> None:
     assert error.got == "no sign of life in 1 s"
 
 
-async def test_one_that_is_suspended_is_not_missed_and_goes_on_where_it_was(start: Starter) -> None:
+async def test_a_suspended_child_is_not_missed_and_continues_later(start: Starter) -> None:
     child = await start(Limits(silent_s=1.0, beat_s=0.02, look_s=0.05))
     await child.send({"do": "answer later"})
     child.suspend()
@@ -185,7 +185,7 @@ async def test_one_that_is_suspended_is_not_missed_and_goes_on_where_it_was(star
     assert await child.receive(within_s=20.0) == {"answer": "late"}
 
 
-async def test_one_that_is_suspended_is_ended_at_once(start: Starter) -> None:
+async def test_a_suspended_child_can_be_ended_at_once(start: Starter) -> None:
     child = await start()
     child.suspend()
     async with asyncio.timeout(5.0):
@@ -193,20 +193,20 @@ async def test_one_that_is_suspended_is_ended_at_once(start: Starter) -> None:
     assert (await end_of(child)).death is Death.STOPPED
 
 
-async def test_one_that_lives_and_does_not_get_on_is_ended(start: Starter) -> None:
+async def test_a_child_without_progress_is_ended(start: Starter) -> None:
     child = await start(Limits(stalled_s=0.1, beat_s=0.02, look_s=0.05))
     await child.send({"do": "hang"})
     error = await end_of(child)
     assert (error.death, error.what) == (Death.STALLED, "The test process stalled.")
 
 
-async def test_one_that_does_not_get_ready_in_time_is_ended(start: Starter) -> None:
+async def test_a_child_that_is_not_ready_in_time_is_ended(start: Starter) -> None:
     with pytest.raises(ChildExited, match="does not get ready") as caught:
         await start(Limits(ready_s=0.4, beat_s=0.02, look_s=0.05), do="hang")
     assert caught.value.death is Death.LATE
 
 
-async def test_an_answer_that_takes_too_long_is_its_end(start: Starter) -> None:
+async def test_a_child_that_answers_too_late_is_ended(start: Starter) -> None:
     child = await start(NO_HEARTBEAT)
     await child.send({"do": "hang"})
     with pytest.raises(ChildExited, match="takes too long") as caught:
@@ -217,7 +217,7 @@ async def test_an_answer_that_takes_too_long_is_its_end(start: Starter) -> None:
 
 @posix
 @pytest.mark.parametrize(("yields", "by"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])
-async def test_one_that_closes_its_pipe_and_lives_on_is_ended(start: Starter, yields: bool, by: signal.Signals) -> None:
+async def test_a_child_that_closes_its_pipe_is_ended(start: Starter, yields: bool, by: signal.Signals) -> None:
     child = await start(replace(NO_HEARTBEAT, ending_s=0.2))
     await child.send({"do": "close", "yields": yields})
     async with asyncio.timeout(60):
@@ -230,7 +230,7 @@ async def test_one_that_closes_its_pipe_and_lives_on_is_ended(start: Starter, yi
 @pytest.mark.parametrize(
     ("ends_its_own", "by"), [(False, signal.SIGKILL), (True, signal.SIGTERM)], ids=["by force", "by SIGTERM"]
 )
-async def test_one_that_ends_its_own_is_not_killed_for_being_late(
+async def test_a_late_child_that_ends_its_own_processes_is_not_killed(
     command: Command, ends_its_own: bool, by: signal.Signals
 ) -> None:
     child = await SupervisedChild.start(replace(command, ends_its_own=ends_its_own), {"do": "answer"})
@@ -240,7 +240,7 @@ async def test_one_that_ends_its_own_is_not_killed_for_being_late(
     assert (caught.value.death, caught.value.returncode) == (Death.LATE, -by)
 
 
-async def test_who_waits_is_told_of_a_stop_and_so_is_who_asks_later(start: Starter) -> None:
+async def test_a_stop_is_reported_to_waiting_and_later_receivers(start: Starter) -> None:
     child = await start()
     waiting = asyncio.create_task(child.receive())
     await child.send({"do": "answer"})
@@ -254,7 +254,7 @@ async def test_who_waits_is_told_of_a_stop_and_so_is_who_asks_later(start: Start
         assert caught.value.death is Death.STOPPED
 
 
-async def test_one_that_has_much_to_say_when_it_is_stopped_ends_by_itself(start: Starter) -> None:
+async def test_a_stopped_child_with_much_output_ends_by_itself(start: Starter) -> None:
     child = await start()
     await child.send({"do": "flood"})
     await child.receive()
@@ -275,7 +275,7 @@ async def test_a_start_that_is_cancelled_leaves_none(command: Command) -> None:
     assert psutil.Process().children() == before
 
 
-async def test_one_that_dies_again_and_again_is_started_again_later_and_later_and_then_no_more(start: Starter) -> None:
+async def test_a_child_that_keeps_dying_is_restarted_with_growing_delays_and_then_given_up(start: Starter) -> None:
     restarts = Restarts(most=4, first_s=1.0, limit_s=30.0, jitter=lambda: 0.0)
     waits: list[float | None] = []
     while not waits or waits[-1] is not None:

@@ -1,4 +1,4 @@
-"""Safetensors files: what safetensors and torch write reads back, and damaged files are refused."""
+"""Safetensors files: those by safetensors and torch are read back, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from echo_shared.errors import CodecError
 from echo_shared.tensors import TensorFile
 
 
-def test_reads_what_was_written(tmp_path: Path) -> None:
+def test_written_tensors_are_read_unchanged(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tensors = {
         "single": torch.randn(3, 5),

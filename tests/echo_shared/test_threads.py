@@ -1,4 +1,4 @@
-"""A thread's work outlives no call, however often that is cancelled."""
+"""A thread never outlives its call, even if the call is cancelled repeatedly."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Against the plainest cache there is: for each row, the list of what it was given."""
+"""The cache, compared with the simplest one: a list of tokens per row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def states(rng: np.random.Generator, rows: int, length: int) -> torch.Tensor:
 
 
 class Plain:
-    """The rows as lists of tokens; a token is [LAYERS, 2, HEADS, SIZE]."""
+    """Rows as lists of tokens; a token is [LAYERS, 2, HEADS, SIZE]."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -100,7 +100,7 @@ def test_a_joining_prompt_may_be_longer_than_all_that_is_there() -> None:
     plain.step()
 
 
-def test_rows_of_one_length_need_no_mask() -> None:
+def test_rows_of_equal_length_need_no_mask() -> None:
     plain = Plain(0)
     plain.slots.reserve(2, 32)
     plain.join([5, 5], [0, 1])

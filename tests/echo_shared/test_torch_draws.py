@@ -37,7 +37,7 @@ def test_equals_the_reference(vocabulary: int, temperature: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_drawn_from_as_it_is(dtype: torch.dtype) -> None:
+def test_half_precision_logits_are_used_without_rounding(dtype: torch.dtype) -> None:
     logits = (torch.randn((20, 3_000), generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
     u = np.random.default_rng(1).random(20)
     tokens, _ = torch_draws.draw(logits, torch.from_numpy(u), torch.ones(20, dtype=torch.float64))
@@ -45,7 +45,7 @@ def test_half_precision_is_drawn_from_as_it_is(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 700, 2**24])
-def test_each_row_has_its_temperature_in_whatever_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_each_row_has_its_temperature_for_every_chunk_size(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     rng = np.random.default_rng(0)
     logits = (rng.standard_normal((50, 333)) * 4).astype(np.float32)
     u, temperatures = rng.random(50), rng.uniform(0.3, 2.0, 50)
@@ -85,8 +85,10 @@ def test_ties_and_impossible_ids_are_exact(weights: list[bool], repeats: int, u:
     temperature=st.floats(0.01, 10.0),
 )
 @settings(max_examples=100, deadline=None)
-def test_the_token_holds_the_uniform(logits: list[float], repeats: int, u: float, temperature: float) -> None:
-    """Up to the last bits of exp, in which two libraries may differ."""
+def test_the_tokens_interval_contains_the_uniform(
+    logits: list[float], repeats: int, u: float, temperature: float
+) -> None:
+    """Two libraries may differ in the last bits of exp."""
     row = np.repeat(np.array(logits, dtype=np.float32), repeats)
     (token,), (logprob,) = drawn(row[None], np.array([u]), np.array([temperature]))
     scaled = row.astype(np.float64) / temperature
@@ -141,7 +143,7 @@ def test_intervals_equal_the_reference(vocabulary: int, temperature: float) -> N
 
 @pytest.mark.parametrize("repeats", [1, 64, 2_000])
 def test_intervals_are_exact_where_sums_are(repeats: int) -> None:
-    """Weights of 1 and 0, and ids at the edges of blocks."""
+    """Use weights of 1 and 0, and ids at the edges of blocks."""
     logits = np.where(np.repeat([1, 0, 1, 1], repeats), 0.0, -np.inf).astype(np.float32)
     vocabulary = len(logits)
     claimed = np.array([0, repeats - 1, repeats, 2 * repeats, vocabulary - 1, min(1_024, vocabulary - 1)])
@@ -153,7 +155,7 @@ def test_intervals_are_exact_where_sums_are(repeats: int) -> None:
 
 @pytest.mark.parametrize("vocabulary", [10, 4_000])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_intervals_in_logits_that_are_no_numbers_are_none(vocabulary: int, value: float) -> None:
+def test_intervals_of_nan_logits_are_nan(vocabulary: int, value: float) -> None:
     logits = torch.zeros((2, vocabulary))
     logits[0, 4] = value
     below, logprobs = torch_draws.interval(logits, torch.tensor([1, 1]), torch.ones(2, dtype=torch.float64))
@@ -161,7 +163,7 @@ def test_intervals_in_logits_that_are_no_numbers_are_none(vocabulary: int, value
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 1_025, 151_936])
-def test_a_choice_is_as_far_off_as_it_is_less_likely_than_the_likeliest(vocabulary: int) -> None:
+def test_shortfall_is_the_gap_to_the_likeliest_token(vocabulary: int) -> None:
     rng = np.random.default_rng(vocabulary)
     logits = (rng.standard_normal((9, vocabulary)) * 4).astype(np.float32)
     tokens = rng.integers(0, vocabulary, 9)

@@ -1,4 +1,4 @@
-"""Measured on this processor as it is, and on one that lacks what PyTorch is told not to use."""
+"""Precision on this processor, and on one without the instructions that PyTorch is told not to use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
 AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""What makes PyTorch compute as on a processor that has no more than AVX2."""
+"""Let PyTorch compute as on a processor without instructions beyond AVX2."""
 SCRIPT = """
 import time, torch
 from echo_shared.torch_precision import multiplies

@@ -96,7 +96,7 @@ def model() -> Any:
 
 
 def group(number: int, **changes: Any) -> GroupRequest:
-    """Prompts of one to seven tokens, and of every kind of setting."""
+    """Return a group; the number sets the prompt length (one to seven tokens) and all settings."""
     values = {
         "lease_id": 100 + number,
         "group_id": number,
@@ -112,7 +112,7 @@ def group(number: int, **changes: Any) -> GroupRequest:
 
 
 def naive(model: Any, group: GroupRequest, index: int) -> tuple[list[int], list[float]]:
-    """One rollout, token by token, without cache, batch or padding, drawn by the reference."""
+    """Sample one rollout token by token without cache, batch or padding; the reference draws."""
     ids, drawn, logprobs = group.prompt_ids.tolist(), [], []
     for u in draws.uniforms(group.seed, index, group.max_tokens):
         with torch.no_grad():
@@ -136,10 +136,10 @@ def continuous(model: Any, groups: list[GroupRequest], width: int, max_cells: in
 
 
 @pytest.mark.parametrize("width", [1, 5, 1_000])
-def test_a_batch_of_mixed_groups_draws_what_the_reference_draws(any_model: Any, width: int) -> None:
+def test_a_batch_of_mixed_groups_equals_the_reference(any_model: Any, width: int) -> None:
     groups = [group(number) for number in range(14)]
     found = continuous(any_model, groups, width)
-    # A recurrent state is computed by chunks in a prefill, and token by token in a step.
+    # A prefill computes a recurrent state in chunks, a step token by token.
     tolerance = 2e-4 if isinstance(any_model, Qwen3NextForCausalLM) else 2e-5
     assert set(found) == {(g.group_id, index) for g in groups for index in g.indices}
     for one in groups:
@@ -154,11 +154,11 @@ def test_a_batch_of_mixed_groups_draws_what_the_reference_draws(any_model: Any, 
             assert rollout.completion_ids.dtype == np.int32
             assert rollout.behavior_logprobs.dtype == np.float32
     lengths = {len(rollout.completion_ids) for rollout in found.values()}
-    assert len(lengths) > 4, "rows must have left the batch at different times"
+    assert len(lengths) > 4, "rows must leave the batch at different times"
 
 
 def cut(one: GroupRequest, found: dict[tuple[int, int], FinishedRollout]) -> GroupRequest:
-    """The group with the beginnings of its rollouts, but of the first."""
+    """Return the group with a prefix for each rollout but the first."""
     drawn = {index: found[one.group_id, index] for index in one.indices[1:]}
     prefixes = tuple(
         Prefix(
@@ -173,7 +173,7 @@ def cut(one: GroupRequest, found: dict[tuple[int, int], FinishedRollout]) -> Gro
 
 
 @pytest.mark.parametrize("width", [2, 1_000])
-def test_what_was_begun_goes_on_as_if_nothing_had_happened(any_model: Any, width: int) -> None:
+def test_rollouts_continued_from_prefixes_equal_uninterrupted_ones(any_model: Any, width: int) -> None:
     groups = [group(number) for number in range(14)]
     undisturbed = continuous(any_model, groups, 1_000)
     begun = [cut(one, undisturbed) for one in groups]
@@ -247,7 +247,7 @@ def test_finished_rows_leave_the_batch(model: Any, monkeypatch: pytest.MonkeyPat
     assert widths == [5, 5, 3, 3, 1, 1]
 
 
-def test_rollouts_come_as_they_finish(model: Any) -> None:
+def test_each_rollout_is_returned_when_it_finishes(model: Any) -> None:
     groups = [group(n, indices=(0,), max_tokens=limit, stop_ids=()) for n, limit in enumerate((5, 1, 3))]
     assert [rollout.group_id for rollout in torch_sampler.sample_groups(model, groups)] == [1, 2, 0]
 
@@ -285,7 +285,7 @@ def test_logits_that_are_no_numbers_are_an_error(model: Any) -> None:
 
 @pytest.fixture
 def widths(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The shape of each forward pass."""
+    """Record the shape of each forward pass."""
     shapes: list[tuple[int, int]] = []
     forward = model.forward
 
@@ -298,7 +298,7 @@ def widths(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]
 
 
 def _long(number: int, **changes: Any) -> GroupRequest:
-    """Prompts of one length, so that a forward pass of one token is a step."""
+    """Return groups with prompts of equal length, so that a forward pass of one token is a step."""
     prompt = np.random.default_rng(number).integers(0, VOCABULARY, 4).astype(np.int32)
     return group(number, **{"prompt_ids": prompt, "stop_ids": (), "max_tokens": 5, **changes})
 
@@ -314,7 +314,7 @@ def test_a_finished_rollouts_row_goes_to_the_next_at_once(model: Any, widths: li
 
 
 def test_memory_bounds_the_rows(model: Any, widths: list[tuple[int, int]]) -> None:
-    """Rows of 32 columns, three of them; then one rollout that needs more than that by itself."""
+    """Allow three rows of 32 columns; then add a rollout that alone needs more."""
     groups = [_long(n, indices=(0, 1)) for n in range(4)]
     groups += [_long(4, indices=(0,), max_tokens=110), _long(5, indices=(0, 1))]
     found = continuous(model, groups, 10, max_cells=96)
@@ -343,7 +343,7 @@ def test_cancelled_rows_are_free_at_once(model: Any, widths: list[tuple[int, int
     assert [rows for rows, length in widths if length == 1] == [6] * 7 + [3] * 2
 
 
-def test_a_batch_whose_work_is_all_cancelled_ends(model: Any) -> None:
+def test_a_batch_ends_if_all_its_work_is_cancelled(model: Any) -> None:
     batch = torch_sampler.Batch(model, width=2)
     steps = batch.sample(iter([_long(0, indices=(0, 1, 2, 3))]))
     next(steps)
@@ -372,7 +372,7 @@ def test_the_next_prompts_are_computed_with_those_that_begin(model: Any, widths:
 
 
 def _next_turn(groups: list[GroupRequest], rollouts: dict[tuple[int, int], FinishedRollout]) -> list[GroupRequest]:
-    """A group for each rollout: what it has drawn, and something said to it, of another length each."""
+    """Return a group for each rollout: its prompt is the whole rollout and some random tokens."""
     rng = np.random.default_rng(1)
     return [
         group(
@@ -392,10 +392,12 @@ def _next_turn(groups: list[GroupRequest], rollouts: dict[tuple[int, int], Finis
 
 
 @pytest.mark.parametrize("width", [3, 1_000])
-def test_the_next_turn_goes_on_from_what_is_kept(any_model: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_turn_continues_from_the_prefix_cache(
+    any_model: Any, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = [group(number) for number in range(14)]
     second = _next_turn(first, by_place(torch_sampler.sample_groups(any_model, first)))
-    second.append(group(3, prompt_ids=np.array([7], np.int32)))  # Nothing of it is known.
+    second.append(group(3, prompt_ids=np.array([7], np.int32)))  # The cache holds none of it.
     computed = [0]
     inner = torch_sampler.Batch._forward
 

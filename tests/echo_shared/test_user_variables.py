@@ -1,4 +1,4 @@
-"""A user without a name: what its processes are told, and those that they start."""
+"""Environment of processes, and of their children, for a user without a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands in locales and with outputs that are not UTF-8, where a home directory has a name of many letters."""
+"""Commands in locales and with outputs other than UTF-8, with non-ASCII letters in the home directory's name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IN_ANY = pytest.mark.parametrize("name", ENVIRONMENTS)
 
 
 def run(name: str, home: Path | bytes, *command: str | bytes) -> subprocess.CompletedProcess[bytes]:
-    """The command as a user with this home starts it."""
+    """Run the command as a user with this home."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHON", "ECHO_"))}
     kept |= {**ENVIRONMENTS[name], "HOME": os.fsdecode(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run([sys.executable, *command], env=kept, cwd=home, capture_output=True, timeout=120, check=False)
@@ -50,10 +50,10 @@ def test_a_node_below_any_home(name: str, home: Path) -> None:
     assert changed.returncode == 0 and "Zo" in shown(home, changed)
     (file,) = home.rglob("config.toml")
     assert "Zoë☃" in file.read_text(encoding="utf-8")
-    assert {path.name for path in home.iterdir()} <= {".local", ".config", ".cache"}, "one home, one name"
+    assert {path.name for path in home.iterdir()} <= {".local", ".config", ".cache"}, "all files are in one home"
 
 
-def test_a_join_that_fails_says_why_below_any_home(home: Path) -> None:
+def test_a_join_that_fails_gives_the_reason_below_any_home(home: Path) -> None:
     joined = run("C to ASCII", home, "-m", "echo_node", "join", "http://127.0.0.1:1")
     assert joined.returncode == 1 and "127.0.0.1:1" in shown(home, joined)
 
@@ -92,7 +92,7 @@ def test_a_home_that_is_not_utf8_is_no_traceback(tmp_path: Path) -> None:
     assert listed.returncode == 1 and "not UTF-8" in shown(tmp_path, listed)
 
 
-def test_what_is_not_utf8_is_told() -> None:
+def test_text_that_is_not_utf8_is_reported() -> None:
     with pytest.raises(ConfigError, match="not UTF-8") as caught, utf8_names():
         "a\udcff".encode()
     assert caught.value.got == r"'a\udcff'"

@@ -1,4 +1,4 @@
-"""Spans of versions against the plain list of one version a token."""
+"""Version spans, compared with a plain list of one version per token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def each(found: Spans) -> list[int]:
 
 
 @given(VERSIONS, st.integers(0, 14), st.integers(0, 14))
-def test_they_say_of_every_token_by_which_version_it_is(versions: list[int], start: int, stop: int) -> None:
+def test_spans_give_each_tokens_version(versions: list[int], start: int, stop: int) -> None:
     found = told(versions)
     assert each(found) == versions and num_tokens(found) == len(versions)
     assert problem(found, len(versions)) == ""
@@ -52,5 +52,5 @@ def test_no_tokens_add_no_span() -> None:
         (spans((3, 1), (5, 1), (4, 1)), 3, "versions that are not ascending: 3, 5, 4"),
     ],
 )
-def test_what_cannot_be_a_completions_is_named(wrong: Spans, tokens: int, what: str) -> None:
+def test_impossible_spans_are_named(wrong: Spans, tokens: int, what: str) -> None:
     assert problem(wrong, tokens) == what

@@ -1,4 +1,4 @@
-"""What operators do to a hub in a process of its own: by command, by API, over a kill -9."""
+"""Operators' actions on a hub in a separate process: by command and by API, across a kill -9."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-async def test_a_paused_hub_stays_paused_after_it_is_killed_and_what_was_noted_meanwhile_is_done(
-    site: Any, until: Any
-) -> None:
+async def test_a_killed_hub_stays_paused_and_does_the_actions_noted_in_the_meantime(site: Any, until: Any) -> None:
     run = await site.make_run(training={"steps": 3, "max_staleness": 2})
     hub, url = await site.hub(run)
 
@@ -41,7 +39,9 @@ async def test_a_paused_hub_stays_paused_after_it_is_killed_and_what_was_noted_m
             assert answer.status == 200 and (undone["record"]["before"], undone["record"]["after"]) == (3, 1), undone
         async with script.post("/api/v1/actions/4/undo") as answer:
             undone = (await answer.json())["record"]
-            assert (undone["before"], undone["after"]) == ("clip_high=0.3", "clip_high=0.0"), "it outlived the hub"
+            assert (undone["before"], undone["after"]) == ("clip_high=0.3", "clip_high=0.0"), (
+                "the action survived the hub"
+            )
         async with script.post("/api/v1/actions/token", json={"name": "more", "scope": "admin"}) as answer:
             assert answer.status == 403
         node = await site.node(url, "lender")

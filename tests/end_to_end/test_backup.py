@@ -1,4 +1,4 @@
-"""A hub under load is backed up, killed, and goes on elsewhere from the backup."""
+"""A hub under load is backed up and killed, and continues at another place from the backup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 MORE = 16
-"""Steps that it trains elsewhere."""
+"""Steps after the restore."""
 
 
 def adapters(run: Path) -> dict[str, bytes]:
@@ -27,10 +27,10 @@ def leases(database: sqlite3.Connection) -> set[int]:
 
 
 @pytest.mark.slow
-async def test_a_killed_hub_goes_on_elsewhere_from_a_backup_of_when_it_ran(
+async def test_a_killed_hub_continues_at_another_place_from_a_live_backup(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    # Of every fourth step there is a checkpoint: the steps behind it are trained again, from the copied books.
+    # Every fourth step has a checkpoint; later steps are trained again, from the copied store.
     run = await site.make_run(
         "run", training={"steps": 100_000}, learner={"checkpoint_every": 4, "adapters_kept": 10_000}
     )
@@ -51,7 +51,7 @@ async def test_a_killed_hub_goes_on_elsewhere_from_a_backup_of_when_it_ran(
     assert status == 0, said
     restored = adapters(again)
     newest = max(restored)
-    assert restored.items() <= before.items(), "to the bit"
+    assert restored.items() <= before.items(), "equal to the bit"
     checkpoints = sorted(int(path.name.removeprefix("step-")) for path in again.glob("checkpoints/step-*"))
     trained = int(newest[1:])
     assert checkpoints and checkpoints[-1] <= trained
@@ -64,9 +64,11 @@ async def test_a_killed_hub_goes_on_elsewhere_from_a_backup_of_when_it_ran(
     await until(url, lambda view: view["state"] == "finished")
     assert (await hub.end())[0] == 0
     after = adapters(again)
-    assert restored.items() <= after.items(), "steps that were trained again came out the same"
+    assert restored.items() <= after.items(), "repeated steps gave the same result"
     new = leases(books(again)) - known
-    assert new and new.isdisjoint(leases(books(site.root / "lost"))), "the node has done work by those numbers"
+    assert new and new.isdisjoint(leases(books(site.root / "lost"))), (
+        "the new lease numbers differ from those already known to the node"
+    )
     rows = books(again).execute("SELECT step, rollout_ids FROM steps WHERE trained_at IS NOT NULL").fetchall()
     assert sorted(step for step, _ in rows) == list(range(1, steps + 1))
     used = Counter(name for _, names in rows for name in json.loads(names))

@@ -1,4 +1,4 @@
-"""What users get wrong: each gets an error that says what happened, what was got and what to do; nothing is lost."""
+"""Users' mistakes: each error names the problem, the value and the remedy, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_run_is_never_overwritten_and_a_directory_without_one_is_not_ser
     before = (run / "config.toml").read_text(), (run / "hub.key").read_bytes()
     status, said = await site.command("echo_hub.main", "init", run)
     assert status == 1
-    check_said(said, "There is a run in this directory already")
+    check_said(said, "This directory already contains a run")
     assert ((run / "config.toml").read_text(), (run / "hub.key").read_bytes()) == before
 
 
@@ -67,11 +67,11 @@ async def test_a_port_and_a_run_in_use(site: Any) -> None:
     _, url = await site.hub(run)
     status, said = await site.command("echo_hub.main", "serve", run)
     assert status == 1
-    check_said(said, "Another hub is working in this run directory", str(run))
+    check_said(said, "is using this run directory", str(run))
     assert url
 
 
-async def test_a_hub_that_is_not_there_and_addresses_that_are_none(site: Any) -> None:
+async def test_an_unreachable_hub_and_invalid_addresses(site: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     status, said = await join(site, f"http://127.0.0.1:{free}")

@@ -1,4 +1,4 @@
-"""A hub without a verifier of its own: real nodes of two engines check each other, and convict one that forges."""
+"""Without a verifier at the hub, real nodes of two engines check each other, and convict a forger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.slow
-async def test_two_unlike_nodes_convict_one_that_forges(
+async def test_two_different_nodes_convict_a_forger(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
     run = await site.make_run("run", "--mode", "async", **RUN)
@@ -42,13 +42,13 @@ async def test_two_unlike_nodes_convict_one_that_forges(
     store = books(run)
     names = dict(store.execute("SELECT name, node_id FROM nodes").fetchall())
     assert store.execute("SELECT node_id, decision FROM trust_log").fetchall() == [(names["hostile"], "quarantined")]
-    # The honest ones go on, prove each other, and what they have computed is to their credit.
+    # The honest nodes continue, verify each other, and get credit for it.
     await until(url, lambda view: view["trained_step"] >= 1)
     checked = dict(store.execute("SELECT node_id, tokens FROM checking").fetchall())
     assert checked[names["torch"]] > 0 and checked[names["llama"]] > 0
     of_it = "SELECT count(*) FROM rollouts WHERE node_id = ? AND drop_reason = 'forged' AND checked = 'failed'"
     assert store.execute(of_it, (names["hostile"],)).fetchone()[0] >= 1
     verifiers = [name for name in (run / "logs").iterdir() if name.name.startswith("verifier")]
-    assert verifiers == [], "the hub has computed nothing again itself"
+    assert verifiers == [], "the hub itself has recomputed nothing"
     status, said = await hub.end()
     assert status == 0, said

@@ -1,4 +1,4 @@
-"""A gift and a node that costs something: which of them works, who is told why not, and what it costs."""
+"""A donated node and a paid one: the hub chooses which of them works, reports its reasons, and counts the cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRICE = 3.6
 
 @pytest.fixture
 def get(operator: Any) -> Get:
-    """`await get(url, "run")`: what the hub's API says to its operator."""
+    """Return a function: `await get(url, "run")` queries the hub's API as its operator."""
 
     async def ask(url: str, what: str) -> Any:
         async with (
@@ -52,10 +52,12 @@ async def status_of(site: Any, name: str) -> Any:
 
 
 @pytest.mark.slow
-async def test_the_gift_works_and_the_other_steps_in_when_it_is_lost(site: Any, get: Get, tmp_path: Path) -> None:
+async def test_the_donated_node_works_and_the_paid_one_replaces_it_when_lost(
+    site: Any, get: Get, tmp_path: Path
+) -> None:
     run = await site.make_run(
-        # Many small updates: the gift suffices by far, however busy the machine is. What it has drawn before the first
-        # step, the whole bound, is trained on before the other has work.
+        # With many small updates, the donated node suffices even on a busy machine. Its samples from before the first
+        # step, up to the staleness bound, are trained before the paid node gets work.
         training={"steps": 100_000, "updates_per_step": 8, "max_staleness": 8},
         learner={"micro_batch_tokens": 64},
         cost={"spend_cap_per_hour": 5.0, "dwell_s": 0.0, "margin": 1.0},
@@ -101,6 +103,6 @@ async def test_the_gift_works_and_the_other_steps_in_when_it_is_lost(site: Any, 
     await hub.kill()
     again, url = await site.hub(run)
     cost = (await get(url, "run"))["cost"]
-    assert cost["total"] >= PRICE / 3600 * 5, "what is booked outlives the hub"
+    assert cost["total"] >= PRICE / 3600 * 5, "booked cost survives the hub"
     assert cost["total"] == pytest.approx(PRICE / 3600 * cost["active_s"])
     await again.kill()

@@ -1,4 +1,4 @@
-"""Hub, learner and node are killed in mid-run and started again: the run goes on, and the books still balance."""
+"""Hub, learner and node are killed in mid-run and restarted: the run continues, and the accounts still balance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 ENDLESS = {"steps": 100_000}
-"""Until what is to happen has happened; the restarted hub has an end."""
+"""Lets the run last until the fault; the restarted hub gets a limit."""
 
 
 def learner_of(hub: Any) -> psutil.Process:
@@ -27,7 +27,7 @@ def learner_of(hub: Any) -> psutil.Process:
 
 
 def check_books(database: sqlite3.Connection, num_steps: int) -> None:
-    """Every leased rollout has one final state, and what was trained was trained in exactly one step."""
+    """Check that every leased rollout has one final state, and each trained rollout is in exactly one step."""
     states = Counter(dict(database.execute("SELECT state, count(*) FROM rollouts GROUP BY state").fetchall()))
     assert set(states) <= {"trained", "dropped"}, states
     unexplained = "SELECT count(*) FROM rollouts WHERE state = 'dropped' AND drop_reason IS NULL"
@@ -42,7 +42,7 @@ def check_books(database: sqlite3.Connection, num_steps: int) -> None:
 
 
 async def kill_between_checkpoint_and_commit(hub: Any, run: Path, database: sqlite3.Connection) -> int:
-    """Stops the hub while its learner is at a step, lets the learner write that step's checkpoint, kills both."""
+    """Stop the hub during its learner's step, let the learner write that step's checkpoint, and kill both."""
     process = psutil.Process(hub.process.pid)
     untrained = "SELECT max(step) FROM steps WHERE trained_at IS NULL"
     async with asyncio.timeout(120):
@@ -79,7 +79,7 @@ async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
     trained = books(run).execute("SELECT step, metrics FROM steps WHERE trained_at IS NOT NULL ORDER BY step")
     figures = {step: json.loads(metrics) for step, metrics in trained}
     assert list(figures) == list(range(1, step + 9))
-    assert figures[step].keys() - {"gap_s"} == figures[1].keys(), "the learner's own figures of that step"
+    assert figures[step].keys() - {"gap_s"} == figures[1].keys(), "the step has the learner's own figures"
     assert (await hub.end())[0] == 0
 
 
@@ -117,7 +117,7 @@ async def test_a_run_survives_kill_9_of_everything(
     orphan = learner_of(hub)
     await hub.kill()
     psutil.wait_procs([orphan], timeout=60)
-    assert not orphan.is_running(), "a learner must end when its hub is gone"
+    assert not orphan.is_running(), "a learner must end after its hub"
     steps = await reached(run, 16) + 12
     site.change(run, {"training": {"steps": steps}})
     hub, url = await site.hub(run, "--port", port)

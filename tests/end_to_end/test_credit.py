@@ -1,4 +1,4 @@
-"""Real hubs and a real node: its team, its page, a receipt that everybody can look up, and credit from run to run."""
+"""Real hubs and a real node: its team, its page, a receipt for everybody to look up, and credit across runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echo_shared.identity import fingerprint
 
 
 async def node(site: Any, home: Path, *arguments: str) -> Any:
-    """What `echo-node ... --json` prints."""
+    """Return the JSON output of `echo-node ... --json`."""
     status, said = await site.command("echo_node.main", *arguments, "--data-dir", home, "--json")
     assert status == 0, said
     return json.loads(said)
@@ -66,7 +66,7 @@ async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until:
     key = fingerprint(bytes.fromhex(earned["hub_key"]))
     status, said = await site.command("echo_hub.main", "credit", "import", other, export)
     assert status == 1 and key in said
-    for expected in ("Added 1 node", "Known already"):
+    for expected in ("Added 1 node", "Already imported"):
         status, said = await site.command("echo_hub.main", "credit", "import", other, export, "--hub-key", key)
         assert status == 0 and expected in said
     async with aiohttp.ClientSession() as stranger, stranger.get(f"{url}/api/v1/leaderboard") as answer:
@@ -76,7 +76,7 @@ async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until:
 
 
 @pytest.mark.slow
-async def test_two_runs_of_one_hub_know_each_other(site: Any, until: Any) -> None:
+async def test_two_runs_of_one_hub_link_and_count_each_others_credit(site: Any, until: Any) -> None:
     first = await site.make_run("first", training={"steps": 100_000}, run={"name": "first"})
     _, url = await site.hub(first)
     await site.node(url, "volunteer")

@@ -1,4 +1,4 @@
-"""The database server of a hub dies and starts again in the middle of its run: the hub says so, waits, and goes on."""
+"""A hub's database server dies in mid-run and restarts: the hub reports it, waits, and continues."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from echo_hub.store.tables import steps
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = 60
-"""More than a run makes while its database server stops."""
+"""More steps than the run makes before its database server stops."""
 
 
 def batches(server: PostgreSQL) -> list[Any]:
-    """Of the steps that its books have as trained."""
+    """Return the steps marked as trained in the database."""
     engine = connect(server.url)
     with engine.connect() as connection:
         query = select(steps.c.step, steps.c.rollout_ids).where(steps.c.trained_at.is_not(None)).order_by(steps.c.step)
@@ -39,13 +39,15 @@ async def test_a_hub_waits_for_its_database_server_and_loses_nothing(site: Any, 
         node = await site.node(url, "volunteer")
         async with asyncio.timeout(240):
             while len(await asyncio.to_thread(batches, server)) < 2:
-                pass  # Asking takes a connection.
+                pass  # Each query takes a connection, which is delay enough.
         server.stop()
-        await hub.printed("the database server is away; the hub waits")
+        await hub.printed("the database server is unavailable; the hub waits")
         async with aiohttp.ClientSession(url, headers=operator(url)) as http:
             async with http.get("/healthz") as answer:
                 health = await answer.json()
-            assert health["state"] == "degraded" and any("database server is away" in why for why in health["reasons"])
+            assert health["state"] == "degraded" and any(
+                "database server is unavailable" in why for why in health["reasons"]
+            )
             for path in ("/log", "/api/v1/log", "/api/v1/steps", "/api/v1/actions"):
                 async with http.get(path) as answer:
                     assert (answer.status, answer.headers.get("Retry-After")) == (503, "5"), path

@@ -1,9 +1,11 @@
-"""`echo-hub demo` as a newcomer runs it: to its end, and interrupted."""
+"""`echo-hub demo` by a newcomer: to its end, and interrupted."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,20 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Everything that names this directory on its command line, or was started by what does."""
+    """Return the processes with this directory on their command line, and all their children."""
     found = []
     for process in psutil.process_iter():
         try:
             if any(str(directory) in argument for argument in process.cmdline()):
                 found += [process, *process.children(recursive=True)]
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # It ended while we looked.
+            continue  # It ended in the meantime.
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT reads what transformers renamed.
+# PEFT reads an attribute that transformers has renamed.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
     run, report_file = site.root / "demo", site.root / "report.json"
     status, said = await site.command(
@@ -43,6 +46,7 @@ async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
     assert 2 <= tokens["p10"] <= tokens["mean"] <= tokens["longest"] <= 6
     assert all(trained > 0 for trained in report["trained_by_node"].values())
     assert set(report["backend_by_node"].values()) == {"llama_cpp", "torch"}
+    assert "llama.cpp is not installed" not in said
     assert report["versions_by_transport"]["swarm"] >= 16
     assert report["versions_by_transport"]["web_seed"] == report["versions_by_transport"]["shared_memory"] == 0
     assert report["accuracy_after"] > report["accuracy_before"]
@@ -65,6 +69,20 @@ async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
     assert status == 0, said
     assert f"{report['accuracy_before']:.1%}" in said
     assert f"{report['accuracy_after']:.1%}" in said
+
+
+@pytest.mark.slow
+async def test_without_llama_cpp_both_nodes_use_torch(site: Any) -> None:
+    """Hide llama.cpp from the hub and the nodes by a start-up file of Python."""
+    (site.root / "sitecustomize.py").write_text("import sys\nsys.modules['llama_cpp'] = None\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site.root), *sys.path])}
+    report_file = site.root / "report.json"
+    arguments = ["--directory", site.root / "demo", "--steps", "1", "--json", report_file]
+    demo = await site.program(sys.executable, "-m", "echo_hub.main", "demo", *arguments, env=env)
+    status, said = await demo.ended()
+    assert status == 0, said
+    assert "pip install llama-cpp-python" in said
+    assert json.loads(report_file.read_text())["backend_by_node"] == {"node-1": "torch", "node-2": "torch"}
 
 
 @pytest.mark.slow

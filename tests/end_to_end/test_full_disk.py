@@ -1,4 +1,4 @@
-"""The disk of a hub is full in the middle of its run: it says so, waits, and goes on where it was."""
+"""A hub's disk fills in mid-run: the hub reports it, waits, and continues at the same place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node is killed in the middle of its completions: another goes on with what the hub has of them."""
+"""A node is killed in the middle of its completions, and another continues from the tokens that reached the hub."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from echo_shared.sampling import GroupRequest
 pytestmark = pytest.mark.timeout(600)
 
 FLAT = SamplingConfig(temperature=10.0, max_tokens=200)
-"""Nothing is likely, the end neither: completions are long."""
+"""No token is likely at this temperature, not even the end: completions are long."""
 TOLD = 24
-"""Tokens of one completion that the hub has when its node is killed, at least."""
+"""Minimum number of a completion's tokens at the hub before its node is killed."""
 
 CONFIG = HubConfig(
     run=RunConfig(mode="async"),
@@ -43,7 +43,8 @@ CONFIG = HubConfig(
     evaluation=EvaluationConfig(problems=1),
     learner=LearnerConfig(threads=1),
     server=ServerConfig(port=0, heartbeat_s=1.0, shared_memory=False),
-    trust=TrustConfig(verifier="off"),  # Nobody goes on with what a node has drawn before its first check.
+    # A verifier would keep other nodes from continuing completions before a node's first check.
+    trust=TrustConfig(verifier="off"),
 )
 
 
@@ -57,12 +58,12 @@ async def wait_for(condition: Callable[[], Any], serving: asyncio.Task[None]) ->
 
 def told(hub: Hub) -> dict[tuple[int, int], int]:
     """How much the hub has of each rollout in progress, by lease and index."""
-    leases = hub._opened.partials._leases.items()
+    leases = hub.partials._leases.items()
     return {(name, i): one.num_tokens for name, lease in leases for i, one in lease.rollouts.items() if one.num_tokens}
 
 
 def finished(hub: Hub) -> list[Any]:
-    """All rollouts of the run that have come in."""
+    """Return all rollouts of the run that have arrived."""
     columns = (
         rollouts.c.lease_id,
         rollouts.c.index.label("at"),
@@ -74,12 +75,12 @@ def finished(hub: Hub) -> list[Any]:
     )
     same = (payloads.c.lease_id == rollouts.c.lease_id) & (payloads.c.index == rollouts.c.index)
     query = select(*columns).join(payloads, same).join(groups, groups.c.group_id == rollouts.c.group_id)
-    with open_to_read(hub._opened.store.store.engine) as connection:
+    with open_to_read(hub._resources.store.store.engine) as connection:
         return list(connection.execute(query))
 
 
 def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any, list[int]]]:
-    """Each rollout with the tokens that an engine draws for it from the first one on."""
+    """Yield each rollout with the tokens that an engine samples for it without interruption."""
     engine = make_engine("torch")
     engine.open(resolve_base("builtin:tiny"), derived, EngineSettings(width=4, threads=1, precision="f32"))
     requests = [
@@ -87,12 +88,12 @@ def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any,
             lease_id=number,
             group_id=row.group_id,
             indices=(row.at,),
-            prompt_ids=hub._opened.problems.prompt_ids(row.group_id),
+            prompt_ids=hub._resources.problems.prompt_ids(row.group_id),
             seed=row.seed,
             policy_version=0,
             temperature=FLAT.temperature,
             max_tokens=FLAT.max_tokens,
-            stop_ids=hub._stop_ids,
+            stop_ids=hub._resources.stop_ids,
         )
         for number, row in enumerate(rows)
     ]
@@ -102,7 +103,7 @@ def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any,
 
 
 @pytest.mark.slow
-async def test_a_killed_nodes_completions_are_gone_on_with(
+async def test_a_killed_nodes_completions_are_continued(
     site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ECHO_NODE_STREAM_S", "0.02")
@@ -111,17 +112,17 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
     make_run(directory, CONFIG)
     async with open_hub(CONFIG, directory) as hub:
         serving = asyncio.create_task(hub.serve())
-        nodes = hub._opened.coordinator._nodes
+        nodes = hub._resources.coordinator._nodes
         # However busy this machine is, it does not get through before the hub's news of it have been looked at.
         first = await site.node(hub.url, "first", backend="torch", module="benchmarks.capacity.paced_node")
 
         def in_the_middle() -> bool:
-            return any(count >= TOLD and nodes.is_proven(next(iter(hub.nodes.live))) for count in told(hub).values())
+            return any(count >= TOLD and nodes.is_proven(next(iter(hub.live))) for count in told(hub).values())
 
         await wait_for(in_the_middle, serving)
-        (killed,) = hub.nodes.live
+        (killed,) = hub.live
         await first.kill()
-        await wait_for(lambda: not hub.nodes.live, serving)
+        await wait_for(lambda: not hub.live, serving)
         had, before = told(hub), len(finished(hub))
         assert max(had.values()) >= TOLD
 
@@ -130,14 +131,16 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
         rows = finished(hub)
         assert len(rows) > before
         gone_on = [row for row in rows if row.spans]
-        assert sorted(row.spans[0][2] for row in gone_on) == sorted(had.values()), "all that the hub had, of each"
+        assert sorted(row.spans[0][2] for row in gone_on) == sorted(had.values()), (
+            "each rollout continues from all tokens at the hub"
+        )
         for row in gone_on:
             assert [node_id for node_id, _, _ in row.spans] == [killed, row.node_id] and killed != row.node_id
             assert sum(count for _, _, count in row.spans) == len(row.completion_ids) // 4
         view = await hub.pages.run_view()
         gone_on_with, expected = (view.rollouts_gone_on, view.tokens_saved), (len(had), sum(had.values()))
         if view.accounting.dropped.get("duplicate"):
-            # What was late on a busy machine was given out once more, and gone on with there as well.
+            # A rollout that was late on a busy machine was leased once more, and continued there too.
             assert all(np.greater_equal(gone_on_with, expected))
         else:
             assert gone_on_with == expected

@@ -1,4 +1,4 @@
-"""docs/guide.md on the real model: every block of it, in order, with settings by which it takes minutes."""
+"""Every code block of docs/guide.md on the real model, in order, with settings for minutes instead of hours."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ async def test_the_guide_goes_through(
             case "echo-node", "join":
                 node = await site.start(MODULES["echo-node"], *arguments)
                 assert hub is not None
-                await hub.printed("The pages are served until you end it", within_s=900)
+                await hub.printed("The pages stay available until you press", within_s=900)
                 await node.printed("The run is finished", within_s=60)
                 assert (await node.end())[0] == (await hub.end())[0] == 0
             case _:
                 program = (sys.executable, "-u", "-m", MODULES[command.program])
                 said[arguments[0]] = await ran(site, *program, *arguments)
     assert "135 million weights" in (tmp_path / "run1" / "config.toml").read_text()
-    assert "completions" in said["try-task"] and "groups of 4 have unlike rewards" in said["try-task"]
+    assert "completions" in said["try-task"] and "groups of 4 have differing rewards" in said["try-task"]
     assert "base " in said["eval"] and "version 2" in said["eval"] and "Example of version 2" in said["eval"]
     (tmp_path / "elsewhere").mkdir()
     (use,) = fenced("python")
@@ -78,7 +78,7 @@ async def test_the_guide_goes_through(
 
 
 async def ran(site: Any, *command: str) -> str:
-    """What a program prints, which ends well."""
+    """Return a program's output; fail unless it succeeds."""
     status, text = await (await site.program(*command)).ended()
     assert status == 0, f"{command}\n{text}"
     return str(text)

@@ -1,4 +1,4 @@
-"""A hub's broadcaster and real nodes' links, over loopback, in a fleet where nobody is linked with all others."""
+"""A hub's broadcaster and real nodes' links over loopback, in a fleet without links between all nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEADLINE_S = 60.0
 
 
 class Fleet:
-    """The hub reaches its nodes without a socket, and they each other over real ones."""
+    """The hub reaches its nodes without a socket; nodes reach each other through real ones."""
 
     def __init__(self, root: Path) -> None:
         self.news = News()
@@ -57,7 +57,7 @@ class Fleet:
             self.news.tell()
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """As the gateway."""
+        """Do the gateway's part."""
         node = next(node for node in self.nodes if node.node_id == node_id)
         if node_id in self.gone or (message := make()) is None:
             return node_id not in self.gone
@@ -121,4 +121,4 @@ async def test_every_piece_comes_to_all_over_several_hops(fleet: Fleet, tmp_path
         node.receiver.forget(info_hash)
         assert artefact.matches(node.directory)
     relayed = [piece for node in fleet.nodes for piece, _ in node.pieces]
-    assert any(piece.hand_on for piece in relayed), "nobody handed on what others had handed on to it"
+    assert any(piece.hand_on for piece in relayed), "at least one node must relay pieces from another relay"

@@ -1,4 +1,4 @@
-"""A model on two machines: a node samples with a helper, through death and return of the helper."""
+"""A model on two machines: a node samples with a helper, which dies and returns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = 40
-"""More than a run makes until its node has lost its helper."""
+"""More steps than a run makes before its node loses its helper."""
 
 
 @pytest.mark.slow
-async def test_a_node_with_a_helper_trains_and_bears_its_loss(site: Any, until: Any, reached: Any) -> None:
+async def test_a_node_with_a_helper_trains_and_survives_its_loss(site: Any, until: Any, reached: Any) -> None:
     pytest.importorskip("llama_cpp")
     run = await site.make_run(training={"steps": STEPS})
     _, url = await site.hub(run)

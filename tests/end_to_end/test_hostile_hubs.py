@@ -1,4 +1,4 @@
-"""A node of real parts in a process of its own, on a hub that says and serves too much."""
+"""A real node in a separate process, connected to a hub that sends and serves too much."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Final
 
 import pytest
 
-from benchmarks.harness.driven_hub import DrivenHub, make_lease, write_adapter
 from benchmarks.harness.processes import node_process
 from echo_shared.messages import (
     DropReason,
@@ -30,10 +29,11 @@ from echo_shared.messages import (
 )
 from echo_shared.messages.fields import printable
 from echo_shared.process_memory import own_bytes
+from tests.driven_hub import DrivenHub, make_lease, write_adapter
 
 QUIET_S: Final = 3.0
 MOST_BYTES: Final = 2**30
-"""Memory, or disk, of a node whose model has a few kilobytes."""
+"""Limit of memory and of disk for a node whose model has a few kilobytes."""
 MOST_LOGGED: Final = 16 * 10**6
 STEERING: Final = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2028<b>\x00"
 
@@ -51,7 +51,7 @@ class Node:
         return "".join(path.read_bytes().decode(errors="surrogateescape") for path in files)
 
     def check(self) -> None:
-        """The node runs, has no error of its own, little memory, and logs that are short and plain text."""
+        """Check that the node runs without an internal error, with little memory, and short logs of plain text."""
         logged = self.logged
         assert self.process.poll() is None and "Traceback (most recent call last)" not in logged
         assert own_bytes(self.process.pid) < MOST_BYTES
@@ -81,7 +81,7 @@ async def ready(hub: DrivenHub) -> None:
 
 
 async def works(hub: DrivenHub, lease_id: int) -> None:
-    """The node samples from the base model."""
+    """Let the node sample from the base model."""
     await hub.finished(await hub.lease(lease_id, version=0, count=1))
 
 
@@ -104,7 +104,7 @@ async def test_texts_that_steer_a_terminal_reach_no_log(hub: DrivenHub, node: No
         await hub.send_raw(Standby(reason=None), reason=reason, detail=STEERING)
     handshakes = hub.handshakes
     await hub.send_raw(LeaseRevoked(lease_id=1, reason=DropReason.REVOKED), reason=STEERING)
-    await hub.until(lambda: hub.handshakes > handshakes)  # The connection ends, and the node comes back.
+    await hub.until(lambda: hub.handshakes > handshakes)  # The connection ends, and the node reconnects.
     node.check()
 
 

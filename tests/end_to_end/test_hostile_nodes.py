@@ -1,4 +1,4 @@
-"""Strangers written by hand against the real protocol, on real sockets: what they claim harms nobody but themselves."""
+"""Handwritten hostile clients against the real protocol on real sockets: their claims harm only themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import aiohttp
 import numpy as np
 import pytest
 
-from benchmarks.harness.stranger import Stranger, body, completion, part, parts
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.intake.partials import PartRefusal
@@ -34,6 +33,7 @@ from echo_shared.messages import (
     Refused,
     rollout_id,
 )
+from tests.end_to_end.strangers import Stranger, body, completion, part, parts
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,26 +42,26 @@ MAX_TOKENS: Final = 24
 
 
 async def last_word(node: Stranger) -> Refused:
-    """Waits until the hub has ended the connection."""
+    """Wait until the hub has closed the connection, and return its refusal."""
     await node.until(lambda: node.ended)
     assert node.refused is not None
     return node.refused
 
 
 async def holds(node: Stranger, lease: Lease) -> None:
-    """Waits until it has been sent this lease."""
+    """Wait until the node has received this lease."""
     await node.until(lambda: lease.lease_id in node.leases)
 
 
 class Site:
-    """A hub in this process, and whoever connects to it."""
+    """A hub in this process, and its connected clients."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self._num = 0
 
     async def stranger(self, me: Identity | None = None, **changes: Any) -> Stranger:
-        """Joined under a key of its own; `changes` to what it says of itself."""
+        """Join with a new key; `changes` apply to the join request."""
         self._num += 1
         return await Stranger(self.hub.url, me).join(**{"name": f"n{self._num}", **changes})
 
@@ -76,7 +76,7 @@ class Site:
             return text
 
     async def pages(self) -> dict[str, str]:
-        """All that shows nodes' figures, as people and programs read it."""
+        """Return all pages that show nodes' figures, for people and for programs."""
         return {
             path: await self.page(path) for path in ("/", "/leaderboard", "/metrics", "/api/v1/run", "/api/v1/nodes")
         }
@@ -91,7 +91,7 @@ async def attacked(root: Path, **sections: dict[str, Any]) -> AsyncIterator[Site
         "server": {"port": 0, "shared_memory": False},
         "learner": {"threads": 1},
         "sampling": {"max_tokens": MAX_TOKENS},
-        "trust": {"verifier": "off"},  # What strangers send here was drawn by nobody.
+        "trust": {"verifier": "off"},  # Strangers send invented tokens here, which a verifier would refuse.
         "evaluation": {"problems": 1},
         "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 2},
     }
@@ -111,7 +111,7 @@ def spans(*of: tuple[Any, Any]) -> list[dict[str, Any]]:
 
 
 async def check_books(site: Site, *, invalid: int) -> None:
-    """All that was leased is accounted for, and so many rollouts were refused."""
+    """Check that the accounts of leased rollouts balance, and that `invalid` rollouts were refused."""
     accounting = (await site.view()).accounting
     ends = accounting.trained + accounting.evaluated + sum(accounting.dropped.values())
     assert accounting.leased == ends + accounting.in_flight
@@ -123,15 +123,15 @@ NO_SPANS: Final = (
     *(spans((-1, 4)), spans((2**31, 4)), spans(("x", 4)), spans((None, 4))),
     *(spans((0, 1)) * 65, spans((0, 1)) * 50_000, {}, 4, [[0, 4]]),
 )
-"""No message of the protocol: the connection ends."""
+"""Not a message of the protocol: the connection ends."""
 FALSE_SPANS: Final = (
     *(spans((0, 3)), spans((0, 5)), spans((0, 2), (0, 2)), spans((1, 2), (0, 2)), spans((0, 2), (1, 2))),
     *(spans((1, 4)), spans((2**31 - 1, 4)), spans((0, 131_072)) * 64),
 )
-"""Of four tokens by version 0, the only one that there is."""
+"""Four tokens by version 0, the only version."""
 
 
-async def test_whatever_is_told_of_versions_one_rollout_is_lost_and_its_node_alone_is_at_fault(tmp_path: Path) -> None:
+async def test_false_version_spans_cost_one_rollout_and_blame_only_their_node(tmp_path: Path) -> None:
     async with attacked(tmp_path) as site:
         good = await site.stranger()
         await good.report(4)
@@ -160,8 +160,8 @@ async def test_whatever_is_told_of_versions_one_rollout_is_lost_and_its_node_alo
         await site.pages()
 
 
-async def test_a_completion_that_cannot_be_so_long_says_nothing_of_how_long_they_are(tmp_path: Path) -> None:
-    """Pace and expected lengths decide about others' work."""
+async def test_completions_of_impossible_length_do_not_count_in_length_estimates(tmp_path: Path) -> None:
+    """Protect the estimates of pace and length, because they decide about other nodes' work."""
     async with attacked(tmp_path) as site:
         ids = np.full(131_072, 5, np.int32)
         for length in (0, MAX_TOKENS + 1, 131_072):
@@ -172,18 +172,18 @@ async def test_a_completion_that_cannot_be_so_long_says_nothing_of_how_long_they
             await bad.say(sent)
             assert await bad.outcome(sent) is ReceiptState.DROPPED
         await check_books(site, invalid=3)
-        assert site.hub._opened.coordinator._ledger.lengths.mean_tokens == 0.0, "nothing was seen"
+        assert site.hub._resources.coordinator._ledger.lengths.mean_tokens == 0.0, "nothing was seen"
 
 
 async def until_taken(site: Site, node: Stranger, lease: Lease) -> None:
-    """The hub has read all that the node has sent: it answers what it is asked last."""
+    """Wait until the hub has read everything from the node: it answers the last query."""
     known = rollout_id(lease.lease_id, lease.indices[0])
     node.states.pop(known, None)
     await node.say(ReceiptsWanted(rollout_ids=(known,)))
     await node.until(lambda: known in node.states)
 
 
-async def test_whatever_is_streamed_others_work_is_untouched_and_memory_bounded(tmp_path: Path) -> None:
+async def test_hostile_streams_leave_other_nodes_work_untouched_and_memory_bounded(tmp_path: Path) -> None:
     async with attacked(tmp_path) as site:
         partials = site.hub.partials
         good, bad = await site.stranger(), await site.stranger()
@@ -228,7 +228,7 @@ async def test_whatever_is_streamed_others_work_is_untouched_and_memory_bounded(
         await good.say(parts(part(held, mine, 3, body(mine, 4)[3:])))
         await until_taken(site, good, held)
         await until_taken(site, bad, lease)
-        assert partials.num_bytes - size == 8 * 5, "what is repeated takes no room"
+        assert partials.num_bytes - size == 8 * 5, "repeated parts take no memory"
         after = partials.prefix(held.lease_id, mine)
         assert before is not None and after is not None
         assert (after.ids.tolist(), before.ids.tolist()) == (body(mine, 4), body(mine, 3))
@@ -236,7 +236,7 @@ async def test_whatever_is_streamed_others_work_is_untouched_and_memory_bounded(
         await bad.say(LeaseReturned(lease_id=lease.lease_id, indices=lease.indices, reason="done"))
         await bad.say(parts(part(lease, index, 4, drawn[4:5])))
         await until_taken(site, bad, lease)
-        assert partials.refused[PartRefusal.NOT_LEASED] == 5, "nobody goes on with what was given back"
+        assert partials.refused[PartRefusal.NOT_LEASED] == 5, "returned rollouts accept no more parts"
         finished = completion(held, mine, completion_ids=np.array([*body(mine, 4), stop], np.int32))
         await good.say(finished)
         assert await good.outcome(finished) is ReceiptState.SCORED
@@ -250,7 +250,7 @@ async def test_whatever_is_streamed_others_work_is_untouched_and_memory_bounded(
             bad = await site.stranger()
 
 
-async def test_who_goes_on_otherwise_than_it_was_given_is_at_fault_and_not_who_began(tmp_path: Path) -> None:
+async def test_a_node_that_changes_a_given_prefix_is_blamed_not_its_first_sampler(tmp_path: Path) -> None:
     async with attacked(tmp_path) as site:
         first = await site.stranger()
         await first.report(8)
@@ -284,7 +284,7 @@ async def test_who_goes_on_otherwise_than_it_was_given_is_at_fault_and_not_who_b
             await second.say(lie)
             assert await second.outcome(lie) is ReceiptState.DROPPED
         await check_books(site, invalid=3)
-        nodes = site.hub._opened.coordinator._nodes
+        nodes = site.hub._resources.coordinator._nodes
         assert nodes.get(second.me.node_id).num_failures > 0 and nodes.is_proven(first.me.node_id)
         assert site.hub.partials.tokens_saved == 0
 
@@ -292,7 +292,7 @@ async def test_who_goes_on_otherwise_than_it_was_given_is_at_fault_and_not_who_b
 NO_COSTS: Final = (math.nan, math.inf, -math.inf, -1e-9, 1e308, 1_000.1, 2**64 - 1, "1", True, None, [1.0])
 
 
-async def test_what_a_node_says_of_itself_opens_no_gentler_rule_and_imitates_nobody(tmp_path: Path) -> None:
+async def test_a_nodes_introduction_cannot_relax_checks_or_imitate_others(tmp_path: Path) -> None:
     async with attacked(tmp_path) as site:
         for said, why in (
             ({"backend": "quantum"}, "engine is unknown here (known: llama_cpp"),
@@ -309,7 +309,7 @@ async def test_what_a_node_says_of_itself_opens_no_gentler_rule_and_imitates_nob
         assert "precision is unknown here (known: f32" in (await last_word(node)).what
 
 
-async def test_whatever_is_claimed_of_costs_and_speed_pages_show_numbers_and_the_cap_holds(tmp_path: Path) -> None:
+async def test_for_any_claimed_costs_and_speeds_pages_show_numbers_and_the_cap_holds(tmp_path: Path) -> None:
     cap = 5.0
     async with attacked(tmp_path, cost={"spend_cap_per_hour": cap, "electricity_per_kwh": 0.5}) as site:
         for claim in NO_COSTS:

@@ -1,4 +1,4 @@
-"""A run that interrupts: nodes whose completions take longer than a step go on with them by each newer version."""
+"""A run with interruptions: nodes whose completions outlast a step continue them with each newer version."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from benchmarks.capacity.paced_engine import TOKEN_S
 pytestmark = pytest.mark.timeout(600)
 
 S = 1000
-"""The staleness bound: what a killed node had drawn is still of use a minute later, however fast steps are."""
+"""The staleness bound: a killed node's tokens stay usable for minutes, even with fast steps."""
 STEPS = 9
-"""At least; the run goes on until the killed node's completions have been gone on with."""
+"""At least; the run lasts until the killed node's completions have been continued."""
 SETTINGS: dict[str, dict[str, object]] = {
     "training": {
         "steps": 10_000,
@@ -33,18 +33,18 @@ SETTINGS: dict[str, dict[str, object]] = {
     "evaluation": {"problems": 2},
     "leases": {"first_window": 16},
 }
-"""At this temperature nothing is likely, the end neither: completions are long. All tokens stay in the store."""
+"""No token is likely at this temperature, not even the end: completions are long. The store keeps all tokens."""
 
 
 async def slow_node(site: Any, url: str, name: str) -> Any:
-    """It takes 50 ms for a token of each of its completions: one has twenty on average, and up to 160."""
+    """Start a node that takes 50 ms per token; a completion has twenty tokens on average, and up to 160."""
     environment = {**os.environ, TOKEN_S: "0.05", "ECHO_NODE_STREAM_S": "0.25"}
     paced = {"backend": "torch", "env": environment, "module": "benchmarks.capacity.paced_node"}
     return await site.node(url, name, "--width", "12", **paced)
 
 
 def trained(database: sqlite3.Connection) -> list[tuple[int, int, list[tuple[str, int, int]]]]:
-    """Of each trained rollout its step, its tokens, and who drew how many of them by which version."""
+    """Return each trained rollout's step and token count, and the sampler, version and token count of each span."""
     rows = database.execute(
         """SELECT groups.step, rollouts.num_tokens, rollouts.node_id, rollouts.policy_version, payloads.spans
            FROM rollouts JOIN groups USING (group_id) JOIN payloads USING (lease_id, "index")
@@ -64,7 +64,7 @@ async def test_a_run_trains_on_completions_of_several_versions(
     hub, url = await site.hub(run)
     first = await slow_node(site, url, "first")
     await slow_node(site, url, "second")
-    await first.printed(r"Policy version ([2-9]|\d\d+) is here")  # A busy node passes over some.
+    await first.printed(r"Policy version ([2-9]|\d\d+) is here")  # A busy node skips some versions.
     await first.kill()
     await slow_node(site, url, "first")
     view = await until(url, lambda view: view["rollouts_gone_on"] > 0 and view["trained_step"] >= STEPS)

@@ -1,4 +1,4 @@
-"""People who are invited by name, at a real hub, with real nodes."""
+"""People invited by name, at a real hub, with real nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-async def test_an_invite_for_one_node_admits_one_until_it_is_revoked(site: Any) -> None:
+async def test_an_invite_for_one_node_admits_one_until_revoked(site: Any) -> None:
     run = await site.make_run(server={"join": "invite"})
     hub, url = await site.hub(run)
 

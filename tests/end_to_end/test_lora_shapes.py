@@ -1,4 +1,4 @@
-"""Engines sample by what the learner trains, whatever layers an adapter is on and however it is scaled."""
+"""Engines sample with the learner's weights, for adapters on any layers and with any scale."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def learners(policy: Policy, request: GroupRequest, rollout: FinishedRollout) ->
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_engines_draw_by_what_the_learner_trains(
+def test_engines_sample_with_the_learners_weights(
     engine: Engine, learner_of: Callable[..., Policy], tmp_path: Path, shape: dict[str, Any]
 ) -> None:
     policy = learner_of(shape)
@@ -145,11 +145,11 @@ def test_engines_draw_by_what_the_learner_trains(
         with policy.model.disable_adapter():
             bare = learners(policy, request, rollout)
         without = max(without, float(np.abs(bare - rollout.behavior_logprobs).max()))
-    assert without > 0.5, "the adapter is what decides"
+    assert without > 0.5, "the adapter changes the result"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_plain_peft_computes_what_is_exported(
+def test_plain_peft_reproduces_the_exported_adapter(
     base: Path, learner_of: Callable[..., Policy], tmp_path: Path, shape: dict[str, Any]
 ) -> None:
     policy = learner_of(shape)

@@ -1,4 +1,4 @@
-"""Episodes of several turns, played by a real node and by the hub itself, and learned from."""
+"""Episodes of several turns, played by a real node and by the hub itself, and used for training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def finished_run(
 
 
 def consumed(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    """Every trained turn: step, group, index, turn, its tokens, the environment's, its reward; in order of training."""
+    """Return every trained turn in training order: step, group, index, turn, both sides' tokens, reward."""
     return database.execute(
         """SELECT groups.step, rollouts.group_id, rollouts."index", rollouts.turn,
                   payloads.completion_ids, payloads.observation_ids, rollouts.reward
@@ -52,8 +52,9 @@ def consumed(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
-def check_what_was_trained(run: Path) -> None:
-    """Step 1: what was drawn has the base's own log-probabilities behind this conversation; the rest is masked."""
+def check_trained_tokens(run: Path) -> None:
+    """Check in step 1 that sampled tokens have the base's log-probabilities in this conversation, and others are
+    masked."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -95,9 +96,9 @@ def _hints(count: int) -> list[tuple[str, ...]]:
 async def test_a_node_plays_the_episodes_that_the_hub_plays_itself(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """With batches that vary in size and groups that are replaced, too; with policies in float32.
+    """Include batches of varying size, replaced groups, and policies in float32.
 
-    In bfloat16, in one turn, and where the scorer fails: `test_odd_scorers`.
+    `test_odd_scorers` covers bfloat16, single turns, and failing scorers.
     """
     settings = {"steps": 3, "groups_per_step": 8, "dynamic_sampling": True, "tokens_per_step": 48}
     game = {**GAME, "dissemination": {"precision": "float32"}}
@@ -120,7 +121,7 @@ async def test_a_node_plays_the_episodes_that_the_hub_plays_itself(
 @pytest.mark.slow
 async def test_async_mode_plays_episodes(site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]) -> None:
     run = await finished_run(site, until, "async", steps=3)
-    check_what_was_trained(run)
+    check_trained_tokens(run)
     assert {row[3] for row in consumed(books(run))} == {0, 1, 2}
     rewards = books(run).execute("SELECT mean_reward FROM steps").fetchall()
     assert len(rewards) == 3 and all(0.0 <= reward <= 1.0 for (reward,) in rewards)
@@ -154,7 +155,7 @@ async def test_sokoban_in_four_rounds_with_credit_by_turn(
     size: int,
     turns: set[int],
 ) -> None:
-    """Of the larger boards only two have room in the base's context: there episodes are cut off."""
+    """Cut episodes off on the larger boards, since only two fit into the base's context."""
     monkeypatch.setenv("ECHO_HUB_TASK__OPTIONS", json.dumps({"size": size}))
     game: dict[str, dict[str, object]] = {
         "task": {"name": "environment:sokoban"},

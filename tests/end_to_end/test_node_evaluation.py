@@ -1,5 +1,4 @@
-"""Versions evaluated by a node while training goes on, with the same result as by the hub; through kill -9, and when
-every node has left."""
+"""A node evaluates versions during training, with the hub's own results; through kill -9, and without any node."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def measured(run: Path) -> dict[int, list[Evaluation]]:
 
 
 def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
-    """Every episode of every evaluation was evaluated once, by its own version, and is nobody's training."""
+    """Check that every evaluation episode was evaluated once, by its own version, and was not trained on."""
     books = view["accounting"]
     assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())
     rows = database.execute(
@@ -52,11 +51,11 @@ def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
     trained = database.execute(f"SELECT count(*) FROM rollouts WHERE state = 'trained' AND {OF_EVALUATIONS}")
     assert trained.fetchone() == (0,)
     kept = 'SELECT count(*) FROM payloads JOIN rollouts USING (lease_id, "index") WHERE ' + OF_EVALUATIONS
-    assert database.execute(kept).fetchone() == (0,), "what was evaluated is not kept"
+    assert database.execute(kept).fetchone() == (0,), "evaluation payloads are deleted"
 
 
 async def check_figures(run: Path, *versions: int) -> None:
-    """As `echo-hub eval` has them, with the learner's own sampling."""
+    """Compare the figures with those of `echo-hub eval`, which uses the learner's own sampling."""
     config = load_config(run / "config.toml", {})
     found = measured(run)
     by_nodes = [one for version in versions for one in found[version]]
@@ -81,7 +80,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     hub, url = await site.hub(run)
     port = url.rpartition(":")[2]
     node = await site.node(url, "volunteer", backend="torch")
-    # The eighth is being evaluated, or was just now; a busy node passes over some.
+    # The eighth version is in evaluation, or was just now; a busy node skips some.
     await node.printed(r"Policy version [12]\d is here")
     await hub.kill()
     hub, url = await site.hub(run, "--port", port)
@@ -98,7 +97,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     await check_figures(run, 0, 8, 24)
     board = Store.open(f"sqlite:///{run / 'echo.db'}").read(read_leaderboard)
     (volunteer,) = board
-    # What it had left undone of a version that it does not hold any more, the hub has evaluated itself.
+    # The hub itself has evaluated the rest of a version that the node no longer holds.
     assert 3 * 64 * 9 <= volunteer.evaluated_rollouts <= 4 * 64 * 9
     assert (await hub.end())[0] == 0
 
@@ -118,7 +117,7 @@ async def test_the_hub_evaluates_the_last_version_itself_when_every_node_has_lef
     view = await until(url, lambda view: view["state"] == "finished")
     books_now = view["accounting"]
     assert books_now["leased"] == books_now["trained"] + books_now["evaluated"] + sum(books_now["dropped"].values())
-    assert books_now["evaluated"] < 2 * 1024, "the node was gone before it was through"
+    assert books_now["evaluated"] < 2 * 1024, "the node left before it finished"
     assert sorted(measured(run)) == [0, 2]
     assert (await hub.end())[0] == 0
 

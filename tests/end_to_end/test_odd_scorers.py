@@ -1,4 +1,4 @@
-"""A user's own task whose scorer fails on some completions: training and evaluation go on without these alone."""
+"""A user's own task whose scorer fails on some completions: training and evaluation continue without these alone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def finished_run(site: Any, until: Any, mode: str) -> Path:
 
 
 def consumed(database: sqlite3.Connection) -> list[tuple[int, int, int, bytes, float]]:
-    """Every trained rollout: step, group, index, its tokens, its reward."""
+    """Return every trained rollout: step, group, index, tokens, reward."""
     return database.execute(
         """SELECT groups.step, rollouts.group_id, rollouts."index", payloads.completion_ids, rollouts.reward
            FROM rollouts JOIN groups USING (group_id) JOIN payloads USING (lease_id, "index")
@@ -66,7 +66,7 @@ def consumed(database: sqlite3.Connection) -> list[tuple[int, int, int, bytes, f
 
 
 @pytest.mark.slow
-async def test_what_the_scorer_fails_on_is_drawn_again_the_same_by_hub_and_node(
+async def test_rollouts_the_scorer_fails_on_are_resampled_equally_by_hub_and_node(
     site: Any,
     until: Any,
     books: Callable[[Path], sqlite3.Connection],
@@ -85,7 +85,7 @@ async def test_what_the_scorer_fails_on_is_drawn_again_the_same_by_hub_and_node(
             """SELECT count(*) FROM rollouts AS failed JOIN rollouts AS good USING (group_id, "index")
                WHERE failed.drop_reason = 'scorer_failed' AND good.state = 'trained'"""
         ).fetchone()[0]
-        assert redrawn > 0, "what was drawn again is trained"
+        assert redrawn > 0, "resampled rollouts are trained"
         drawn_by = {node_id for (node_id,) in database.execute("SELECT DISTINCT node_id FROM rollouts")}
         assert (drawn_by == {"hub"}) == (mode == "colocated")
     assert runs[0] == runs[1]

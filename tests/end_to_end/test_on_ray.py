@@ -1,4 +1,4 @@
-"""A hub whose scorers, verifier and evaluations are in a Ray cluster, and a node: the run ends as any other."""
+"""A hub with scorers, verifier and evaluations in a Ray cluster, and a node: the run ends normally."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 4
 
 
-async def test_a_run_with_all_that_can_be_elsewhere(site: Any, until: Any, cluster: RayCluster) -> None:
+async def test_a_run_with_all_possible_processes_in_the_cluster(site: Any, until: Any, cluster: RayCluster) -> None:
     run = await site.make_run(
         "run",
         "--mode",
@@ -32,7 +32,7 @@ async def test_a_run_with_all_that_can_be_elsewhere(site: Any, until: Any, clust
     )
     hub, url = await site.hub(run)
     await site.node(url, "volunteer", backend="torch")
-    # On a busy machine actors may take so long to start that this is told of meanwhile.
+    # On a busy machine, slow actors may be reported as a problem in the meantime.
     view = await until(url, lambda view: view["state"] == "finished")
     assert view["problems"] == []
     assert sum(view["trust"]["checks"].values()) > 0 == sum(view["trust"]["failed_checks"].values())

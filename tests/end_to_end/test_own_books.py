@@ -1,4 +1,4 @@
-"""A real hub and a real node: what the node has done, by both books, and a certificate of it."""
+"""A real hub and a real node: the node's work in both accounts, and a certificate of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 async def node(site: Any, home: Path, *arguments: str) -> Any:
-    """What `echo-node ... --json` prints."""
+    """Return the JSON output of `echo-node ... --json`."""
     status, said = await site.command("echo_node.main", *arguments, "--data-dir", home, "--json")
     assert status == 0, said
     return json.loads(said)
@@ -23,7 +23,7 @@ def trained_in(listed: Any) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_the_books_agree_and_the_hub_certifies_what_is_in_them(
+async def test_the_accounts_agree_and_the_hub_certifies_them(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
     run = await site.make_run(training={"steps": 100_000})
@@ -41,7 +41,7 @@ async def test_the_books_agree_and_the_hub_certifies_what_is_in_them(
     out = site.root / "mine.json"
     said = (await node(site, home, "receipts", "certificate", "--out", str(out)))["certificate"]
     (after,) = books(run).execute("SELECT count(*) FROM rollouts WHERE state = 'trained'").fetchone()
-    assert 0 < len(trained_in(before)) <= said["trained_rollouts"] <= after, "it may train meanwhile"
+    assert 0 < len(trained_in(before)) <= said["trained_rollouts"] <= after, "training may continue in the meantime"
     assert said["node_name"] == "volunteer"
     assert said["trained_tokens"] > 0 and out.with_suffix(".svg").exists()
     await hub.end()

@@ -1,4 +1,4 @@
-"""nginx and Caddy in front of a hub, by the very configurations that docs/operator/public.md shows."""
+"""nginx and Caddy in front of a hub, with the exact configurations of docs/operator/public.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Proxy:
-    """A proxy with its files in `root`; only addresses and paths differ from those of the documentation."""
+    """A proxy with its files in `root`; only addresses and paths differ from the documentation's configuration."""
 
     program = ""
 
@@ -48,14 +48,14 @@ class Proxy:
         (root / "echo.conf").write_text(shown)
 
     def places(self) -> dict[str, str]:
-        """What is replaced, and by what."""
+        """Return the replacements by original text."""
         raise NotImplementedError
 
     def command(self) -> tuple[str, ...]:
         raise NotImplementedError
 
     def logged(self) -> str:
-        """All that it has written down, once it has ended."""
+        """Return all log text of the ended proxy."""
         return "".join(path.read_text() for path in self.root.glob("*.log"))
 
     async def is_up(self, http: aiohttp.ClientSession) -> bool:
@@ -89,7 +89,7 @@ class Nginx(Proxy):
 
 
 class Caddy(Proxy):
-    """Without an authority on this machine it is given a certificate, and no other port than its own."""
+    """Gets a certificate, because this machine has no authority, and opens no second port."""
 
     program = "caddy"
 
@@ -120,7 +120,7 @@ def needs(kind: type[Proxy]) -> pytest.MarkDecorator:
 async def test_nodes_files_and_pages_by_way_of_a_proxy(
     site: Any, until: Any, operator: Any, books: Any, tmp_path: Path, kind: type[Proxy], way: str
 ) -> None:
-    """The node takes one way of two by each proxy; by both, the other way is asked for by hand."""
+    """Let the node take one way of two through each proxy; the test itself requests the other way."""
     hub_port = free_port()
     proxy = kind(tmp_path / kind.program, hub_port=hub_port)
     behind = {"port": hub_port, "public_url": proxy.url, "trusted_proxies": ["127.0.0.1"]}
@@ -141,13 +141,13 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
 
     ((node_id,),) = books(run).execute("SELECT node_id FROM nodes WHERE first_seen > 0").fetchall()
     passkey = Tracker(key_file.load(run / "hub.key")).passkey(node_id)
-    # Another address of this host, as another host would be.
+    # This second address of the host acts as another host.
     elsewhere = aiohttp.TCPConnector(ssl=context, local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(proxy.url, connector=elsewhere) as http:
         async with http.get(f"/announce/{passkey}?info_hash={'x' * 20}&port=6881&left=1") as answer:
-            assert b"not published" in await answer.read(), "the node is known, this torrent is not"
+            assert b"not published" in await answer.read(), "the node is known, the torrent is not"
         await check_web_seed(http, run, passkey)
-        own = {"Origin": proxy.url, "X-Forwarded-For": "192.0.2.9"}  # What a client says of itself is not passed on.
+        own = {"Origin": proxy.url, "X-Forwarded-For": "192.0.2.9"}  # A client's own claims are not passed on.
         async with http.post("/login", data={"secret": "wrong"}, headers=own) as answer:
             assert answer.status == 403
         async with http.get("/", headers={"Accept": "text/html"}, allow_redirects=False) as answer:
@@ -174,11 +174,11 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
         assert "/announce/... 200" in logged and "/artefacts/... 206" in logged and " /login 403" in logged
         assert not any((proxy.root / "proxy").rglob("*")), "no file was copied to the proxy's disk"
     else:
-        assert "connection refused" in logged, "what is wrong is still told"
+        assert "connection refused" in logged, "the error is still reported"
 
 
 async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -> None:
-    """Whole files and parts of them."""
+    """Fetch whole files and ranges."""
     file = max(
         (path for path in (run / "artefacts").glob("*/*") if path.is_file()), key=lambda path: path.stat().st_size
     )
@@ -191,7 +191,7 @@ async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -
 
 
 async def look(url: str, token: str) -> None:
-    """In a real browser: log in by the form, see charts and live updates, and log out."""
+    """Use a real browser: log in by the form, see charts and live updates, and log out."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no Chromium on this machine")

@@ -1,4 +1,4 @@
-"""Secrets are in no log, on no page and in nothing that a program says; no other user of the machine can read them."""
+"""Secrets appear in no log, page or program output, and other users of the machine cannot read them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WRONG = "correct horse battery stable"
 
 
 def forms(name: str, secret: bytes) -> Iterator[tuple[str, bytes]]:
-    """As bytes, and as programs write bytes."""
+    """Yield the bytes and their usual text encodings."""
     yield name, secret
     yield f"{name} in hex", secret.hex().encode()
     yield f"{name} in spaced hex", secret.hex(" ").encode()
@@ -50,7 +50,7 @@ def forms(name: str, secret: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """All texts of a JSON value."""
+    """Yield all texts of a JSON value."""
     if isinstance(value, dict):
         for item in value.values():
             yield from texts(item)
@@ -145,7 +145,7 @@ async def test_secrets_are_nowhere_but_in_files_of_their_owner(site: Any, until:
         "the refused node's output": refusal.encode(),
         **{name: path.read_bytes() for name, path in files(root).items() if ".log" in name or "/logs/" in name},
     }
-    assert len(shown["hub.log"]) > 10_000 and len(shown["guest.log"]) > 10_000, "they were talkative"
+    assert len(shown["hub.log"]) > 10_000 and len(shown["guest.log"]) > 10_000, "both logs must be long"
     assert {where: leaked for where, text in shown.items() if (leaked := found(text, secrets))} == {}
 
     holding = {name: mode(path) for name, path in files(root).items() if found(path.read_bytes(), secrets)}

@@ -1,4 +1,4 @@
-"""Workers beside the hub: nodes on its own host read versions from memory, and from the swarm where they cannot."""
+"""Nodes on the hub's own host read versions from memory, and from the swarm if memory is unavailable."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def check_books(database: sqlite3.Connection) -> None:
-    """Every leased rollout has one final state, and nothing that a step needed is missing."""
+    """Check that every leased rollout has one final state, and that no step lacked any."""
     states = dict(database.execute("SELECT state, count(*) FROM rollouts GROUP BY state").fetchall())
     assert set(states) <= {"trained", "dropped"} and states["trained"] == TRAINED
 
 
 def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool, bool]]:
-    """By version: whether anything of it came to this node from memory, and through the swarm."""
+    """Return for each version if the node fetched any part from memory, and any through the swarm."""
     rows = database.execute(
         """SELECT fetches.policy_version, shared_memory_bytes > 0, swarm_bytes + web_seed_bytes > 0
            FROM fetches JOIN nodes USING (node_id) WHERE fetches.policy_version IS NOT NULL AND nodes.name = ?""",
@@ -48,10 +48,10 @@ def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool,
 
 
 @pytest.mark.slow
-async def test_a_node_beside_the_hub_reads_versions_from_memory(
+async def test_a_node_on_the_hubs_host_reads_versions_from_memory(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """Also from a hub that was killed and started again."""
+    """Include a hub that was killed and restarted."""
     run = await site.make_run("run", "--mode", "sequential", training={"steps": STEPS}, server=ON)
     hub, url = await site.hub(run)
     node = await site.node(url, "beside")
@@ -62,10 +62,10 @@ async def test_a_node_beside_the_hub_reads_versions_from_memory(
     view = await until(url, lambda view: view["state"] == "finished")
     fetched = fetches_of(books(run), "beside")
     unreported = set(range(1, STEPS)) - set(fetched)
-    assert len(unreported) <= 1, "each step is sampled by the version before it; one report may die with the hub"
+    assert len(unreported) <= 1, "each step is sampled by the previous version; one report may die with the hub"
     ways = Counter(fetched.values())
-    assert ways[False, True] <= 1, "only what was published before the restart, and not yet fetched"
-    assert ways[False, False] <= 1, "only what it held already when the report of its fetch died with the hub"
+    assert ways[False, True] <= 1, "only versions published before the restart, and not yet fetched"
+    assert ways[False, False] <= 1, "only a version already held when its report died with the hub"
     assert view["fetches_by_transport"]["shared_memory"] == ways[True, False]
     assert ways.total() == ways[True, False] + ways[False, True] + ways[False, False]
     check_books(books(run))
@@ -80,7 +80,7 @@ def can_make_containers() -> bool:
 
 
 @pytest.mark.slow
-async def test_a_node_in_a_container_beside_the_hub_uses_the_swarm(
+async def test_a_node_in_a_container_on_the_hubs_host_uses_the_swarm(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
     if not await asyncio.to_thread(can_make_containers):
@@ -99,10 +99,10 @@ async def test_a_node_in_a_container_beside_the_hub_uses_the_swarm(
 
 
 @pytest.mark.slow
-async def test_the_swarm_takes_over_when_memory_goes_under_the_nodes_feet(
+async def test_the_swarm_takes_over_when_a_version_vanishes_from_memory(
     site: Any, until: Any, operator: Any, books: Callable[[Path], sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every second version is gone from memory by the time that the node has heard of it."""
+    """Remove every second version from memory before the node reads it."""
     honest = HostMemory.address
 
     def address(memory: HostMemory, version: int, *, node_ip: str) -> SharedMemory | None:

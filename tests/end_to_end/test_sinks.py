@@ -1,4 +1,4 @@
-"""A run whose metric sink is broken: it is trained to its end, and the operator is told."""
+"""A run with a broken metric sink trains to its end, and the operator is informed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-async def test_a_broken_sink_stops_nothing_and_is_told(
+async def test_a_broken_sink_stops_nothing_and_is_reported(
     site: Any, until: Any, operator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lib").mkdir()
@@ -24,10 +24,10 @@ async def test_a_broken_sink_stops_nothing_and_is_told(
     node = await site.node(url, "volunteer")
     view = await until(url, lambda view: view["state"] == "finished" and view["problems"])
     (problem,) = view["problems"]
-    assert problem.startswith("Weights & Biases gets no figures; the run goes on without it, ")
+    assert problem.startswith("Weights & Biases gets no figures; the run continues without it, ")
     assert [problem in event["text"] for event in view["events"]].count(True) == 1, "it is said once"
     async with aiohttp.ClientSession(url, headers=operator(url)) as http, http.get("/readyz") as answer:
-        assert answer.status == 200, "the run does not need it"
+        assert answer.status == 200, "the run does not need the sink"
     assert (await node.end())[0] == 0
     assert (await hub.end())[0] == 0
-    assert list((run / "tensorboard").glob("events.out.tfevents.*")), "the other one has all"
+    assert list((run / "tensorboard").glob("events.out.tfevents.*")), "the working sink has all figures"

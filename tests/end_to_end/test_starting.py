@@ -1,4 +1,4 @@
-"""Runs that begin with an adapter, and forks of runs: nodes draw by what they began with, and the checks hold."""
+"""Runs that start from an adapter, and forks of runs: nodes sample with the starting adapter, and checks pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKED = {"trust": {"verifier": "process", "first_checked": 4096}}
 
 
 async def trained(site: Any, until: Any, name: str, **settings: Any) -> Path:
-    """A run that has trained to its end, with one node."""
+    """Train a run to its end with one node, and return it."""
     run: Path = await site.make_run(name, **settings)
     await serve(site, until, run)
     return run
@@ -52,11 +52,11 @@ async def test_a_run_begins_with_a_version_of_another(
     database = books(run)
     steps = database.execute("SELECT step, metrics FROM steps WHERE trained_at IS NOT NULL ORDER BY step").fetchall()
     assert [step for step, _ in steps] == [2, 3]
-    assert json.loads(steps[0][1])["base_kl"] < 1e-4, "the first step is trained from the very reference"
+    assert json.loads(steps[0][1])["base_kl"] < 1e-4, "the first step trains from exactly the reference"
     oldest, failed = database.execute(
         "SELECT min(policy_version), sum(checked = 'failed') FROM rollouts WHERE group_id >= 0"
     ).fetchone()
-    assert (oldest, failed) == (1, 0), "nobody has drawn by the base, and all draws are honest"
+    assert (oldest, failed) == (1, 0), "no rollout was sampled with the base, and all samples are honest"
     assert {one["policy_version"] for one in view["evaluations"]} == {0, 1, 3}
     given, taken = load_adapter(first / "adapters" / "v000002"), load_adapter(run / "adapters" / "v000001")
     assert all((a.b == b.b).all() and (a.a == b.a).all() for a, b in zip(given.modules, taken.modules, strict=True))
@@ -65,7 +65,7 @@ async def test_a_run_begins_with_a_version_of_another(
 
 
 @pytest.mark.slow
-async def test_a_run_goes_on_from_what_demonstrations_have_taught(site: Any, until: Any) -> None:
+async def test_a_run_continues_from_a_fine_tuned_base(site: Any, until: Any) -> None:
     run = await site.make_run(
         "run",
         sampling={"max_tokens": 6},

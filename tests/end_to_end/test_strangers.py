@@ -1,4 +1,4 @@
-"""A running hub and whoever reaches its port: no request makes it fail, and what watches it is told the truth."""
+"""A running hub and its clients: no request makes it fail, and its health checks tell the truth."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ PACES: Final = (
 
 @asynccontextmanager
 async def serving(root: Path) -> AsyncIterator[Hub]:
-    """A hub in this process, with a learner of its own."""
+    """Yield a hub in this process, with a separate learner."""
     directory = RunDirectory(root / "run")
     make_run(directory, HubConfig())
     small = {
-        "server": {"port": 0, **dict.fromkeys(PACES, 100_000)},  # All that is asked is to be answered.
+        "server": {"port": 0, **dict.fromkeys(PACES, 100_000)},  # All requests must be answered.
         "learner": {"threads": 1},
         "trust": {"verifier": "off"},
         "evaluation": {"problems": 16},
@@ -121,7 +121,7 @@ async def serving(root: Path) -> AsyncIterator[Hub]:
 
 
 async def status_of(hub: Hub, request: bytes) -> int:
-    """Of the answer to these bytes; 0 where the hub closes the connection without one."""
+    """Return the status of the answer to these bytes; 0 if the hub closes the connection without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hub.server.port)
     try:
         writer.write(request)
@@ -136,7 +136,7 @@ async def status_of(hub: Hub, request: bytes) -> int:
 
 
 def paths(hub: Hub) -> Iterator[str]:
-    """Every route's, with what a node knows in its place and with what nobody sends."""
+    """Yield every route's path, with valid values and with odd ones."""
     identity = key_file.load(hub.directory.key)
     carrier = next(hub.directory.artefacts.glob("*.manifest.json")).name.removesuffix(".manifest.json")
     file = next(path.name for path in sorted((hub.directory.artefacts / carrier).iterdir()))
@@ -153,7 +153,7 @@ def paths(hub: Hub) -> Iterator[str]:
 
 
 def requests(hub: Hub, who: bytes) -> Iterator[bytes]:
-    """Whole requests, each odd in one way; `who` is the header that says so."""
+    """Yield whole requests, each odd in one way; `who` is the header that identifies the client."""
     host = who + b"Host: 127.0.0.1"
     whole = sorted({path.encode() for path in paths(hub)})
     plain = [path for path in whole if not any(odd.encode() in path for odd in ODD if odd != "x")]
@@ -164,7 +164,7 @@ def requests(hub: Hub, who: bytes) -> Iterator[bytes]:
         yield b"GET " + path + b" HTTP/1.0\r\n" + who + b"\r\n"
         yield from (b"GET " + path + b"?" + query.encode() + b" HTTP/1.1\r\n" + host + b"\r\n\r\n" for query in QUERIES)
         for header in HEADERS:
-            # A body of no type, for what says that it has one; the announce is whole, so that all of it is read.
+            # The body serves headers that declare one; the announce is complete, so that all of it is read.
             whole_path = path + (b"?info_hash=%ff&port=1&left=1" if b"/announce/" in path else b"")
             named = who if header.startswith(b"Host:") else host + b"\r\n"
             yield b"GET " + whole_path + b" HTTP/1.1\r\n" + named + header + b"\r\n\r\n12345"
@@ -174,7 +174,7 @@ def requests(hub: Hub, who: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-async def test_no_route_fails_whatever_a_stranger_or_the_operator_asks(
+async def test_no_request_by_a_stranger_or_the_operator_makes_a_route_fail(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path) as hub:
@@ -186,13 +186,13 @@ async def test_no_route_fails_whatever_a_stranger_or_the_operator_asks(
             if status >= 500 and not (status == 503 and b" /readyz" in request):
                 failed.append((status, request[:200]))
     assert failed == []
-    assert answered > 200, "most of it was understood"
+    assert answered > 200, "most requests were understood"
     errors = [record.exc_info for record in caplog.records if record.levelno >= logging.ERROR]
-    refused = HttpProcessingError  # What is no HTTP: the library answers 400, and logs it.
+    refused = HttpProcessingError  # The library answers 400 to requests that are not HTTP, and logs them.
     assert [error for error in errors if error is None or not isinstance(error[1], refused)] == []
 
 
-async def test_a_hub_is_live_at_once_and_ready_once_it_can_train(tmp_path: Path) -> None:
+async def test_a_hub_is_live_at_once_and_ready_when_it_can_train(tmp_path: Path) -> None:
     async with serving(tmp_path) as hub, aiohttp.ClientSession(hub.url) as http:
         async with http.get("/healthz") as live, http.get("/readyz") as starting:
             assert (live.status, await live.json()) == (200, {"status": "ok", "state": "starting"})

@@ -1,4 +1,4 @@
-"""A hub that speaks TLS itself, and a node that trusts who vouches for it."""
+"""A hub that speaks TLS itself, and a node that trusts its certificate authority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A volunteer that leaves and joins again by the same key is told by its hub what that key has done in all."""
+"""A hub reports to a volunteer that leaves and rejoins with its key all work done with that key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-async def test_after_leave_and_join_the_node_says_what_the_hub_says(site: Any, operator: Any, until: Any) -> None:
+async def test_after_leave_and_join_the_node_reports_the_hubs_totals(site: Any, operator: Any, until: Any) -> None:
     run = await site.make_run(training={"steps": 100_000})
     _, url = await site.hub(run)
 
@@ -38,13 +38,15 @@ async def test_after_leave_and_join_the_node_says_what_the_hub_says(site: Any, o
     await node.printed("Connected")
     async with asyncio.timeout(300):
         while not (answer := await status()).get("totals"):
-            pass  # Asking takes a process.
+            pass  # Each query takes a process, which is delay enough.
         totals = answer["totals"]
         assert totals["trained"] >= before["trained_rollouts"]
-        assert answer["rollouts"].get("trained", 0) <= totals["trained"] - before["trained_rollouts"], "what it knows"
+        assert answer["rollouts"].get("trained", 0) <= totals["trained"] - before["trained_rollouts"], (
+            "the node's own count"
+        )
         assert (totals["rank"], totals["num_ranked"]) == (1, 1)
         assert answer["page"] == f"{url}/nodes/{answer['node_id'][:10]}"
-        # It goes on: what the node says follows what the hub's own pages say.
+        # Training continues, and the node's totals follow the hub's pages.
         goal = (await books())["trained_rollouts"] + 1
         while (await status())["totals"]["trained"] < goal:
             pass

@@ -1,4 +1,4 @@
-"""What a volunteer's node goes through: a full disk, and the service that takes up where `join` began."""
+"""A volunteer's node: a full disk, and the service that continues from `join`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_full_disk_stops_the_node_and_loses_nothing(
     assert "Traceback" not in said
 
 
-async def test_run_goes_on_as_join_began(site: Any, operator: Any) -> None:
+async def test_run_continues_as_join_began(site: Any, operator: Any) -> None:
     run = await site.make_run()
     _, url = await site.hub(run)
     node = await site.node(url, "volunteer", "--width", "8")

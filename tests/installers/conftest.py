@@ -1,4 +1,4 @@
-"""A HOME of its own to install into, as a volunteer who has nothing of Echo yet; and wheelhouses to install from."""
+"""An empty HOME for each installation, as of a new volunteer, and wheelhouses to install from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOOLS: Final = (
     *("sh", "dash", "bash", "env", "cat", "cksum", "cp", "curl", "date", "dirname", "basename", "find", "grep", "kill"),
     *("ln", "mkdir", "mktemp", "mv", "readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
-"""What every system has; of compilers, nothing."""
+"""Tools of every system, without compilers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +35,15 @@ class Home:
     root: Path
     environment: Mapping[str, str]
     checkout: Path
-    """A copy of this one, so that no build touches the original."""
+    """A copy of this checkout, so that builds do not touch the original."""
 
     @property
     def echo_node(self) -> Path:
-        """Where the installer puts the command."""
+        """Return the path of the installed command."""
         return self.root / ".local" / "bin" / "echo-node"
 
     def run(self, *command: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        """Runs `command` as this home's user; stderr is in stdout."""
+        """Run `command` as this home's user; stderr is in stdout."""
         return subprocess.run(
             command,
             env=self.environment,
@@ -57,24 +57,24 @@ class Home:
         )
 
     def install(self, *options: str | Path) -> Path:
-        """Runs the Linux installer; returns the path of echo-node. llama.cpp is compiled once and then cached."""
+        """Run the Linux installer, and return the path of echo-node. llama.cpp is compiled once and then cached."""
         done = self.try_to_install(*options)
         assert done.returncode == 0, done.stdout
         return self.echo_node
 
     def try_to_install(self, *options: str | Path) -> subprocess.CompletedProcess[str]:
-        """Runs the Linux installer."""
+        """Run the Linux installer."""
         script = self.checkout / "installers" / "linux" / "install.sh"
         return self.run(script, "--python", interpreter(), *options, timeout_s=1_500)
 
     def uninstall(self, *options: str) -> str:
-        """What the Linux uninstaller says."""
+        """Run the Linux uninstaller, and return its output."""
         done = self.run(self.checkout / "installers" / "linux" / "uninstall.sh", *options)
         assert done.returncode == 0, done.stdout
         return done.stdout
 
     def tree(self) -> dict[str, str]:
-        """Everything in this home: path → what it is."""
+        """Return a description of each path in this home."""
         return {str(path.relative_to(self.root)): _describe(path) for path in sorted(self.root.rglob("*"))}
 
 
@@ -85,13 +85,13 @@ def _describe(path: Path) -> str:
 
 
 def interpreter() -> Path:
-    """The Python that the tests' own environment was made with."""
+    """Return the Python that created the tests' own environment."""
     return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Empty. pip's cache is the real user's: what was compiled once is not compiled again."""
+    """Return an empty home with the real user's pip cache, so that wheels are compiled only once."""
     cache = subprocess.run(
         [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=True, timeout=60
     )
@@ -103,7 +103,7 @@ def home(tmp_path: Path) -> Home:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, checkout)
-    # pip asks rustc for its version, and rustup's rustc then writes settings where it finds none.
+    # pip asks rustc for its version, and rustup's rustc then writes settings if it finds none.
     rustup = {"RUSTUP_HOME": kept.get("RUSTUP_HOME", str(Path.home() / ".rustup"))}
     environment = {**kept, **rustup, "HOME": str(root), "PIP_CACHE_DIR": cache.stdout.strip()}
     return Home(root=root, environment=environment, checkout=checkout)
@@ -111,7 +111,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def bare_home(home: Home, tmp_path: Path) -> Home:
-    """One whose PATH has a shell, its everyday tools and Python, and no compiler; of pip's cache nothing is seen."""
+    """Return a home with a PATH of a shell, everyday tools and Python, without compiler and pip cache."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in TOOLS:
@@ -132,13 +132,13 @@ def _loaded(path: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def opener() -> ModuleType:
-    """installers/wheelhouse.py"""
+    """Load installers/wheelhouse.py."""
     return _loaded(ROOT / "installers" / "wheelhouse.py")
 
 
 @pytest.fixture(scope="session")
 def maker() -> ModuleType:
-    """scripts/make_wheelhouse.py"""
+    """Load scripts/make_wheelhouse.py."""
     return _loaded(ROOT / "scripts" / "make_wheelhouse.py")
 
 
@@ -147,7 +147,7 @@ MakeSmall = Callable[..., Path]
 
 @pytest.fixture
 def small_wheelhouse(tmp_path: Path, opener: ModuleType, maker: ModuleType) -> MakeSmall:
-    """A wheelhouse with pip and a program of a few lines by the name of echo-node: `make(release, main=CODE)`."""
+    """Return `make(release, main=CODE)`: it makes a wheelhouse of pip and a tiny program named echo-node."""
 
     def make(release: str, main: str = "print('usage: echo-node')", *, extra: Mapping[str, str] | None = None) -> Path:
         directory = tmp_path / f"wheelhouse-{release}"
@@ -177,7 +177,7 @@ def small_wheelhouse(tmp_path: Path, opener: ModuleType, maker: ModuleType) -> M
 
 
 def _write_wheel(into: Path, release: str, main: str) -> Path:
-    """https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
+    """Write a wheel by https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
     path, info = into / f"echo_swarm-{release}-py3-none-any.whl", f"echo_swarm-{release}.dist-info"
     files = {
         "echo_node/__init__.py": "",

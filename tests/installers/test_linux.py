@@ -1,4 +1,4 @@
-"""The Linux installer, run for real in a home of its own, and its uninstaller: nothing is left."""
+"""The real Linux installer in an empty home, and its uninstaller, which leaves nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_install_use_upgrade_uninstall(home: Any) -> None:
 
     version = command.resolve().parents[1]
     assert home.install() == command
-    assert command.resolve().parents[1] != version, "an upgrade is an environment of its own"
+    assert command.resolve().parents[1] != version, "an upgrade makes a new environment"
     assert not version.exists()
 
     home.uninstall()
@@ -62,7 +62,7 @@ async def test_one_command_installs_and_contributes_and_uninstall_leaves_nothing
 
 @pytest.fixture(scope="module")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real one, for this Python and this machine's processor: pip has that llama.cpp in its cache, compiled."""
+    """Make a real wheelhouse for this Python and processor; pip's cache has the compiled llama.cpp."""
     out = tmp_path_factory.mktemp("dist")
     options = ["--variants", "native", "--pythons", f"{sys.version_info.major}.{sys.version_info.minor}", "--out", out]
     command = [sys.executable, ROOT / "scripts" / "make_wheelhouse.py", *options]
@@ -73,7 +73,7 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
-async def test_one_line_from_a_hub_installs_contributes_and_upgrades_and_uninstall_leaves_nothing(
+async def test_a_hubs_one_line_command_installs_and_upgrades_and_uninstall_leaves_nothing(
     bare_home: Any, wheelhouse: Path, site: Any, until: Any, tmp_path: Path
 ) -> None:
     before = bare_home.tree()
@@ -88,7 +88,7 @@ async def test_one_line_from_a_hub_installs_contributes_and_upgrades_and_uninsta
     await volunteer.printed("Connected", within_s=600)
     view = await until(url, lambda view: view["state"] == "finished")
     assert view["accounting"]["trained"] == 3 * 8 * 4
-    assert not [path for path in scratch.iterdir() if path.name.startswith("tmp.")], "the archive is gone by then"
+    assert not [path for path in scratch.iterdir() if path.name.startswith("tmp.")], "the archive is deleted by now"
     python = bare_home.echo_node.resolve().parent / "python"
     assert bare_home.run(python, "-c", "import torch").returncode == 1
 
@@ -158,7 +158,7 @@ def test_help_is_printed(home: Any) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_scripts_are_executable_where_they_are_run(script: Path) -> None:
+def test_directly_run_scripts_are_executable(script: Path) -> None:
     is_program = script.read_text(encoding="utf-8").startswith("#!")
     assert os.access(script, os.X_OK) == is_program
 

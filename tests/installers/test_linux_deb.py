@@ -1,4 +1,4 @@
-"""What the node's package does when it is installed, upgraded and removed, with a directory in place of /."""
+"""Installation, upgrade and removal of the node's Debian package, with a directory in place of /."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_package_installs_upgrades_falls_back_and_goes(
     shutil.rmtree(root / "usr")
     done = run("3.0", "postinst", "configure", main="sys.exit('no such processor')")
     assert done.returncode != 0 and "no such processor" in done.stdout
-    assert bare_home.run(place / "bin" / "echo-node").stdout == "echo-node 2.0\n", "the one before is back"
+    assert bare_home.run(place / "bin" / "echo-node").stdout == "echo-node 2.0\n", "the previous version is back"
     assert [path.name for path in place.parent.iterdir()] == ["echo-node"]
     assert run("3.0", "prerm", "upgrade", "4.0").returncode == 0 and place.exists()
     assert run("3.0", "prerm", "remove").returncode == 0 and not place.exists()

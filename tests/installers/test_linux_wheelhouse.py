@@ -1,6 +1,6 @@
-"""Installing from a wheelhouse, upgrading, falling back and removing, by the installer that Linux and macOS share.
+"""Installing from a wheelhouse, upgrading, falling back and removing, by the common installer of Linux and macOS.
 
-The programs here have a few lines, so that what is tested is the installer; test_linux.py installs the real one.
+The installed programs have a few lines, because the installer is tested; test_linux.py installs the real one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SAYS = (
     "sys.exit('no node runs') if 'status' in sys.argv and not (home / '.config').exists()"
     " else print('usage: echo-node {}', *sys.argv[1:])"
 )
-"""Its node runs where there is a service."""
+"""Its node runs if there is a service."""
 RUNS = (
     "json = __import__('json'); print(json.dumps({'hub': 'https://old.example'}) if 'status' in sys.argv"
     " else ' '.join(['usage: echo-node', *sys.argv[1:]]))"
 )
-"""A node runs, for another hub."""
+"""A node runs already, for another hub."""
 DIES = "sys.exit('no such processor')"
 
 
@@ -80,7 +80,7 @@ def test_a_first_version_that_does_not_start_leaves_nothing(bare_home: Any, smal
     assert bare_home.tree() == before
 
 
-def test_what_does_not_start_leaves_or_brings_back_the_version_before(bare_home: Any, small_wheelhouse: Any) -> None:
+def test_a_version_that_does_not_start_is_replaced_by_the_previous_one(bare_home: Any, small_wheelhouse: Any) -> None:
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
     before, first = bare_home.tree(), versions(bare_home)
     done = bare_home.try_to_install("--from", small_wheelhouse("2.0", DIES))
@@ -106,7 +106,7 @@ def test_what_does_not_start_leaves_or_brings_back_the_version_before(bare_home:
 
 
 @pytest.mark.parametrize("has_service", [False, True])
-def test_a_node_that_runs_is_left_to_its_hub_and_its_owner_is_told_how_it_has_another(
+def test_a_running_node_keeps_its_hub_and_the_output_explains_how_to_join_another(
     bare_home: Any, small_wheelhouse: Any, has_service: bool
 ) -> None:
     if has_service:
@@ -124,7 +124,7 @@ def test_a_node_that_runs_is_left_to_its_hub_and_its_owner_is_told_how_it_has_an
         assert "usage: echo-node join" not in done.stdout, "nothing is joined"
 
 
-def test_a_node_that_works_for_this_hub_goes_on(bare_home: Any, small_wheelhouse: Any) -> None:
+def test_a_node_that_works_for_this_hub_continues(bare_home: Any, small_wheelhouse: Any) -> None:
     wheelhouse = small_wheelhouse("1.0", RUNS)
     for page in ("", "/", "/leaderboard"):
         done = bare_home.try_to_install("--from", wheelhouse, "--join", f"https://old.example{page}")
@@ -137,8 +137,8 @@ def test_a_node_that_works_for_this_hub_goes_on(bare_home: Any, small_wheelhouse
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_no_completion_of_a_shell_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, tmp_path: Path) -> None:
-    """Whatever its owner has told that shell; fish has a file for each program's."""
+def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, tmp_path: Path) -> None:
+    """Try several contents of the shell's settings file; fish has a file per program."""
     before, kept = bare_home.tree(), tmp_path / "installed"
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
     shutil.copytree(bare_home.root, kept, symlinks=True)
@@ -149,13 +149,13 @@ def test_no_completion_of_a_shell_is_left(bare_home: Any, small_wheelhouse: Any,
         removed_with_completion(bare_home, shell, mine)
         file = bare_home.root / f".{shell}rc"
         if mine is not None:
-            assert file.read_text() == mine, "what it was"
+            assert file.read_text() == mine, "the file is as before"
             file.unlink()
         assert bare_home.tree() == before, repr(mine)
 
 
 def removed_with_completion(home: Any, shell: str, mine: str | None) -> None:
-    """Uninstalls once typer has completed for `shell`, whose file has `mine`; what zsh was told is put back."""
+    """Uninstall after typer has added a completion for `shell`, whose file held `mine`; for zsh, restore the file."""
     file = home.root / f".{shell}rc"
     if mine is not None:
         file.write_text(mine)
@@ -165,12 +165,12 @@ def removed_with_completion(home: Any, shell: str, mine: str | None) -> None:
     )
     assert complete.returncode == 0, complete.stdout
     written = [path for path in home.root.rglob("*echo-node*") if shell in str(path) or ".zfunc" in str(path)]
-    assert len(written) == 1, "typer has put it where the uninstaller looks"
+    assert len(written) == 1, "typer must write to the uninstaller's known place"
     if mine is not None and shell == "bash":
         file.write_text(f"{file.read_text()}source '{written[0]}2'\n")
     home.uninstall()
     if shell == "zsh" and mine:
-        assert file.read_text().startswith(mine), "what zsh was told is of use to others"
+        assert file.read_text().startswith(mine), "zsh's changes may serve other programs"
         file.write_text(mine)
     elif shell == "bash" and mine is not None:
         end = "" if mine.endswith("\n") or not mine else "\n"
@@ -225,7 +225,7 @@ def test_no_temporary_file_is_left(bare_home: Any, small_wheelhouse: Any, maker:
     assert list(scratch.iterdir()) == []
 
 
-def test_a_wheelhouse_in_an_archive_keeps_what_is_a_program(
+def test_an_archive_keeps_the_execute_bits_of_programs(
     small_wheelhouse: Any, maker: ModuleType, opener: ModuleType, tmp_path: Path
 ) -> None:
     archive = tmp_path / "echo-swarm-1.0-some-where.tar"

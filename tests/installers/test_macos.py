@@ -1,4 +1,4 @@
-"""What the macOS installer chooses, on a Mac of either kind; the rest is posix.sh, tested on Linux."""
+"""Choices of the macOS installer on both kinds of Mac; its other part, posix.sh, is tested on Linux."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnMac = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def on_mac(home: Any, tmp_path: Path) -> OnMac:
-    """`on_mac(machine, release, *command)`: run a command where `uname` says that this is such a Mac."""
+    """Return `on_mac(machine, release, *command)`: it runs a command with a `uname` of such a Mac."""
 
     def run(machine: str, release: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
         uname = tmp_path / "bin" / "uname"
@@ -38,7 +38,7 @@ def test_the_engine_follows_the_processor(home: Any, on_mac: OnMac, machine: str
     assert home.tree() == {}
 
 
-def test_a_macos_without_a_libtorrent_is_told_so_first(home: Any, on_mac: OnMac) -> None:
+def test_a_macos_too_old_for_libtorrent_is_refused_first(home: Any, on_mac: OnMac) -> None:
     done = on_mac("arm64", "22.6.0", home.checkout / INSTALLER)
     assert done.returncode == 1
     assert "macOS 14 or newer" in done.stdout and "Update macOS" in done.stdout

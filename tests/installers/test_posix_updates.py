@@ -1,4 +1,4 @@
-"""A real node whose hub calls it too old, and the real installer with wheelhouses of a few lines."""
+"""A real node whose hub reports it as too old, and the real installer with tiny wheelhouses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.driven_hub import DrivenHub
 from echo_node.host import control
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
 from tests.conftest import Site
+from tests.driven_hub import DrivenHub
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs the installer of Linux")
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ sys.prefix = {prefix!r}
 from echo_node.main import run
 run()
 """
-"""This checkout's node, which takes itself for the copy that the installer has made."""
+"""Runs this checkout's node, which behaves as the installed copy."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def versions(home: Any) -> set[str]:
 
 
 class Owner:
-    """Has installed from `source`, which is a directory, and joined a hub that now calls the node too old."""
+    """Has installed from the directory `source`, and joined a hub that now reports the node as too old."""
 
     def __init__(self, home: Any, hub: DrivenHub, site: Site) -> None:
         self.home, self.hub, self.site = home, hub, site
@@ -62,7 +62,7 @@ class Owner:
         Hubs(Paths.find(self.data_dir)).save(record)
 
     async def run(self, **environment: str) -> Any:
-        """`echo-node run`."""
+        """Run `echo-node run`."""
         paths = [str(ROOT / name) for name in ("edge_client", "shared")]
         code = AS_INSTALLED.format(paths=paths, prefix=str(self.home.root / SWARM / "current"))
         arguments = ("run", "--data-dir", self.data_dir, "--width", "4")
@@ -99,7 +99,7 @@ def test_the_installer_notes_where_it_installed_from(
     scratch.mkdir()
     bare_home.install("--from", house, "--temporary", scratch)
     assert noted(bare_home) == {"origin": "hub", "source": "", "options": [], "environment": environment}, (
-        "the same version, had from a hub"
+        "the same version, but from a hub"
     )
     archive = tmp_path / "echo-swarm-1.0-some-where.tar"
     maker.archive(house, archive)
@@ -108,7 +108,7 @@ def test_the_installer_notes_where_it_installed_from(
 
 
 @pytest.mark.slow
-async def test_a_node_that_its_hub_calls_too_old_comes_back_as_the_next_release(
+async def test_a_node_too_old_for_its_hub_restarts_as_the_next_release(
     bare_home: Any, small_wheelhouse: Any, hub: DrivenHub, site: Site
 ) -> None:
     source = bare_home.root / "wheelhouse"
@@ -121,20 +121,20 @@ async def test_a_node_that_its_hub_calls_too_old_comes_back_as_the_next_release(
     running = await owner.run()
     await running.printed("Too old.")
     await running.end()
-    assert versions(bare_home) == before, "nobody has turned it on"
+    assert versions(bare_home) == before, "automatic updates are off"
 
     status, said = await (await owner.run(ECHO_NODE_UPDATE="auto")).ended()
     assert status == 0, said
     assert f"updating from {source}" in said
     assert said.splitlines()[-1] == f"echo-node 2.0 run --data-dir {owner.data_dir} --width 4"
-    assert noted(bare_home)["source"] == str(source), "for the next time"
+    assert noted(bare_home)["source"] == str(source), "for the next update"
     (tried,) = json.loads((bare_home.root / SWARM / "updates.json").read_text())["tries"]
     assert tried["outcome"] == "Release 2.0 was installed."
-    assert before < versions(bare_home), "of what ran, no file was taken away"
+    assert before < versions(bare_home), "the previous version's files stay"
 
 
 @pytest.mark.slow
-async def test_what_does_not_start_here_leaves_the_node_as_it_is_and_is_tried_once(
+async def test_a_release_that_does_not_start_is_tried_once_and_the_node_stays(
     bare_home: Any, small_wheelhouse: Any, hub: DrivenHub, site: Site
 ) -> None:
     source = bare_home.root / "wheelhouse"
@@ -149,7 +149,7 @@ async def test_what_does_not_start_here_leaves_the_node_as_it_is_and_is_tried_on
         assert "What was installed does not start here" in shown["update"] and "too_old" in shown["problems"]
         status, said = await running.end()
         assert status == 0, said
-    assert "The update failed" not in said, "the second time, it was known"
+    assert "The update failed" not in said, "the failure is remembered at the second start"
     assert bare_home.run(bare_home.echo_node).stdout == "echo-node 1.0\n"
     log = (owner.data_dir / "logs" / "update.log").read_text()
     assert log.count("no such processor") == 1

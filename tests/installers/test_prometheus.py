@@ -1,6 +1,6 @@
-"""The alerting rules that are shipped, evaluated by Prometheus' own promtool.
+"""The shipped alerting rules, evaluated by Prometheus' own promtool.
 
-That a hub shows the metrics which the rules read is tested in tests/echo_hub/dashboard/test_metrics.py.
+tests/echo_hub/dashboard/test_metrics.py checks that a hub serves the metrics of these rules.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no pro
 def test_an_alert_fires_when_it_should(
     tmp_path: Path, alert: str, series: dict[str, str], minute: int, fires: bool
 ) -> None:
-    """`series` has one sample a minute. promtool expects no alert, and fails with the alert that it got instead."""
+    """Feed one sample a minute of `series`. promtool expects no alert, and fails with the alert if one fires."""
     case = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

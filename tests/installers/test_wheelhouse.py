@@ -1,4 +1,4 @@
-"""What a wheelhouse must be to be opened: whole, for this machine, by a safe way, and without a way out."""
+"""Conditions for opening a wheelhouse: complete, for this machine, fetched safely, and confined to its directory."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def archive(small_wheelhouse: Any, maker: ModuleType, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """`serve(directory)`, or `serve(handler=CLASS)`: an address on loopback."""
+    """Yield a function that serves a directory, or a `handler` class, and returns its address on loopback."""
     servers: list[ThreadingHTTPServer] = []
 
     class Silent(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     def start(directory: Path | None = None, *, handler: type[BaseHTTPRequestHandler] | None = None) -> str:
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler or partial(Silent, directory=str(directory)))
@@ -58,7 +58,7 @@ def redirecting(target: str) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     return Redirecting
 
@@ -81,7 +81,7 @@ def everything(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in directory.rglob("*")}
 
 
-def test_a_directory_is_opened_where_it_is(small_wheelhouse: Any, opener: ModuleType, tmp_path: Path) -> None:
+def test_a_directory_is_opened_in_place(small_wheelhouse: Any, opener: ModuleType, tmp_path: Path) -> None:
     directory = small_wheelhouse("1.0")
     assert opener.open_wheelhouse(str(directory), tmp_path / "scratch") == directory
     assert opener.requirements(directory).name == f"requirements-{opener.this_python()}.txt"
@@ -98,7 +98,7 @@ def test_an_archive_and_its_address_hold_the_same(
     assert not list((tmp_path / "b").glob("*.tar"))
 
 
-def test_another_archive_than_the_one_meant_is_not_even_unpacked(
+def test_an_archive_with_a_wrong_hash_is_not_unpacked(
     archive: Path, opener: ModuleType, serve: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "scratch").mkdir()
@@ -118,14 +118,12 @@ def test_only_https_or_this_machine(opener: ModuleType, tmp_path: Path, url: str
 
 
 @pytest.mark.parametrize("target", ["http://192.0.2.1/x.tar", "ftp://127.0.0.1/x.tar"])
-def test_no_address_leads_to_one_that_is_not_allowed(
-    opener: ModuleType, serve: Any, tmp_path: Path, target: str
-) -> None:
+def test_redirects_to_unsafe_addresses_are_refused(opener: ModuleType, serve: Any, tmp_path: Path, target: str) -> None:
     with pytest.raises(opener.Refused, match="is not https"):
         opener.open_wheelhouse(f"{serve(handler=redirecting(target))}/x.tar", tmp_path)
 
 
-def test_what_is_not_there_is_said(opener: ModuleType, serve: Any, tmp_path: Path) -> None:
+def test_a_missing_archive_is_reported(opener: ModuleType, serve: Any, tmp_path: Path) -> None:
     with pytest.raises(opener.Refused, match=r"cannot be fetched: HTTP Error 404"):
         opener.open_wheelhouse(f"{serve(tmp_path)}/x.tar", tmp_path)
     with pytest.raises(opener.Refused, match="does not exist"):
@@ -171,7 +169,7 @@ def test_an_archive_has_bounds(opener: ModuleType, tmp_path: Path, monkeypatch: 
         opener.open_wheelhouse(str(archive), tmp_path / "2")
 
 
-def test_what_is_no_archive_is_said(opener: ModuleType, tmp_path: Path) -> None:
+def test_an_invalid_archive_is_reported(opener: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"no archive")
     with pytest.raises(opener.Refused, match="cannot be unpacked"):
         opener.open_wheelhouse(str(tmp_path / "x.tar"), tmp_path / "scratch")
@@ -197,7 +195,7 @@ def test_a_half_archive_is_refused(opener: ModuleType, archive: Path, tmp_path: 
         (lambda house: (house / "manifest.json").write_bytes(bytes(2**20 + 1)), "is too large"),
     ],
 )
-def test_what_is_not_as_its_manifest_says_is_refused(
+def test_content_that_differs_from_the_manifest_is_refused(
     small_wheelhouse: Any, opener: ModuleType, spoil: Callable[[Path], object], complaint: str
 ) -> None:
     directory = small_wheelhouse("1.0")

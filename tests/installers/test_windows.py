@@ -1,4 +1,4 @@
-"""The Windows scripts as far as they can be read here; where there is PowerShell, also whether it can parse them."""
+"""The Windows scripts: their text, and on machines with PowerShell also their syntax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PWSH = shutil.which("pwsh") or shutil.which("powershell")
 
 
 def parameters(script: Path) -> set[str]:
-    """Those of a script that opens with its `param` block."""
+    """Return the parameters of a script that starts with a `param` block."""
     text = script.read_text(encoding="utf-8")
     block = text[text.index("\nparam(") : text.index("\n)\n")]
     return set(re.findall(r"^    \[.*\] \$(\w+)", block, re.MULTILINE))
@@ -25,7 +25,7 @@ def parameters(script: Path) -> set[str]:
 
 @pytest.mark.skipif(PWSH is None, reason="no PowerShell here")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_powershell_can_parse_it(script: Path) -> None:
+def test_powershell_can_parse_each_script(script: Path) -> None:
     parse = f"[Management.Automation.Language.Parser]::ParseFile('{script}', [ref] $null, [ref] $errors)"
     command = f"$errors = $null; {parse} | Out-Null; $errors | Out-String; exit $errors.Count"
     done = subprocess.run([str(PWSH), "-NoProfile", "-Command", command], capture_output=True, text=True, check=False)
@@ -33,11 +33,11 @@ def test_powershell_can_parse_it(script: Path) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_it_is_ascii_which_every_powershell_reads_the_same(script: Path) -> None:
+def test_scripts_are_ascii_for_every_powershell(script: Path) -> None:
     assert script.read_bytes().isascii()
 
 
-def test_what_the_served_script_passes_on_is_taken(opener: ModuleType, tmp_path: Path) -> None:
+def test_the_installer_accepts_the_served_scripts_arguments(opener: ModuleType, tmp_path: Path) -> None:
     text = (INSTALLERS / "from_hub.ps1").read_text(encoding="utf-8")
     passed = re.findall(r"'-([A-Z]\w+)'", text)
     assert set(passed) == {"From", "Temporary", "Join", "Token", "Python", "Insecure", "Service"}
@@ -47,10 +47,10 @@ def test_what_the_served_script_passes_on_is_taken(opener: ModuleType, tmp_path:
     added = re.search(r"\$options \+= '(--\w+)'", text)
     assert opened is not None and added is not None
     command = ["open", str(tmp_path / "nothing"), str(tmp_path), opened[1], "0" * 64, added[1]]
-    assert opener.main(command) == 1, "it is refused for what is not there, and not for how it is called"
+    assert opener.main(command) == 1, "refused because of the missing archive, not because of its arguments"
 
 
-def test_the_served_script_asks_for_what_a_hub_offers() -> None:
+def test_the_served_script_requests_the_hubs_own_paths() -> None:
     text = (INSTALLERS / "from_hub.ps1").read_text(encoding="utf-8")
     assert '"$hub/install/$sha256/$name"' in text
     assert "irm HUB/install.ps1" in text
@@ -58,7 +58,7 @@ def test_the_served_script_asks_for_what_a_hub_offers() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("# mine\r\n", "$a = 1\n"), ("\xef\xbb\xbf# \xe4", "")])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_a_profile_is_left_as_it_was_but_for_the_completion(before: str, after: str, line_end: str) -> None:
+def test_uninstall_removes_only_the_completion_from_a_profile(before: str, after: str, line_end: str) -> None:
     text = (INSTALLERS / "windows" / "uninstall.ps1").read_text(encoding="utf-8")
     (pattern,) = re.findall(r"^    \$pattern = '(.*)'$", text, re.MULTILINE)
 

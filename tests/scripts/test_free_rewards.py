@@ -13,7 +13,7 @@ def test_the_dearest_is_first() -> None:
     assert [line.split("|")[1].strip() for line in table(found).splitlines()[2:]] == ["`b`", "`a`"]
 
 
-def test_only_what_pays_is_listed_and_what_is_refused_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_rewarding_tasks_are_listed_and_refused_ones_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     main(["propositional_logic", "chain_sum", "composite"])
     said = capsys.readouterr()
     assert "`propositional_logic`" in said.out

@@ -1,4 +1,4 @@
-"""The packages' content; tests do not install them, for they would go into this very system."""
+"""Contents of the Debian packages; they are not installed, because that would change this system."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wheelhouse(tmp_path: Path) -> Path:
 
 
 def say(wheelhouse: Path, **what: str) -> Path:
-    """The wheelhouse, whose manifest now says this."""
+    """Change these values in the wheelhouse's manifest, and return the wheelhouse."""
     file = wheelhouse / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **what}))
     return wheelhouse
@@ -57,7 +57,7 @@ def told(*command: str | Path) -> str:
 
 
 def unpacked(script: ModuleType, name: str, wheelhouse: Path, tmp_path: Path) -> Path:
-    """The content of a package, and what its scripts put beside it."""
+    """Return the unpacked content of a package, with a stand-in for its program."""
     package = script.build(getattr(script, name)(), say(wheelhouse, extra=EXTRAS[name]), tmp_path / "out")
     content = tmp_path / "content"
     told("dpkg-deb", "--raw-extract", package, content)
@@ -69,7 +69,7 @@ def unpacked(script: ModuleType, name: str, wheelhouse: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("name", "also"), [("node", ""), ("hub", ", systemd")])
-def test_a_package_carries_the_wheelhouse_and_says_what_it_needs(
+def test_a_package_holds_the_wheelhouse_and_declares_its_dependencies(
     script: ModuleType, wheelhouse: Path, tmp_path: Path, name: str, also: str
 ) -> None:
     content = unpacked(script, name, wheelhouse, tmp_path)
@@ -90,14 +90,14 @@ def test_a_package_carries_the_wheelhouse_and_says_what_it_needs(
         told("shellcheck", *scripts)
 
 
-def test_the_node_s_unit_is_its_users(script: ModuleType, wheelhouse: Path, tmp_path: Path) -> None:
+def test_the_nodes_unit_is_a_user_unit(script: ModuleType, wheelhouse: Path, tmp_path: Path) -> None:
     content = unpacked(script, "node", wheelhouse, tmp_path)
     unit = (content / "usr" / "lib" / "systemd" / "user" / "echo-node.service").read_text()
     assert 'ExecStart="/opt/echo-node/bin/echo-node" "run"' in unit
     assert not (content / "usr" / "lib" / "systemd" / "system").exists()
 
 
-def test_the_hub_serves_as_a_user_of_its_own_from_its_state_directory(
+def test_the_hub_runs_as_its_own_user_in_its_state_directory(
     script: ModuleType, wheelhouse: Path, tmp_path: Path
 ) -> None:
     content = unpacked(script, "hub", wheelhouse, tmp_path)
@@ -124,7 +124,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(
 ) -> None:
     content = unpacked(script, name, wheelhouse, tmp_path)
     unit = content / "usr" / "lib" / "systemd" / scope / f"echo-{name}.service"
-    # As it is, but for where the program lies.
+    # Unchanged, except for the program's path.
     unit.write_text(unit.read_text().replace("/opt/", f"{content}/opt/"))
     command = ["env", f"XDG_RUNTIME_DIR={tmp_path}", "systemd-analyze", "verify", "--man=no", f"--{scope}", unit]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -133,7 +133,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(
     broken = unit.with_name("broken.service")
     broken.write_text(unit.read_text().replace("Restart=on-failure", "Restart=sometimes"))
     done = subprocess.run([*command[:-1], broken], capture_output=True, text=True, timeout=60, check=False)
-    assert "sometimes" in done.stderr, "it does look"
+    assert "sometimes" in done.stderr, "the check finds mistakes"
 
 
 @pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="no systemd here")
@@ -147,7 +147,7 @@ def test_systemd_makes_the_hub_s_user(script: ModuleType, wheelhouse: Path, tmp_
 
 
 @pytest.mark.parametrize(("name", "what"), [("node", "make deb"), ("hub", "make deb-hub")])
-def test_what_a_package_cannot_be_made_of_is_explained(
+def test_an_unsuitable_wheelhouse_is_refused_with_the_reason(
     script: ModuleType, wheelhouse: Path, tmp_path: Path, name: str, what: str
 ) -> None:
     package = getattr(script, name)()

@@ -26,7 +26,7 @@ def script() -> ModuleType:
 
 
 def greedy(model: torch.nn.Module, codec: PromptCodec, prompts: list[str], max_tokens: int) -> list[str]:
-    """Greedy completions of prompts of equal length."""
+    """Return greedy completions of prompts of equal length."""
     ids_BT = torch.tensor([codec.encode_prompt(prompt).tolist() for prompt in prompts])
     start = ids_BT.shape[1]
     for _ in range(max_tokens):
@@ -37,7 +37,7 @@ def greedy(model: torch.nn.Module, codec: PromptCodec, prompts: list[str], max_t
     return [codec.decode(row) for row in rows]
 
 
-def test_the_script_makes_a_loadable_model_and_the_same_one_again(script: ModuleType, tmp_path: Path) -> None:
+def test_the_script_reproducibly_makes_a_loadable_model(script: ModuleType, tmp_path: Path) -> None:
     for name in ("one", "two"):
         script.main(out=tmp_path / name, seed=3, learn_steps=2, forget_steps=1, threads=1)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
@@ -61,7 +61,7 @@ def test_the_committed_model_is_the_scripts_architecture_and_tokenizer(script: M
     assert len(tokenizer) == len(script.SPECIAL_TOKENS) + 96
 
 
-def test_the_committed_model_can_add_and_does_not_do_it_reliably() -> None:
+def test_the_committed_model_adds_but_not_reliably() -> None:
     directory = resolve_base("builtin:tiny")
     task = make_task("arithmetic", {})
     stream = ProblemStream(task, run_seed=0, heldout_problems=512)
@@ -77,9 +77,7 @@ def test_the_committed_model_can_add_and_does_not_do_it_reliably() -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [(123, 456), (999, 999), (905, 95), (100, 100)])
-def test_a_teacher_who_forgets_nothing_adds_and_one_who_forgets_all_adds_digit_by_digit(
-    script: ModuleType, left: int, right: int
-) -> None:
+def test_a_teacher_adds_rightly_or_without_carries_if_it_forgets_all(script: ModuleType, left: int, right: int) -> None:
     rng = random.Random(0)
     assert script.forgetful_sum(left, right, 0.0, rng) == left + right
     digitwise = sum((left // p % 10 + right // p % 10) % 10 * p for p in (1, 10, 100))

@@ -1,4 +1,4 @@
-"""What a wheelhouse is made of; the compilation itself is run by tests/installers/test_linux.py, for one processor."""
+"""Contents of a wheelhouse; tests/installers/test_linux.py runs the compilation, for one processor."""
 
 from __future__ import annotations
 
@@ -56,14 +56,12 @@ def test_the_oldest_glibc_is_that_of_the_most_demanding_wheel(
 
 
 @pytest.mark.skipif(not platform.libc_ver()[1], reason="no glibc here")
-def test_a_wheel_that_was_built_here_needs_what_is_here(script: ModuleType) -> None:
+def test_a_wheel_built_here_needs_this_machines_glibc(script: ModuleType) -> None:
     assert script.needed_glibc(["x-1-py3-none-linux_x86_64.whl"]) == ".".join(platform.libc_ver()[1].split(".")[:2])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere options differ")
-def test_all_processors_are_compiled_for_unless_told_otherwise(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_builds_are_for_all_processors_by_default(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert script.cmake_options("native") == ["-DGGML_RPC=ON"]
     options = script.cmake_options("all")
@@ -71,7 +69,9 @@ def test_all_processors_are_compiled_for_unless_told_otherwise(
     assert "-DGGML_VULKAN=ON" not in options
 
 
-def test_vulkan_is_in_where_its_sdk_is(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vulkan_is_compiled_in_if_its_sdk_is_installed(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / ("glslc.exe" if sys.platform == "win32" else "glslc")
     compiler.write_text("#!/bin/sh\n")
     compiler.chmod(0o755)
@@ -96,7 +96,7 @@ def test_the_same_files_make_the_same_archive(script: ModuleType, tmp_path: Path
         assert tar.getnames() == [f"echo-swarm-1.0-some-where/wheels/{name}" for name in ("a", "b" * 150)]
 
 
-def test_an_archive_takes_the_place_of_its_platforms_earlier_one(script: ModuleType, tmp_path: Path) -> None:
+def test_an_archive_replaces_the_earlier_one_of_its_platform(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "wheelhouse").mkdir()
     (tmp_path / "wheelhouse" / "x").write_text("x")
     serve = tmp_path / "serve"
@@ -124,7 +124,7 @@ def test_the_script_to_serve_knows_the_archives_by_their_hashes(script: ModuleTy
     assert told.returncode == 1 and "Say which hub this came from" in told.stderr
 
 
-def test_windows_has_a_script_of_its_own_where_there_is_an_archive_for_it(script: ModuleType, tmp_path: Path) -> None:
+def test_a_windows_script_is_made_if_a_windows_archive_exists(script: ModuleType, tmp_path: Path) -> None:
     archives = {name: tmp_path / f"echo-swarm-1.0-{name}.tar" for name in ("linux-x86_64", "win32-amd64")}
     for name, archive in archives.items():
         archive.write_text(name)
@@ -134,16 +134,14 @@ def test_windows_has_a_script_of_its_own_where_there_is_an_archive_for_it(script
     line = f"win32-amd64 {hashlib.sha256(b'win32-amd64').hexdigest()} {archives['win32-amd64'].name}"
     found = dict(re.findall(r"^\$(\w+) = @'\n(.*?)\n'@$", text, re.MULTILINE | re.DOTALL))
     program = (script.ROOT / "installers" / "wheelhouse.py").read_text(encoding="utf-8")
-    assert found == {"Archives": line, "Wheelhouse": program.removesuffix("\n")}, (
-        "what is in them is taken as it stands"
-    )
+    assert found == {"Archives": line, "Wheelhouse": program.removesuffix("\n")}, "the parts are inserted unchanged"
     assert text.rstrip().splitlines()[-1].startswith("Install-FromHub #")
-    assert text.isascii(), "whatever encoding it is read in, it is the same"
+    assert text.isascii(), "every encoding reads the text equally"
     archives["win32-amd64"].unlink()
     assert script.index(tmp_path) == [tmp_path / "install.sh"] and not served.exists()
 
 
-def test_a_hub_s_wheelhouse_is_for_the_python_that_makes_it(script: ModuleType) -> None:
+def test_a_hubs_wheelhouse_is_for_its_own_python(script: ModuleType) -> None:
     command = [sys.executable, SCRIPT, "--extra", "hub", "--pythons", "3.1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and "3.1" in done.stderr and script.THIS_PYTHON in done.stderr

@@ -20,7 +20,7 @@ def script() -> ModuleType:
     return module
 
 
-def test_what_the_pages_load_is_the_pinned_release_untouched(script: ModuleType) -> None:
+def test_the_pages_load_the_unmodified_pinned_release(script: ModuleType) -> None:
     for name, sha256 in script.FILES.values():
         assert hashlib.sha256((script.DESTINATION / name).read_bytes()).hexdigest() == sha256
     assert f"(v{script.VERSION})" in (script.DESTINATION / "uplot.min.js").read_text(encoding="utf-8")[:100]

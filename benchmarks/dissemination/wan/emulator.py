@@ -17,12 +17,11 @@ import struct
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from random import Random
 from typing import Any, Final
 
-from benchmarks.dissemination.wan.network import Home, Network, Weather
-from benchmarks.dissemination.wan.segments import HEADER_BYTES, MTU, TUN
+from benchmarks.dissemination.wan.network import HEADER_BYTES, MTU, TUN, Home, Network, Weather
 
 DEVICE: Final = "wan"
 QUEUED_PACKETS: Final = 5_000
@@ -81,36 +80,12 @@ def _go_before_programs() -> None:
         print("the emulator has no right to real-time priority", file=sys.stderr)
 
 
-@dataclass(slots=True)
-class _Punctuality:
-    """Delay of frames after their due time."""
-
-    num_frames: int = 0
-    total_s: float = 0.0
-    most_s: float = 0.0
-    began_at: float = field(default_factory=time.monotonic)
-    began_cpu_s: float = field(default_factory=time.process_time)
-
-    def add(self, late_s: float) -> None:
-        self.num_frames += 1
-        self.total_s += late_s
-        if late_s > self.most_s:
-            self.most_s = late_s
-
-    def as_json(self) -> dict[str, float]:
-        return {
-            "late_ms_mean": 1e3 * self.total_s / max(1, self.num_frames),
-            "late_ms_most": 1e3 * self.most_s,
-            "cores": (time.process_time() - self.began_cpu_s) / (time.monotonic() - self.began_at),
-        }
-
-
 def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> None:
     """Carry packets until standard input ends. `numbers` are those of homes, by address."""
     orders = sys.stdin.fileno()
     watched = [*devices, orders]
     sources = {device: number for number, device in enumerate(devices)}
-    punctuality = _Punctuality()
+    began_at, began_cpu_s = time.monotonic(), time.process_time()
     while True:
         due_at = network.next_at
         wait_s = None if due_at is None else max(0.0, due_at - time.monotonic())
@@ -119,16 +94,14 @@ def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> No
             if device == orders:
                 if not os.read(orders, 4_096):
                     return
-                said = {**network.counts, **punctuality.as_json(), "queue_ms": network.queue_ms()}
-                print(json.dumps(said), flush=True)
+                cores = (time.process_time() - began_cpu_s) / (time.monotonic() - began_at)
+                print(json.dumps({**network.counts, "cores": cores}), flush=True)
                 network.counts.clear()
-                punctuality = _Punctuality()
+                began_at, began_cpu_s = time.monotonic(), time.process_time()
             else:
                 _take(device, sources[device], numbers, network)
-        now = time.monotonic()
-        for target, frame, at in network.deliver(now):
+        for target, frame in network.deliver(time.monotonic()):
             os.write(devices[target], frame)
-            punctuality.add(now - at)
 
 
 def _take(device: int, source: int, numbers: dict[bytes, int], network: Network) -> None:

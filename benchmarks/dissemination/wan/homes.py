@@ -22,8 +22,7 @@ from benchmarks.dissemination.links import (
     delete_namespaces,
     run_command,
 )
-from benchmarks.dissemination.wan.network import Home, Weather
-from benchmarks.dissemination.wan.segments import MTU, TUN
+from benchmarks.dissemination.wan.network import MTU, TUN, Home, Weather
 
 HUB: Final = Home(up=100, down=1000, delay_ms=5)
 HOMES: Final = (
@@ -117,8 +116,8 @@ class Wan:
             raise RuntimeError(f"the emulated network did not open: {said or 'see what it says above'}")
 
     def carried(self) -> dict[str, Any]:
-        """Counts since the last call: packets `sent`, `lost` and dropped from a `full` queue, mean and largest delay of
-        frames, the emulator's share of a core, and the waiting time before each host's uplink. Raises RuntimeError."""
+        """Counts since the last call: packets `sent`, `lost` and dropped from a `full` queue, and the emulator's share
+        of a core. Raises RuntimeError."""
         if not (said := self._ask("")):
             raise RuntimeError("the emulated network has ended: see what it says above")
         return {"sent": 0, "lost": 0, "full": 0, **json.loads(said)}
@@ -172,8 +171,7 @@ def conditions() -> str:
         f"{HUB.up:g} Mbit/s up, {HUB.delay_ms:g} ms; {len(HOMES)} homes, {min(ups):g} to {max(ups):g} up, "
         f"{min(downs):g} to {max(downs):g} down, {min(delays):g} to {max(delays):g} ms one way each; jitter of up to "
         f"{JITTER_MS:g} ms; queues of {UP_QUEUE_MS:g} ms up, {DOWN_QUEUE_MS:g} down; packets lost by chance, seeded; "
-        f"TCP with {congestion_control()}; emulator_cores: what it takes of a core, emulator_late_ms: how late its "
-        "packets are on average; up_queue_ms: how long what a home sends waits before its uplink, on average"
+        f"TCP with {congestion_control()}; emulator_cores: its share of a core"
     )
 
 

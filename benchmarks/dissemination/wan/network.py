@@ -9,15 +9,74 @@ and continues as frames of the remaining packets.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
-from statistics import fmean
 from typing import Final
 
-from benchmarks.dissemination.wan import segments
+TUN: Final = "/dev/net/tun"
+HEADER_BYTES: Final = 10
+MTU: Final = 1_500
+_TCP: Final = 6
+_FIN_PSH: Final = 0x09
+_NONE, _TCPV4, _ECN = 0, 1, 0x80
+_HEADER: Final = struct.Struct("<BBHHHH")
+"""flags, gso_type, hdr_len, gso_size, csum_start, csum_offset"""
+
+
+def sizes(frame: bytes) -> list[int]:
+    """Sizes of the IPv4 packets that a line carries for the frame. All segments have the headers of the first."""
+    gso_type, gso_size = frame[1], int.from_bytes(frame[4:6], "little")
+    num_bytes = len(frame) - HEADER_BYTES
+    if gso_type & ~_ECN == _NONE:
+        return [num_bytes]
+    headers = _headers_bytes(frame)
+    whole, rest = divmod(num_bytes - headers, gso_size)
+    return [headers + gso_size] * whole + ([headers + rest] if rest else [])
+
+
+def cut(frame: bytes, first: int, end: int) -> bytes:
+    """Extract segments `first` to `end - 1` of a frame."""
+    flags, gso_type, hdr_len, gso_size, csum_start, csum_offset = _HEADER.unpack_from(frame)
+    headers = _headers_bytes(frame)
+    data_at = HEADER_BYTES + headers
+    data = frame[data_at + first * gso_size : data_at + end * gso_size]
+    is_last = data_at + end * gso_size >= len(frame)
+    packet = bytearray(frame[HEADER_BYTES:data_at])
+    ip_bytes = 4 * (packet[0] & 15)
+    packet[2:4] = (headers + len(data)).to_bytes(2, "big")
+    number = int.from_bytes(packet[4:6], "big") + first
+    packet[4:6] = (number & 0xFFFF).to_bytes(2, "big")
+    packet[10:12] = b"\0\0"
+    packet[10:12] = (_sum(bytes(packet[:ip_bytes])) ^ 0xFFFF).to_bytes(2, "big")
+    sequence = int.from_bytes(packet[ip_bytes + 4 : ip_bytes + 8], "big") + first * gso_size
+    packet[ip_bytes + 4 : ip_bytes + 8] = (sequence & 0xFFFFFFFF).to_bytes(4, "big")
+    if not is_last:
+        packet[ip_bytes + 13] &= ~_FIN_PSH
+    # The kernel completes the checksum; this is the sum over addresses, protocol and length.
+    of_pseudo_header = bytes(packet[12:20]) + struct.pack("!BBH", 0, _TCP, headers - ip_bytes + len(data))
+    packet[ip_bytes + 16 : ip_bytes + 18] = _sum(of_pseudo_header).to_bytes(2, "big")
+    if len(data) <= gso_size:
+        gso_type = gso_size = hdr_len = 0
+    return _HEADER.pack(flags, gso_type, hdr_len, gso_size, csum_start, csum_offset) + packet + data
+
+
+def _headers_bytes(frame: bytes) -> int:
+    """Size of the IP and TCP headers together."""
+    ip_bytes = 4 * (frame[HEADER_BYTES] & 15)
+    return ip_bytes + 4 * (frame[HEADER_BYTES + ip_bytes + 12] >> 4)
+
+
+def _sum(data: bytes) -> int:
+    """Ones' complement sum (RFC 1071) of an even number of bytes."""
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
 
 LEAST_QUEUE_BYTES: Final = 16_384
 """Least queue of a home router, however slow the line."""
@@ -56,10 +115,6 @@ class _Line:
         self._most_waiting_s = max(queue_ms / 1e3, LEAST_QUEUE_BYTES * self._s_per_byte)
         self._free_at = 0.0
 
-    def waits_s(self, at: float) -> float:
-        """Waiting time of a packet that comes now."""
-        return max(0.0, self._free_at - at)
-
     def carry(self, num_bytes: int, at: float) -> float | None:
         """Carry a packet; return its departure time, or None for a full queue."""
         begins = self._free_at if self._free_at > at else at
@@ -86,59 +141,51 @@ class Network:
         self._order = 0
         self.counts: Counter[str] = Counter()
         """Packets `sent` into uplinks, `lost`, and dropped from a `full` queue."""
-        self._waits_s: list[list[float]] = [[] for _ in homes]
-        """Waiting times of frames before each home's uplink."""
 
     @property
     def next_at(self) -> float | None:
         """Time of the next event."""
         return self._agenda[0][0] if self._agenda else None
 
-    def queue_ms(self) -> list[float]:
-        """Mean waiting time before each home's uplink since the last call."""
-        waits, self._waits_s = self._waits_s, [[] for _ in self._waits_s]
-        return [1e3 * fmean(frames) if frames else 0.0 for frames in waits]
-
     def send(self, source: int, target: int, frame: bytes, now: float) -> None:
         """Send a frame from a home's network card."""
-        sizes = segments.sizes(frame)
-        self.counts["sent"] += len(sizes)
+        packets = sizes(frame)
+        self.counts["sent"] += len(packets)
         up, loss, begin, left_at = self._up[source], self._losses[source][target], 0, now
-        self._waits_s[source].append(up.waits_s(now))
-        for number, size in enumerate(sizes):
+        for number, size in enumerate(packets):
             through_at = up.carry(size, now)
             if through_at is not None and self._random() >= loss:
                 left_at = through_at
                 continue
             self.counts["full" if through_at is None else "lost"] += 1
-            self._travel(source, target, frame, sizes, begin, number, left_at)
+            self._travel(source, target, frame, packets, begin, number, left_at)
             begin = number + 1
-        self._travel(source, target, frame, sizes, begin, len(sizes), left_at)
+        self._travel(source, target, frame, packets, begin, len(packets), left_at)
 
     def _travel(
-        self, source: int, target: int, frame: bytes, sizes: list[int], begin: int, end: int, left_at: float
+        self, source: int, target: int, frame: bytes, packets: list[int], begin: int, end: int, left_at: float
     ) -> None:
         """Carry the frame's packets `begin` to `end`, which have left the uplink."""
         if begin == end:
             return
-        if end - begin < len(sizes):
-            frame, sizes = segments.cut(frame, begin, end), sizes[begin:end]
+        if end - begin < len(packets):
+            frame, packets = cut(frame, begin, end), packets[begin:end]
         there_at = left_at + self._delays_s[source] + self._delays_s[target] + self._random() * self._jitter_s
         there_at = max(there_at, self._last_at.get((source, target), 0.0))
         self._last_at[source, target] = there_at
-        self._push(there_at, target, frame, sum(sizes))
+        self._push(there_at, target, frame, sum(packets))
 
-    def deliver(self, now: float) -> Iterator[tuple[int, bytes, float]]:
-        """Frames that have passed a downlink by now: target, frame and time."""
+    def deliver(self, now: float) -> Iterator[tuple[int, bytes]]:
+        """Frames that have passed a downlink by now: target and frame."""
         agenda = self._agenda
         while agenda and agenda[0][0] <= now:
             at, _, target, frame, num_bytes = heappop(agenda)
             if not num_bytes:
-                yield target, frame, at
+                yield target, frame
                 continue
             through_at = self._down[target].carry(num_bytes, at)
             if through_at is None:
-                self.counts["full"] += len(segments.sizes(frame))
+                self.counts["full"] += len(sizes(frame))
             else:
                 self._push(through_at, target, frame, 0)
 

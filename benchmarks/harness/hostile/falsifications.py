@@ -65,20 +65,34 @@ class Problems:
 
 
 class Falsification:
-    """An honest node. Attacks override a method. `share` is the share of rollouts that are altered."""
+    """A hostile node, or an honest one if nothing is changed.
 
-    draws_otherwise = False
-    """True if the engine itself draws otherwise than leased, so that every rollout is forged."""
-    has_policies = True
-    """False if the engine samples from the base model, whatever version it claims."""
+    `share` is the share of rollouts that `alter` changes. `temperature` multiplies that of the lease. `has_policies` is
+    False if the engine samples from the base model, whatever version it claims. `says` is the precision that the node
+    claims; empty for the engine's own.
+    """
 
-    def __init__(self, share: float = 1.0) -> None:
+    def __init__(
+        self,
+        share: float = 1.0,
+        *,
+        alter: Alter | None = None,
+        temperature: float = 1.0,
+        has_policies: bool = True,
+        says: str = "",
+    ) -> None:
         self.problems: Problems | None = None
         self.num_told = 0
         """Finished rollouts so far."""
+        self.before: FinishedRollout | None = None
+        """The rollout before the present one."""
+        self.has_policies = has_policies
+        self.says = says
+        self.draws_otherwise = temperature != 1.0 or not has_policies or bool(says)
+        """True if the engine itself draws otherwise than leased, so that every rollout is forged."""
         self._share = share
-        self.says = ""
-        """The precision that the node claims; empty for the engine's own."""
+        self._alter = alter
+        self._temperature = temperature
 
     def base(self, base_dir: Path, _scratch: Path) -> Path:
         """Return the directory of the model to load."""
@@ -86,17 +100,16 @@ class Falsification:
 
     def asked(self, request: GroupRequest) -> Sequence[GroupRequest]:
         """Return the requests that the engine gets for this lease."""
-        return (request,)
+        return (replace(request, temperature=request.temperature * self._temperature),)
 
     def told(self, rollout: FinishedRollout, request: GroupRequest, _number: int) -> Sequence[EngineEvent]:
         """Return the events that the node gets. `request` is the lease, `_number` the place of the request in
         `asked`."""
         self.num_told += 1
         is_altered = int(self.num_told * self._share) > int((self.num_told - 1) * self._share)
-        return [self.altered(rollout, request) if is_altered else rollout]
-
-    def altered(self, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
-        return rollout
+        told = self._alter(self, rollout, request) if self._alter is not None and is_altered else rollout
+        self.before = rollout
+        return [told]
 
     @property
     def known(self) -> Problems:
@@ -104,40 +117,68 @@ class Falsification:
         return self.problems
 
 
-class ForgedDigits(Falsification):
-    """The right answer with another last digit. Its right digits are claimed at `nats`, so that the update pushes a
-    good policy away from them with full force."""
+Alter = Callable[[Falsification, FinishedRollout, GroupRequest], EngineEvent]
 
-    def __init__(self, nats: float, share: float = 1.0) -> None:
-        super().__init__(share)
-        self._nats = nats
 
-    def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-        answer = self.known.answer(request)
+def forged_digits(nats: float) -> Alter:
+    """Write the right answer with another last digit. Its right digits are claimed at `nats`, so that the update pushes
+    a good policy away from them with full force."""
+
+    def alter(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+        answer = node.known.answer(request)
         wrong = answer[:-1] + str((int(answer[-1]) + 1) % 10)
-        return self.known.written(rollout, request, wrong, [*[self._nats] * (len(wrong) - 1), -0.1, -0.1])
+        return node.known.written(rollout, request, wrong, [*[nats] * (len(wrong) - 1), -0.1, -0.1])
+
+    return alter
 
 
-class UnlikelyClaims(Falsification):
-    """Honest draws, each token claimed at -10 nats."""
-
-    def altered(self, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
-        return replace(rollout, behavior_logprobs=np.full_like(rollout.behavior_logprobs, -10.0))
-
-
-class HandWritten(Falsification):
-    """The right answer, claimed as likely."""
-
-    def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-        answer = self.known.answer(request)
-        return self.known.written(rollout, request, answer, [-0.1] * (len(answer) + 1))
+def hand_written(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+    """Write the right answer, claimed as likely."""
+    answer = node.known.answer(request)
+    return node.known.written(rollout, request, answer, [-0.1] * (len(answer) + 1))
 
 
-class HandWrittenLater(HandWritten):
-    """Honest for the first `TURNS_AFTER` rollouts."""
+def hand_written_later(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+    """Stay honest for the first `TURNS_AFTER` rollouts."""
+    return rollout if node.num_told <= TURNS_AFTER else hand_written(node, rollout, request)
 
-    def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-        return rollout if self.num_told <= TURNS_AFTER else super().altered(rollout, request)
+
+def claimed_at(nats: float) -> Alter:
+    """Claim the same log-probability for each token of honest draws."""
+    return lambda node, rollout, request: replace(
+        rollout, behavior_logprobs=np.full_like(rollout.behavior_logprobs, nats)
+    )
+
+
+def shifted_claims(nats: float) -> Alter:
+    """Claim each log-probability of honest draws `nats` too high."""
+    return lambda node, rollout, request: replace(
+        rollout, behavior_logprobs=np.minimum(rollout.behavior_logprobs + np.float32(nats), 0)
+    )
+
+
+def claims_of_failures(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+    """Claim the tokens of wrong answers 3 nats too low."""
+    return rollout if node.known.is_right(rollout, request) else shifted_claims(-3.0)(node, rollout, request)
+
+
+def copied(node: Falsification, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
+    """Send the previous rollout again."""
+    if node.before is None:
+        return rollout
+    return replace(
+        rollout,
+        completion_ids=node.before.completion_ids,
+        behavior_logprobs=node.before.behavior_logprobs,
+        finish_reason=node.before.finish_reason,
+    )
+
+
+def failures_only(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+    """Send rollouts without reward, and give back the others."""
+    if not node.known.is_right(rollout, request):
+        return rollout
+    return GroupFailed(lease_id=rollout.lease_id, code="failed", what="no reason")
 
 
 class Rerolled(Falsification):
@@ -164,69 +205,11 @@ class Rerolled(Falsification):
         return [max((drawn[each] for each in range(REROLLS)), key=lambda one: self.known.is_right(one, request))]
 
 
-class Copied(Falsification):
-    """Sends the previous rollout again in place of each rollout."""
-
-    def __init__(self, share: float = 1.0) -> None:
-        super().__init__(share)
-        self._before: FinishedRollout | None = None
-
-    def altered(self, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
-        before, self._before = self._before, rollout
-        if before is None:
-            return rollout
-        return replace(
-            rollout,
-            completion_ids=before.completion_ids,
-            behavior_logprobs=before.behavior_logprobs,
-            finish_reason=before.finish_reason,
-        )
-
-
-class FailuresOnly(Falsification):
-    """Sends rollouts without reward, and gives back the others."""
-
-    def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-        if not self.known.is_right(rollout, request):
-            return rollout
-        return GroupFailed(lease_id=rollout.lease_id, code="failed", what="no reason")
-
-
-class OtherTemperature(Falsification):
-    """Samples at `factor` times the temperature, and claims those log-probabilities."""
-
-    draws_otherwise = True
-
-    def __init__(self, factor: float, share: float = 1.0) -> None:
-        super().__init__(share)
-        self._factor = factor
-
-    def asked(self, request: GroupRequest) -> Sequence[GroupRequest]:
-        return (replace(request, temperature=request.temperature * self._factor),)
-
-
-class OldVersion(Falsification):
-    """Samples from the base model, whatever version it claims."""
-
-    draws_otherwise = True
-    has_policies = False
-
-
-class OtherPrecision(Falsification):
-    """Claims that the engine computes in float32."""
-
-    draws_otherwise = True
-
-    def __init__(self, share: float = 1.0) -> None:
-        super().__init__(share)
-        self.says = "f32"
-
-
 class SmallerModel(Falsification):
     """Leaves out the last layer of the model. No adapter fits it, so adapters are left out too."""
 
-    draws_otherwise = True
-    has_policies = False
+    def __init__(self, share: float = 1.0) -> None:
+        super().__init__(share, has_policies=False)
 
     def base(self, base_dir: Path, scratch: Path) -> Path:
         smaller = scratch / "smaller_model"
@@ -245,41 +228,23 @@ class SmallerModel(Falsification):
         return smaller
 
 
-class ShiftedClaims(Falsification):
-    """Honest draws. Each log-probability is claimed `nats` too high."""
-
-    def __init__(self, nats: float, share: float = 1.0) -> None:
-        super().__init__(share)
-        self._nats = nats
-
-    def altered(self, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
-        return replace(rollout, behavior_logprobs=np.minimum(rollout.behavior_logprobs + np.float32(self._nats), 0))
-
-
-class ClaimsOfFailures(ShiftedClaims):
-    """Shifted claims of rollouts with a wrong answer."""
-
-    def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-        return rollout if self.known.is_right(rollout, request) else super().altered(rollout, request)
-
-
 FALSIFICATIONS: Final[Mapping[str, Callable[[float], Falsification]]] = {
-    "forged digits": partial(ForgedDigits, -19.5),
-    "forged digits, possible claims": partial(ForgedDigits, -9.0),
-    "claims of -10": UnlikelyClaims,
+    "forged digits": partial(Falsification, alter=forged_digits(-19.5)),
+    "forged digits, possible claims": partial(Falsification, alter=forged_digits(-9.0)),
+    "claims of -10": partial(Falsification, alter=claimed_at(-10.0)),
     "re-rolled for reward": Rerolled,
-    "hand-written answers": HandWritten,
-    "hand-written later": HandWrittenLater,
-    "wrong version": OldVersion,
-    "temperature 0.7": partial(OtherTemperature, 0.7),
-    "temperature 1.5": partial(OtherTemperature, 1.5),
+    "hand-written answers": partial(Falsification, alter=hand_written),
+    "hand-written later": partial(Falsification, alter=hand_written_later),
+    "wrong version": partial(Falsification, has_policies=False),
+    "temperature 0.7": partial(Falsification, temperature=0.7),
+    "temperature 1.5": partial(Falsification, temperature=1.5),
     "smaller model": SmallerModel,
-    "claims to be float32": OtherPrecision,
-    "claims all lower": partial(ShiftedClaims, -0.3),
-    "claims all higher": partial(ShiftedClaims, 0.3),
-    "claims of failures": partial(ClaimsOfFailures, -3.0),
-    "copied rollouts": Copied,
-    "failures only": FailuresOnly,
+    "claims to be float32": partial(Falsification, says="f32"),
+    "claims all lower": partial(Falsification, alter=shifted_claims(-0.3)),
+    "claims all higher": partial(Falsification, alter=shifted_claims(0.3)),
+    "claims of failures": partial(Falsification, alter=claims_of_failures),
+    "copied rollouts": partial(Falsification, alter=copied),
+    "failures only": partial(Falsification, alter=failures_only),
     "honest": Falsification,
 }
 """By the name that benchmarks show. Each is made with the share of rollouts to falsify. The last one is the

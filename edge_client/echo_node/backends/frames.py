@@ -15,8 +15,8 @@ from echo_shared.messages import FinishReason
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
 from echo_shared.scoring import ScoreRequest
 
-_SCALARS: Final = ("lease_id", "group_id", "index", "policy_version", "sampling_s", "num_given")
-_PART_SCALARS: Final = ("lease_id", "index", "policy_version", "start", "sampling_s")
+_ARRAYS: Final = frozenset({"completion_ids", "behavior_logprobs"})
+_PART_ARRAYS: Final = frozenset({"ids", "logprobs"})
 
 
 def group_to_frame(request: GroupRequest) -> dict[str, Any]:
@@ -31,45 +31,37 @@ def group_from_frame(frame: dict[str, Any]) -> GroupRequest:
 
 def parts_to_frame(parts: Sequence[DrawnPart]) -> dict[str, Any]:
     """Pack parts column by column, like `rollouts_to_frame`. `parts` is not empty."""
-    return {
-        **{name: [getattr(part, name) for part in parts] for name in _PART_SCALARS},
-        "lengths": [len(part.ids) for part in parts],
-        "ids": np.concatenate([part.ids for part in parts]),
-        "logprobs": np.concatenate([part.logprobs for part in parts]),
-    }
+    return {**_columns(parts, _PART_ARRAYS), "lengths": [len(part.ids) for part in parts]}
 
 
 def parts_from_frame(frame: dict[str, Any]) -> Iterator[DrawnPart]:
-    begin = 0
-    for row, length in enumerate(frame["lengths"]):
-        here = slice(begin, begin + length)
-        begin += length
-        scalars = {name: frame[name][row] for name in _PART_SCALARS}
-        yield DrawnPart(**scalars, ids=frame["ids"][here], logprobs=frame["logprobs"][here])
+    return (DrawnPart(**row) for row in _rows(frame, _PART_ARRAYS))
 
 
 def rollouts_to_frame(rollouts: list[FinishedRollout]) -> dict[str, Any]:
     """Pack rollouts column by column, arrays concatenated: many rollouts cost little more than one."""
-    return {
-        **{name: [getattr(rollout, name) for rollout in rollouts] for name in _SCALARS},
-        "finish_reason": [rollout.finish_reason.value for rollout in rollouts],
-        "lengths": [len(rollout.completion_ids) for rollout in rollouts],
-        "completion_ids": np.concatenate([rollout.completion_ids for rollout in rollouts]),
-        "behavior_logprobs": np.concatenate([rollout.behavior_logprobs for rollout in rollouts]),
-    }
+    return {**_columns(rollouts, _ARRAYS), "lengths": [len(rollout.completion_ids) for rollout in rollouts]}
 
 
 def rollouts_from_frame(frame: dict[str, Any]) -> Iterator[FinishedRollout]:
+    for row in _rows(frame, _ARRAYS):
+        yield FinishedRollout(**{**row, "finish_reason": FinishReason(row["finish_reason"])})
+
+
+def _columns(values: Sequence[DrawnPart] | Sequence[FinishedRollout], arrays: frozenset[str]) -> dict[str, Any]:
+    """Return each field of all values, `arrays` concatenated."""
+    columns = {field.name: [getattr(value, field.name) for value in values] for field in fields(values[0])}
+    return {name: np.concatenate(column) if name in arrays else column for name, column in columns.items()}
+
+
+def _rows(frame: dict[str, Any], arrays: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """Return the fields of each value that `_columns` packed."""
+    scalars = [name for name in frame if name not in arrays and name != "lengths"]
     begin = 0
     for row, length in enumerate(frame["lengths"]):
         here = slice(begin, begin + length)
         begin += length
-        yield FinishedRollout(
-            **{name: frame[name][row] for name in _SCALARS},
-            finish_reason=FinishReason(frame["finish_reason"][row]),
-            completion_ids=frame["completion_ids"][here],
-            behavior_logprobs=frame["behavior_logprobs"][here],
-        )
+        yield {**{name: frame[name][row] for name in scalars}, **{name: frame[name][here] for name in arrays}}
 
 
 def score_to_frame(request: ScoreRequest) -> dict[str, Any]:

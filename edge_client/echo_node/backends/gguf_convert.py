@@ -1,8 +1,8 @@
-"""Hugging Face safetensors to GGUF, and PEFT LoRA to GGUF LoRA: what llama.cpp loads.
+"""Convert Hugging Face safetensors to GGUF, and PEFT LoRA to GGUF LoRA, for llama.cpp.
 
-The model file is vocabulary-free: token ids go in and come out, text is the hub's business. It is derived once for each
-directory, precision and `FORMAT`, and moved into place when it is whole; the caller's directory stands for the content
-of the base. Tensors are converted one at a time. K-quants are made from a 16-bit file by llama.cpp itself.
+The model file has no vocabulary: the engine works on token ids, and the hub handles text. A file is converted once for
+each directory, precision and `FORMAT`, and moved into place when complete. The caller uses one directory per content of
+the base. Tensors are converted one at a time. llama.cpp itself makes K-quants from a 16-bit file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from echo_shared.files import disk_error, sync
 from echo_shared.tensors import TensorFile
 
 FORMAT: Final = 1
-"""Rises when the same artefact converts to different bytes."""
+"""Increase it when the same artefact converts to different bytes."""
 
 _ARCHITECTURES: Final = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
@@ -54,12 +54,12 @@ _K_QUANTS: Final = {
 }
 _Q8_0_BLOCK: Final = 32
 _EXACT_BYTES: Final = 256 * 2**20
-"""A model that is smaller than this in float32 runs in float32, exactly."""
+"""Float32 size below which a model runs in float32, exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What a config.json says of the model, as far as llama.cpp must know it."""
+    """The part of a config.json that llama.cpp needs."""
 
     architecture: str
     num_layers: int
@@ -76,11 +76,11 @@ class ModelShape:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that the KV cache holds for one token."""
+        """Numbers in the KV cache for one token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def in_and_out(self, layer: str) -> tuple[int, int]:
-        """Columns and rows of the matrix of a layer with this path."""
+        """Return the columns and rows of the matrix of a layer with this path."""
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden_size, heads),
@@ -95,19 +95,19 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFile:
-    """What llama.cpp loads."""
+    """The file that llama.cpp loads."""
 
     path: Path
     is_exact: bool
-    """All weights are float32."""
+    """True if all weights are float32."""
     precision: str
-    """Empty = the file's own, which is not f32."""
+    """Empty if the file came with its own precision, other than f32."""
     is_converted: bool = True
-    """False: the base model came as this file."""
+    """False if the base model came as this file."""
 
 
 def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) -> ModelFile:
-    """The model in `base_dir` at this precision, converted if need be; a GGUF file is used as it is.
+    """Return the model in `base_dir` at this precision, converted if necessary. A GGUF file is used unchanged.
 
     Raises BackendError, CodecError or StorageError.
     """
@@ -115,14 +115,14 @@ def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) 
     if given is not None:
         if precision != "auto":
             raise BackendError(
-                "A base model that comes as a GGUF file has the precision that it has.",
+                "The precision of a base model in a GGUF file cannot be changed.",
                 got=f"precision {precision} for {given.name}",
                 do="Set the precision to auto.",
             )
         file_type = gguf.GGUFReader(given).get_field("general.file_type")
         is_exact = file_type is not None and file_type.contents() == gguf.LlamaFileType.ALL_F32
         return ModelFile(path=given, is_exact=is_exact, precision="f32" if is_exact else "", is_converted=False)
-    read_shape(base_dir)  # What it raises says more than that there are no weights.
+    read_shape(base_dir)  # Check the shape first: its errors tell more than "no weights".
     if precision == "auto":
         precision = _suitable_precision(base_dir, derived_dir, gpu=gpu)
     path = convert_model(base_dir, derived_dir, precision)
@@ -130,16 +130,16 @@ def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) 
 
 
 def given_gguf(base_dir: Path) -> Path | None:
-    """The base model's own GGUF file, if that is what it consists of."""
+    """Return the base model's GGUF file if the model consists of one, else None."""
     files = list(base_dir.glob("*.gguf"))
     return files[0] if len(files) == 1 and not any(base_dir.glob("*.safetensors")) else None
 
 
 def _suitable_precision(base_dir: Path, derived_dir: Path, *, gpu: bool) -> str:
-    """Exact where that is cheap; else 16 bits while the weights take up to a third of the memory; else 8.
+    """Return float32 for small models, 16 bits if weights fit in a third of the memory, else q8_0.
 
-    Where a converted file has taken the weights' place, its precision is kept. A CPU that multiplies bfloat16 itself
-    does so twice as fast as the float16 that it must widen first.
+    If a converted file has replaced the weights, keep its precision. A CPU with bfloat16 products computes bfloat16
+    twice as fast as float16, which it must widen first.
     """
     if not any(base_dir.glob("*.safetensors")):
         for precision in (*_TYPES, *_K_QUANTS):
@@ -155,7 +155,7 @@ def _suitable_precision(base_dir: Path, derived_dir: Path, *, gpu: bool) -> str:
 
 
 def read_shape(base_dir: Path) -> ModelShape:
-    """The shape of the model in `base_dir`. Raises BackendError when this backend cannot run it."""
+    """Return the shape of the model in `base_dir`. Raises BackendError if this backend cannot run it."""
     given = given_gguf(base_dir)
     return _shape_of_config(base_dir) if given is None else _shape_of_gguf(given)
 
@@ -219,7 +219,7 @@ def _shape_of_config(base_dir: Path) -> ModelShape:
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    # Configurations written before transformers 5 keep the base and the scaling apart.
+    # Configurations from before transformers 5 store rope base and scaling separately.
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -233,9 +233,9 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert_model(base_dir: Path, derived_dir: Path, precision: str) -> Path:
-    """The GGUF of the model in `base_dir`, made if it is not there. Raises BackendError, CodecError or StorageError.
+    """Return the GGUF file of the model in `base_dir`, converting it first if needed.
 
-    `derived_dir` must be another one for a base with other files.
+    Bases with different files must have different `derived_dir`s. Raises BackendError, CodecError or StorageError.
     """
     if precision not in _TYPES and precision not in _K_QUANTS:
         raise BackendError(
@@ -264,7 +264,10 @@ def _converted(base_dir: Path, derived_dir: Path, precision: str) -> Path:
 
 @contextmanager
 def _temporary(target: Path, suffix: str = "tmp") -> Iterator[Path]:
-    """A file next to the target that is gone afterwards, as is what a process that was killed left of such files."""
+    """Yield a temporary file next to the target, deleted at the end.
+
+    Also deletes temporary files of killed processes.
+    """
     for left in target.parent.glob(f"*.{suffix}"):
         left.unlink(missing_ok=True)
     path = target.with_suffix(f".{os.getpid()}.{suffix}")
@@ -276,7 +279,7 @@ def _temporary(target: Path, suffix: str = "tmp") -> Iterator[Path]:
 
 @contextmanager
 def _on_disk(path: Path) -> Iterator[None]:
-    """The disk's refusals as StorageError."""
+    """Turn errors of the disk into StorageError."""
     try:
         yield
     except OSError as error:
@@ -336,7 +339,7 @@ def _write_model(path: Path, base_dir: Path, precision: str) -> None:
 
 
 def _is_left_out(name: str, shape: ModelShape) -> bool:
-    # llama.cpp reads the embedding a second time when there is no output matrix.
+    # Without an output matrix, llama.cpp uses the embedding for the output.
     return name.endswith("rotary_emb.inv_freq") or (shape.tied_embeddings and name == "lm_head.weight")
 
 
@@ -349,7 +352,7 @@ def _kind(dims: tuple[int, ...], precision: str) -> gguf.GGMLQuantizationType:
 
 
 def _rows_in_order(name: str, array: NDArray[np.float32], shape: ModelShape) -> NDArray[np.float32]:
-    """llama.cpp's Llama rotates neighbouring pairs where transformers rotates halves, so q and k change row order."""
+    """Reorder the rows of q and k: llama.cpp's Llama rotates adjacent pairs, transformers rotates halves."""
     num_heads = {"q_proj": shape.num_heads, "k_proj": shape.num_kv_heads}.get(name.split(".")[-2])
     if shape.architecture != "llama" or num_heads is None:
         return array
@@ -381,7 +384,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, precision: str) ->
 
 
 def _rope_freqs(shape: ModelShape) -> NDArray[np.float32] | None:
-    """Llama 3's divisors of the rotary frequencies (transformers.modeling_rope_utils, "llama3")."""
+    """Return Llama 3's divisors of the rotary frequencies (transformers.modeling_rope_utils, "llama3")."""
     rope = shape.rope
     if rope["rope_type"] != "llama3":
         return None
@@ -394,13 +397,13 @@ def _rope_freqs(shape: ModelShape) -> NDArray[np.float32] | None:
 
 
 def write_adapter(adapter: Adapter, shape: ModelShape, path: Path) -> None:
-    """Writes `adapter` as a GGUF LoRA file. Raises BackendError when it is not for a model of `shape`; StorageError."""
+    """Write `adapter` as a GGUF LoRA file. Raises BackendError if it does not fit a model of `shape`, StorageError."""
     with _on_disk(path), closing(gguf.GGUFWriter(path, shape.architecture)) as writer:
         writer.add_type("adapter")
         writer.add_string("adapter.type", "lora")
         for name, array in _adapter_tensors(adapter, shape):
             writer.add_tensor(name, array)
-        # llama.cpp would scale by alpha/r; 0 says that there is nothing left to scale.
+        # llama.cpp would scale by alpha/r; 0 turns that off, because the weights are scaled already.
         writer.add_float32("adapter.lora.alpha", 0.0)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -411,7 +414,7 @@ def _adapter_tensors(adapter: Adapter, shape: ModelShape) -> Iterator[tuple[str,
     names = gguf.get_tensor_name_map(_ARCHITECTURES[shape.architecture], shape.num_layers)
     for module in adapter.modules:
         target = names.get_name(module.path)
-        # llama.cpp would end the process over an adapter on tied embeddings.
+        # llama.cpp would abort the process on an adapter for tied embeddings.
         if target is None or not target.startswith("blk."):
             raise BackendError("An adapter changes a layer that the base model does not have.", got=module.path)
         size = module.a.shape[1], module.b.shape[0]

@@ -176,4 +176,4 @@ def _version(module: str) -> str:
     try:
         return (_MODULES / module / "version").read_text().strip()
     except OSError:
-        return ""  # Not loaded, or part of the kernel, whose release is in the key.
+        return ""  # Not loaded, or built into the kernel, whose release is in the key.

@@ -301,7 +301,7 @@ def _batches(prompts: Sequence[NDArray[np.int32]]) -> Iterator[list[int]]:
 
 
 def _load(base_dir: Path, precision: str) -> tuple[Any, dict[str, Any]]:
-    """The model in evaluation mode, computed with in `precision`, and its configuration."""
+    """Return the model in evaluation mode, computing in `precision`, and its configuration."""
     weights_of(base_dir)
     config = json.loads((base_dir / "config.json").read_bytes())
     if config["model_type"] not in _ARCHITECTURES:

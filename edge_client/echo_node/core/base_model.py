@@ -36,7 +36,7 @@ class BaseModel:
         return first
 
     def lacks_weights(self) -> list[FetchArtefact]:
-        """The base model has to come again: the engine reads files that were deleted."""
+        """Fetch the base model again, because the engine reads files that were deleted."""
         self.fetched = None
         return [] if self._offer is None else [FetchArtefact(policy_version=None, offer=self._offer)]
 

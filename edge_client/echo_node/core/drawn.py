@@ -51,17 +51,6 @@ class _Progress:
         return cls(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), versions=(), num_given=0, num_sent=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """Facts about a finished rollout besides its tokens."""
-
-    num_given: int
-    """Prefix length of the lease. The engine's prefix may be longer, after a restart."""
-    versions: Spans
-    sampling_s: float
-    """Sampling time of all engines and versions on this node."""
-
-
 class Drawn:
     """Progress by lease and index: added by `begin`, removed by `end` or `forget`."""
 
@@ -137,41 +126,33 @@ class Drawn:
                         parts, room = [], MAX_PARTS_TOKENS
         return [*messages, RolloutParts(parts=tuple(parts))] if parts else messages
 
-    def end(self, finished: FinishedRollout) -> Ended:
-        """Remove a finished rollout. Unreported tokens belong to the version that finished the rollout."""
+    def end(self, finished: FinishedRollout) -> Rollout:
+        """Remove a finished rollout, and return its message for the hub.
+
+        Unreported tokens belong to the version that finished the rollout. The message counts the sampling time of all
+        engines on this node, and the prefix of the lease: after a restart, the engine's prefix may be longer.
+        """
         progress = self._leases.get(finished.lease_id, {}).pop(finished.index, None) or _Progress.fresh()
         count = len(finished.completion_ids)
         told = between(progress.versions, 0, count)
         self.num_tokens += count - min(count, len(progress.ids))
         self.num_finished += 1
-        return Ended(
+        versions = grown(told, finished.policy_version, count - min(count, len(progress.ids)))
+        return Rollout(
+            rollout_id=rollout_id(finished.lease_id, finished.index),
+            lease_id=finished.lease_id,
+            group_id=finished.group_id,
+            index=finished.index,
+            policy_version_start=versions[0].policy_version,
+            policy_version_end=versions[-1].policy_version,
+            **{**finished.content(), "sampling_s": progress.earlier_s + finished.sampling_s},
             num_given=progress.num_given,
-            versions=grown(told, finished.policy_version, count - min(count, len(progress.ids))),
-            sampling_s=progress.earlier_s + finished.sampling_s,
+            versions=versions if len(versions) > 1 else (),
         )
 
     def forget(self, lease_id: int) -> None:
         """Remove the lease's rollouts."""
         self._leases.pop(lease_id, None)
-
-
-def as_rollout(finished: FinishedRollout, ended: Ended) -> Rollout:
-    """Build the message for the hub."""
-    versions = ended.versions
-    return Rollout(
-        rollout_id=rollout_id(finished.lease_id, finished.index),
-        lease_id=finished.lease_id,
-        group_id=finished.group_id,
-        index=finished.index,
-        policy_version_start=versions[0].policy_version,
-        policy_version_end=versions[-1].policy_version,
-        completion_ids=finished.completion_ids,
-        behavior_logprobs=finished.behavior_logprobs,
-        finish_reason=finished.finish_reason,
-        sampling_s=ended.sampling_s,
-        num_given=ended.num_given,
-        versions=versions if len(versions) > 1 else (),
-    )
 
 
 def _next_part(lease_id: int, index: int, progress: _Progress, room: int) -> RolloutPart:

@@ -1,13 +1,14 @@
 """The life of the sampling engine: its width, its restarts, and its rests.
 
 Rules:
-- an engine that was stopped on purpose starts again at once, at nobody's cost; so does one without weights, once the
-  base model is here again;
-- one that ran out of memory starts again at once with half its width, until its width is 1: then it died. One that had
-  worked for `STEADY_S` leaks, and keeps its width;
-- one that died starts again at once the first time; in a row of deaths without a finished rollout it waits, longer
-  each time;
-- after `MAX_FAILED_GROUPS` failed groups in a row it rests, longer with each further one.
+
+- an engine that was stopped on purpose restarts at once and counts as no failure; so does an engine that lacks weights,
+  after the base model is fetched again;
+- an engine that ran out of memory restarts at once with half the width. At width 1 it counts as dead. If it had worked
+  for `STEADY_S`, it has a leak and keeps its width;
+- an engine that died restarts at once the first time. After consecutive deaths without a finished rollout it waits,
+  longer each time;
+- after `MAX_FAILED_GROUPS` consecutive failed groups it rests, longer after each further one.
 """
 
 from __future__ import annotations

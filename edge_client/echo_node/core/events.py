@@ -22,8 +22,8 @@ from echo_shared.sampling import DrawnPart, FinishedRollout
 from echo_shared.scoring import Scored
 
 LossCause = Literal["died", "out_of_memory", "stopped", "no_weights"]
-"""Why an engine is gone; `stopped`: the node ended it, for one on a better device or for the machine's owner;
-`no_weights`: it reads the base model's weights, of which only another engine's conversion is here."""
+"""Cause of an engine's end. `stopped`: the node ended it, for an engine on a better device or for the machine's owner.
+`no_weights`: it reads the base model's weights, but only another engine's conversion is on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

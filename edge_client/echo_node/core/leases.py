@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from echo_node.core.drawn import Drawn, as_rollout
+from echo_node.core.drawn import Drawn
 from echo_node.core.effects import CancelLease, Effect, ForgetLease, SpoolLease, SubmitGroup
 from echo_node.core.engine_life import Blame
 from echo_node.core.held import HeldLeases, Unfinished
@@ -133,7 +133,7 @@ class Leases:
         """Return the rollout to spool; None for a revoked or returned rollout, which the hub has already counted."""
         if not self._held.finish(finished.lease_id, finished.index):
             return None
-        return as_rollout(finished, self._drawn.end(finished))
+        return self._drawn.end(finished)
 
     def cancelled(self, lease_id: int) -> list[Effect]:
         """Handle the engine's confirmation that it stopped this lease."""

@@ -1,4 +1,4 @@
-"""The sampling engine as the work loop sees it: one child process at a time, its news as events."""
+"""The sampling engine for the work loop: one child process at a time, with its news as events."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from echo_shared.supervised import Limits
 log = logging.getLogger(__name__)
 
 MEMORY_SHARE: Final = 0.8
-"""Of the machine's memory, which the engine may take unless the settings say otherwise."""
+"""Share of the machine's memory that the engine may use, unless the settings say otherwise."""
 _MOST_SAID: Final = 400
-"""Characters of the reason that the hub is told."""
+"""Longest reason sent to the hub, in characters."""
 _CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "stopped"}
 
 EngineNews = (
@@ -65,20 +65,20 @@ Deliver = Callable[[EngineNews], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFiles:
-    """Where the engine reads and writes."""
+    """Files and directories of the engine."""
 
     base_dir: Path
     base_content: str
-    """Names the base model by what is in it."""
+    """Id of the base model's content."""
     policies_dir: Path
-    """Below it adapters come to lie."""
+    """Directory of adapters."""
     derived_dir: Path
     log: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What every engine is made with, whichever the base model."""
+    """Parts of every engine, independent of the base model."""
 
     chooser: EngineChooser
     widths: Widths
@@ -87,14 +87,14 @@ class EngineParts:
     limits: Limits
     priority: Priority
     bench_seconds: float
-    """For measuring the engine when it is first used on a base; 0 = do not."""
+    """Duration of the measurement when an engine is first used on a base model; 0 means no measurement."""
     cage: CageMode
     cages: GpuCages
     deliver: Deliver
 
 
 def settings_of(config: NodeConfig) -> EngineSettings:
-    """The engine's settings that follow from the node's."""
+    """Return the engine's settings that follow from the node's."""
     return EngineSettings(
         width=config.width,
         threads=config.threads or threads_of(config.manners.cpu_share),
@@ -106,7 +106,7 @@ def settings_of(config: NodeConfig) -> EngineSettings:
 
 
 def threads_of(cpu_share: float) -> int:
-    """CPU threads for this share of the machine, one at least; 0 = the engine's own choice, which is all of it."""
+    """Return the CPU threads for this share of the machine, at least one. 0 lets the engine choose: all of it."""
     return 0 if cpu_share == 1 else max(1, int(cpu_share * sensible_threads()))
 
 
@@ -116,7 +116,7 @@ def limits_of(config: NodeConfig, hardware: Hardware) -> Limits:
 
 
 def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> Place:
-    """Where an engine works, under which its speeds and limits are kept. Blocks as `registry.software`."""
+    """Return the key for an engine's stored speeds and limits. Blocks like `registry.software`."""
     return Place(
         backend=choice.name,
         device=choice.device,
@@ -129,7 +129,7 @@ def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> Pl
 def measured(
     book: SpeedBook, hardware: Hardware, base_content: str, settings: EngineSettings
 ) -> dict[tuple[str, str], Speeds]:
-    """What was measured of each usable engine on this base model, by backend and device. Blocks."""
+    """Return the measured speeds of each usable engine on this base model, by backend and device. Blocks."""
     usable = [possible.choice for possible in registry.survey(hardware) if possible.missing is None]
     found = [(choice, book.find(place_of(choice, hardware, base_content), settings)) for choice in usable]
     return {(choice.name, choice.device): speeds for choice, speeds in found if speeds is not None}
@@ -138,9 +138,9 @@ def measured(
 def chosen(
     book: SpeedBook, hardware: Hardware, base_content: str | None, settings: EngineSettings, wanted: str
 ) -> BackendChoice:
-    """What suits this machine best, by what was measured on the base model if that is known. Blocks.
+    """Return the best engine for this machine, by measurements on the base model if there are any. Blocks.
 
-    Raises BackendError when there is nothing to choose.
+    Raises BackendError if no engine is usable.
     """
     known = {} if base_content is None else measured(book, hardware, base_content, settings)
     rates = {key: speeds.best for key, speeds in known.items()}
@@ -149,25 +149,25 @@ def chosen(
 
 
 def _for_the_hub(what: str) -> str:
-    """The reason as a message can carry it: an engine may say pages, and a message that is too long cannot be made."""
+    """Shorten a reason to the size limit of a message: an engine may report pages of text."""
     return printable_line(what)[:_MOST_SAID]
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """An engine that is up."""
+    """A running engine."""
 
     child: EngineChild
     place: Place
     speeds: Speeds | None
     limit: int
-    """The most rollouts at once that there is memory for; 0 = unknown."""
+    """Most rollouts at once that fit in memory; 0 if unknown."""
 
 
 class EngineSupervisor:
-    """One engine's process on one base model: `run` once, the rest while it runs.
+    """One engine process on one base model. Call `run` once, and the other methods while it runs.
 
-    Calls for a process that is not there, or has just ended, do nothing: EngineLost tells of the end.
+    Calls do nothing before the process starts or after it ends; EngineLost reports the end.
     """
 
     def __init__(self, parts: EngineParts, files: EngineFiles) -> None:
@@ -176,14 +176,14 @@ class EngineSupervisor:
         self._opening: asyncio.Task[_Opened] | None = None
         self._child: EngineChild | None = None
         self._width = 0
-        """With which it runs or was to start; 0 = its own choice."""
+        """Requested width of the process; 0 is the engine's own choice."""
         self._is_ended = False
 
     async def run(self, after_s: float, max_width: int) -> None:
-        """One process from start to end: delivers EngineReady, what it samples, and EngineLost at its end.
+        """Run one process from start to end. Delivers EngineReady, its results, and EngineLost at the end.
 
-        `max_width`, unless 0, is a limit that was learnt just now; it is remembered once the engine has opened with it:
-        what fails at any width fails for another reason.
+        A `max_width` above 0 is a newly learned limit. It is stored once the engine has started with it: an engine that
+        fails at any width fails for another reason.
         """
         self._opening = asyncio.create_task(self._open(after_s, max_width), name="engine's start")
         if self._is_ended:
@@ -213,7 +213,7 @@ class EngineSupervisor:
             self._child = None
             if not self._is_ended:
                 log.debug("The sampling engine ended: %s", error)
-            await child.stop()  # What it holds is free before the next one starts.
+            await child.stop()  # Free its memory before the next engine starts.
             await self._lost(error, child.width)
         finally:
             self._child = None
@@ -221,7 +221,7 @@ class EngineSupervisor:
             await child.stop()
 
     async def _open(self, after_s: float, max_width: int) -> _Opened:
-        """Raises BackendError."""
+        """Start the engine after `after_s`. Raises BackendError."""
         await asyncio.sleep(after_s)
         settings = self._parts.settings
         self._width = settings.width
@@ -252,11 +252,11 @@ class EngineSupervisor:
 
     @property
     def held(self) -> Held | None:
-        """What its cage holds it to; None = no engine is up."""
+        """The resources to which its cage limits the engine; None if no engine is up."""
         return None if self._child is None else self._child.held
 
     def suspend(self) -> None:
-        """Stops all of the engine's threads where they are; it keeps its memory."""
+        """Pause all threads of the engine; it keeps its memory."""
         if self._child is not None:
             self._child.suspend()
 
@@ -265,7 +265,7 @@ class EngineSupervisor:
             self._child.resume()
 
     async def end(self) -> None:
-        """Ends the engine at once, whatever it does: EngineLost tells, as `stopped`."""
+        """End the engine at once, whatever it does. EngineLost follows with the cause `stopped`."""
         self._is_ended = True
         if self._child is not None:
             await self._child.end()
@@ -274,12 +274,14 @@ class EngineSupervisor:
 
     @property
     def _is_measurable(self) -> bool:
-        """Whether to measure: a base that is one GGUF file does not say its bounds where `measure` reads them."""
+        """True if the engine should be measured. `measure` reads bounds from config.json, which a base of one GGUF file
+        lacks.
+        """
         wanted = self._parts.settings.width == 0 and self._parts.bench_seconds > 0
         return wanted and (self._files.base_dir / "config.json").is_file()
 
     async def _tell(self, child: EngineChild) -> None:
-        """Delivers what the engine samples until it ends, which raises BackendError."""
+        """Deliver the engine's results until it ends, which raises BackendError."""
         async for event in child.events():
             match event:
                 case Finished(rollouts=rollouts):
@@ -299,8 +301,10 @@ class EngineSupervisor:
                     assert_never(event)
 
     async def _check_form(self, backend: str) -> None:
-        """Raises BackendError with NO_WEIGHTS where the engine reads weights that a converted file stands for. The
-        engine's process would find that out as well, once it has imported its library."""
+        """Raise BackendError with NO_WEIGHTS if the engine reads weights that a converted file has replaced.
+
+        The engine's process would find out too, but only after importing its library.
+        """
         try:
             replaced = await asyncio.to_thread(drop_replaced, self._files.base_dir)
         except StorageError as error:
@@ -309,7 +313,7 @@ class EngineSupervisor:
             weights_of(self._files.base_dir)
 
     async def _keep_one_form(self, child: EngineChild) -> None:
-        """Deletes what the engine does not read, unless it only stands in for the first choice."""
+        """Delete files that the engine does not read, unless this engine is only a fallback."""
         if self._parts.chooser.is_fallback:
             return
         files = self._files
@@ -319,7 +323,9 @@ class EngineSupervisor:
             log.warning("The base model takes more of the disk than the engine needs: %s", error)
 
     async def _can_come_again(self) -> bool:
-        """Returns True if this node deleted the base model's weights, which count as not here from now on."""
+        """Return True if this node deleted the base model's weights; their marker is then removed, so that they are
+        fetched.
+        """
         try:
             return await asyncio.to_thread(want_weights, self._files.base_dir)
         except StorageError as error:
@@ -335,20 +341,22 @@ class EngineSupervisor:
         await self._parts.deliver(EngineLost(what=_for_the_hub(what), cause=cause, width=width, code=error.code))
 
     async def _make_way(self, child: EngineChild) -> None:
-        """An engine on a device that is not the first choice ends when that is to be had again."""
+        """End an engine on a fallback device once the first choice is available again."""
         if self._parts.chooser.is_fallback:
             await self._parts.chooser.until_another()
             await child.stop()
 
     async def _measure(self, child: EngineChild, place: Place) -> Speeds:
-        """Measures the engine, once for each place. A failure is remembered too: the next start does without."""
+        """Measure the engine, once for each place. A failure is stored too, so that the next start skips the
+        measurement.
+        """
         parts = self._parts
         log.info("Measuring how fast the engine is on this model, for about %.0f s.", parts.bench_seconds)
         try:
             rows = await child.measure(widths=widths_up_to(child.width), budget_s=parts.bench_seconds)
         except BackendError as error:
             if error.code not in (OUT_OF_MEMORY, STOPPED):
-                log.warning("The engine failed when it was measured: it goes on unmeasured.")
+                log.warning("The engine failed when it was measured; the next start skips the measurement.")
                 failed = Speeds.now((), _for_the_hub(error.brief))
                 await asyncio.to_thread(parts.speeds.remember, place, parts.settings, failed)
             raise
@@ -358,7 +366,7 @@ class EngineSupervisor:
         return speeds
 
     def _ready(self, child: EngineChild, speeds: Speeds | None) -> EngineReady:
-        """The news that it is up, as wide as is of use, unless the user says otherwise."""
+        """Return the EngineReady event. Its width is the most useful one, unless the settings name one."""
         width = child.width
         if speeds is None:
             return EngineReady(width=width, precision=child.precision, scores=child.scores)
@@ -372,11 +380,11 @@ class EngineSupervisor:
         return place_of(chooser.choice, chooser.hardware, self._files.base_content)
 
     def _known_limit(self, place: Place) -> int:
-        """The most rollouts at once that there is memory for; 0 = unknown."""
+        """Return the most rollouts at once that fit in memory; 0 if unknown."""
         return self._parts.widths.limit(place, self._parts.limits.memory_bytes)
 
     def _remember_limit(self, place: Place, width: int) -> None:
-        log.warning("The memory did not suffice: from now on at most %d rollouts are sampled at once.", width)
+        log.warning("Memory ran out: from now on at most %d rollouts are sampled at once.", width)
         self._parts.widths.remember(place, self._parts.limits.memory_bytes, width)
 
     async def add_policy(self, version: int, directory: Path | None) -> None:

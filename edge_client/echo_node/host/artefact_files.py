@@ -1,11 +1,11 @@
 """Artefacts on this disk: verification markers, disk space, and removal.
 
-An artefact counts only when its marker, `<name>.verified` next to its directory, names its content and every file still
-has the size and time that it had when it was hashed. The marker is written last and deleted first. A file outside the
-directory may stand in for some of an artefact's own (`echo_node.host.base_forms`).
+An artefact counts only if its marker, `<name>.verified` next to its directory, names its content. Size and modification
+time of each file must match those recorded when it was hashed. The marker is written last and deleted first. A marker
+may name a file outside the directory as a replacement of some files (`echo_node.host.base_forms`).
 
-A power cut may leave a marker without its files. A base is too large to be hashed at each start, so it is synced before
-its marker is written. A policy version must not wait for the disk: it is hashed again after a restart.
+A power cut may leave a marker without its files. A base is too large for hashing at each start. So its files are synced
+before its marker is written. A policy version must not wait for the disk: it is hashed again after a restart.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MARKER_SUFFIX: Final = ".verified"
 CONTENT_DIGITS: Final = 32
 MOST_HEADROOM_BYTES: Final = 256 * 2**20
 HEADROOM_SHARE: Final = 0.05
-"""What a fetch leaves free: this share of the disk, or MOST_HEADROOM_BYTES if that is less."""
+"""Free space that a fetch leaves: this share of the disk, at most MOST_HEADROOM_BYTES."""
 _OUTSIDE: Final = "../"
 
 
@@ -45,7 +45,7 @@ class _Marker(BaseModel):
 
     content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     files: dict[str, tuple[int, int]]
-    """(size in bytes, time of change in nanoseconds) of each, by its path from the artefact's directory."""
+    """(size in bytes, modification time in nanoseconds) of each file, by its path from the artefact's directory."""
     fetched_hex: str
     """Encoded Fetched message, as sent to the hub."""
 
@@ -70,7 +70,7 @@ def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
 
 
 def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
-    """Says that the artefact in `directory` is verified. Raises StorageError."""
+    """Write the marker of a verified artefact. Raises StorageError."""
     with on_disk(directory):
         if manifest.kind == "base":
             for file in manifest.files:
@@ -80,8 +80,10 @@ def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
 
 
 def let_stand_in(directory: Path, file: Path, *, instead_of: str) -> None:
-    """Have the marker, if there is one, name `file` in place of the artefact's files that match the pattern
-    `instead_of`, which may be deleted then. Raises StorageError."""
+    """Let `file` replace the artefact's files that match `instead_of` in the marker, if there is one.
+
+    The replaced files may then be deleted. Raises StorageError.
+    """
     marker = _read(directory)
     if marker is None:
         return
@@ -95,13 +97,13 @@ def let_stand_in(directory: Path, file: Path, *, instead_of: str) -> None:
 
 
 def stands_in(directory: Path) -> bool:
-    """Return True if a file outside `directory` stands in for some of the artefact's own."""
+    """Return True if a file outside `directory` replaces some of the artefact's files."""
     marker = _read(directory)
     return marker is not None and any(path.startswith(_OUTSIDE) for path in marker.files)
 
 
 def unmark(directory: Path) -> None:
-    """Have the artefact count as not here, and leave its files. Raises StorageError."""
+    """Delete the artefact's marker, so that it counts as missing; its files stay. Raises StorageError."""
     with on_disk(directory):
         _marker(directory).unlink(missing_ok=True)
 
@@ -115,7 +117,7 @@ def content_here(directory: Path) -> str | None:
 def delete_changed(directory: Path) -> None:
     """Delete a verified artefact that has changed; keep a partial fetch, which has no marker. Raises StorageError."""
     if _marker(directory).exists():
-        log.warning("%s has changed since it was verified: it is fetched again.", directory.name)
+        log.warning("%s has changed since it was verified, and is fetched again.", directory.name)
         delete_artefact(directory)
 
 
@@ -136,8 +138,10 @@ def try_to_delete(directory: Path) -> None:
 
 
 def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]], *, more_bytes: int = 0) -> None:
-    """Raises StorageError when what is missing of `files` (path, size), and `more_bytes`, do not fit on the disk of
-    `parent`."""
+    """Check that the missing bytes of `files` (path, size) and `more_bytes` fit on the disk of `parent`.
+
+    Raises StorageError if they do not fit.
+    """
     with on_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
         missing_bytes = sum(size_bytes - min(size_bytes, _allocated_bytes(path)) for path, size_bytes in files)
@@ -147,7 +151,7 @@ def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]], *, m
     if missing_bytes > max(0, usable_bytes):
         raise StorageError(
             f"The disk is full: {title} does not fit on it.",
-            got=f"{missing_bytes / 2**20:,.0f} MiB needed at the most, {disk.free / 2**20:,.0f} MiB free",
+            got=f"up to {missing_bytes / 2**20:,.0f} MiB needed, {disk.free / 2**20:,.0f} MiB free",
             do=f"Free some space on the disk of {parent}, or use another disk: --data-dir DIR",
             code=DISK_FULL,
         )
@@ -177,7 +181,7 @@ def _marker(directory: Path) -> Path:
 
 
 def _stats(directory: Path, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
-    # By their names alone: a directory that is a link would lead `..` elsewhere.
+    # Normalise paths as text: if the directory is a symbolic link, `..` would lead elsewhere.
     stats = {path: Path(os.path.normpath(directory / path)).stat() for path in paths}
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 

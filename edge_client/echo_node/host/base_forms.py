@@ -1,13 +1,13 @@
 """The one form in which a base model stays on this disk.
 
-A base model comes as safetensors. torch, MLX and vLLM read these; llama.cpp reads a file that it converts them to. Once
-an engine is up, the form that it reads stays, and all others are deleted. The marker of the artefact names the files of
+A base model comes as safetensors. torch, MLX and vLLM read these; llama.cpp reads a file converted from them. Once an
+engine is up, the form that it reads is kept, and all other forms are deleted. The artefact's marker names the files of
 that form.
 
-The order: the converted file is safe on the disk, the marker names it, the weights are deleted. A node that is killed
-between two of these steps has a base model that its marker calls whole, and deletes the rest of the weights before an
-engine starts again. When an engine needs the weights later, the base model is fetched again; the converted file stays
-until that engine is up.
+The order: the converted file is synced to disk, the marker names it, the weights are deleted. If a node is killed
+between two of these steps, the marker still describes a complete base model. The node then deletes the rest of the
+weights before an engine starts again. If an engine needs the weights later, the base model is fetched again; the
+converted file stays until that engine is up.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SHARES: Final = {"f32": 2.0, "f16": 1.0, "bf16": 1.0, "q8_0": 0.54}
 _QUANTISING: Final = 1.5
 """The same for a K-quant while it is made: a 16-bit file, and the result."""
 _EXACT_BYTES: Final = 128 * 2**20
-"""16-bit weights up to this size are converted to f32 where the precision is `auto`."""
+"""Size of 16-bit weights up to which precision `auto` converts to f32."""
 
 
 def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> None:
-    """Delete all of the base model that the engine which is up does not read. Blocks.
+    """Delete all files of the base model that the running engine does not read. Blocks.
 
-    `converted`: the file in `derived_dir` that this engine reads in place of the weights. A base model without a marker
-    keeps its weights. Raises StorageError; what the engine reads is whole even then.
+    `converted` is the file in `derived_dir` that this engine reads instead of the weights. A base model without a
+    marker keeps its weights. Raises StorageError; the files that the engine reads are complete even then.
     """
     with on_disk(base_dir):
         if converted is not None:
@@ -56,7 +56,7 @@ def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> 
 
 
 def drop_replaced(base_dir: Path) -> bool:
-    """Return True if a converted file stands for the weights; what a killed node left of these is deleted.
+    """Return True if a converted file replaces the weights, after deleting weights that a killed node left.
 
     Blocks. Raises StorageError.
     """
@@ -69,8 +69,10 @@ def drop_replaced(base_dir: Path) -> bool:
 
 
 def want_weights(base_dir: Path) -> bool:
-    """Return True if a converted file stood for the weights: the base model counts as not here from now on, so that the
-    next fetch brings all of it. Blocks. Raises StorageError."""
+    """Return True if a converted file replaced the weights, after deleting the base model's marker.
+
+    The next fetch then downloads the whole base model. Blocks. Raises StorageError.
+    """
     if not stands_in(base_dir):
         return False
     unmark(base_dir)
@@ -89,7 +91,7 @@ def conversion_bytes(base_bytes: int, *, backend: str, precision: str) -> int:
 def largest_base_bytes(room_bytes: int, *, backend: str, precision: str) -> int:
     """Return the largest size of a base model whose fetch and conversion fit into `room_bytes`.
 
-    The sealed files that a base model comes in are as large as itself, and are gone before it is converted.
+    The sealed files of a base model have the model's size, and are deleted before the conversion.
     """
     share = max(1.0, conversion_bytes(2**40, backend=backend, precision=precision) / 2**40)
     return int(room_bytes / (1 + share))

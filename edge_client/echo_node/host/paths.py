@@ -9,12 +9,13 @@ data_dir/
     hubs/<hub>/hub.json       record of a hub; <hub> is a hash of its key
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
-    carriers/<name>.<kind>/   the sealed files that policy versions came in, for other nodes, and that a base comes in
-    derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest. A converted
-                              base takes the place of the weights (`echo_node.host.base_forms`)
-    widths.json               what engines were found to have memory for
-    speeds.json               how fast engines were measured to be
-    gpu_cages.json            in which cage an engine on the GPU starts
+    carriers/<name>.<kind>/   sealed files as transferred: those of policy versions, kept for other nodes, and those
+                              of a base model during its download
+    derived/<name>/<content>/ files made from a base model by an engine; <content> is a hash of its manifest. A
+                              converted base replaces the weights (`echo_node.host.base_forms`)
+    widths.json               widths for which engines had enough memory
+    speeds.json               measured speeds of engines
+    gpu_cages.json            the cage in which an engine on the GPU starts
     logs/
 """
 

@@ -1,7 +1,7 @@
 """Carriers on this node's disk: the sealed files of artefacts, which are served to other nodes.
 
-What is served is bounded whatever the hub says: the carriers of the newest `SERVED` policy versions. The carrier of a
-base model is served while it comes, and no longer.
+The node limits the carriers served, independent of the hub: those of the newest `SERVED` policy versions. A base
+model's carrier is served only during its download.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Carriers:
         self._info_hashes: dict[str, bytes] = {}
         """Info-hashes of arriving and served carriers."""
         self._served: dict[str, int] = {}
-        """Policy version of those that are settled."""
+        """Policy versions of settled carriers."""
         self._unwanted: frozenset[bytes] = frozenset()
         """Info-hashes that no other node needs, from the hub's last message, without those fetched since."""
 
@@ -55,7 +55,7 @@ class Carriers:
             await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
 
     async def settle(self, manifest: Manifest, layout: Layout) -> None:
-        """This node has made use of the carrier of a policy version: from now on it is there for others."""
+        """Mark a policy version's carrier as used by this node. From now on, it is kept only for other nodes."""
         if layout.name not in self._info_hashes:
             return
         if layout.info_hash in self._unwanted:

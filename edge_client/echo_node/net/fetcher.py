@@ -1,11 +1,11 @@
-"""Artefacts for this node: fetched, unsealed, decoded, verified against the hub's signature, served, removed.
+"""Fetch artefacts for this node: unseal, decode and verify them against the hub's signature, serve and remove them.
 
-What the hub on this very host holds in memory is read from there; a base model may come from a model hub. All else
-comes in a carrier, by the way that the hub offers: pushed piece by piece, through the swarm, or from the hub's web
-seed. A push that falls silent goes on through the swarm from what has arrived, and the swarm turns to the web seed by
-itself. The carrier is made into the artefact's files, and these count once their marker is written
-(`echo_node.host.artefact_files`). The carrier of a policy version stays, to be served to others. That of a base model,
-as large as the base model itself, is served while it comes, and deleted once the marker is written.
+If the hub runs on this host, an artefact may be read from the hub's shared memory. A base model may come from a model
+hub. All other artefacts come in a carrier, by the way that the hub offers: pushed piece by piece, through the swarm, or
+from the hub's web seed. A push that falls silent continues through the swarm with the pieces that have arrived. The
+swarm uses the web seed by itself. The carrier is unpacked into the artefact's files, which count once their marker is
+written (`echo_node.host.artefact_files`). The carrier of a policy version is kept, to serve other nodes. The carrier of
+a base model is as large as the model: it is served only during the download, and deleted once the marker is written.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from echo_shared.threads import in_thread
 log = logging.getLogger(__name__)
 
 SILENCE_S: Final = 3.0
-"""A push that has brought nothing for so long goes on through the swarm."""
+"""Seconds without a new piece after which a push continues through the swarm."""
 UNREADABLE: Final = "unreadable"
-"""The code of the SwarmError that a carrier raises which came whole and does not make what the hub signed."""
+"""Code of the SwarmError for a complete carrier that does not decode to the files signed by the hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One artefact to be fetched."""
+    """One artefact to fetch."""
 
     offer: ArtefactOffer
     manifest: Manifest
     layout: Layout
-    """Of the carrier's torrent."""
+    """Layout of the carrier's torrent."""
     on_progress: OnProgress
 
     def fetched(
@@ -86,7 +86,7 @@ class _Job:
         mesh_bytes: int = 0,
         model_hub_bytes: int = 0,
     ) -> Fetched:
-        """How the artefact came, as the hub is told."""
+        """Return the message that tells the hub how the artefact was fetched."""
         return Fetched(
             info_hash=self.layout.info_hash,
             policy_version=self.manifest.policy_version or None,
@@ -101,11 +101,11 @@ class _Job:
 
 
 _Make = Callable[[Path, bytes, Path | None], Mapping[str, str]]
-"""Writes the artefact's files into the directory, and returns their hashes as they were written."""
+"""Write the artefact's files into a directory, and return their hashes as written."""
 
 
 class Fetcher:
-    """One run's artefacts and their carriers. Each artefact is fetched by at most one task at a time."""
+    """One run's artefacts and carriers. At most one task at a time fetches a given artefact."""
 
     def __init__(
         self,
@@ -118,8 +118,10 @@ class Fetcher:
         on_downloaded: Callable[[int], None] = lambda count_bytes: None,
         conversion_bytes: Callable[[int], int] = lambda base_bytes: 0,
     ) -> None:
-        """`on_downloaded` is told of bytes that come from a model hub. `conversion_bytes`: what the engine's conversion
-        of a base model of this size takes of the disk; a base model is fetched where there is room for that as well."""
+        """`on_downloaded` receives the numbers of bytes that come from a model hub. `conversion_bytes` returns the disk
+        space for the engine's conversion of a base model of a given size. A base model is fetched only if there is
+        space for its conversion too.
+        """
         self._swarm = swarm
         self._receiver = receiver
         self._source = source
@@ -130,15 +132,15 @@ class Fetcher:
         self._carriers = Carriers(swarm, carriers, self._trackers)
         self._keys: dict[int, bytes] = {}
         self._under_way: dict[int | None, asyncio.Event] = {}
-        """Set once the fetch has ended."""
+        """By version: an event that is set when the fetch ends."""
         self._base: Manifest | None = None
 
     def set_keys(self, run_keys: RunKeys) -> None:
-        """The run's keys from now on."""
+        """Replace the run's keys."""
         self._keys = {one.key_id: one.key for one in run_keys}
 
     def directory(self, policy_version: int | None) -> Path:
-        """Where the artefact lies, or will lie; None = the base model."""
+        """Return the artefact's directory, which may not exist yet. None means the base model."""
         run_id = self._source.run_id
         if policy_version is None:
             return self._directory / artefacts.artefact_name("base", run_id, 0)
@@ -146,18 +148,19 @@ class Fetcher:
 
     @property
     def base_content(self) -> str:
-        """Names the base model that is here by what is in it; 32 hexadecimal characters."""
+        """Id of the fetched base model's content: 32 hexadecimal characters."""
         assert self._base is not None, "the base has not been fetched"
         return self._base.content[:CONTENT_DIGITS]
 
     async def fetch(
         self, offer: ArtefactOffer, policy_version: int | None, *, on_progress: OnProgress = lambda done, total: None
     ) -> Fetched:
-        """Makes the artefact complete and verified, and says how it came, now or earlier. `share` comes next.
+        """Fetch and verify the artefact, unless it is on disk, and return how it was fetched. Call `share` next.
 
-        `on_progress` counts the bytes that travel. Raises RemoteProtocolError when the offer is not the hub's or not
-        for this artefact, SwarmError when nobody serves it or its files are wrong (`UNREADABLE`: a keyframe is needed),
-        StorageError. Cancel-safe: what has arrived is kept for the next call.
+        `on_progress` receives counts of transferred bytes. Raises RemoteProtocolError if the offer is not signed by the
+        hub or names another artefact. Raises SwarmError if no peer serves the artefact or its files are wrong
+        (`UNREADABLE`: a keyframe is needed), and StorageError. Cancel-safe: the next call uses the pieces that have
+        arrived.
         """
         job = self._open(offer, policy_version, on_progress)
         manifest, directory = job.manifest, self._directory / job.manifest.name
@@ -179,11 +182,14 @@ class Fetcher:
         return fetched
 
     async def share(self, offer: ArtefactOffer, fetched: Fetched) -> None:
-        """The carrier of the policy version that `fetch` has brought by this offer is there for others from now on, if
-        it came here. Raises RemoteProtocolError, SwarmError, StorageError; the carrier is deleted then."""
+        """Serve the carrier of a fetched policy version to other nodes, if the version came in a carrier.
+
+        Raises RemoteProtocolError, SwarmError, StorageError; the carrier is then deleted.
+        """
         manifest, layout = artefacts.open_offer(offer, self._source.hub_key), read_torrent(offer.torrent)
         came_otherwise = fetched.shared_memory_bytes or fetched.model_hub_bytes
-        if came_otherwise or fetched.info_hash != layout.info_hash:  # What lies here may be the beginning of one.
+        # Carrier files on disk may be an incomplete download.
+        if came_otherwise or fetched.info_hash != layout.info_hash:
             return
         try:
             await self._carriers.serve(manifest, layout)
@@ -201,7 +207,8 @@ class Fetcher:
         await asyncio.to_thread(room_for)
         fetched = await self._from_memory(job) or await self._from_model_hub(job)
         if fetched is not None:
-            await self._carriers.discard(manifest.carrier_name)  # Else its beginning could pass for a whole one later.
+            # Otherwise its incomplete files could later be taken for a complete carrier.
+            await self._carriers.discard(manifest.carrier_name)
             return fetched
         carrier = self._carriers.path(manifest)
         files += [(carrier / path, size_bytes) for path, size_bytes in job.layout.files]
@@ -215,7 +222,7 @@ class Fetcher:
             raise
 
     async def _from_memory(self, job: _Job) -> Fetched | None:
-        """None when the artefact, as the hub signed it, cannot be read from this host's memory."""
+        """Read the artefact from the hub's shared memory. Return None if that fails."""
         address = job.offer.shared_memory
         if address is None:
             return None
@@ -227,7 +234,7 @@ class Fetcher:
         return job.fetched(seconds=seconds, shared_memory_bytes=job.manifest.total_bytes)
 
     async def _from_model_hub(self, job: _Job) -> Fetched | None:
-        """None when the offer names none, or the base cannot be had there."""
+        """Download the base model from a model hub. Return None if the offer names none, or if that fails."""
         manifest = job.manifest
         if manifest.source is None:
             return None
@@ -251,7 +258,7 @@ class Fetcher:
         return job.fetched(seconds=time.monotonic() - started_at, model_hub_bytes=manifest.total_bytes)
 
     async def _through_network(self, job: _Job, carrier: Path) -> Fetched:
-        """By the way that is offered or, where that fails, by what is left; unpacked as well."""
+        """Fetch the carrier in the offered way, or in another one if that fails, and unpack it."""
         manifest, offer = job.manifest, job.offer
         job.on_progress(0, job.layout.total_bytes)
         received, unpacked, swarm_bytes, web_seed_bytes, seconds = NOTHING, False, 0, 0, 0.0
@@ -282,14 +289,16 @@ class Fetcher:
         )
 
     async def _receive(self, job: _Job) -> Received:
-        """What the hub sends of its own accord, and what other nodes hand on of it."""
+        """Receive pieces that the hub pushes and other nodes forward."""
         received = await self._receiver.wait(job.layout.info_hash, silence_s=SILENCE_S, on_progress=job.on_progress)
         if not received.complete:
             log.info("The push of %s has fallen silent. The swarm takes over.", job.layout.name)
         return received
 
     async def _receive_unpacking(self, job: _Job, pieces: PieceFile) -> Received:
-        """As `_receive`; unpacked while it comes, so that it is ready as soon as it is whole."""
+        """Receive pieces like `_receive`, and unpack them as they arrive, so that the artefact is ready with the last
+        piece.
+        """
         arriving = ArrivingFile(pieces)
         unpacking = asyncio.create_task(self._unpack(job, partial(_decode, job.manifest, arriving)))
         try:
@@ -305,14 +314,14 @@ class Fetcher:
                 log.debug("%s was not unpacked: %s", job.manifest.name, error)
 
     async def _unpack(self, job: _Job, make: _Make) -> None:
-        """Makes the artefact's verified files, by `make(directory, key, parent)`. Raises SwarmError, StorageError."""
+        """Make the artefact's verified files with `make(directory, key, parent)`. Raises SwarmError, StorageError."""
         manifest = job.manifest
         key = self._keys.get(manifest.key_id)
         if key is None:
             raise SwarmError(
                 f"{manifest.name} is sealed with a key that this node does not have.",
                 got=f"key {manifest.key_id} of the run",
-                do="The hub tells its nodes each new key. If this repeats, ask its operator.",
+                do="The hub sends its nodes each new key. If this repeats, ask the hub's operator.",
             )
         parent = None
         if manifest.delta_parent is not None:
@@ -325,30 +334,30 @@ class Fetcher:
         await in_thread(partial(_verified, manifest, directory, partial(make, directory, key, parent)))
 
     async def close(self) -> None:
-        """Serves nothing any more, so that all files can be deleted."""
+        """Stop serving, so that all files can be deleted."""
         await self._carriers.stop_serving()
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Nobody fetches these carriers any more: they are not served, and deleted."""
+        """Stop serving these carriers, which no node fetches any more, and delete them."""
         await self._carriers.unwanted(info_hashes)
 
     async def abandon(self, policy_version: int) -> None:
-        """Deletes what has come of this version, once its fetch has ended."""
+        """Delete all files of a version, after its fetch has ended."""
         await self._carriers.discard_of(self.directory(policy_version).name)
         await self.remove(policy_version)
 
     async def remove(self, policy_version: int) -> None:
-        """Deletes this version's files; what it came in is served on.
+        """Delete a version's files; its carrier is still served.
 
-        What cannot be deleted now, say because a virus scanner reads it, is left to `take_up`.
+        Files that cannot be deleted now, for example because a virus scanner reads them, are left to `take_up`.
         """
         await asyncio.to_thread(try_to_delete, self.directory(policy_version))
 
     def take_up(self, newest_version: int) -> dict[int, OnDisk]:
-        """This run's newest verified versions from before a restart. Blocks.
+        """Return this run's newest verified versions from before a restart. Blocks.
 
-        All other versions are deleted, as far as the disk allows, and all carriers but those of the newest version and
-        of a base that is not whole yet: a fetch of these goes on where it stopped.
+        Deletes all other versions, as far as the disk allows. Deletes all carriers except those of the newest version
+        and of an incomplete base model, whose fetch can resume.
         """
         prefix = self.directory(0).name.rstrip("0")
         found: dict[int, OnDisk] = {}
@@ -369,7 +378,7 @@ class Fetcher:
         return found
 
     def _open(self, offer: ArtefactOffer, policy_version: int | None, on_progress: OnProgress) -> _Job:
-        """The hub signed the manifest, and it and the torrent are for this artefact and no other."""
+        """Check that the hub signed the manifest, and that manifest and torrent belong to the requested artefact."""
         manifest = artefacts.open_offer(offer, self._source.hub_key)
         wanted = (self.directory(policy_version).name, self._source.run_id, policy_version or 0)
         if (manifest.name, manifest.run_id, manifest.policy_version) != wanted:
@@ -390,7 +399,7 @@ class Fetcher:
 def _unpack_carrier(
     manifest: Manifest, carrier: Path, directory: Path, key: bytes, parent: Path | None
 ) -> Mapping[str, str]:
-    """The artefact's files from a carrier that is whole. Blocks."""
+    """Make the artefact's files from a complete carrier. Blocks."""
     if manifest.carrier == "files":
         paths = [file.path for file in manifest.files]
         return {path: sealing.unseal(carrier / f"{path}{SEALED_SUFFIX}", directory / path, key) for path in paths}
@@ -401,13 +410,16 @@ def _unpack_carrier(
 def _decode(
     manifest: Manifest, payload: Readable, directory: Path, key: bytes, parent: Path | None
 ) -> Mapping[str, str]:
-    """The artefact's files from a sealed payload, as far as it has come and then as it comes. Blocks."""
+    """Make the artefact's files from a sealed payload, waiting for data that has not arrived. Blocks."""
     files = {file.path: file.size_bytes for file in manifest.files}
     return delta.decode(sealing.UnsealingReader(payload, key), directory, files=files, parent=parent)
 
 
 def _verified(manifest: Manifest, directory: Path, make: Callable[[], Mapping[str, str]]) -> None:
-    """Blocks. Raises SwarmError with the code `UNREADABLE`, StorageError; nothing is left in `directory` then."""
+    """Make the files and verify their hashes. Blocks.
+
+    Raises SwarmError with the code `UNREADABLE`, or StorageError; then `directory` is deleted.
+    """
     delete_artefact(directory)
     try:
         artefacts.verify_hashes(manifest, make())
@@ -420,15 +432,15 @@ def _verified(manifest: Manifest, directory: Path, make: Callable[[], Mapping[st
 
 def _unreadable(manifest: Manifest, got: str) -> SwarmError:
     return SwarmError(
-        f"{manifest.name} came whole, but cannot be read.",
+        f"{manifest.name} is complete, but cannot be read.",
         got=got,
-        do="It is fetched again by itself; if this repeats, tell the hub's operator.",
+        do="The node fetches it again by itself; if this repeats, tell the hub's operator.",
         code=UNREADABLE,
     )
 
 
 def _read_from_memory(address: SharedMemory, manifest: Manifest, directory: Path) -> bool:
-    """Whether all of the artefact is in `directory` then, with the signed hashes. Blocks."""
+    """Read the artefact into `directory`, and return True if it is complete and has the signed hashes. Blocks."""
     try:
         shared_memory.read(address, manifest, directory)
         hashed_files.verify_files(manifest, directory)

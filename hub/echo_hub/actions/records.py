@@ -1,4 +1,4 @@
-"""Who did what, and what came of it: the log of actions, and the tokens of scripts."""
+"""The log of operator actions, and API tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 Scope = Literal["read", "operate", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = ("read", "operate", "admin")
-"""Each is good for what those before it are, too."""
+"""In ascending order; each scope includes those before it."""
 
 
 def is_good_for(scope: Scope, wanted: Scope) -> bool:
@@ -18,49 +18,49 @@ def is_good_for(scope: Scope, wanted: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Who wants something done, and by which door."""
+    """The author of an action, and the interface that was used."""
 
     via: Literal["page", "api", "cli"]
     who: str
-    """The address that a page was opened from, a token's name, or a user of the hub's computer."""
+    """The address of the page's visitor, a token's name, or a user of the hub's computer."""
     scope: Scope = "admin"
 
 
 class Outcome(StrEnum):
-    """What has become of an action."""
+    """The outcome of an action."""
 
     WANTED = "wanted"
-    """It is in the books, and the hub has not done it yet."""
+    """Stored in the database, but not carried out yet."""
     DONE = "done"
     REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRecord:
-    """One row of the log."""
+    """One entry of the action log."""
 
     number: int
     asked_at: float
-    """Seconds since the epoch, as all times here."""
+    """Seconds since the epoch, like all times here."""
     via: str
     who: str
     action: str
     request: Mapping[str, Any]
-    """Its fields; never a secret."""
+    """The action's fields; never a secret."""
     undoes: int | None = None
-    """The number of the action that this one takes back."""
+    """Number of the action that this one undoes."""
     outcome: Outcome
     settled_at: float | None = None
-    """When it was done or refused."""
+    """Time when it was done or refused."""
     before: Any = None
     after: Any = None
     detail: str = ""
-    """What came of it, or why it was refused."""
+    """The result, or the reason for the refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiToken:
-    """A script's token: 256 random bits, of which the hub keeps a SHA-256."""
+    """An API token: 256 random bits, of which the hub keeps only the SHA-256."""
 
     token_id: int
     name: str

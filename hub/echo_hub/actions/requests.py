@@ -1,10 +1,10 @@
-"""The one table of what an operator may do: each action with its fields, their bounds, and what it does.
+"""The table of all operator actions: their fields, bounds and effects.
 
-Three thin doors lead here: the operator's page, the JSON API and `echo-hub act`. Each makes one of these of what it is
-given, by `request_of`, and hands it on; `echo_hub.oversight.operator_desk` carries it out.
+Three thin interfaces use it: the operator's page, the JSON API and `echo-hub act`. Each builds a request with
+`request_of`; `echo_hub.oversight.operator_desk` carries it out.
 
-A class is an action. Its docstring is what the doors say of it, its fields are what it is given, in the order of a
-command line. Names of settings are those of the run's config.toml.
+Each class is one action. Its docstring is the description shown in all three; its fields are in the order of the
+command line. Settings have the same names as in the run's config.toml.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Days = Annotated[float, Field(ge=0.01, le=3650)]
 
 def _is_name(name: str) -> str:
     if not name.isprintable() or name != name.strip():
-        raise ValueError("a name is one line, without blanks around it")
+        raise ValueError("a name is one line without surrounding blanks")
     return name
 
 
@@ -30,47 +30,48 @@ PersonName = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_
 
 
 class WrongRequestError(ValueError):
-    """What in a request cannot be, in words for whoever sent it."""
+    """Explains to the sender what is wrong with a request."""
 
 
 class Request(BaseModel):
-    """What all actions have in common."""
+    """Base class of all actions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     SCOPE: ClassVar[Scope] = "operate"
-    """What a token has to be good for."""
+    """The scope that a token needs."""
     IN_BOOKS: ClassVar[bool] = False
-    """It is done as soon as it is in the books, by whoever puts it there; the hub notices within a second. All others
-    are done by the hub that serves the run, or the next one that does."""
+    """True if storing the request completes it. The hub notices the change within a second.
+
+    Other actions wait for the hub that serves the run, now or later.
+    """
     ASKS: ClassVar[bool] = False
-    """The page asks before it does this, for it stops work, locks somebody out or cannot be undone."""
+    """True if the page asks for confirmation: the action stops work, locks someone out or cannot be undone."""
 
 
 class Pause(Request):
-    """Lease nothing until `resume`: what is leased comes in, and the learner trains what is complete."""
+    """Stop leasing until `resume`. Leased work is still received, and the learner trains complete groups."""
 
     action: Literal["pause"] = "pause"
     ASKS = True
 
 
 class Drain(Request):
-    """Open no new group until `resume`: what is open is leased until it is complete, so that nothing is left half
-    done."""
+    """Open no new groups until `resume`. Open groups are leased until complete, so that nothing is left half done."""
 
     action: Literal["drain"] = "drain"
     ASKS = True
 
 
 class Resume(Request):
-    """Lease again, after `pause` or `drain`."""
+    """Resume leasing after `pause` or `drain`."""
 
     action: Literal["resume"] = "resume"
 
 
 class SetMaxStaleness(Request):
-    """How many steps old a rollout may be when it is trained on. What is older is dropped at once, as stale; batches
-    that are written keep what they have."""
+    """Set the maximum age in steps of a rollout at training. Older ones are dropped at once as stale; batches that are
+    already written keep their rollouts."""
 
     action: Literal["max_staleness"] = "max_staleness"
     value: Annotated[int, Field(ge=0, le=1000)]
@@ -78,7 +79,8 @@ class SetMaxStaleness(Request):
 
 
 class SetPublishEvery(Request):
-    """Steps between published versions, from the next version on that the learner has not begun, which is published."""
+    """Set the steps between published versions. The next version that the learner has not begun is published; the
+    interval counts from there."""
 
     action: Literal["publish_every"] = "publish_every"
     value: Annotated[int, Field(ge=1, le=1001)]
@@ -86,7 +88,7 @@ class SetPublishEvery(Request):
 
 
 class SetLearningRate(Request):
-    """Adam's learning rate, from the next step on that the learner has not begun."""
+    """Set Adam's learning rate, from the next step that the learner has not begun."""
 
     action: Literal["learning_rate"] = "learning_rate"
     value: Annotated[float, Field(gt=0, le=1)]
@@ -94,54 +96,53 @@ class SetLearningRate(Request):
 
 
 class SetObjective(Request):
-    """What a step minimises, from the next step on that the learner has not begun. What fits neither the objective nor
-    the other settings is refused as a whole, and so is what would change what a reward comes to."""
+    """Change the objective, from the next step that the learner has not begun. A change that contradicts the objective,
+    other settings or the reward scale is refused as a whole."""
 
     action: Literal["objective"] = "objective"
     value: Annotated[str, Field(min_length=3, max_length=1000)]
-    """NAME=VALUE of the section [objective]; several with blanks between them."""
+    """NAME=VALUE from the section [objective]; several are separated by blanks."""
 
 
 class SetSpendCap(Request):
-    """What all working nodes together may cost in an hour. Beneath a lower cap those that cost more stand by at
+    """Limit the hourly cost of all working nodes together. Under a lower cap, the more expensive nodes stand by at
     once."""
 
     action: Literal["spend_cap_per_hour"] = "spend_cap_per_hour"
     value: Annotated[float, Field(ge=0, le=1e9)]
-    """US dollars; 0 = gifts alone work."""
+    """US dollars per hour; 0 = only free nodes work."""
 
 
 class PublishNow(Request):
-    """Publish the next version that the learner has not begun, whether it is due or not; then on at the interval that
-    holds."""
+    """Publish the next version that the learner has not begun, regardless of the interval, which restarts there."""
 
     action: Literal["publish"] = "publish"
 
 
 class EvaluateNow(Request):
-    """Measure a version on the held-out problems, once."""
+    """Evaluate a version once on the held-out problems."""
 
     action: Literal["evaluate"] = "evaluate"
     version: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    """A published version, 0 = the base; left out: the newest."""
+    """A published version, 0 = the base; default: the newest."""
 
 
 class Export(Request):
-    """Copy a published version into RUN/exports, for `PeftModel.from_pretrained` to load."""
+    """Copy a published version to RUN/exports, from where `PeftModel.from_pretrained` can load it."""
 
     action: Literal["export"] = "export"
     version: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Left out: the newest."""
+    """Default: the newest."""
 
 
 class Ban(Request):
-    """Disconnect a node, refuse it from now on, and give the run a new key, so that it can read nothing more."""
+    """Disconnect a node, refuse it from now on, and change the run key, so that it cannot read later publications."""
 
     action: Literal["ban"] = "ban"
     IN_BOOKS = True
     ASKS = True
     node: NodeId
-    """As `echo-hub nodes` prints it."""
+    """As printed by `echo-hub nodes`."""
 
 
 class Unban(Request):
@@ -151,92 +152,92 @@ class Unban(Request):
     IN_BOOKS = True
     ASKS = True
     node: NodeId
-    """As `echo-hub nodes` prints it."""
+    """As printed by `echo-hub nodes`."""
 
 
 class Pardon(Request):
-    """Let a quarantined node begin anew: all that it sends is checked again, before anybody trains on it."""
+    """Let a quarantined node start over: everything it sends is checked before it is trained on."""
 
     action: Literal["pardon"] = "pardon"
     IN_BOOKS = True
     ASKS = True
     node: NodeId
-    """As `echo-hub nodes` prints it."""
+    """As printed by `echo-hub nodes`."""
 
 
 class TrustNode(Request):
-    """Take a node for one that has long proven itself, as you may one of your own: its rollouts need not wait for their
-    checks, and few are checked. What is found then counts as it does of any other; with another engine it has to prove
-    itself like others."""
+    """Treat a node as proven, for example one of your own: its rollouts need not wait for checks, and few are checked.
+    Failed checks count as for any node; with another engine it must prove itself again."""
 
     action: Literal["trust"] = "trust"
     ASKS = True
     node: NodeId
-    """As `echo-hub nodes` prints it."""
+    """As printed by `echo-hub nodes`."""
 
 
 class DistrustNode(Request):
-    """Have a node prove itself anew: all that it sends is checked, before anybody trains on it."""
+    """Make a node prove itself again: everything it sends is checked before it is trained on."""
 
     action: Literal["distrust"] = "distrust"
     node: NodeId
-    """As `echo-hub nodes` prints it."""
+    """As printed by `echo-hub nodes`."""
 
 
 class MakeInvite(Request):
-    """Invite a person: a token, shown once, that lets a few nodes join. Those that have come may always come back."""
+    """Invite a person: create a token, shown once, that lets a few nodes join. Nodes that have joined may always
+    reconnect."""
 
     action: Literal["invite"] = "invite"
     SCOPE = "admin"
     IN_BOOKS = True
     name: PersonName
-    """Whom it is for."""
+    """The invited person."""
     keys: Annotated[int, Field(ge=1, le=10_000)] = 3
-    """Nodes that may come by it, each with its key."""
+    """Nodes that may join with it, each with its own key."""
     days: Days = 30.0
-    """New nodes may come by it for so long."""
+    """Days until new nodes can no longer join with it."""
 
 
 class RevokeInvite(Request):
-    """Revoke a person's invite: no node joins by it any more."""
+    """Revoke a person's invite: no node can join with it any more."""
 
     action: Literal["uninvite"] = "uninvite"
     SCOPE = "admin"
     IN_BOOKS = True
     ASKS = True
     name: PersonName
-    """Whom it was for."""
+    """The invited person."""
     ban: bool = False
-    """Ban all nodes that came by it, too."""
+    """Also ban all nodes that joined with it."""
 
 
 class MakeToken(Request):
-    """Make a token for a script, shown once."""
+    """Create an API token, shown once."""
 
     action: Literal["token"] = "token"
     SCOPE = "admin"
     IN_BOOKS = True
     name: PersonName
-    """Whose it is; the log of actions names it."""
+    """The token's name, shown in the action log."""
     scope: Scope = "read"
-    """read: every page and figure; operate: what concerns the run and its nodes, too; admin: everything."""
+    """read: every page and figure; operate: also control of the run and its nodes; admin: everything."""
     days: Days = 90.0
-    """It is good for so long."""
+    """Days until it expires."""
 
 
 class RevokeToken(Request):
-    """Revoke a script's token, at once."""
+    """Revoke an API token at once."""
 
     action: Literal["revoke_token"] = "revoke_token"
     SCOPE = "admin"
     IN_BOOKS = True
     ASKS = True
     name: PersonName
-    """Whose it is."""
+    """The token's name."""
 
 
 class RotateRunKey(Request):
-    """Seal what is published from now on with a new key, which the nodes that are connected are sent."""
+    """Create a new run key for later publications, and send it to the connected nodes."""
 
     action: Literal["rotate_run_key"] = "rotate_run_key"
     SCOPE = "admin"
@@ -244,7 +245,7 @@ class RotateRunKey(Request):
 
 
 class RotateOperatorToken(Request):
-    """Put a new token into RUN/operator.token: the old one lets nobody in any more, and all sessions end."""
+    """Replace the token in RUN/operator.token: the old one stops working, and all sessions end."""
 
     action: Literal["rotate_operator_token"] = "rotate_operator_token"
     SCOPE = "admin"
@@ -283,12 +284,14 @@ _ADAPTER: Final[TypeAdapter[AnyRequest]] = TypeAdapter(Annotated[AnyRequest, Fie
 
 
 def request_of(action: str, fields: Mapping[str, Any], *, strict: bool = False) -> AnyRequest:
-    """Raises WrongRequestError. Unless `strict`, texts are taken for the numbers that they are, as forms and command
-    lines have them."""
+    """Build a request from its fields. Raises WrongRequestError.
+
+    Unless `strict`, text is converted to numbers, because forms and command lines contain only text.
+    """
     if action not in TABLE:
         raise WrongRequestError(f"There is no action {action[:40]!r}. There are: {', '.join(TABLE)}.")
     if fields.get("action", action) != action:
-        raise WrongRequestError("The request names another action than its address.")
+        raise WrongRequestError("The action in the request differs from the one in its URL.")
     try:
         return _ADAPTER.validate_python({**fields, "action": action}, strict=strict)
     except ValidationError as error:
@@ -301,13 +304,15 @@ def _words(action: str, error: Any) -> str:
 
 
 def summary(kind: type[Request]) -> str:
-    """What it does, in one line."""
+    """Return the action's description as one line."""
     return " ".join((kind.__doc__ or "").split())
 
 
 def _set_again(action: str, before: Any) -> AnyRequest | None:
-    """None where nobody may ask for what was: what a file sets, or another version of this software, has other bounds
-    than a request."""
+    """Return a request that restores `before`; None if that value is outside a request's bounds.
+
+    Such values can come from config files or other software versions.
+    """
     try:
         return None if before is None else request_of(action, {"value": before})
     except WrongRequestError:
@@ -315,7 +320,8 @@ def _set_again(action: str, before: Any) -> AnyRequest | None:
 
 
 def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
-    """What takes this back, once it is done; `before`: what was, by the books. None: nothing does."""
+    """Return the request that undoes this one once it is done; None if it cannot be undone. `before`: the earlier
+    value."""
     match request:
         case Pause() | Drain() | Resume():
             states: dict[str, AnyRequest] = {"open": Resume(), "paused": Pause(), "draining": Drain()}
@@ -339,8 +345,10 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
 
 
 def taking_back(action: str, fields: Mapping[str, Any], before: Any) -> AnyRequest | None:
-    """`undo_of` an action as the log has it. None, too, of one that is not in `TABLE`: `echo-hub archive`, or an action
-    of another version of this software."""
+    """Return `undo_of` a logged action.
+
+    Also None for actions that are not in `TABLE`: `echo-hub archive`, or actions of another version of this software.
+    """
     try:
         return undo_of(request_of(action, fields), before)
     except WrongRequestError:

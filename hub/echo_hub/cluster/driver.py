@@ -186,7 +186,7 @@ class Driver:
             async with asyncio.timeout(ENDING_S):
                 await actor.close.remote()
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds of errors, see above.
-            log.warning("the actor of %s does not end by itself: %s", slot, error)
+            log.warning("the actor of %s does not end when asked: %s", slot, error)
         await _kill(actor)
 
 

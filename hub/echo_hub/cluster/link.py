@@ -134,7 +134,7 @@ class RayLink:
         children = [child for child in self._children.values() if child.kind == kind]
         if any(child.is_ready for child in children):
             return ""
-        waiting = (f"Ray has no room: {child.waits}" for child in children if child.waits)
+        waiting = (f"Ray lacks resources: {child.waits}" for child in children if child.waits)
         return next(waiting, self._unfit.get(kind, ""))
 
     async def spawn(
@@ -163,11 +163,11 @@ class RayLink:
     async def _say(self, frame: Mapping[str, Any]) -> None:
         """Send a frame to the driver. Raises ChildLost if the driver is gone."""
         if self._driver is None or not self._connected.is_set():
-            raise ClusterUnusable("The Ray cluster is away.", got=self._reason or None)
+            raise ClusterUnusable("The Ray cluster is unavailable.", got=self._reason or None)
         try:
             await self._driver.send(frame)
         except ChildExited as error:
-            raise ClusterUnusable("The process that speaks Ray has ended.", got=error.got) from error
+            raise ClusterUnusable("The Ray driver process has ended.", got=error.got) from error
 
     def _forget(self, number: int) -> None:
         self._children.pop(number, None)
@@ -225,12 +225,12 @@ class RayLink:
             try:
                 if self._driver is None:
                     await self._connect()
-                    log.info("the Ray cluster is there again")
+                    log.info("the Ray cluster is available again")
                 failures = 0
                 await self._read()
             except (ConfigError, ChildExited) as error:
                 if not self._reason:
-                    log.warning("the Ray cluster is away, and is waited for: %s", error)
+                    log.warning("the Ray cluster is unavailable; reconnecting: %s", error)
                 self._reason = error.got if isinstance(error, ConfigError) and error.got else error.brief
             except Exception as error:
                 # Top level of this task: without this, children would wait forever.
@@ -238,7 +238,7 @@ class RayLink:
                 self._reason = repr(error)
             await self._disconnect()
             for child in list(self._children.values()):
-                child.over(ClusterUnusable("The Ray cluster is away.", got=self._reason))
+                child.over(ClusterUnusable("The Ray cluster is unavailable.", got=self._reason))
             await asyncio.sleep(backoff_s(failures, random.random(), first_s=FIRST_S, limit_s=LIMIT_S))
             failures += 1
 
@@ -251,7 +251,7 @@ class RayLink:
                 continue  # The child was stopped.
             if "waiting" in frame:
                 if not any(other.waits for other in self._children.values() if other.kind == child.kind):
-                    log.warning("Ray has no room for %s so far: %s", child.slot, frame["waiting"])
+                    log.warning("Ray lacks resources for %s so far: %s", child.slot, frame["waiting"])
                 child.waits = frame["waiting"]
                 continue
             child.waits = ""

@@ -43,16 +43,15 @@ class Parcel:
                     size += source.stat().st_size
                     if size > MOST_BYTES:
                         raise ConfigError(
-                            "What is to be sent to the cluster is too large.",
+                            "The files to send to the cluster are too large.",
                             got=f"more than {MOST_BYTES // 2**20} MiB up to {source}",
-                            do="Put large files where all machines find them under the same path, and out of "
-                            "ray.working_dir.",
+                            do="Put large files under the same path on all machines, and outside ray.working_dir.",
                         )
                     # Weights do not compress.
                     archive.write(source, name, ZIP_STORED if source.suffix == ".safetensors" else None)
         except OSError as error:
             raise ConfigError(
-                "What is to be sent to the cluster cannot be read.", got=str(error), do="See ray.working_dir."
+                "A file to send to the cluster cannot be read.", got=str(error), do="See ray.working_dir."
             ) from error
 
     def files(self) -> Iterator[tuple[str, Path]]:

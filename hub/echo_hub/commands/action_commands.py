@@ -1,7 +1,7 @@
-"""`echo-hub act`, `undo`, `audit` and `tokens`: what an operator does from the hub's own computer.
+"""`echo-hub act`, `undo`, `audit` and `tokens`: operator actions from the hub's own computer.
 
-They note in the run's books what is wanted; a hub that serves does it within a second, and one that does not, when it
-is served again.
+They store the request in the run's database. A running hub carries it out within a second, a stopped one at its next
+start.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ LOOK_S: Final = 0.1
 LONGEST: Final = 10_000
 
 WaitOption = Annotated[
-    float, typer.Option("--wait", min=0, max=3600, metavar="SECONDS", help="Wait so long for the hub to have done it.")
+    float, typer.Option("--wait", min=0, max=3600, metavar="SECONDS", help="Wait up to this long for the hub to do it.")
 ]
 
 
 def me() -> Actor:
-    """The user of this computer."""
+    """Return the current user of this computer."""
     user = "somebody"
-    with suppress(OSError, KeyError):  # There is no such user in a container, perhaps.
+    with suppress(OSError, KeyError):  # A container may have no such user.
         user = getpass.getuser()
     return Actor(via="cli", who=user)
 
 
 def act(
     run_directory: RunArgument,
-    action: Annotated[str | None, typer.Argument(metavar="[ACTION]", help="Left out: all actions are listed.")] = None,
+    action: Annotated[
+        str | None, typer.Argument(metavar="[ACTION]", help="Without it, all actions are listed.")
+    ] = None,
     values: Annotated[
         list[str] | None, typer.Argument(metavar="[VALUE...]", help="Its fields in order, or as NAME=VALUE.")
     ] = None,
     wait_s: WaitOption = 5.0,
 ) -> None:
-    """Change a run that is being served: pause it, change settings, publish, invite; all of it is in the log."""
+    """Change a run that is being served: pause it, change settings, publish, invite. Every action is logged."""
     from echo_hub.oversight.secrets_made import secret_of
 
     if action is None:
@@ -62,14 +64,14 @@ def act(
         request = request_of(action, _fields(action, values or ()))
     except WrongRequestError as error:
         raise ConfigError(
-            "This cannot be done.", got=str(error), do=f"See what there is: echo-hub act {run_directory}"
+            "The action is invalid.", got=str(error), do=f"List all actions: echo-hub act {run_directory}"
         ) from error
     secret, secret_hash = secret_of(request)
     with store_of(RunDirectory(run_directory)) as store:
         record = noted(store, request, wait_s=wait_s, secret_hash=secret_hash)
     tell(record)
     if secret:
-        typer.echo(f"Shown only now: {secret}")
+        typer.echo(f"Shown only once: {secret}")
 
 
 def undo(
@@ -77,7 +79,7 @@ def undo(
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="As `echo-hub audit` prints it.", min=1)],
     wait_s: WaitOption = 5.0,
 ) -> None:
-    """Take an action back, where something does."""
+    """Undo an action, if it can be undone."""
     from echo_hub.store.actions import find_action, was_undone
 
     with store_of(RunDirectory(run_directory)) as store:
@@ -85,19 +87,19 @@ def undo(
         request = None if record is None else taking_back(record.action, record.request, record.before)
         if record is None or request is None or record.outcome is not Outcome.DONE or store.read(was_undone, number):
             raise ConfigError(
-                "There is nothing to take back.",
+                "This action cannot be undone.",
                 got=f"action {number}" + (f": {record.action}, {record.outcome}" if record else ": there is none"),
-                do=f"See what was done: echo-hub audit {run_directory}",
+                do=f"List the actions: echo-hub audit {run_directory}",
             )
         tell(noted(store, request, wait_s=wait_s, undoes=number))
 
 
 def audit(
     run_directory: RunArgument,
-    newest: Annotated[int, typer.Option(min=1, max=LONGEST, help="So many of the newest.")] = 50,
+    newest: Annotated[int, typer.Option(min=1, max=LONGEST, help="Number of newest actions.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """List what operators did: who, when, what, what was before and what is since."""
+    """List operators' actions: who, when, what, and the values before and after."""
     from echo_hub.store.actions import read_action_log
 
     with store_of(RunDirectory(run_directory)) as store:
@@ -113,7 +115,7 @@ def audit(
             when(one.asked_at),
             Text(one.who),
             one.via,
-            Text(what if one.undoes is None else f"{what} (takes back {one.undoes})"),
+            Text(what if one.undoes is None else f"{what} (undoes {one.undoes})"),
             one.outcome,
             Text(_plain(one.before)),
             Text(_plain(one.after)),
@@ -126,7 +128,7 @@ def tokens(
     run_directory: RunArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """List the tokens of scripts; `act RUN token NAME` makes one, `act RUN revoke_token NAME` revokes it."""
+    """List API tokens; `act RUN token NAME` creates one, `act RUN revoke_token NAME` revokes it."""
     from echo_hub.store.actions import read_api_tokens
 
     with store_of(RunDirectory(run_directory)) as store:
@@ -146,7 +148,7 @@ def tokens(
 def noted(
     store: Store, request: AnyRequest, *, wait_s: float = 0.0, undoes: int | None = None, secret_hash: str = ""
 ) -> ActionRecord:
-    """Notes it in the books; what has become of it, at the latest after `wait_s`."""
+    """Store a request in the database and return its record, after waiting up to `wait_s` for the outcome."""
     from echo_hub.store.actions import note_action
 
     record = store.write(note_action, request, me(), time.time(), undoes=undoes, secret_hash=secret_hash)
@@ -163,18 +165,18 @@ def _settled(store: Store, record: ActionRecord, until: float) -> ActionRecord:
 
 
 def tell(record: ActionRecord) -> None:
-    """Prints what became of it. Raises ConfigError when it was refused."""
+    """Print the outcome of an action. Raises ConfigError if it was refused."""
     if record.outcome is Outcome.REFUSED:
         raise ConfigError(f"{record.action} was refused.", got=record.detail)
     if record.outcome is Outcome.WANTED:
-        typer.echo(f"Noted as action {record.number}. The hub is at it, or does it as soon as it is served.")
+        typer.echo(f"Stored as action {record.number}. The hub carries it out as soon as it runs.")
         return
     changed = "" if record.before is record.after is None else f": {_plain(record.before)} -> {_plain(record.after)}"
     typer.echo(" ".join(filter(None, [f"Done, action {record.number}{changed}.", record.detail])))
 
 
 def _fields(action: str, values: Sequence[str]) -> dict[str, Any]:
-    """Raises WrongRequestError where there are more of them than the action has."""
+    """Assign values to the action's fields. Raises WrongRequestError if there are too many."""
     names = [name for name in TABLE[action].model_fields if name != "action"] if action in TABLE else []
     fields: dict[str, Any] = {}
     places = iter(names)
@@ -185,7 +187,7 @@ def _fields(action: str, values: Sequence[str]) -> dict[str, Any]:
             continue
         free = next((place for place in places if place not in fields), None)
         if free is None and action in TABLE:
-            raise WrongRequestError(f"{action} takes {', '.join(names) or 'nothing'}; there is no place for {value!r}")
+            raise WrongRequestError(f"{action} takes {', '.join(names) or 'nothing'}; {value!r} is too much")
         fields[free or value] = value
     return fields
 

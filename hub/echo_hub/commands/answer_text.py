@@ -1,4 +1,4 @@
-"""How `echo-hub eval` and `echo-hub try-task --sample` show what a model has answered, and what that earned."""
+"""Print model answers and their rewards, for `echo-hub eval` and `echo-hub try-task --sample`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 console = Console(soft_wrap=True, highlight=False)
 MOST_CHARACTERS: Final = 2_000
-"""Of a text that is shown; its beginning and its end."""
+"""Length limit of a printed text; longer ones show their beginning and end."""
 SHOWN: Final = 2
-"""Completions of a group: the first of the solved ones and the first of the others, if there are both."""
+"""Completions shown per group: the first solved and the first unsolved one, if both exist."""
 
 
 def print_example(example: Example) -> None:
-    """One answer of an evaluation."""
+    """Print one answer of an evaluation."""
     version = "base" if example.policy_version == 0 else f"version {example.policy_version}"
     of_set = f", {example.name}" if example.name else ""
     console.print(Text(f"\nExample of {version}{of_set}", style="bold"))
@@ -34,7 +34,7 @@ def print_example(example: Example) -> None:
 
 
 def print_base_answers(found: BaseAnswers) -> None:
-    """All problems, then the figures and what follows from them."""
+    """Print all problems, then the figures and the verdict."""
     for number, problem in enumerate(found.problems, start=1):
         console.print(Text(f"Problem {number} of {len(found.problems)}", style="bold"))
         _print_group(problem)
@@ -45,7 +45,7 @@ def print_base_answers(found: BaseAnswers) -> None:
     )
     console.print(Text(f"Mean reward  {found.mean_reward:.3g}"))
     groups = f"{found.num_mixed} of {len(found.problems)} groups of {found.group_size}"
-    console.print(Text(f"Mixed        {groups} have unlike rewards; the others teach nothing"))
+    console.print(Text(f"Mixed        {groups} have differing rewards; the others give no training signal"))
     for warning in found.warnings:
         console.print(Text.assemble(("Warning: ", "yellow"), warning))
     console.print(Text(found.verdict, style="bold"))

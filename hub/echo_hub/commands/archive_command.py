@@ -1,4 +1,4 @@
-"""`echo-hub archive`: old steps' rollouts in Parquet files, and out of the books, beside a hub or without one."""
+"""`echo-hub archive`: move old steps' rollouts from the database to Parquet files, also while a hub serves the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class _Done:
-    """Of one file."""
+    """The result for one file."""
 
     file: str
     first_step: int
@@ -28,27 +28,27 @@ class _Done:
     rollouts: int
     bytes: int
     written: bool
-    """Just now."""
+    """True if it was written now."""
     deleted: int = 0
-    """Rollouts that just left the books."""
+    """Rollouts deleted from the database now."""
 
     def __str__(self) -> str:
         from echo_hub.dashboard.formats import size
 
         what = f"{self.rollouts} rollouts of steps {self.first_step} to {self.last_step}"
         wrote = f"Wrote {self.file}: {what}, {size(self.bytes)}." if self.written else f"{self.file}:"
-        return f"{wrote} {self.deleted} rollouts left the books." if self.deleted else wrote
+        return f"{wrote} {self.deleted} rollouts deleted from the database." if self.deleted else wrote
 
 
 def archive(
     run_directory: RunArgument,
-    folder: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="This run's archive; made if need be.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="This run's archive; created if necessary.")],
     before_step: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only what belongs to the steps before this one.")
+        int | None, typer.Option(min=1, metavar="N", help="Archive only steps before this one.")
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete from the books what the archive has then.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete archived rollouts from the database.")] = False,
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Make the SQLite file smaller then; only of a run that no hub serves.")
+        bool, typer.Option("--shrink", help="Then compact the SQLite file; only while no hub serves the run.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
@@ -108,8 +108,10 @@ def _tell(done: list[_Done], missing: list[tuple[int, int]], smaller: tuple[int,
     from echo_hub.dashboard.formats import size
 
     if not done:
-        typer.echo("Nothing was to be done: a step may go once all checkpoints kept hold it, and nothing older waits.")
+        typer.echo(
+            "Nothing to do: a step can be archived once all kept checkpoints include it and older steps are complete."
+        )
     for first, last in missing:
-        typer.echo(f"Steps {first} to {last} had left the books before, and are in no file here.")
+        typer.echo(f"Steps {first} to {last} were deleted from the database before, and are in no file here.")
     if smaller is not None:
-        typer.echo(f"The database has {size(smaller[1])}; it had {size(smaller[0])}.")
+        typer.echo(f"The database takes {size(smaller[1])}; before: {size(smaller[0])}.")

@@ -1,4 +1,4 @@
-"""`echo-hub backup` and `restore`: a run in one file, beside a hub that serves it, and back."""
+"""`echo-hub backup` and `restore`: save a run to a single file, even during serving, and restore it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ def backup(run_directory: RunArgument, file: FileArgument) -> None:
     directory.check()
     made = write_backup(directory, _database(directory, load_config(directory.config, {})), file)
     typer.echo(f"Wrote {file}: {size(made.size_bytes)}, {made.trained_step} steps trained.")
-    typer.echo(f"It holds the run's keys ({', '.join(SECRET)}): whoever reads it can be this hub. Keep it secret.")
+    typer.echo(
+        f"It contains the run's keys ({', '.join(SECRET)}), which let anyone impersonate this hub. Keep it secret."
+    )
 
 
 def restore(
     file: FileArgument, run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A new directory.")]
 ) -> None:
-    """Make a run's directory of a backup; every file is checked. `echo-hub serve` then goes on from there."""
+    """Restore a run directory from a backup; every file is checked. `echo-hub serve` then resumes the run."""
     from echo_hub.run.backup import read_backup
 
     found = read_backup(file, run_directory)
@@ -45,27 +47,27 @@ def restore(
     key = key_file.load(directory.key).public_key
     typer.echo(f"Restored {run_directory} as of {when(found.made_at)}: {found.trained_step} steps trained.")
     typer.echo(f"Key fingerprint: {fingerprint(key)}")
-    typer.echo("Never serve it beside the hub that it was taken from: nodes take both for the same.")
+    typer.echo("Never serve it while the original hub runs: nodes could not tell the two apart.")
     typer.echo(f"Next: echo-hub serve {run_directory}")
 
 
 def _database(directory: RunDirectory, config: HubConfig) -> Path:
-    """The run's SQLite file. Raises ConfigError where its books are in another database."""
+    """Return the run's SQLite file. Raises ConfigError if its database is not SQLite."""
     from sqlalchemy import make_url
 
     url = make_url(config.store.url or directory.database_url)
     if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith("file:"):
         raise ConfigError(
-            "This run's books are not in an SQLite file, so this command does not back them up.",
+            "This run's database is not an SQLite file, so this command does not back it up.",
             got=f"store.url = {url.render_as_string()}",
-            do=f"Stop the hub; then: pg_dump --format=custom --file=books.dump DATABASE; and copy {directory.root}, "
-            "all but artefacts. Back: pg_restore --dbname=DATABASE books.dump, and the directory beside it.",
+            do=f"Stop the hub; run pg_dump --format=custom --file=echo.dump DATABASE; and copy {directory.root} "
+            "without artefacts. To restore: pg_restore --dbname=DATABASE echo.dump, and copy the directory back.",
         )
     return Path(url.database)
 
 
 def _own_database(directory: RunDirectory) -> None:
-    """The restored database is the directory's own, wherever the run had it before."""
+    """Clear store.url: the restored database is in the run directory, wherever it was before."""
     import tomlkit
 
     text = directory.config.read_text(encoding="utf-8-sig")
@@ -74,4 +76,4 @@ def _own_database(directory: RunDirectory) -> None:
     if store.get("url"):
         store["url"] = ""
         write_private(directory.config, tomlkit.dumps(settings).encode())
-        typer.echo("store.url is empty now: the database is in the directory.")
+        typer.echo("store.url is now empty: the database is in the run directory.")

@@ -1,4 +1,4 @@
-"""`echo-hub compare`: curves and settings of several runs side by side, beside hubs that serve them or without."""
+"""`echo-hub compare`: compare curves and settings of several runs, whether hubs serve them or not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every point of every curve as JSON.")] = False,
 ) -> None:
-    """Put runs side by side: reward, held-out accuracy, idle share and more by step, and settings that differ."""
+    """Compare runs: reward, held-out accuracy, idle share and more by step, and the settings that differ."""
     from echo_hub.dashboard.responses import jsonable
     from echo_hub.lifecycle.comparing import curves_of, differing
 
@@ -53,18 +53,19 @@ def compare(
         typer.echo(json.dumps(jsonable({"runs": told, "settings": settings}), indent=2, allow_nan=False))
         return
     names = [f"{run} ({config.run.name})" for run, config in zip(runs, configs, strict=True)]
-    console = Console(width=1_000, highlight=False)  # Whatever the terminal's width: a cut name says nothing.
+    # Wide regardless of the terminal: truncated names would be useless.
+    console = Console(width=1_000, highlight=False)
     console.print(_settings(settings, names))
     console.print(_curves(curves, names, keys))
 
 
 def _chosen(curves: list[dict[str, Curve]], asked: list[str] | None) -> list[str]:
-    """The keys of the curves to show, in order. Raises ConfigError for one that no run has."""
+    """Return the keys of the curves to show, in order. Raises ConfigError for a key that no run has."""
     known = {key: None for of in sorted(curves, key=len, reverse=True) for key in of}
     wrong = [key for key in asked or () if key not in known]
     if wrong:
         raise ConfigError(
-            "None of these runs has such a curve.", got=", ".join(wrong), do=f"There are {', '.join(known) or 'none'}."
+            "None of these runs has this curve.", got=", ".join(wrong), do=f"Available: {', '.join(known) or 'none'}."
         )
     return [key for key in known if not asked or key in asked]
 

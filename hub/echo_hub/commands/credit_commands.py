@@ -1,4 +1,4 @@
-"""`echo-hub credit` and `echo-hub team`: credit from run to run, and teams as their operator sees them."""
+"""`echo-hub credit` and `echo-hub team`: transfer credit between runs, and manage teams."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from echo_shared import key_file, run_credit
 from echo_shared.errors import ConfigError
 from echo_shared.identity import fingerprint
 
-credit = typer.Typer(help="What nodes did that counted, from run to run.", no_args_is_help=True)
+credit = typer.Typer(help="Transfer nodes' credit between runs.", no_args_is_help=True)
 team = typer.Typer(help="The teams of a run's nodes.", no_args_is_help=True)
 
 
 @credit.command("export")
 def credit_export(run_directory: RunArgument) -> None:
-    """Print what every node has earned in this run, signed with the hub's key, for other hubs to add."""
+    """Print what every node has earned in this run, signed with the hub's key, for import by other hubs."""
     from echo_hub.store.database import read_meta
     from echo_hub.store.elsewhere import read_run_credit
 
@@ -39,14 +39,16 @@ def credit_export(run_directory: RunArgument) -> None:
 @credit.command("import")
 def credit_import(
     run_directory: RunArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="As `credit export` printed it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of `credit export`.")],
     hub_key: Annotated[
         str | None,
-        typer.Option("--hub-key", help="The other hub's key or its fingerprint, from its operator; once for each hub."),
+        typer.Option("--hub-key", help="The other hub's key or fingerprint, from its operator; needed once per hub."),
     ] = None,
 ) -> None:
-    """Add what another run's hub says of its nodes: the same keys then have it on this run's leaderboard, beside their
-    own. A newer export of the same run takes the place of the older."""
+    """Add another run's credit to this run's leaderboard, next to its own credit, for nodes with the same keys.
+
+    A newer export of the same run replaces the older one.
+    """
     from echo_hub.store.database import read_meta
     from echo_hub.store.elsewhere import read_known_hubs, take_in
 
@@ -59,17 +61,17 @@ def credit_import(
             said.hub_key,
             fingerprint(key).replace(" ", ""),
         ):
-            raise ConfigError("Another hub has signed this; nothing was changed.", got=fingerprint(key))
+            raise ConfigError("The export is signed by another hub; nothing was changed.", got=fingerprint(key))
         if hub_key is None and said.hub_key not in store.read(read_known_hubs):
             raise ConfigError(
-                "The export is unchanged, but of a hub that is not known here: anyone may have made and signed it.",
+                "The signature is valid, but its hub is unknown to this run: anyone may have made the export.",
                 got=f"a hub's key with the fingerprint {fingerprint(key)}",
-                do="Ask that hub's operator for its fingerprint, then give it: --hub-key FINGERPRINT",
+                do="Ask that hub's operator for its fingerprint, then pass it: --hub-key FINGERPRINT",
             )
         taken = store.write(take_in, said, time.time())
     name = f"run {said.run_name} ({said.run_id}), as of {said.issued_at}"
     if taken == "known":
-        typer.echo(f"Known already, or older than what is known: {name}. Nothing was changed.")
+        typer.echo(f"Already imported, or older than the imported one: {name}. Nothing was changed.")
     else:
         typer.echo(f"Added {_nodes(len(said.nodes))} of the {name}.")
 
@@ -77,14 +79,14 @@ def credit_import(
 @team.command("remove")
 def team_remove(
     run_directory: RunArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As the page of teams shows it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As shown on the teams page.")],
 ) -> None:
-    """Remove a team, with its credit: its name, for example, is none to be shown. Its nodes keep what is their own."""
+    """Remove a team and its credit, for example because of its name. Its nodes keep their own credit."""
     from echo_hub.store.teams import remove_team
 
     with store_of(RunDirectory(run_directory)) as store:
         if not store.write(remove_team, name):
-            raise ConfigError("There is no team of this name; nothing was changed.", got=name)
+            raise ConfigError("No team has this name; nothing was changed.", got=name)
     typer.echo(f"Removed the team {name}.")
 
 

@@ -1,7 +1,7 @@
-"""`echo-hub demo`: one hub and its nodes on this machine, from nothing to a better model, and then an end.
+"""`echo-hub demo`: train the base model with one hub and its nodes on this machine, then exit.
 
-The nodes are ordinary `echo-node join` processes with data directories of their own: what they need reaches them over
-the hub's port and the swarm, as on any other machine.
+The nodes are ordinary `echo-node join` processes with their own data directories. All data reaches them through the
+hub's port and the swarm, as on remote machines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REFRESH_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """What the demo showed; `seconds` from its start to the evaluation of the last version."""
+    """The demo's results; `seconds` from its start to the evaluation of the last version."""
 
     accuracy_before: float
     accuracy_after: float
@@ -57,7 +57,7 @@ class DemoReport:
     trained: int
     dropped: dict[str, int]
     trained_tokens: LengthsView | None
-    """Sampled tokens of the newest trained rollouts; None where none is."""
+    """Sampled lengths of the newest trained rollouts; None if there are none."""
     dashboard_url: str
     adapter: str
 
@@ -65,14 +65,20 @@ class DemoReport:
         return asdict(self)
 
 
-def default_backends() -> tuple[str, ...]:
-    """One node for each engine that is installed, and two nodes in any case."""
-    installed = [
-        name
-        for name, module in (("llama_cpp", "llama_cpp"), ("torch", "torch"))
-        if importlib.util.find_spec(module) is not None
-    ]
-    return tuple((installed * 2)[:2])
+def missing_engine() -> str | None:
+    """Return a line that tells how to install llama.cpp. None if llama.cpp is installed."""
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return None
+    command = f"{sys.executable} -m pip install llama-cpp-python"
+    return f"llama.cpp is not installed, so both nodes sample with PyTorch. To install it (minutes): {command}"
+
+
+def default_backends() -> tuple[str, str]:
+    """Return the backends of two nodes: llama.cpp and PyTorch, or PyTorch twice without llama.cpp.
+
+    The hub requires PyTorch, so PyTorch is always installed.
+    """
+    return ("llama_cpp" if missing_engine() is None else "torch", "torch")
 
 
 async def run_demo(
@@ -84,10 +90,9 @@ async def run_demo(
     report_to: Callable[[DemoReport], None],
     spawned: SupervisedChild | None,
 ) -> None:
-    """Runs to the end, or until cancelled; either way every process it started has ended when this returns. `spawned`:
-    as of `open_hub`.
+    """Run to the end or until cancelled; all processes it started have ended when this returns.
 
-    Raises ConnectError when a node ends before the run does.
+    `spawned`: as in `open_hub`. Raises ConnectError if a node ends before the run does.
     """
     started, console = time.monotonic(), Console()
     async with open_hub(config, directory, spawned=spawned) as hub, asyncio.TaskGroup() as tasks:
@@ -117,7 +122,7 @@ class _Node:
 
 @asynccontextmanager
 async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterator[list[_Node]]:
-    """One node a backend. Ends them all, however the block is left."""
+    """Start one node per backend, and stop them all on exit."""
     nodes: list[_Node] = []
     try:
         for number, backend in enumerate(backends, start=1):
@@ -129,7 +134,7 @@ async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterat
 
 @contextmanager
 def _watched(nodes: list[_Node], tasks: asyncio.TaskGroup) -> Iterator[None]:
-    """Inside, a node that ends is an error of the whole."""
+    """Raise an error if a node ends inside the block."""
     watchers = [tasks.create_task(_watch(node)) for node in nodes]
     try:
         yield
@@ -144,7 +149,7 @@ async def _watch(node: _Node) -> None:
     raise ConnectError(
         f"The demo's {node.name} ended before the run did, with status {status}.",
         got="\n       ".join(said.strip().splitlines()[-LOG_LINES:]),
-        do=f"All that it said is in {node.log}.",
+        do=f"Its full output is in {node.log}.",
     )
 
 
@@ -162,7 +167,8 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
             "-m",
             "echo_node.main",
             *arguments,
-            stdin=asyncio.subprocess.PIPE,  # Its end tells the node that this process is gone, however it went.
+            # Closing it tells the node that this process has ended, for whatever reason.
+            stdin=asyncio.subprocess.PIPE,
             stdout=output,
             stderr=output,
             env={
@@ -170,9 +176,10 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
                 "OMP_NUM_THREADS": "1",
                 "ECHO_NODE_EXIT_WITH_STDIN": "true",
                 "ECHO_NODE_BENCH_SECONDS": "0",
-                "ECHO_NODE_MANNERS__PRIORITY": "normal",  # Beside the learner on this machine, nodes would get no turn.
+                # At low priority, nodes would get no processor time next to the learner on this machine.
+                "ECHO_NODE_MANNERS__PRIORITY": "normal",
             },
-            start_new_session=True,  # Ctrl-C in the terminal is this process's to handle.
+            start_new_session=True,  # Only this process handles Ctrl-C in the terminal.
         )
     return _Node(name=name, process=process, log=log)
 
@@ -199,8 +206,8 @@ async def _show_until_finished(hub: Hub, console: Console) -> None:
         while not finished:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_S):
-                    await hub.ending.finished.wait()
-            finished = hub.ending.finished.is_set()  # Then what is shown below is the end.
+                    await hub.progress.finished.wait()
+            finished = hub.progress.finished.is_set()  # Then what is shown below is the end.
             view = await hub.pages.run_view()
             progress.update(steps, completed=view.trained_step)
             live.update(_table(progress, view, await hub.pages.nodes()))
@@ -226,7 +233,7 @@ def _number(value: float | None, form: str) -> str:
 async def _report(hub: Hub, *, seconds: float) -> DemoReport:
     view, nodes = await hub.pages.run_view(), await hub.pages.nodes()
     accuracy_before, accuracy_after = view.accuracy_before, view.accuracy_after
-    assert accuracy_before is not None and accuracy_after is not None  # Both are there once the run is finished.
+    assert accuracy_before is not None and accuracy_after is not None  # Both exist once the run is finished.
     return DemoReport(
         accuracy_before=accuracy_before,
         accuracy_after=accuracy_after,
@@ -248,8 +255,8 @@ def _print(report: DemoReport, console: Console) -> None:
     console.print(f"\nHeld-out accuracy  {report.accuracy_before:.1%} before, {report.accuracy_after:.1%} after")
     console.print(f"Time               {report.seconds:.0f} s, {report.policy_versions} policy versions")
     if (tokens := report.trained_tokens) is not None:
-        shares = f"a tenth at most {tokens.p10}, a tenth {tokens.p90} or more, the longest {tokens.longest}"
-        console.print(f"Completions        {tokens.mean:.0f} tokens in the mean, {shares}", soft_wrap=True)
+        shares = f"10th percentile {tokens.p10}, 90th {tokens.p90}, longest {tokens.longest}"
+        console.print(f"Completions        {tokens.mean:.0f} tokens on average, {shares}", soft_wrap=True)
     for name, trained in report.trained_by_node.items():
         console.print(f"{name:<18} {trained} trained rollouts ({report.backend_by_node[name]})")
     console.print(f"Adapter            {report.adapter}  (PeftModel.from_pretrained loads it)")

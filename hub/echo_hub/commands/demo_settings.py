@@ -1,8 +1,8 @@
-"""What `echo-hub demo` runs: the settings of each of its tasks, where they differ from the defaults.
+"""Non-default settings of `echo-hub demo` for each demo task.
 
-The first task is sums in three digits by the smallest base model, one number a completion. The others are for a base
-that works before it answers: their completions differ in length by a factor of ten and more, so that a batch waits for
-its longest and nodes hold many at a time.
+The first task is sums of three-digit numbers with the smallest base model, one number per completion. The others use a
+base model that writes its working before the answer. Their completion lengths differ by a factor of ten or more, so
+that a batch waits for its longest completion and nodes hold many at a time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 Settings = dict[str, dict[str, Any]]
-"""By section, as `load_config` takes them."""
+"""By section, as accepted by `load_config`."""
 
 
 class DemoTask(StrEnum):
-    """What the demo's model can be taught."""
+    """The tasks of the demo."""
 
     ARITHMETIC = "arithmetic"
     WORKED = "worked"
@@ -30,14 +30,15 @@ _COMMON: Final[Settings] = {
     "server": {"shared_memory": False},
     "dissemination": {"way": "swarm"},
 }
-"""The demo's nodes stand for those of other hosts."""
+"""The demo's nodes behave like nodes on other machines: no shared memory, adapters through the swarm."""
 
 _SMALL: Final[Settings] = {
     "model": {"base": "builtin:small"},
     "training": {"steps": 40, "groups_per_step": 16, "learning_rate": 1e-3},
     "evaluation": {"problems": 256},
 }
-"""Batches by which a step takes some seconds on one core, four times as large a model and long completions at that."""
+"""Batch sizes for which a step takes a few seconds on one core, with a model four times as large and long
+completions."""
 
 _OF_TASK: Final[Mapping[DemoTask, Settings]] = {
     DemoTask.ARITHMETIC: {
@@ -68,7 +69,7 @@ _OF_TASK: Final[Mapping[DemoTask, Settings]] = {
 
 
 def demo_settings(task: DemoTask, flags: Settings) -> Settings:
-    """The demo's settings for `task`; what `flags` names it overrides."""
+    """Return the demo's settings for `task`, overridden by `flags`."""
     layers = (_COMMON, _OF_TASK[task], flags)
     sections = {name for layer in layers for name in layer}
     return {name: {key: value for layer in layers for key, value in layer.get(name, {}).items()} for name in sections}

@@ -1,4 +1,4 @@
-"""`echo-hub fork`: a new run from a version of another."""
+"""`echo-hub fork`: create a run from a version of another run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from echo_shared.identity import fingerprint
 def fork(
     run_directory: RunArgument,
     new_run: Annotated[Path, typer.Argument(metavar="NEWRUN", help="A new directory.")],
-    at: Annotated[int | None, typer.Option(min=1, help="The version to go on from; default: the newest.")] = None,
+    at: Annotated[int | None, typer.Option(min=1, help="The version to fork; default: the newest.")] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Another setting than RUN's; repeatable."),
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A setting that differs from RUN's; repeatable."),
     ] = None,
 ) -> None:
-    """Make a run that goes on from a version of RUN, with other settings; RUN itself goes on as it is."""
+    """Create a run that continues from a version of RUN, with other settings. RUN itself is not changed."""
     from echo_hub.lifecycle.forking import fork as fork_run
 
     target = RunDirectory(new_run)
     made = fork_run(RunDirectory(run_directory), target, at=at, changes=changes or ())
     version = made.start.policy_version
     if made.start.has_optimizer:
-        optimizer = "The optimizer goes on where it was."
+        optimizer = "The optimizer resumes its state."
     else:
         there = ", ".join(map(str, made.checkpoints)) or "none"
-        optimizer = f"The optimizer begins anew: of step {version} no checkpoint is kept (there are: {there})."
-    typer.echo(f"Made {target.config} and a key of its own, from {made.start.lineage[0]}. {optimizer}")
+        optimizer = f"The optimizer starts fresh: there is no checkpoint of step {version} (checkpoints: {there})."
+    typer.echo(f"Created {target.config} with a new key, from {made.start.lineage[0]}. {optimizer}")
     typer.echo(f"Key fingerprint: {fingerprint(key_file.load(target.key).public_key)}")
-    typer.echo(f"Step {version + 1} of {made.config.training.steps} is its first. Next: echo-hub serve {new_run}")
+    typer.echo(f"Its first step is {version + 1} of {made.config.training.steps}. Next: echo-hub serve {new_run}")

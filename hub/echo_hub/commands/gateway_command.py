@@ -1,4 +1,4 @@
-"""`echo-hub gateway`: holds nodes' connections for a hub, here or on another machine."""
+"""`echo-hub gateway`: hold nodes' connections for a hub on this or another machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def gateway(
     run_directory: RunArgument,
     host: Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; gateways on one machine share one, 0 = any free one.")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port, shared by all gateways on one machine; 0 = any free port."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings that hold, secrets masked.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the effective settings, secrets masked.")] = False,
 ) -> None:
-    """Hold nodes' connections for a hub that serves, and hand on what they send through gateways.url.
+    """Hold nodes' connections for a running hub, and pass messages to it through gateways.url.
 
-    RUN is the hub's run directory, or on another machine one with copies of its config.toml and hub.key.
+    RUN is the hub's run directory; on another machine, a directory with copies of its config.toml and hub.key.
     """
     directory = RunDirectory(run_directory)
     directory.check()
@@ -35,7 +36,7 @@ def gateway(
     if dry_run:
         typer.echo(render_config(without_secrets(config)))
         return
-    stopped = "its nodes go on elsewhere"
+    stopped = "its nodes reconnect elsewhere"
     run_until_stopped(_serve(config, key_file.load(directory.key)), stopped=stopped)
 
 

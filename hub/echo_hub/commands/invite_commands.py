@@ -1,4 +1,4 @@
-"""`echo-hub invite`, `invites` and `uninvite`: whom the operator lets in by name. A hub that serves knows of it within
+"""`echo-hub invite`, `invites` and `uninvite`: manage personal invites. A running hub applies changes within
 seconds."""
 
 from __future__ import annotations
@@ -22,29 +22,35 @@ from echo_shared.errors import ConfigError
 
 DAY_S = 86_400.0
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Whom it is for: up to 64 characters.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The invited person: up to 64 characters.")]
 
 
 def invite(
     run_directory: RunArgument,
     name: NameArgument,
-    keys: Annotated[int, typer.Option(min=1, max=10_000, help="Nodes that may come by it, each with its key.")] = 3,
-    days: Annotated[float, typer.Option(min=0.01, max=3650, help="New nodes may come by it for so long.")] = 30.0,
+    keys: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Nodes that may join with it, each with its own key.")
+    ] = 3,
+    days: Annotated[
+        float, typer.Option(min=0.01, max=3650, help="Days until new nodes can no longer join with it.")
+    ] = 30.0,
 ) -> None:
-    """Invite a person: print a token, once, that lets a few nodes join. Those that have come may always come back."""
+    """Invite a person: print a token, once, that lets a few nodes join. Nodes that have joined may always reconnect."""
     from echo_hub.net.invitations import hash_of, new_token
 
     directory = RunDirectory(run_directory)
     if not 1 <= len(name) <= 64 or not name.isprintable() or name != name.strip():
-        raise ConfigError("This is no name for an invite.", got=repr(name), do="Name a person, in one line.")
+        raise ConfigError(
+            "This is not a valid name for an invite.", got=repr(name), do="Use 1 to 64 characters in one line."
+        )
     token = new_token()
     with store_of(directory) as store:
         record = noted(store, MakeInvite(name=name, keys=keys, days=days), secret_hash=hash_of(token))
         if record.outcome is Outcome.REFUSED:
             raise ConfigError(
-                "There is an invite of this name already.",
+                "An invite with this name exists already.",
                 got=name,
-                do=f"Take another name, or end that one first: echo-hub uninvite {run_directory} NAME",
+                do=f"Use another name, or revoke that one first: echo-hub uninvite {run_directory} NAME",
             )
     typer.echo(
         f"Invited {name}: {_nodes(keys)} until {when(record.asked_at + days * DAY_S)}. The token is shown only now."
@@ -56,9 +62,9 @@ def invite(
 
 def invites(
     run_directory: RunArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List the invites: how many nodes came by each and which, until when more may, and which are revoked."""
+    """List the invites: joined nodes, expiry, and which are revoked."""
     from echo_hub.store.invites import read_came_by, read_invites
 
     with store_of(RunDirectory(run_directory)) as store:
@@ -74,28 +80,28 @@ def invites(
         node_ids = nodes_of[one.invite_id]
         used = f"{len(node_ids)}/{one.max_keys}"
         table.add_row(Text(one.name), used, when(one.expires_at), when(one.revoked_at or 0.0), " ".join(node_ids))
-    Console(width=1_000).print(table)  # Ids are copied from it, and scripts read it.
+    Console(width=1_000).print(table)  # Wide, because people copy ids from it and scripts read it.
 
 
 def uninvite(
     run_directory: RunArgument,
     name: NameArgument,
-    ban: Annotated[bool, typer.Option("--ban", help="Ban all nodes that came by it, too.")] = False,
+    ban: Annotated[bool, typer.Option("--ban", help="Also ban all nodes that joined with it.")] = False,
 ) -> None:
-    """Revoke a person's invite: no node joins by it any more. Those that are connected stay, unless they are banned."""
+    """Revoke a person's invite: no node can join with it any more. Connected nodes stay, unless they are banned."""
     from echo_hub.store.invites import read_came_by, read_invites
 
     with store_of(RunDirectory(run_directory)) as store:
         if all(known.name != name for known in store.read(read_invites)):
             raise ConfigError(
-                "There is no invite of this name; nothing was changed.",
+                "No invite has this name; nothing was changed.",
                 got=name,
-                do=f"Take a name that this prints: echo-hub invites {run_directory}",
+                do=f"List the names: echo-hub invites {run_directory}",
             )
         noted(store, RevokeInvite(name=name, ban=ban))
         of_name = {one.invite_id for one in store.read(read_invites) if one.name == name}
         node_ids = [node_id for node_id, invite_id in store.read(read_came_by).items() if invite_id in of_name]
-    typer.echo(f"Revoked the invite for {name}, by which {_nodes(len(node_ids))} came.")
+    typer.echo(f"Revoked the invite for {name}, with which {_nodes(len(node_ids))} had joined.")
     if ban and node_ids:
         typer.echo(f"Banned: {', '.join(node_ids)}. To let one in again: echo-hub unban {run_directory} NODE")
 
@@ -116,7 +122,7 @@ def _nodes(count: int) -> str:
 
 
 def _address(directory: RunDirectory) -> str:
-    """As the settings say it; a port that the system chooses is known only to the hub."""
+    """Return the hub's URL according to the settings; "URL" if the system chooses the port at start."""
     from echo_hub.net.server import address
 
     server = load_config(directory.config, {}).server

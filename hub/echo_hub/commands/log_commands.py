@@ -1,5 +1,4 @@
-"""`echo-hub log`, `events` and `alert-test`: what a hub has said, what has happened in its run, and whether it reaches
-its operator."""
+"""`echo-hub log`, `events` and `alert-test`: show a hub's log and a run's events, and test its alerts."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ LEVELS: Final[tuple[str, ...]] = ("debug", "info", "warning", "error", "critical
 
 def log(
     run_directory: RunArgument,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many of the last ones.")] = 40,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    level: Annotated[LogLevel, typer.Option(help="At least this: debug, info, warning or error.")] = "debug",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the objects as they are, one a line.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines, until Ctrl-C.")] = False,
+    level: Annotated[LogLevel, typer.Option(help="Lowest level: debug, info, warning or error.")] = "debug",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the raw JSON objects, one per line.")] = False,
 ) -> None:
-    """Print what the hub of a run has logged, whether it serves or not."""
+    """Print the log of a run's hub, whether the hub is running or not."""
     from echo_hub.operation.log_lines import path_of
 
     directory = RunDirectory(run_directory)
@@ -43,23 +42,23 @@ def log(
     fitting = [*_at_least(level, file.last(_looked_at(lines, level)))]
     _print(fitting[max(0, len(fitting) - lines) :], as_json=as_json)
     if not path.exists():
-        typer.echo(f"No hub has written a log here yet: {path}", err=True)
+        typer.echo(f"No hub has written a log yet: {path}", err=True)
     while follow:
         _print(_at_least(level, file.more()), as_json=as_json)
         time.sleep(LOOK_S)
 
 
 def _looked_at(lines: int, level: str) -> int:
-    """Among how many of the last lines those are looked for: all that there are, where only some fit."""
+    """Return how many last lines to search: all, if a level filters them."""
     return lines if level == "debug" or not lines else 2**31
 
 
 def _at_least(level: str, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line that fits, and what is in it."""
+    """Yield each line of at least this level, with its parsed content."""
     for line in lines:
         try:
             said = json.loads(line)
-        except ValueError:  # The end of a line that a crash of the machine has cut off.
+        except ValueError:  # A line truncated by a crash of the machine.
             continue
         if isinstance(said, dict) and _place(said.get("level")) >= _place(level):
             yield line, said
@@ -81,7 +80,7 @@ def _print(lines: Iterable[tuple[str, dict[str, Any]]], *, as_json: bool) -> Non
 
 
 def _local(at: object) -> str:
-    """As the operator's clock shows it."""
+    """Format a timestamp in local time."""
     try:
         return f"{datetime.fromisoformat(str(at)).replace(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
     except ValueError:
@@ -96,14 +95,14 @@ def _shown(text: object) -> str:
 
 def events(
     run_directory: RunArgument,
-    kind: Annotated[str, typer.Option(help="Of this kind, such as node_joined or problem_began.")] = "",
-    severity: Annotated[str, typer.Option(help="At least this: info, warning or error.")] = "",
-    subject: Annotated[str, typer.Option(help="Of this node's id, or another subject.")] = "",
-    before: Annotated[int | None, typer.Option(min=1, help="Before this number: goes on with a list.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many at most.")] = 50,
+    kind: Annotated[str, typer.Option(help="Only this kind, such as node_joined or problem_began.")] = "",
+    severity: Annotated[str, typer.Option(help="Lowest severity: info, warning or error.")] = "",
+    subject: Annotated[str, typer.Option(help="Only this node id or other subject.")] = "",
+    before: Annotated[int | None, typer.Option(min=1, help="Only before this number; continues a list.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most events to print.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """List what has happened in a run, the newest first: joins, bans, restarts, refusals, problems, its end."""
+    """List the events of a run, the newest first: joins, bans, restarts, refusals, problems, its end."""
     from echo_hub.dashboard.log_page import WrongLogQueryError, event_filter_of
     from echo_hub.dashboard.responses import jsonable
     from echo_hub.store.events import read_events
@@ -113,7 +112,7 @@ def events(
         wanted = event_filter_of(asked)
     except WrongLogQueryError as error:
         raise ConfigError(
-            "These events cannot be looked for.", got=str(error), do="See: echo-hub events --help"
+            "The filter for events is invalid.", got=str(error), do="See: echo-hub events --help"
         ) from error
     with store_of(RunDirectory(run_directory)) as store:
         found = store.read(read_events, wanted, limit)
@@ -123,13 +122,13 @@ def events(
     table = Table("Number", "Time", "Kind", "Severity", "Subject", "What", box=None)
     for event in found:
         table.add_row(str(event.number), when(event.at), event.kind, event.severity, event.subject, Text(event.text))
-    Console(width=1_000).print(table)  # Whatever the terminal's width: ids are copied from it, and scripts read it.
+    Console(width=1_000).print(table)  # Wide regardless of the terminal: people copy ids from it, and scripts read it.
     if len(found) == limit:
         typer.echo(f"There may be more: --before {found[-1].number}")
 
 
 def alert_test(run_directory: RunArgument) -> None:
-    """Send a test alert to the run's webhook, and say whether it was taken."""
+    """Send a test alert to the run's webhook, and report whether it was accepted."""
     from echo_hub.operation.alert import AboutRun, Alert
     from echo_hub.operation.alerting import new_id, webhook_of
 
@@ -151,4 +150,4 @@ def alert_test(run_directory: RunArgument) -> None:
     except EchoError as error:
         typer.echo(f"webhook: {error}", err=True)
         raise typer.Exit(1) from error
-    typer.echo("webhook: taken")
+    typer.echo("webhook: accepted")

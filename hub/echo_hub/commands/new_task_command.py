@@ -1,4 +1,4 @@
-"""`echo-hub new-task`: a task of one's own to begin with, and its test; both work as they are written."""
+"""`echo-hub new-task`: write a working example task and its test."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from echo_hub.tasks.base import Problem
 
 
 class Task:
-    name = "NAME"  # Held-out problems are drawn by it: another name, other ones.
+    name = "NAME"  # Seeds the held-out problems: another name selects others.
 
     def __init__(self, letters: int) -> None:
         self.letters = letters
 
     def sample(self, seed: int) -> Problem:
-        """The same seed must give the same problem on any machine: take chance from nowhere else."""
+        """Return a problem. The same seed must give the same problem on any machine: use no other randomness."""
         word = "".join(random.Random(seed).choices(string.ascii_lowercase, k=self.letters))
         return Problem(prompt=f"Sort the letters of {word}: ", metadata={"answer": "".join(sorted(word))})
 
     def score(self, problem: Problem, completion: str) -> float:
-        """From 0 to 1. Completions come from strangers: never run one as code. What raises is an error, not a 0."""
+        """Return 0 to 1. Completions come from strangers: never execute one. An exception is an error, not a 0."""
         return float(extract_answer(completion) == problem.metadata["answer"])
 
 
 def make(options: dict[str, int]) -> Task:
-    """What task.options holds: {letters = 6}."""
+    """Create the task from task.options, such as {letters = 6}."""
     return Task(**{"letters": 5, **options})
 '''
 
@@ -74,44 +74,46 @@ def test_options_change_the_problems() -> None:
 
 
 def new_task(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the module: letters, digits and underscores.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the module: letters, digits and underscores.")],
     directory: Annotated[
-        Path | None, typer.Option(help="Where the two files go, NAME.py and test_NAME.py; default: NAME.")
+        Path | None, typer.Option(help="Directory for NAME.py and test_NAME.py; default: NAME.")
     ] = None,
 ) -> None:
-    """Write a working task of your own, with its test, to begin with."""
+    """Write a working example task and its test, as a starting point for your own."""
     where = directory or Path(name)
     files = {where / f"{_checked(name)}.py": TASK, where / f"test_{name}.py": TEST}
     there = [str(path) for path in files if path.exists() or path.is_symlink()]
     if there:
         raise ConfigError(
-            "There is such a file already; nothing was written.", got=", ".join(there), do="Name another."
+            "The file exists already; nothing was written.", got=", ".join(there), do="Choose another name."
         )
     try:
         _write(where, {path.name: text.replace("NAME", name) for path, text in files.items()})
     except OSError as error:
         raise ConfigError(
-            "The files cannot be written.", got=str(error), do="Name a directory that you may write."
+            "The files cannot be written.", got=str(error), do="Name a directory that you may write to."
         ) from error
-    typer.echo(f"Made {' and '.join(map(str, files))}.")
+    typer.echo(f"Created {' and '.join(map(str, files))}.")
     typer.echo(f"Its test:  pytest {where}")
     typer.echo(f"Try it:    PYTHONPATH={where} echo-hub try-task python:{name}:make")
     typer.echo(f'In a run:  task.name = "python:{name}:make", and PYTHONPATH={where} for echo-hub serve')
 
 
 def _checked(name: str) -> str:
-    """Raises ConfigError unless a module may be called `name`, and none is."""
+    """Return `name` if it is valid as a new module name. Raises ConfigError if it is invalid or taken."""
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
-        raise ConfigError("This is no name of a module.", got=name, do="Use letters, digits and underscores: my_task")
+        raise ConfigError(
+            "This is not a valid module name.", got=name, do="Use letters, digits and underscores: my_task"
+        )
     if importlib.util.find_spec(name) is not None:
         raise ConfigError(
-            "There is a module of this name, which Python would find instead.", got=name, do="Name another."
+            "A module with this name exists, and Python would import that one.", got=name, do="Choose another name."
         )
     return name
 
 
 def _write(where: Path, files: dict[str, str]) -> None:
-    """Both files or neither."""
+    """Write both files or neither."""
     where.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=where, prefix=".new-task-") as temporary:
         for name, text in files.items():

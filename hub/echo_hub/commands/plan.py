@@ -1,4 +1,4 @@
-"""`echo-hub plan`: the capacity model's answer for a run, by its books, or for a fleet that is described in a file."""
+"""`echo-hub plan`: apply the capacity model to a run's measurements, or to a fleet described in a file."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from echo_hub.views.pace import kinds_of, newest_steps, read_pace
 from echo_shared.errors import ConfigError
 
 EXAMPLE: Final = """\
-# A fleet for `echo-hub plan --file`: what a step takes, and who samples.
+# A fleet for `echo-hub plan --file`: the cost of a step, and the nodes that sample.
 mode = "async"              # colocated (the nodes are the hub's own sampler), sequential or async
 rollouts_per_step = 512
-train_s = 20.0              # seconds that the learner trains a step
-hand_off_s = 0.5            # seconds of a step beside training
-broadcast_s = 6.0           # from a version's training to when nodes have it
+train_s = 20.0              # seconds of training per step
+hand_off_s = 0.5            # seconds of a step besides training
+broadcast_s = 6.0           # seconds from a version's training until nodes have it
 max_staleness = 2
-publish_every = 1           # steps between two published versions
+publish_every = 1           # steps between published versions
 
 [[nodes]]
 name = "laptop"
 count = 20
-rollouts_per_s = 0.6        # of one node, while it has work
-latency_s = 14.0            # from the lease to the receipt, of its slow rollouts: nine of ten are faster
-cost_per_h = 0.0            # of one node; 0 = a gift
+rollouts_per_s = 0.6        # of one node while it has work
+latency_s = 14.0            # seconds from lease to receipt: 90th percentile
+cost_per_h = 0.0            # of one node; 0 = free
 
 [[nodes]]
 name = "rented GPU"
@@ -58,7 +58,7 @@ class _Part(BaseModel):
 
 
 class NodesEntry(_Part):
-    """One [[nodes]] of the file."""
+    """One [[nodes]] entry of the file."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     count: Annotated[int, Field(ge=0, le=1_000_000)]
@@ -82,32 +82,32 @@ class FleetFile(_Part):
     @model_validator(mode="after")
     def _kinds_are_told_apart(self) -> FleetFile:
         if not self.nodes:
-            raise ValueError("there is no [[nodes]]: who samples, or could (count = 0)?")
+            raise ValueError("there is no [[nodes]] entry: list the nodes that sample, or could (count = 0)")
         if len({display_name(entry.name) for entry in self.nodes}) < len(self.nodes):
-            raise ValueError("each of [[nodes]] needs a name of its own")
+            raise ValueError("each [[nodes]] entry needs a unique name")
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What is planned for. `nodes` are what samples, `kinds` what there could be more of."""
+    """The fleet to plan for. `nodes` are the sampling nodes, `kinds` the classes that could be added."""
 
     workload: Workload
     nodes: tuple[NodeClass, ...]
     kinds: tuple[NodeClass, ...]
     scoring: str = ""
-    """Where it runs; empty for a fleet that nobody has seen."""
+    """Where scoring runs; "" for a fleet from a file."""
     verifying: str = ""
-    """Likewise."""
+    """Where verifying runs, likewise."""
     evaluating: str = ""
-    """Likewise."""
+    """Where evaluation runs, likewise."""
     spent: LearnerTime | None = None
-    """Where the learner's time went of late; None for a fleet that nobody has seen."""
+    """How the learner spent its recent time; None for a fleet from a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The model's answers."""
+    """The capacity model's answers."""
 
     fleet: Fleet
     target: float
@@ -116,13 +116,13 @@ class Plan:
     cheapest: Mix | None
     """The cheapest nodes to add, of one or two classes."""
     times_as_many: float | None
-    """So many times the nodes that there are, in the same mixture, reach the target; None = no number does."""
+    """Factor by which to multiply the present nodes to reach the target; None if no number reaches it."""
     placement: Placement | None
-    """Of the nodes that there are, the cheapest that reach the target, and with which settings."""
+    """The cheapest subset of the present nodes that reaches the target, and its settings."""
     verdict: str
 
     def as_json(self) -> dict[str, Any]:
-        """All figures; None where there is no number."""
+        """Return all figures; None for infinite values."""
         period_s = self.prediction.period_s
         told = asdict(self.prediction)
         return {
@@ -148,15 +148,15 @@ class Plan:
 
 
 def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
-    """By the newest steps of the run's books and all nodes that worked of late. Raises ConfigError before the first."""
+    """Measure the fleet from the newest steps and recently active nodes. Raises ConfigError before the first step."""
     steps = newest_steps(store)
     pace = read_pace(store, config, steps, None)
     if pace is None:
         raise ConfigError(
-            "This run has not trained a step yet, so nothing of it is measured.",
+            "This run has not trained a step yet, so there are no measurements.",
             do="Wait for its first steps, or describe a fleet: echo-hub plan --example > fleet.toml",
         )
-    # What nodes say of themselves is shown in a terminal.
+    # Node names come from strangers and are printed to a terminal.
     nodes = tuple(replace(node, name=display_name(node.name)) for node in pace.nodes)
     started_at = float(store.read(read_meta).get("started_at", steps[0].planned_at))
     spent = learner_time(steps, started_at=started_at)
@@ -172,19 +172,19 @@ def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
 
 
 def _verifying(config: HubConfig) -> str:
-    """For people: where the verifier runs."""
+    """Describe where the verifier runs."""
     if config.run.mode == "colocated":
         return "nowhere: the hub samples for itself"
     return {
-        "process": "a process beside the hub",
+        "process": "a separate process of the hub",
         "ray": _actor(config, "verifier"),
-        "nodes": "the nodes that are proven",
+        "nodes": "proven nodes",
         "off": "nowhere: trust.verifier is off",
     }[config.trust.verifier]
 
 
 def _evaluating(config: HubConfig) -> str:
-    """For people: who draws evaluations."""
+    """Describe what samples evaluations."""
     return {"hub": "the learner, between two steps", "ray": _actor(config, "evaluator"), "nodes": "the nodes"}[
         config.evaluation.by
     ]
@@ -195,17 +195,17 @@ def _actor(config: HubConfig, kind: WorkerKind) -> str:
 
 
 def fleet_of_file(path: Path) -> Fleet:
-    """Raises ConfigError for a file that cannot be read, or says something else."""
+    """Read the fleet from a file. Raises ConfigError if it is unreadable or invalid."""
     try:
         said = FleetFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         wrong = error.errors()[0]
         place_of = ".".join(str(part) for part in wrong["loc"])
         raise ConfigError(
-            "The fleet's file is wrong.", got=f"{place_of or path.name}: {wrong['msg']}", do=_SEE_EXAMPLE
+            "The fleet file is invalid.", got=f"{place_of or path.name}: {wrong['msg']}", do=_SEE_EXAMPLE
         ) from error
-    except (OSError, ValueError, RecursionError) as error:  # The last for lists within lists, too many of them.
-        raise ConfigError("The fleet's file cannot be read.", got=f"{path}: {error}", do=_SEE_EXAMPLE) from error
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: lists nested too deeply.
+        raise ConfigError("The fleet file cannot be read.", got=f"{path}: {error}", do=_SEE_EXAMPLE) from error
     kinds = tuple(NodeClass(**entry.model_dump() | {"name": display_name(entry.name)}) for entry in said.nodes)
     is_async = said.mode == "async"
     return Fleet(
@@ -219,16 +219,19 @@ def fleet_of_file(path: Path) -> Fleet:
     )
 
 
-_SEE_EXAMPLE: Final = "Compare it with what this prints: echo-hub plan --example"
+_SEE_EXAMPLE: Final = "Compare it with the output of: echo-hub plan --example"
 
 
 def changed(
     fleet: Fleet, *, staleness: int | None = None, publish_every: int | None = None, add: Sequence[str] = ()
 ) -> Fleet:
-    """With other settings and more nodes. `add`: CLASS=N, with the whole name of a class or a part that only it has."""
+    """Return the fleet with other settings and more nodes.
+
+    `add`: CLASS=N, with the full name of a class or a part that only one class has.
+    """
     workload, nodes = fleet.workload, list(fleet.nodes)
     if workload.mode != "async" and (staleness is not None or publish_every is not None):
-        raise ConfigError("Staleness and publication are settings of async mode.", got=f"{workload.mode} mode")
+        raise ConfigError("Staleness and publication interval are settings of async mode.", got=f"{workload.mode} mode")
     workload = replace(
         workload,
         max_staleness=workload.max_staleness if staleness is None else staleness,
@@ -237,7 +240,7 @@ def changed(
     for wish in add:
         name, _, number = wish.rpartition("=")
         if not name or not (number.isascii() and number.isdigit() and len(number) <= 7):
-            raise ConfigError("--add takes a class of nodes and a number.", got=wish, do="Example: --add 'laptop=3'")
+            raise ConfigError("--add needs a class of nodes and a number.", got=wish, do="Example: --add 'laptop=3'")
         nodes.append(replace(_kind(fleet.kinds, name), count=int(number)))
     if workload.publish_every > workload.staleness_bound + 1:
         raise ConfigError(
@@ -255,13 +258,13 @@ def _kind(kinds: Sequence[NodeClass], name: str) -> NodeClass:
         raise ConfigError(
             f"{'No class of nodes has' if not found else 'Several classes of nodes have'} that name.",
             got=name,
-            do="Take one of these: " + ", ".join(kind.name for kind in kinds),
+            do="Use one of these: " + ", ".join(kind.name for kind in kinds),
         )
     return found[0]
 
 
 def make_plan(fleet: Fleet, *, target: float) -> Plan:
-    """Asks the model everything."""
+    """Compute all answers of the capacity model."""
     prediction = predict(fleet.workload, Pool.of(fleet.nodes))
     advice = advise(fleet.workload, fleet.nodes, fleet.kinds, target=target)
     return Plan(

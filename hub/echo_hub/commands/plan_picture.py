@@ -1,4 +1,4 @@
-"""A plan's steps as an SVG picture: no library draws it, and every browser shows it."""
+"""Draw a plan's steps as an SVG picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from echo_hub.core.capacity.timeline import Lane, Span, timeline
 
 WIDTH: Final = 960.0
 LEFT: Final = 96.0
-"""Where time begins."""
+"""X position of time 0."""
 
 LANE_HEIGHT: Final = 34.0
 TOP: Final = 58.0
@@ -24,7 +24,7 @@ COLOURS: Final[dict[Lane, str]] = {
     "broadcast": "#6747ad",
     "sampling": "#33689b",
 }
-"""As on the operator's page."""
+"""Same colours as on the operator's page."""
 
 TICKS: Final = 6
 LETTER: Final = 7.0
@@ -32,7 +32,7 @@ LETTER: Final = 7.0
 
 
 def write_svg(plan: Plan, path: Path) -> None:
-    """A few steps of the plan; nothing where nobody samples."""
+    """Write a few steps of the plan; nothing if no rollouts are sampled."""
     told = plan.prediction
     if told.rollouts_per_s:
         title = f"The learner trains {told.utilisation:.0%} of the time, a step every {seconds(told.period_s)}"
@@ -41,7 +41,7 @@ def write_svg(plan: Plan, path: Path) -> None:
 
 
 def svg(spans: Sequence[Span], *, title: str) -> str:
-    """One line each for the learner, the broadcast and the nodes, over a scale of seconds."""
+    """Return the picture: one row each for learner, broadcast and nodes, above a scale of seconds."""
     end = max(span.end_s for span in spans)
     height = TOP + LANE_HEIGHT * len(LANES) + 62
     return "\n".join(
@@ -88,8 +88,8 @@ def _legend(height: float) -> Iterator[str]:
     meanings = {
         "training": "trains this step",
         "waiting": "waits for rollouts",
-        "broadcast": "this version is on its way to the nodes",
-        "sampling": "nodes sample by this version",
+        "broadcast": "this version is being sent to the nodes",
+        "sampling": "nodes sample with this version",
     }
     x = LEFT
     for lane, colour in COLOURS.items():

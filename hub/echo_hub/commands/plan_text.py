@@ -1,4 +1,4 @@
-"""A plan as people read it in a terminal: tables, a verdict, and a picture of a few steps made of letters."""
+"""Print a plan in a terminal: tables, a verdict, and a character picture of a few steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from echo_hub.core.capacity.model import Pool
 from echo_hub.core.capacity.timeline import Lane, Span, timeline
 
 COLUMNS: Final = 76
-"""Of the picture's time."""
+"""Width of the picture's time axis, in characters."""
 
 LANES: Final[dict[str, tuple[Lane, ...]]] = {
     "learner": ("training", "waiting"),
     "broadcast": ("broadcast",),
     "sampling": ("sampling",),
 }
-"""The picture's lines, and what is drawn in each."""
+"""Rows of the picture, with the lanes drawn in each."""
 
 FILL: Final[dict[Lane, str]] = {"training": "=", "waiting": ".", "broadcast": ">", "sampling": "-"}
 KINDS_SHOWN: Final = 20
@@ -31,11 +31,11 @@ SPENT: Final = {
     "down": "learner down",
     "start": "start of the run",
 }
-"""By `learner_time.REASONS`."""
+"""Labels of `learner_time.REASONS`."""
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """All of it, line by line."""
+    """Yield the whole plan, line by line."""
     yield from _workload(plan)
     yield ""
     yield from _nodes(plan)
@@ -56,7 +56,7 @@ def _workload(plan: Plan) -> Iterator[str]:
         f"{seconds(workload.train_s)} of training, {seconds(workload.hand_off_s)} of hand-off"
     )
     if workload.mode != "colocated":
-        yield f"A version     is with the nodes {seconds(workload.broadcast_s)} after its training"
+        yield f"A version     reaches the nodes {seconds(workload.broadcast_s)} after its training"
     if plan.fleet.scoring:
         yield f"Scoring       {plan.fleet.scoring}"
         yield f"Verifying     {plan.fleet.verifying}"
@@ -86,16 +86,16 @@ def _answers(plan: Plan) -> Iterator[str]:
     told, advice, times = plan.prediction, plan.advice, plan.times_as_many
     yield f"A step every  {seconds(told.period_s)}; the learner trains {told.utilisation:.1%} of the time"
     there, needed, missing = told.rollouts_per_s, told.needed_per_s, told.missing_per_s
-    yield f"Rollouts/s    {there:.4g} there, {needed:.4g} needed, {missing:.4g} missing"
-    yield f"To reach {plan.target:.0%} of what the learner could do, any of these:"
+    yield f"Rollouts/s    {there:.4g} available, {needed:.4g} needed, {missing:.4g} missing"
+    yield f"To reach {plan.target:.0%} of the learner's capacity, use any of these:"
     yield f"  training.max_staleness  {_or_none(advice.max_staleness)}"
     yield f"  training.publish_every  {_or_none(advice.publish_every)}"
     num_nodes = sum(node.count for node in plan.fleet.nodes)
-    yield f"  nodes as they are       {f'{ceil(num_nodes * times):,}, now {num_nodes:,}' if times else '-'}"
-    yield f"  the cheapest to add     {_mix(plan.cheapest)}"
+    yield f"  nodes of the same mix   {f'{ceil(num_nodes * times):,}, now {num_nodes:,}' if times else '-'}"
+    yield f"  cheapest nodes to add   {_mix(plan.cheapest)}"
     if plan.placement is not None:
         settings = _settings(plan.placement.max_staleness, plan.placement.publish_every)
-        yield f"The cheapest of these nodes: {_mix(plan.placement.mix)}; {settings}"
+        yield f"Cheapest subset of these nodes: {_mix(plan.placement.mix)}; {settings}"
 
 
 def _settings(max_staleness: int, publish_every: int) -> str:
@@ -114,12 +114,12 @@ def _mix(mix: Mix | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """1.25 s; of a time that never ends: never."""
+    """Format a duration, such as 1.25 s; "never" for infinity."""
     return "never" if value == float("inf") else f"{value:.3g} s" if value < 1_000 else f"{value:,.0f} s"
 
 
 def picture(spans: Sequence[Span]) -> Iterator[str]:
-    """The learner's line, the versions' and the nodes' below each other, from left to right."""
+    """Yield the rows of learner, broadcast and nodes, with time from left to right."""
     end = max(span.end_s for span in spans)
     scale = COLUMNS / end
     for name, lanes in LANES.items():
@@ -127,7 +127,7 @@ def picture(spans: Sequence[Span]) -> Iterator[str]:
         if drawn:
             yield f"{name:<10}{_line(drawn, scale)}"
     yield f"{'':<10}{'0 s':<{COLUMNS // 2}}{seconds(end):>{COLUMNS // 2}}"
-    yield f"{'':<10}[12==] trains step 12, .... waits; [12>>] version 12 on its way; [12--] sampled by version 12"
+    yield f"{'':<10}[12==] trains step 12, .... waits; [12>>] version 12 being sent; [12--] sampled with version 12"
 
 
 def _line(spans: Iterable[Span], scale: float) -> str:

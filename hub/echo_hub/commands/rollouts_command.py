@@ -1,10 +1,9 @@
-"""`echo-hub rollouts`: what the model writes, from a run's store, beside a hub that serves it or without one."""
+"""`echo-hub rollouts`: show a run's rollouts from its store, whether a hub serves it or not."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,26 +26,29 @@ if TYPE_CHECKING:
 
 def rollouts(
     run_directory: RunArgument,
-    step: Annotated[int | None, typer.Option(min=0, help="Of the groups of this step's batch.")] = None,
-    group: Annotated[int | None, typer.Option(min=0, help="Of this group.")] = None,
-    node: Annotated[str, typer.Option(metavar="ID", help="Leased to this node.")] = "",
-    version: Annotated[int | None, typer.Option(min=0, help="Leased by this policy version.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Only this step's batch.")] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="Only this group.")] = None,
+    node: Annotated[str, typer.Option(metavar="ID", help="Only leased to this node.")] = "",
+    version: Annotated[int | None, typer.Option(min=0, help="Only leased with this policy version.")] = None,
     state: Annotated[str, typer.Option(help="leased, received, scored, trained, evaluated or dropped.")] = "",
-    drop: Annotated[str, typer.Option(metavar="REASON", help="Dropped for this reason.")] = "",
-    check: Annotated[str, typer.Option(help="no, passed or failed: whether it was computed again.")] = "",
-    reward_min: Annotated[float | None, typer.Option(help="A reward of at least this.")] = None,
-    reward_max: Annotated[float | None, typer.Option(help="A reward of at most this.")] = None,
-    tokens_min: Annotated[int | None, typer.Option(min=0, help="At least so many tokens.")] = None,
-    tokens_max: Annotated[int | None, typer.Option(min=0, help="At most so many tokens.")] = None,
-    text: Annotated[str, typer.Option(help="With this in the completion, in small or capital letters.")] = "",
-    before: Annotated[str, typer.Option(metavar="ID", help="Leased before this rollout: goes on with a list.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="So many at most.")] = 50,
+    drop: Annotated[str, typer.Option(metavar="REASON", help="Only dropped for this reason.")] = "",
+    check: Annotated[str, typer.Option(help="Result of the honesty check: no, passed or failed.")] = "",
+    reward_min: Annotated[float | None, typer.Option(help="Lowest reward.")] = None,
+    reward_max: Annotated[float | None, typer.Option(help="Highest reward.")] = None,
+    tokens_min: Annotated[int | None, typer.Option(min=0, help="Fewest tokens.")] = None,
+    tokens_max: Annotated[int | None, typer.Option(min=0, help="Most tokens.")] = None,
+    text: Annotated[str, typer.Option(help="Only completions that contain this text; case is ignored.")] = "",
+    before: Annotated[str, typer.Option(metavar="ID", help="Only leased before this rollout; continues a list.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rollouts to print.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
     parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all that fit there, with prompts, tokens and logprobs.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write all matching rollouts to this file, with prompts, tokens and logprobs."
+        ),
     ] = None,
 ) -> None:
-    """Show what the model writes: the rollouts that fit, those that were leased last first."""
+    """Show what the model writes: the matching rollouts, the newest lease first."""
     asked = {
         "step": step,
         "group": group,
@@ -78,7 +80,7 @@ def rollouts(
 
 
 def _understood(asked: dict[str, Any], before: str) -> tuple[RolloutFilter, str]:
-    """As the page understands the same query. Raises ConfigError."""
+    """Parse the filters like the query of the rollouts page. Raises ConfigError."""
     from echo_hub.dashboard.rollouts_page import WrongQueryError, filter_of, place_of
 
     query = {name: str(value) for name, value in asked.items() if value not in (None, "")}
@@ -86,19 +88,18 @@ def _understood(asked: dict[str, Any], before: str) -> tuple[RolloutFilter, str]
         return filter_of(query), place_of({"before": before})
     except WrongQueryError as error:
         raise ConfigError(
-            "These rollouts cannot be looked for.", got=str(error), do="See: echo-hub rollouts --help"
+            "The filter for rollouts is invalid.", got=str(error), do="See: echo-hub rollouts --help"
         ) from error
 
 
 def reader_of(directory: RunDirectory, store: Store) -> RolloutReader:
     """What reads the run's rollouts of its store."""
-    from echo_hub.lifecycle.rollouts import RolloutReader
+    from echo_hub.lifecycle.rollouts import ProblemsOnDemand, RolloutReader
     from echo_hub.run.base_model import PromptCodec, resolve_base
-    from echo_hub.scoring.problems import Problems
 
     config = load_config(directory.config, {})
     codec = PromptCodec.of_run(config, resolve_base(config.model.base))
-    return RolloutReader(config, store=store, codec=codec, problems=cache(lambda: Problems.of_run(config, codec)))
+    return RolloutReader(config, store=store, codec=codec, problems=ProblemsOnDemand(config, codec))
 
 
 def _print(page: RolloutsPage) -> None:
@@ -127,23 +128,23 @@ def _print(page: RolloutsPage) -> None:
             Text(_why_not(one) if row.text is None else excerpt(row.text)),
             *((components_text(one.components),) if has_components else ()),
         )
-    Console(width=1_000).print(table)  # Whatever the terminal's width: ids are copied from it, and scripts read it.
+    Console(width=1_000).print(table)  # Wide regardless of the terminal: people copy ids from it, and scripts read it.
     if page.before:
         typer.echo(f"There are more: --before {page.before}")
     elif page.retired_step:
         typer.echo(
-            f"{page.retired_rollouts} rollouts, of the steps up to {page.retired_step}, are not in the books any more: "
+            f"{page.retired_rollouts} rollouts, of the steps up to {page.retired_step}, are no longer in the database: "
             "they were archived (echo-hub archive) or dropped (keeping.steps)."
         )
 
 
 def components_text(components: Mapping[str, float] | None) -> str:
-    """score 1, format 0.5"""
+    """Format reward components, such as "score 1, format 0.5"."""
     return ", ".join(f"{name} {value:.3g}" for name, value in (components or {}).items())
 
 
 def _why_not(one: RolloutSummary) -> str:
-    """Why there is no text of it."""
+    """Return why the rollout has no text."""
     if one.num_tokens is None:
-        return "(a node draws it)" if one.is_in_flight else "(never came in)"
+        return "(being sampled)" if one.is_in_flight else "(never received)"
     return f"(not kept: {one.not_kept})" if one.not_kept else "(not kept)"

@@ -1,6 +1,6 @@
-"""What `echo-hub serve` shows while it serves: one line that stays up to date on a terminal, else a line now and then.
+"""The status display of `echo-hub serve`: one live line on a terminal, otherwise a line now and then.
 
-Nobody has to read it: what cannot be written is left out, and the hub goes on.
+Output errors are ignored: the hub keeps running.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from rich.live import Live
 from rich.text import Text
 
 from echo_hub.dashboard.model import RunView
-from echo_hub.serving.operating import summary
+from echo_hub.oversight.operating import summary
 from echo_shared.errors import StorageError
 from echo_shared.health import HubState
 
 REFRESH_S: Final = 2.0
 PLAIN_S: Final = 300.0
-"""Without a terminal: this often, if there is anything new, and at every change of the state."""
-DONE: Final = "The pages are served until you end it: Ctrl-C."
+"""Without a terminal: the shortest interval between lines, except at state changes."""
+DONE: Final = "The pages stay available until you press Ctrl-C."
 
 
 def line_of(view: RunView) -> str:
-    """How the run is, in a line."""
+    """Return the run's status in one line."""
     parts = [view.health.state.value, f"step {view.trained_step:,} of {view.steps_total:,}"]
     if view.mean_reward is not None:
         parts.append(f"reward {view.mean_reward:.3g}")
@@ -41,7 +41,7 @@ def line_of(view: RunView) -> str:
 
 
 class ServeLine:
-    """`read` is how the run is. Of two consoles: `terminal` is where log lines go, too, `out` any file."""
+    """`read` returns the run's state. `terminal`: the console that log lines use; `out`: any other file."""
 
     def __init__(self, read: Callable[[], Awaitable[RunView]], *, terminal: Console, out: TextIO) -> None:
         self._read = read
@@ -49,7 +49,7 @@ class ServeLine:
         self._out = out
 
     async def run(self) -> None:
-        """Shows it until cancelled."""
+        """Show the status until cancelled."""
         if self._terminal.is_terminal:
             await self._show_live()
         else:
@@ -79,11 +79,11 @@ class ServeLine:
             waited_s += REFRESH_S
 
     async def _view(self) -> RunView | None:
-        """None: the books cannot be read now, of which others complain."""
+        """Return the run's state; None if the database cannot be read now, which is logged elsewhere."""
         with suppress(StorageError):
             return await self._read()
         return None
 
     def _say(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # Whoever read it may be gone.
+        with suppress(OSError, ValueError):  # The reader of the output may be gone.
             print(line, file=self._out, flush=True)

@@ -1,4 +1,4 @@
-"""`echo-hub sft`: what a run starts with, trained on demonstrations."""
+"""`echo-hub sft`: fine-tune a run's start on demonstrations."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _SHOWN_LINES = 10
 
 def sft(
     run_directory: RunArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Demonstrations, a JSON line each.")],
-    epochs: Annotated[int, typer.Option(min=1, max=1000, help="Times that each is trained on.")] = 3,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one update, prompts included.")] = 8192,
-    learning_rate: Annotated[float, typer.Option(help="Adam's, at its highest.")] = 2e-4,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Demonstrations, one JSON object per line.")],
+    epochs: Annotated[int, typer.Option(min=1, max=1000, help="Passes over the demonstrations.")] = 3,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens per update, prompts included.")] = 8192,
+    learning_rate: Annotated[float, typer.Option(help="Adam's peak learning rate.")] = 2e-4,
     heldout: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of the prompts that is measured and never trained on.")
+        float, typer.Option(min=0, max=0.9, help="Share of the prompts used only for measuring, never for training.")
     ] = 0.05,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the order; default: the run's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the order; default: the run's seed.")] = None,
     evaluate: Annotated[
-        bool, typer.Option("--evaluate", help="Measure the task's held-out problems too, before and after.")
+        bool, typer.Option("--evaluate", help="Also evaluate the task's held-out problems, before and after.")
     ] = False,
-    anew: Annotated[bool, typer.Option("--anew", help="Throw away what was trained with other options.")] = False,
-    figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
+    anew: Annotated[bool, typer.Option("--anew", help="Discard what was trained with other options.")] = False,
+    figures_json: Annotated[Path | None, typer.Option("--json", help="Also write all figures to this file.")] = None,
 ) -> None:
-    """Train what a run starts with on demonstrations, before it is served. Goes on where it stopped."""
+    """Fine-tune what a run starts with on demonstrations, before it is served. Resumes where it stopped."""
     from echo_hub.learner.sft_plan import SftSettings
     from echo_hub.lifecycle.sft import finetune, prepare
 
@@ -57,7 +57,7 @@ def sft(
     check_writable(figures_json)
     config = load_config(directory.config, {})
     if learning_rate <= 0:
-        raise ConfigError("A learning rate is above 0.", got=f"--learning-rate {learning_rate}")
+        raise ConfigError("The learning rate must be above 0.", got=f"--learning-rate {learning_rate}")
     options = SftSettings(
         epochs=epochs,
         batch_tokens=batch_tokens,
@@ -71,7 +71,7 @@ def sft(
         with _Shown(prepared) as shown:
             done = finetune(prepared, anew=anew, told=shown.tell, stopping=stop.is_set)
     if done is None:
-        typer.echo(f"Stopped behind update {shown.update}. Nothing is lost: the same command goes on there.", err=True)
+        typer.echo(f"Stopped after update {shown.update}. Nothing is lost: the same command resumes there.", err=True)
         return
     figures = _figures(prepared, done, evaluate=evaluate)
     if figures_json is not None:
@@ -81,7 +81,7 @@ def sft(
 
 @contextmanager
 def _stopping() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; the next one ends the process as ever."""
+    """Set by the first Ctrl-C or SIGTERM; the second one ends the process as usual."""
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -117,15 +117,15 @@ def _print_what(prepared: Prepared) -> None:
         if lines:
             more = ", ..." if len(lines) > _SHOWN_LINES else ""
             shown = ", ".join(map(str, lines[:_SHOWN_LINES]))
-            console.print(Text(f"Left out, {len(lines)}: {why} (lines {shown}{more})"))
+            console.print(Text(f"Skipped {len(lines)}: {why} (lines {shown}{more})"))
     first, codec = found.examples[0], prepared.codec
     trained_ids = first.completion_ids[first.loss_mask]
-    console.print(Text(f"The first, as a node sees it:  {codec.text(first.prompt_ids)}", style="dim"))
-    console.print(Text(f"  what of it is trained on:    {codec.text(trained_ids)}", style="dim"))
+    console.print(Text(f"First prompt, as a node sees it:  {codec.text(first.prompt_ids)}", style="dim"))
+    console.print(Text(f"  text that is trained on:        {codec.text(trained_ids)}", style="dim"))
 
 
 class _Shown:
-    """A line for each epoch, and a bar on a terminal."""
+    """Prints a line per epoch, and a progress bar on a terminal."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._epochs = prepared.options.epochs
@@ -142,10 +142,10 @@ class _Shown:
         self._bar.stop()
 
     def tell(self, progress: SftProgress) -> None:
-        """What is new since the last time."""
+        """Print what is new since the last call."""
         before = self._told
         if before is None and progress.update:
-            console.print(f"Goes on behind update {progress.update}.")
+            console.print(f"Resuming after update {progress.update}.")
         if progress.heldout_losses and not (before and before.heldout_losses):
             console.print(f"{'Before':<14} held out: {_loss(progress.heldout_losses[0])}")
         for epoch in range(len(before.training_losses) if before else 0, len(progress.training_losses)):
@@ -158,7 +158,7 @@ class _Shown:
 
 
 def _loss(nats: float) -> str:
-    return f"{nats:.4f} nats a token, perplexity {math.exp(nats):.3f}"
+    return f"{nats:.4f} nats per token, perplexity {math.exp(nats):.3f}"
 
 
 def _figures(prepared: Prepared, done: Finetuned, *, evaluate: bool) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _figures(prepared: Prepared, done: Finetuned, *, evaluate: bool) -> dict[str
     from echo_hub.lifecycle.sft import figures
 
     if done.progress.outliers:
-        console.print(f"Updates not applied, for their gradient was an outlier: {done.progress.outliers}")
+        console.print(f"Updates skipped because their gradient was an outlier: {done.progress.outliers}")
     found = figures(done.progress)
     if evaluate:
         measured = asyncio.run(evaluate_adapters(prepared.config, {0: done.began_with, 1: done.adapter}))

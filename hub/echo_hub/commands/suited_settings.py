@@ -1,8 +1,8 @@
-"""Settings that suit a base model and a task: what `echo-hub init --base MODEL --task NAME` writes.
+"""Choose settings for a base model and a task: what `echo-hub init --base MODEL --task NAME` writes.
 
-Only what differs from the defaults, each with its reason. Lengths come from the task's own problems, encoded by the
-base's own tokenizer and chat template; sizes of batches from the number of the base's weights and from this machine.
-What the base really answers is for `echo-hub try-task --sample` to show.
+Only settings that differ from the defaults, each with its reason. Lengths come from the task's own problems, encoded
+with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights and on this machine.
+What the base actually answers is measured by `echo-hub try-task --sample`.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
 
 SAMPLED: Final = 64
-"""Problems whose lengths are taken."""
+"""Problems sampled to measure lengths."""
 TAGS: Final = "\nEnd with your answer as <answer>...</answer>."
 _OF_ANSWER: Final = 4
-"""Tokens of a completion for one of the reference answer: some working goes before it."""
+"""Completion tokens per token of the reference answer, to leave space for working."""
 _CHAT_TOKENS: Final = 96
-"""What a chat model says around an answer, beyond that."""
+"""Additional tokens for what a chat model writes around an answer."""
 _THINKING_TOKENS: Final = 1_024
 _LEAST_TOKENS: Final = 16
 _SMALL: Final = 1_000_000_000
-"""Weights of a base below which problems are seldom solved."""
+"""Number of weights below which a base model solves few problems."""
 _RATES: Final = ((500_000_000, 1e-4), (3_000_000_000, 5e-5))
-"""Learning rates by the number of weights up to which they are for."""
+"""(number of weights, learning rate for models below that size)."""
 _LARGE_RATE: Final = 2e-5
 _ROLLOUTS: Final = 128
-"""Of a step."""
+"""Rollouts per step."""
 _SAVED_OF_HIDDEN, _SAVED_OF_INNER = 14, 4
-"""Numbers of a token that each layer keeps for the backward pass, in widths of the layer and of its inner layer."""
+"""Values per token that each layer keeps for the backward pass, in multiples of hidden size and of inner size."""
 
 Section = dict[str, Any]
 Suited = dict[str, dict[str, tuple[Any, str]]]
-"""By section and key: the value, and the reason for it."""
+"""By section and key: (value, reason)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseFacts:
-    """What is known of a base model without its weights."""
+    """Facts about a base model, found without loading its weights."""
 
     num_weights: int
     activation_bytes: int
-    """Of one token in float32, for the backward pass; 0: its configuration does not say."""
+    """Activations of one token in float32, for the backward pass; 0 if the configuration does not tell."""
     is_chat: bool
     thinks: bool
     context_tokens: int
 
 
 def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) -> tuple[HubConfig, Suited]:
-    """The settings, and which of them to write. `flags`: model.base, task.name and whatever else was given.
+    """Return the settings, and those to write to the file. `flags`: model.base, task.name and all other given settings.
 
-    Raises ConfigError where base or task cannot be used, or do not fit each other.
+    Raises ConfigError if base or task cannot be used, or do not fit each other.
     """
     given = load_config(None, flags)
     base_dir = resolve_base(given.model.base)
@@ -84,7 +84,7 @@ def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) ->
 
 
 def _merged(values: Mapping[str, Section], flags: Mapping[str, Mapping[str, Any]]) -> dict[str, Section]:
-    """Flags win."""
+    """Merge the two; flags win."""
     given = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in flags.items()}
     return {name: {**values.get(name, {}), **given.get(name, {})} for name in [*values, *given]}
 
@@ -104,38 +104,38 @@ def _chosen(
     chosen: Suited = {
         "model": {"base": (given.model.base, f"{'A chat model' if facts.is_chat else 'A model'} with {size}.")},
         "task": {
-            "name": (given.task.name, "What it asks and pays for: echo-hub try-task --config RUN/config.toml"),
+            "name": (given.task.name, "See its problems and rewards: echo-hub try-task --config RUN/config.toml"),
         },
         "sampling": {
             "max_tokens": (
                 max_tokens,
                 f"Prompts have up to {prompt_tokens} tokens and reference answers up to {answer_tokens}, of {SAMPLED} "
-                f"problems; the base has room for {facts.context_tokens}. See what it takes: echo-hub try-task "
+                f"problems; the base's context has {facts.context_tokens}. To measure: echo-hub try-task "
                 "--sample 4 --config RUN/config.toml",
             )
         },
         "training": {
             "group_size": (
                 group_size,
-                f"Only a group with unlike rewards teaches anything. With {size} the base solves few problems: of "
-                "those with a rate of 5 %, 34 % of groups of 8 are mixed, 56 % of groups of 16.",
+                f"Only groups with differing rewards train the model. With {size} the base solves few problems: of "
+                "those solved in 5 % of attempts, 34 % of groups of 8 are mixed, 56 % of groups of 16.",
             ),
             "groups_per_step": (
                 _ROLLOUTS // group_size,
-                f"{_ROLLOUTS} rollouts a step: a few lent machines draw that in minutes. More of them make a step "
-                "surer.",
+                f"{_ROLLOUTS} rollouts per step: a few lent machines sample that in minutes. More make the gradient "
+                "less noisy.",
             ),
             "learning_rate": (
                 rate,
-                f"For {size}: LoRA takes about ten times the rate of full fine-tuning, and larger models lower ones. "
-                "The default is for the built-in models. Halve it where the reward falls again.",
+                f"For {size}: LoRA needs about ten times the rate of full fine-tuning, and larger models need less. "
+                "The default is for the built-in models. Halve it if the reward falls again.",
             ),
         },
     }
     if suffix and not given.task.prompt_suffix:
         chosen["task"]["prompt_suffix"] = (suffix, "The task's scorer reads the answer in these tags.")
     if facts.thinks:
-        reason = "The base's chat template has thoughts: what is thought is not scored."
+        reason = "The base's chat template has reasoning blocks, which are not scored."
         chosen["task"]["strip_thinking"] = (True, reason)
     chosen["evaluation"] = _evaluation(task, has_gpu=has_gpu)
     if not has_gpu:
@@ -149,15 +149,15 @@ def _wants_tags(given: HubConfig) -> bool:
 
 
 def _max_tokens(given: HubConfig, facts: BaseFacts, *, prompt_tokens: int, answer_tokens: int) -> int:
-    """Raises ConfigError where the base's context has no room for the task's prompts."""
+    """Choose sampling.max_tokens. Raises ConfigError if the base's context is too short for the task's prompts."""
     around = (_CHAT_TOKENS if facts.is_chat else 0) + (_THINKING_TOKENS if facts.thinks else 0)
     wanted = max(_LEAST_TOKENS, _OF_ANSWER * answer_tokens + around)
     wanted = -(-wanted // 32) * 32
     room = facts.context_tokens - prompt_tokens
     if room < _LEAST_TOKENS:
         raise ConfigError(
-            "The task's prompts leave no room in the base model's context.",
-            got=f"a prompt of {prompt_tokens} tokens; {given.model.base} has room for {facts.context_tokens}",
+            "The task's prompts leave no space for a reply in the base model's context.",
+            got=f"a prompt of {prompt_tokens} tokens; the context of {given.model.base} has {facts.context_tokens}",
             do="Choose another base, or options that make shorter problems.",
         )
     return min(wanted, room)
@@ -181,13 +181,15 @@ def _learner(facts: BaseFacts, longest: int) -> dict[str, tuple[Any, str]]:
         width = 2
         chosen["precision"] = (
             "bfloat16",
-            "Learner and verifier hold the base twice: in float32 it would take most of this machine's memory.",
+            "Learner and verifier each load the base: two float32 copies would take most of this machine's memory.",
         )
     if facts.activation_bytes:
         fitting = int(memory / 4 / (facts.activation_bytes * width / 4)) // 256 * 256
         tokens = max(fitting, longest, 256)
         if tokens < PLAIN_TOKENS:
-            reason = f"A token of a pass takes about {facts.activation_bytes * width / 4e6:.1f} MB: a quarter of "
+            reason = (
+                f"Activations take {facts.activation_bytes * width / 4e6:.1f} MB per token: this uses a quarter of "
+            )
             chosen["micro_batch_tokens"] = (tokens, f"{reason}this machine's {memory / 1e9:.0f} GB.")
     return chosen
 
@@ -211,7 +213,7 @@ def _facts(base_dir: Path, codec: PromptCodec) -> BaseFacts:
 def _num_weights(path: Path) -> int:
     total = 0
     with safe_open(path, framework="numpy") as file:
-        for name in file.keys():  # noqa: SIM118 -- it is no mapping
+        for name in file.keys():  # noqa: SIM118  # This is not a mapping.
             count = 1
             for size in file.get_slice(name).get_shape():
                 count *= size
@@ -223,6 +225,6 @@ def _sampled(task: Any, name: str, number: int) -> Problem:
     try:
         problem: Problem = task.sample(derive_seed(name, "suited settings", number))
     except Exception as error:
-        # A task is a plug-in: whatever its sampler raises is for its author to read.
-        raise ConfigError("The task cannot sample a problem.", got=repr(error), do="Mend its sample method.") from error
+        # A task is a plug-in: its author needs to read whatever its sampler raised.
+        raise ConfigError("The task cannot sample a problem.", got=repr(error), do="Fix its sample method.") from error
     return problem

@@ -1,4 +1,4 @@
-"""`echo-hub try-task`: what a task asks and what it pays for, before any run."""
+"""`echo-hub try-task`: show a task's problems and rewards before any run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ console = Console(soft_wrap=True, highlight=False)
 def try_task(
     task: Annotated[
         str | None,
-        typer.Argument(metavar="[TASK]", help="As task.name, or a mixture's key; default: what the settings say."),
+        typer.Argument(metavar="[TASK]", help="A value for task.name, or a mixture's key; default: from the settings."),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="One of task.options, its value as TOML; repeatable.")
@@ -46,17 +46,19 @@ def try_task(
         Path | None, typer.Option("--config", metavar="TOML", help="Settings of a run, RUN/config.toml.")
     ] = None,
     base: Annotated[str | None, typer.Option(help="The base model whose tokenizer renders prompts.")] = None,
-    count: Annotated[int, typer.Option(min=1, max=1_000, help="So many problems.")] = 4,
-    seed: Annotated[int | None, typer.Option(min=0, help="Other problems by another one.")] = None,
+    count: Annotated[int, typer.Option(min=1, max=1_000, help="Number of problems.")] = 4,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed; another one gives other problems.")] = None,
     sample: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000, help="Let the base answer so many problems, each by a group of the run's size."),
+        typer.Option(
+            min=1, max=1_000, help="Let the base model answer this many problems, with a group of the run's size each."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """Sample a handful of a task's problems, and show what a few answers to each earn: some should earn nothing.
+    """Sample a few problems of a task, and show the rewards of various answers, including wrong ones.
 
-    With --sample the base itself answers, and it is said whether GRPO has something to work with.
+    With --sample the base model answers, and the verdict says whether its rewards give GRPO a training signal.
     """
     given = {"model": {"base": base}, "run": {"seed": seed}}
     config = _of_one_task(settings, task, dict(map(option_of, option or ())), given)
@@ -76,7 +78,7 @@ def try_task(
     for warning in tried.warnings:
         console.print(Text.assemble(("Warning: ", "yellow"), warning))
     if not tried.warnings:
-        console.print("Nothing looks wrong: what nobody should be paid for earns nothing.")
+        console.print("No problems found: wrong answers earn nothing.")
 
 
 def _echo_json(found: object) -> None:
@@ -86,8 +88,7 @@ def _echo_json(found: object) -> None:
 
 
 def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any], given: dict[str, Any]) -> HubConfig:
-    """The settings with this task alone. Raises ConfigError where the settings have several and none of them is
-    named."""
+    """Return the settings with only this task. Raises ConfigError if a mixture does not have it."""
     config = load_config(settings, given)
     mixture = config.task.mixture
     if not mixture:
@@ -105,10 +106,12 @@ def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any
 
 
 def option_of(text: str) -> tuple[str, Any]:
-    """NAME=VALUE; a value that is no TOML is text. Raises ConfigError where there is no name."""
+    """Parse NAME=VALUE; a value that is not TOML is text. Raises ConfigError if the name is missing."""
     name, is_there, value = text.partition("=")
     if not is_there or not name.strip():
-        raise ConfigError("This is no option of a task.", got=f"--option {text}", do="Write --option NAME=VALUE.")
+        raise ConfigError(
+            "A task option must have the form NAME=VALUE.", got=f"--option {text}", do="Example: --option letters=6"
+        )
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -136,7 +139,7 @@ async def _answer(config: HubConfig, count: int) -> BaseAnswers:
 
 @contextlib.asynccontextmanager
 async def _opened(config: HubConfig) -> AsyncIterator[tuple[Problems, ScoringPool, Evaluator]]:
-    """A run's only task outside of any run, processes that score it, and one that draws, which starts when asked."""
+    """Open a task outside of any run: its problems, scorer processes, and an evaluator that starts on demand."""
     from echo_hub.evaluation.evaluator import evaluator_of
     from echo_hub.learner.settings import LearnerSettings
     from echo_hub.lifecycle.cluster_of_run import open_cluster

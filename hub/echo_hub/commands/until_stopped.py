@@ -1,4 +1,4 @@
-"""Commands that work until they are stopped."""
+"""Run a command until it ends or is stopped."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from echo_hub.net.turns import loop_factory
 from echo_shared.errors import EchoError
 
 
-def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run goes on where it stopped") -> Any:
-    """Runs to the end, or to Ctrl-C or SIGTERM: both cancel, so that everything is closed in order; None then.
-    `stopped`: what becomes of what was not done."""
+def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run resumes where it stopped") -> Any:
+    """Run to the end, or until Ctrl-C or SIGTERM cancels it, so that everything closes in order; then return None.
+
+    `stopped`: what happens to the unfinished work, for the message to the user.
+    """
 
     async def until_signalled() -> Any:
         task = asyncio.ensure_future(main)
@@ -34,12 +36,12 @@ def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(until_signalled())
     except BaseExceptionGroup as group:
-        # Tasks fail together; a user wants the one error that has a text for them.
+        # Tasks in a group fail together; the user needs the one error with a text for users.
         raise _known(group) from group
 
 
 def _known(error: BaseException) -> BaseException:
-    """The first EchoError in a group, however deep; the group itself when there is none."""
+    """Return the first EchoError nested in a group; the group itself if it has none."""
     known = error.subgroup(EchoError) if isinstance(error, BaseExceptionGroup) else None
     while isinstance(known, BaseExceptionGroup):
         first = known.exceptions[0]

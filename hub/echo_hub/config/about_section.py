@@ -1,4 +1,4 @@
-"""What volunteers are told of a run, in its operator's own words."""
+"""Information for volunteers, written by the run's operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPACES: Final = re.compile(r"[\x00-\x20\x7f\"'<>\\]")
 
 
 def _is_web_address(address: str) -> str:
-    """Raises ValueError for what a page must not link to: anything but http and https."""
+    """Return the address if a page may link to it; raise ValueError unless it is http or https."""
     try:
         _WEB.validate_python(address)
     except ValidationError as error:
@@ -33,7 +33,7 @@ class AboutConfig(Section):
     plain text; an empty line begins a paragraph."""
 
     description: Annotated[str, Field(max_length=4_000)] = ""
-    """Purpose of the model, the people behind it, and the use of the results."""
+    """Purpose of the model, names of its makers, and intended use of results."""
     contact: Annotated[str, Field(max_length=400)] = ""
     """Contact for questions, for example an e-mail address."""
     consent: Annotated[str, Field(max_length=4_000)] = ""

@@ -1,4 +1,4 @@
-"""Reads and writes a run's settings: defaults < RUN/config.toml < ECHO_HUB_* environment < flags.
+"""Read and write a run's settings: defaults < RUN/config.toml < ECHO_HUB_* environment < flags.
 
 In the environment, sections and keys are joined by two underscores: ECHO_HUB_TRAINING__STEPS=50.
 """
@@ -31,7 +31,7 @@ MOVED: Final = {
     "training.threads": "learner.threads",
     "training.device": "learner.device",
 }
-"""New names of settings, by the names that an older run's file may have."""
+"""New names of settings, by their names in files of older runs."""
 _FIXED: Final = "the hub has one value for it: remove this setting"
 _NO_MAIL: Final = (
     "the hub sends no e-mail: set alerts.webhook_url, or let Prometheus and Alertmanager send it by the rules in "
@@ -53,11 +53,11 @@ GONE: Final = {
     "log.events_kept": _FIXED,
     "training.curriculum_floor": _FIXED,
 }
-"""What to use instead of settings that an older run's file may have."""
+"""Advice for settings in files of older runs that no longer exist."""
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
-    """Return the settings that hold. `path` None = no file; `overrides` are flags, nested by section, None = not given.
+    """Return the effective settings. `path` None: no file; `overrides`: flags nested by section, None = not given.
 
     Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
     """
@@ -67,10 +67,11 @@ def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
 
 
 def render_config(config: HubConfig) -> str:
-    """`config` as commented TOML with every setting and every secret in it: for a run's own file, which `load_config`
-    makes the same settings of. What is to be shown is made of `without_secrets(config)`.
+    """Render `config` as commented TOML with every setting and secret, for the run's own file; `load_config` reads it
+    back.
 
-    Raises ConfigError for a value in task.options that TOML cannot express.
+    To show settings to people, render `without_secrets(config)`. Raises ConfigError for a value in task.options that
+    TOML cannot express.
     """
     header = (
         "Every setting of this run. A line that is removed falls back to the default. Environment variables "
@@ -80,10 +81,12 @@ def render_config(config: HubConfig) -> str:
 
 
 def render_chosen(config: HubConfig, reasons: Mapping[str, Mapping[str, str]]) -> str:
-    """Those of `config` that differ from the defaults, as TOML, each under its reason, or what it means where none is
-    given; `load_config` gives the same settings back."""
+    """Render the settings that differ from the defaults as TOML, each under its reason.
+
+    A setting without a reason gets its description. `load_config` reads the same settings back.
+    """
     header = (
-        "What differs from the defaults. All settings, with what they mean: echo-hub serve RUN --dry-run. A line that "
+        "The settings that differ from the defaults. To list all settings: echo-hub serve RUN --dry-run. A line that "
         "is removed falls back to the default; environment variables (ECHO_HUB_TRAINING__STEPS=50 sets "
         "training.steps) and flags win over this file."
     )
@@ -103,7 +106,7 @@ def render_chosen(config: HubConfig, reasons: Mapping[str, Mapping[str, str]]) -
 
 
 def render_settings(settings: BaseSettings, header: str) -> str:
-    """`settings`, all of whose fields are sections with a docstring a field, as commented TOML under `header`."""
+    """Render `settings` as commented TOML under `header`; all fields must be sections whose fields have docstrings."""
     parts = [_comment(header)]
     for section_name in type(settings).model_fields:
         section: BaseModel = getattr(settings, section_name)
@@ -116,15 +119,17 @@ def render_settings(settings: BaseSettings, header: str) -> str:
 
 
 def set_in_file(path: Path, section: str, key: str, value: str) -> None:
-    """Sets one setting in a run's file, and leaves all else in it as it stands. Raises ConfigError where that cannot be
-    done by a line, and where a variable of the environment goes over it."""
+    """Set one setting in a run's file and leave everything else unchanged.
+
+    Raises ConfigError if the file's layout does not allow that, or if an environment variable overrides the setting.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
         changed = _with_line(text, section, f"{key} = {_toml(value, where=f'{section}.{key}')}")
         expected = tomllib.loads(text)
         expected.setdefault(section, {})[key] = value
         if tomllib.loads(changed) != expected:
-            raise ValueError("it is written in a way of its own")
+            raise ValueError("the file's layout is unusual")
         write_private(path, changed.encode())
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -136,14 +141,14 @@ def set_in_file(path: Path, section: str, key: str, value: str) -> None:
     if getattr(getattr(config, section), key) != value:
         holds = getattr(getattr(without_secrets(config), section), key)
         raise ConfigError(
-            "A setting of the run's file does not hold.",
+            "A setting in the run's file has no effect.",
             got=f"{section}.{key} = {holds!r}, by the environment",
             do=f"Unset ECHO_HUB_{section.upper()}__{key.upper()}.",
         )
 
 
 def _with_line(text: str, section: str, line: str) -> str:
-    """The TOML with this line for the key in the section, in the place of the one that is there."""
+    """Return the TOML text with this line in the section, replacing the key's present line."""
     lines = text.splitlines()
     header = next((place for place, each in enumerate(lines) if re.match(rf"\s*\[{section}\]", each)), None)
     if header is None:
@@ -163,7 +168,7 @@ def _comment(text: str) -> str:
 
 
 def _limits(schema: Mapping[str, Any]) -> str:
-    """What a JSON schema allows, in words, to go behind a description."""
+    """Describe the bounds in a JSON schema, to append to a description."""
     words = [
         f"{word} {schema[key]}"
         for key, word in {

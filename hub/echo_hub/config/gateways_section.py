@@ -1,4 +1,4 @@
-"""Processes that hold nodes' connections for the hub, and the broker between them and it."""
+"""Settings of gateway processes, which hold nodes' connections for the hub, and of the broker between them."""
 
 from __future__ import annotations
 

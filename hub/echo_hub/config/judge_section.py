@@ -1,4 +1,4 @@
-"""Components of a reward that a model gives: [reward.judges.NAME]."""
+"""Settings of reward components computed by a model: [reward.judges.NAME]."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class LlmJudgeConfig(Section):
     @model_validator(mode="after")
     def _can_be_asked(self) -> LlmJudgeConfig:
         if "{completion}" not in self.prompt:
-            raise ValueError("prompt must hold {completion}: the judge has to see it")
+            raise ValueError("prompt must contain {completion}: the judge must see it")
         if self.lowest >= self.highest:
             raise ValueError("lowest must be less than highest")
         return self
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the component."""
+        """Bounds of the component."""
         return 0.0, 1.0
 
 
@@ -91,7 +91,7 @@ class RewardModelConfig(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the component."""
+        """Bounds of the component."""
         return (0.0, 1.0) if self.sigmoid else (self.lowest, self.highest)
 
 

@@ -1,7 +1,7 @@
-"""Another objective for the rest of a run: what an operator may change of [objective] while the run goes on.
+"""Change [objective] during a run.
 
-What decides which rewards and advantages the pages show of steps that are trained already stays as it is, and so does
-what the learner reads at its start.
+Settings that determine the rewards and advantages shown for trained steps cannot change. Neither can settings that the
+learner reads only at its start.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.sections import HubConfig
 
 FIXED: Final = ("chosen_advantage", "overlong", "overlong_buffer_tokens", "reference")
-"""What a change may not touch; the advantage is that which is used, whether by name or as the paper has it."""
+"""Settings that a change must not touch. The advantage is the resolved one, named or from the paper."""
 
 
 def as_text(objective: ObjectiveConfig) -> str:
-    """What of it is not by default, as JSON; the same for the same objective."""
+    """Return the settings that differ from their defaults, as canonical JSON."""
     return json.dumps(objective.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveRules:
-    """What fits the rest of a run's settings."""
+    """Validates changes of the objective against the rest of a run's settings."""
 
     config: HubConfig
 
     def __call__(self, before: str, wanted: str) -> tuple[str, str, str]:
-        """The objective, as `as_text` has it, after NAME=VALUE pairs with blanks between them; and the pairs of the
-        same names as they were and as they are. Raises ValueError."""
+        """Apply NAME=VALUE pairs, separated by blanks, to the objective `before`.
+
+        Returns the new objective (in the form of `as_text`), and the changed pairs before and after. Raises ValueError.
+        """
         pairs = dict(_pair(one) for one in wanted.split())
         old = ObjectiveConfig.model_validate_json(before)
         try:
@@ -45,7 +47,7 @@ class ObjectiveRules:
                 shown = name.removeprefix("chosen_")
                 raise ValueError(
                     f"objective.{shown} cannot change in a run ({getattr(old, name)} to {getattr(new, name)}): "
-                    "go on with it in a run of its own, by echo-hub fork."
+                    "use a separate run, made by echo-hub fork."
                 )
         return as_text(new), _shown(old, pairs), _shown(new, pairs)
 
@@ -54,7 +56,7 @@ def _pair(one: str) -> tuple[str, str]:
     name, equals, value = one.removeprefix("objective.").partition("=")
     if not equals or name not in ObjectiveConfig.model_fields:
         names = ", ".join(ObjectiveConfig.model_fields)
-        raise ValueError(f"{one[:80]!r} is no NAME=VALUE of [objective], which has {names}.")
+        raise ValueError(f"{one[:80]!r} is not NAME=VALUE of a setting in [objective], which has {names}.")
     return name, value
 
 

@@ -1,11 +1,11 @@
-"""What each objective's own paper chooses, and which settings it takes. Loads no torch: settings are checked by it.
+"""The choices and numbers of each objective's own paper. Loads no torch, because settings are validated with it.
 
 Where a paper's formula and its code differ, the code counts. Departures and gaps:
 
 - DeepSeekMath, DAPO, GSPO and SAPO divide by a standard deviation without an epsilon; `weighting.STD_EPSILON` is added.
 - AReaL normalises returns over the batch without a group's baseline; the nearest choice here is batch_std.
 - LlamaRL gives a range for its cap, 2 to 10; the value below lies in it.
-- CISPO's bound is not in its paper; the value is from ScaleRL (arXiv 2510.13786), which finds 4 to 8 alike.
+- CISPO's bound is not in its paper; the value is from ScaleRL (arXiv 2510.13786), which finds 4 to 8 equivalent.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ NUMBERS: Final = (
     *("clip_low", "clip_high", "cap", "temperature_positive", "temperature_negative"),
     *("shape_positive", "rate_positive", "shape_negative", "rate_negative"),
 )
-"""Settings that some objectives take; 0 = the paper's own."""
+"""Settings that only some objectives use; 0 = the paper's value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One objective's own choices."""
+    """The choices of one objective's paper."""
 
     aggregation: Aggregation
     advantage: Advantage
     numbers: Mapping[str, float]
-    """The settings among NUMBERS that it takes, and their values."""
+    """Values of the settings among NUMBERS that the objective uses."""
     takes_old_policy: bool = True
-    """Whether `objective.old_policy` says what its ratio is taken against; else its formula does."""
+    """True if `objective.old_policy` selects the ratio's denominator; False if the formula fixes it."""
 
 
 _CLIP: Final = {"clip_low": 0.2, "clip_high": 0.2}
@@ -59,4 +59,4 @@ PUBLISHED: Final[Mapping[str, Published]] = {
         numbers={"shape_positive": 2.0, "rate_positive": 3.0, "shape_negative": 3.0, "rate_negative": 2.0},
     ),
 }
-"""By the objective's name in the configuration."""
+"""By the objective's name in the settings."""

@@ -1,4 +1,4 @@
-"""What a step minimises."""
+"""Settings of the training objective."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ObjectiveConfig(Section):
     clip_high: Annotated[float, Field(ge=0)] = 0.0
     """Upper clip of the ratio, 1 + clip_high. Not for cispo, aipo, sapo and vespo."""
     cap: Annotated[float, Field(ge=0)] = 0.0
-    """Largest ratio, at least 1. cispo and aipo: a token's weight. decoupled_ppo: the ratio of proximal to behaviour
-    policy, more than 1, beyond which a token is left out. two_sided: delta, more than 1 + clip_high."""
+    """Largest ratio, at least 1. cispo and aipo: a token's weight. decoupled_ppo: largest ratio of proximal to
+    behaviour policy, above 1; tokens beyond it are left out. two_sided: delta, more than 1 + clip_high."""
     temperature_positive: Annotated[float, Field(ge=0)] = 0.0
     """sapo's gate for tokens of positive advantage: higher values close it sooner away from a ratio of 1."""
     temperature_negative: Annotated[float, Field(ge=0)] = 0.0
@@ -85,27 +85,27 @@ class ObjectiveConfig(Section):
     selection: Literal["all", "shuffle_r1"] = "all"
     """Rollouts of a group to train on: all, or the most unlike pairs by advantage, half of them."""
     shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
-    """With selection = "shuffle_r1": number of sub-batches that are drawn from the step's pairs, a pair at most once in
-    each, with chances proportional to its advantages. A pair counts once for each draw. Must be a multiple of
-    training.updates_per_step, which share the sub-batches. 0 = every kept pair counts once."""
+    """With selection = "shuffle_r1": number of sub-batches sampled from the step's pairs. A sub-batch contains a pair
+    at most once, with probability proportional to its advantages. A pair counts once for each draw. Must be a multiple
+    of training.updates_per_step, which share the sub-batches. 0 = every kept pair counts once."""
 
     @property
     def trains_entropy(self) -> bool:
-        """Whether the entropy is in the loss, of some steps at least."""
+        """True if the loss of any step includes the entropy."""
         return self.entropy_coefficient > 0 or self.entropy_target > 0
 
     @property
     def chosen_aggregation(self) -> Aggregation:
-        """The paper's own where the setting is "published"."""
+        """Aggregation in use; the paper's own if the setting is "published"."""
         return PUBLISHED[self.name].aggregation if self.aggregation == "published" else self.aggregation
 
     @property
     def chosen_advantage(self) -> Advantage:
-        """The paper's own where the setting is "published"."""
+        """Advantage in use; the paper's own if the setting is "published"."""
         return PUBLISHED[self.name].advantage if self.advantage == "published" else self.advantage
 
     def resolved(self) -> ObjectiveConfig:
-        """These settings with the paper's own choices and numbers in place of "published" and 0."""
+        """Return these settings with the paper's choices and numbers in place of "published" and 0."""
         paper = PUBLISHED[self.name]
         return self.model_copy(
             update={
@@ -122,9 +122,9 @@ class ObjectiveConfig(Section):
         if unused:
             raise ValueError(f"{self.name} does not use {', '.join(unused)}: remove the line, or set it to 0")
         if self.old_policy == "proximal" and not paper.takes_old_policy:
-            raise ValueError(f"{self.name} says itself what its ratios are taken against: remove old_policy")
+            raise ValueError(f"the formula of {self.name} fixes the denominator of its ratios: remove old_policy")
         resolved = self.resolved()
-        # The ratio of a token that nothing has moved is 1, but for rounding.
+        # The ratio of a token whose probability did not change is 1, except for rounding.
         if "cap" in paper.numbers and (resolved.cap < 1 or (self.name == "decoupled_ppo" and resolved.cap == 1)):
             least = "cap > 1" if self.name == "decoupled_ppo" else "cap >= 1"
             raise ValueError(f"{self.name} needs {least}, got {resolved.cap}")

@@ -1,4 +1,4 @@
-"""Settings of the hub's log, of its alerts, and of the metrics that other programs get."""
+"""Settings of the hub's log, alerts, and exported metrics."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class AlertsConfig(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> AlertsConfig:
         if self.webhook_secret and not self.webhook_url:
-            raise ValueError("webhook_secret is of no use without webhook_url: set it, or remove the secret")
+            raise ValueError("webhook_secret has no effect without webhook_url: set it, or remove the secret")
         return self
 
     @property
     def told_of(self) -> tuple[AlertKind, ...]:
-        """Return the kinds of alerts that the webhook gets."""
+        """Kinds of alerts that the webhook gets."""
         return self.kinds or get_args(AlertKind)
 
 

@@ -1,4 +1,4 @@
-"""What a rollout's reward is made of: components, each with a weight."""
+"""Settings of a rollout's reward: a weighted sum of components."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"it is no regular expression: {error}") from error
+        raise ValueError(f"it is not a valid regular expression: {error}") from error
     return pattern
 
 
@@ -55,7 +55,7 @@ class RewardConfig(Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The components of a completion's text that stand beside any task's."""
+        """Configured components of a completion's text, independent of the task."""
         chosen = {FORMAT: self.format, TAGGED: self.tagged, LENGTH: self.length_least or self.length_most}
         return tuple(name for name, is_there in chosen.items() if is_there)
 
@@ -69,11 +69,11 @@ class RewardConfig(Section):
             raise ValueError("reward.length_zero must be more than reward.length_most")
         absent = {FORMAT, TAGGED, LENGTH} & self.weights.keys() - set(self.names)
         if FORMAT in absent:
-            raise ValueError('reward.format must hold a regular expression when reward.weights names "format"')
+            raise ValueError('reward.format must be a regular expression when reward.weights names "format"')
         if LENGTH in absent:
             raise ValueError('reward.length_most or length_least must be above 0 when reward.weights names "length"')
         if TAGGED in absent:
-            raise ValueError('reward.tagged must hold a tag, such as "answer", when reward.weights names "tagged"')
+            raise ValueError('reward.tagged must be a tag, such as "answer", when reward.weights names "tagged"')
         if taken := self.judges.keys() & {SCORE, FORMAT, TAGGED, LENGTH}:
             raise ValueError(f"a judge cannot be called {', '.join(sorted(taken))}: that is another component")
         return self

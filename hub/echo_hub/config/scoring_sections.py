@@ -1,4 +1,4 @@
-"""Where scorers run, and the Ray cluster for them and other processes of the hub's."""
+"""Settings of scorers, and of the Ray cluster for scorers, verifiers and evaluators."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from echo_hub.config.section import Section
 
 Amount = Annotated[float, Field(ge=0, le=1e6)]
 WorkerKind = Literal["scorer", "verifier", "evaluator"]
-"""What may run in the cluster."""
+"""Kinds of processes that may run in the cluster."""
 
 
 class ScoringConfig(Section):
     """Location of scorers."""
 
     engine: Literal["local", "ray"] = "local"
-    """local: processes on the hub's machine. ray: the same processes, each under a Ray actor in the cluster of [ray];
-    needs the extra `ray`. Both run task.scorer_processes processes with the limits of [task]."""
+    """local: processes on the hub's machine. ray: the same processes under Ray actors in the cluster of [ray]; needs
+    the extra `ray`. Both run task.scorer_processes processes with the limits of [task]."""
 
 
 class RayConfig(Section):
@@ -32,7 +32,7 @@ class RayConfig(Section):
     scorer_cpus: Amount = 1.0
     """CPUs that Ray reserves for each scorer."""
     scorer_gpus: Amount = 0.0
-    """GPUs, or a share of one, for each scorer, which sees no other GPU."""
+    """GPUs, or fraction of a GPU, per scorer; other GPUs are hidden."""
     scorer_resources: dict[str, Amount] = Field(default_factory=dict)
     """Custom resources of each scorer, such as { sandbox = 1 }: scorers run only on machines started with them."""
     verifier_cpus: Amount = 1.0
@@ -40,8 +40,8 @@ class RayConfig(Section):
     verifier_gpus: Amount = 0.0
     """GPUs, or a share of one, for the verifier; 0 = it uses CPUs."""
     verifier_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of the verifier, such as { base = 1 } for machines with a base model of more than 512 MiB. Such
-    a model is not sent: it must lie under the same path as on the hub's machine."""
+    """Custom resources of the verifier, such as { base = 1 } for machines that have the base model. A model of more
+    than 512 MiB is not sent; these machines need it under the hub's path."""
     evaluator_cpus: Amount = 1.0
     """CPUs, and threads, that Ray reserves for the process that draws evaluations."""
     evaluator_gpus: Amount = 0.0
@@ -63,7 +63,7 @@ class RayConfig(Section):
         return resources
 
     def options(self, kind: WorkerKind) -> dict[str, Any]:
-        """What Ray sets aside for each actor of a kind, by its own names."""
+        """Return Ray's resource options for an actor of this kind."""
         return {
             "num_cpus": getattr(self, f"{kind}_cpus"),
             "num_gpus": getattr(self, f"{kind}_gpus"),
@@ -71,7 +71,7 @@ class RayConfig(Section):
         }
 
     def set_aside(self, kind: WorkerKind) -> str:
-        """For people: the same."""
+        """Describe these resources for people."""
         wanted = {"CPU": getattr(self, f"{kind}_cpus"), "GPU": getattr(self, f"{kind}_gpus")}
         wanted |= getattr(self, f"{kind}_resources")
         return ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount) or "nothing"

@@ -1,4 +1,4 @@
-"""What all sections of a run's settings have in common."""
+"""Base class and common types of the sections of a run's settings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Section(BaseModel):
-    """Frozen, and knows all its keys; the docstring of a field is its comment in config.toml."""
+    """Frozen; unknown keys are errors. The docstring of a field is its comment in config.toml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)

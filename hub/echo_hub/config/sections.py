@@ -1,6 +1,6 @@
-"""A run's settings, one frozen class a component; each component is given only its own section.
+"""A run's settings, one frozen class per component; each component receives only its own section.
 
-The docstrings are also the comments of the config.toml that `echo_hub.config.file` writes, so every field has one.
+Docstrings are also the comments of the config.toml that `echo_hub.config.file` writes, so every field has one.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class LeaseConfig(Section):
 
 
 class CostConfig(Section):
-    """What nodes may cost. Each node states its price an hour; gifts have none and always work. Among the others, those
-    with the cheapest rollouts work, as many as keep the learner busy; the rest stand by. The hub keeps the account, and
-    makes no payments."""
+    """What nodes may cost. Each node states its price an hour; gifts have none and always work. Among the others, nodes
+    with the cheapest rollouts work until the learner is busy; the rest stand by. The hub keeps the account, and makes
+    no payments."""
 
     spend_cap_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """US dollars an hour for all working nodes together; 0 = gifts only. Before the first trained step, all nodes that
@@ -88,16 +88,16 @@ class TrustConfig(Section):
     verifier_precision: Precision = "auto"
     """Precision of the verifier's computation: auto, float32 or bfloat16. auto computes in float32; if float32 weights
     would take more than a quarter of the GPU's memory, the weights stay in the 16 bits of the base's files. In bfloat16
-    a GPU checks faster, but the verifier then rounds as much as some engines do, and does not find some forgers. Choose
-    it only if checks wait for the verifier."""
+    a GPU checks faster, but the verifier then rounds like some engines and misses some forgers. Choose it only if
+    checks wait for the verifier."""
     verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the verifier."""
     least_checked: Annotated[float, Field(ge=0, le=1)] = 0.03
     """Share of a proven node's rollouts that is checked in the long run."""
     first_checked: Annotated[int, Field(ge=1, le=4096)] = 64
     """First rollouts of a node that are all checked before training. Afterwards the checked share falls with each
-    honest rollout, to half when twice this number was checked, down to least_checked. Rollouts of 128 tokens and more
-    count for several, those of 512 and more for eight."""
+    honest rollout, to half when twice this number was checked, down to least_checked. Rollouts of at least 128 tokens
+    count several times, of at least 512 tokens eight times."""
     false_alarm: Annotated[float, Field(gt=0, le=0.01)] = 1e-6
     """Rate of false verdicts: an honest node is quarantined at most once in 1 / false_alarm of its checked rollouts."""
     miss: Annotated[float, Field(gt=0, le=0.1)] = 1e-3
@@ -137,11 +137,13 @@ class HubConfig(BaseSettings):
     def _fits_together(self) -> HubConfig:
         self.evaluation.chosen(self.task)
         if self.run.mode == "sequential" and self.training.publish_every != 1:
-            raise ValueError('training.publish_every must be 1 when run.mode = "sequential": every step samples anew')
+            raise ValueError(
+                'training.publish_every must be 1 when run.mode = "sequential": every step needs a new version'
+            )
         if self.run.mode != "async" and self.training.on_new_version != "finish":
             raise ValueError(
                 f'training.on_new_version must be "finish" when run.mode = "{self.run.mode}": '
-                "no version is published there while completions are drawn"
+                "no version is published there while completions are sampled"
             )
         if self.run.mode == "colocated" and self.evaluation.by == "nodes":
             raise ValueError('evaluation.by must be "hub" when run.mode = "colocated": there are no nodes')
@@ -159,8 +161,8 @@ class HubConfig(BaseSettings):
             )
         if self.objective.shuffle_batches % self.training.updates_per_step:
             raise ValueError(
-                "objective.shuffle_batches must be a multiple of training.updates_per_step, so that each update has as "
-                f"many of them; got {self.objective.shuffle_batches} and {self.training.updates_per_step}"
+                "objective.shuffle_batches must be a multiple of training.updates_per_step, so that each update gets "
+                f"as many of them; got {self.objective.shuffle_batches} and {self.training.updates_per_step}"
             )
         if self.training.credit == "turn" and self.objective.selection != "all":
             raise ValueError(
@@ -175,7 +177,7 @@ class HubConfig(BaseSettings):
         if learner.processes * learner.hosts > 1 and learner.device not in ("auto", "cpu", "cuda"):
             raise ValueError(
                 'learner.device must be "auto", "cpu" or "cuda" when there are several learner processes: '
-                "each takes a GPU of its own"
+                "each needs a separate GPU"
             )
         if self.dissemination.base == "model_hub" and self.model.base.startswith("builtin:"):
             raise ValueError('dissemination.base must be "swarm" when model.base is built in: no model hub has it')
@@ -188,5 +190,5 @@ class HubConfig(BaseSettings):
 
     @property
     def evaluation_sets(self) -> tuple[ChosenSet, ...]:
-        """The held-out problems of a run, set by set."""
+        """Held-out problems of the run, by set."""
         return self.evaluation.chosen(self.task)

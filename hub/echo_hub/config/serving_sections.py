@@ -1,4 +1,4 @@
-"""What the hub listens on, how new versions leave it, and what it keeps."""
+"""Settings of the hub's ports, the dissemination of versions, and the data it keeps."""
 
 from __future__ import annotations
 
@@ -60,9 +60,8 @@ class ServerConfig(Section):
     max_strangers: Annotated[int, Field(ge=8, le=1_000_000)] = 2_000
     """Open connections that have not proven to be a node's: browsers and unknown clients."""
     max_strangers_per_address: Annotated[int, Field(ge=4, le=1_000_000)] = 1_024
-    """Such connections from one address (IPv6: one /64). At the limit the hub closes the oldest one without a request,
-    else the one that has been reading an answer for longest, else the newest. Nodes behind one NAT or proxy share
-    this."""
+    """Such connections from one address (IPv6: one /64). At the limit the hub closes the oldest connection without a
+    request, else the slowest reader, else the newest connection. Nodes behind one NAT or proxy share this."""
     max_nodes_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
     """Connections of nodes from one address. Raise it for more nodes behind one NAT. List a proxy in trusted_proxies
     instead, so that its clients' addresses count."""
@@ -78,8 +77,8 @@ class DisseminationConfig(Section):
     """How the base model and new versions reach the nodes."""
 
     way: Literal["auto", "inline", "broadcast", "swarm", "web_seed"] = "auto"
-    """inline: the hub sends a new version to each node. broadcast: it sends every part to one node, which passes it on
-    to the others. swarm: BitTorrent. web_seed: HTTP from the hub. auto: the way with the shortest estimate, for each
+    """inline: the hub sends a new version to each node. broadcast: the hub sends every part to one node; that node
+    forwards it. swarm: BitTorrent. web_seed: HTTP from the hub. auto: the way with the shortest estimate, for each
     version. If a way fails, a node turns to the swarm, then to the web seed."""
     base: Literal["swarm", "model_hub"] = "swarm"
     """Source of the base model for nodes: swarm (the hub and other nodes), or the model hub with the id model.base.
@@ -90,8 +89,8 @@ class DisseminationConfig(Section):
     makes a version 4.5 to 6 times smaller as a difference, 2.4 times as a whole; with a float32 learner it shifts the
     sampling policy by a KL of 1e-10 to 2e-8. May change between two starts."""
     delta_reach: Annotated[int, Field(ge=0, le=DELTA_REACH)] = DELTA_REACH
-    """A version travels as its difference from one of this many earlier versions if that is smaller. 0 = always
-    whole."""
+    """Number of earlier versions considered as delta parents; a version is sent as a delta if that is smaller. 0 =
+    always whole."""
     uplink_mbit_s: Annotated[float, Field(ge=0)] = 0.0
     """The hub's upload capacity for all nodes together; 0 = measured."""
 

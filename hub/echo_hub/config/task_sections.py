@@ -1,4 +1,4 @@
-"""What is learned, how it is sampled, and how it is evaluated."""
+"""Settings of the task, of sampling, and of evaluation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HUBS_OWN: Final = frozenset(
         *("continue_final_message", "return_assistant_tokens_mask", "bos_token", "eos_token", "unk_token", "pad_token"),
     )
 )
-"""Variables of chat templates that are no options."""
+"""Chat template variables that are not options."""
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
-"""What a task of a mixture, or an evaluation set, is called in figures."""
+"""Name of a task in a mixture, or of an evaluation set, in figures."""
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 MAX_HELDOUT: Final = 100_000
-"""Held-out problems of all evaluation sets together."""
+"""Limit of held-out problems over all evaluation sets."""
 
 
 class MixtureTask(Section):
@@ -59,7 +59,7 @@ class TaskConfig(Section):
     """Several tasks in one run, instead of name and options: [task.mixture.KEY], with name, options, weight,
     system_prompt and prompt_suffix. Each thousand groups follow the weights."""
     draws: Literal["epochs", "replacement"] = "epochs"
-    """Order of problems from files. epochs: every problem once in a seeded order, then all again in another order.
+    """Order of problems from files. epochs: every problem once in a seeded order, then a new epoch in another order.
     replacement: each draw is independent."""
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Variables of the base's chat template, such as enable_thinking = false. Unknown ones are refused."""
@@ -71,7 +71,7 @@ class TaskConfig(Section):
     @classmethod
     def _are_the_templates_own(cls, options: dict[str, Any]) -> dict[str, Any]:
         if taken := _HUBS_OWN & options.keys():
-            raise ValueError(f"{', '.join(sorted(taken))} is for the hub to say: remove the line")
+            raise ValueError(f"{', '.join(sorted(taken))} is set by the hub: remove the line")
         return options
 
     scorer_processes: Annotated[int, Field(ge=1, le=256)] = 2
@@ -94,7 +94,7 @@ class TaskConfig(Section):
 
     @property
     def members(self) -> dict[str, MixtureTask]:
-        """The run's tasks by their keys; a task that is alone has none, "". What each leaves out is filled in."""
+        """Tasks of the run by key, with inherited values filled in; a single task has the key ""."""
         alone = {"": MixtureTask(name=self.name, options=self.options)}
         around = {"system_prompt": self.system_prompt, "prompt_suffix": self.prompt_suffix}
         return {
@@ -104,11 +104,11 @@ class TaskConfig(Section):
 
     @property
     def label(self) -> str:
-        """What is trained on, for people: the task's name, or the keys of the mixture's tasks."""
+        """Name of the training task for people: the task's name, or the keys of the mixture."""
         return " + ".join(key for key, task in self.mixture.items() if task.weight) or self.name
 
     def alone(self, key: str) -> TaskConfig:
-        """The settings of a run of one of these tasks alone."""
+        """Return the settings of a run with only this task."""
         task = self.members[key]
         taken = {name: getattr(task, name) for name in ("name", "options", "system_prompt", "prompt_suffix")}
         return self.model_copy(update={**taken, "mixture": {}})
@@ -118,13 +118,13 @@ class SamplingConfig(Section):
     """How nodes sample."""
 
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """Of the softmax that tokens are drawn from, without top-k or top-p."""
+    """Temperature of the softmax that tokens are sampled from, without top-k or top-p."""
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 16
-    """Tokens of a completion, the stop token included."""
+    """Most tokens of a completion, the stop token included."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
-    """Texts, special tokens among them, that end a completion too: behind the token with which one of them is there.
-    The hub cuts what comes in, for nodes know no texts: they draw on to a stop token or to max_tokens, and what is
-    behind the cut counts nowhere."""
+    """Texts, also special tokens, that end a completion after the token that completes one of them. The hub cuts
+    received completions: nodes work with token ids and sample up to a stop token or max_tokens. Tokens after the cut
+    count nowhere."""
 
 
 class EvaluationSet(Section):
@@ -143,21 +143,21 @@ class EvaluationSet(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenSet:
-    """An evaluation set with all that it leaves out filled in."""
+    """An evaluation set with all defaults filled in."""
 
     name: str
-    """"" = the run's only one."""
+    """"" = the run's only set."""
     task: str
     """The task's key."""
     problems: int
     samples: int
     weight: float
     first: int
-    """The held-out problems of all sets stand in one row: where this one's begin."""
+    """Number of its first problem: the held-out problems of all sets are numbered consecutively."""
 
     @property
     def numbers(self) -> range:
-        """Of its problems in that row."""
+        """Numbers of its held-out problems."""
         return range(self.first, self.first + self.problems)
 
 
@@ -179,7 +179,7 @@ class EvaluationConfig(Section):
     wants them; after the last step the hub takes over if no node works."""
 
     def chosen(self, task: TaskConfig) -> tuple[ChosenSet, ...]:
-        """The sets of a run with these tasks. Raises ValueError for one of a task that there is not."""
+        """Return the evaluation sets of a run with these tasks. Raises ValueError for an unknown task."""
         sets = self.sets or {key: EvaluationSet(task=key) for key in task.members}
         found, first = list[ChosenSet](), 0
         for name, wanted in sets.items():

@@ -1,4 +1,4 @@
-"""How training goes on from step to step, and how the learner computes."""
+"""Settings of the training steps and of the learner's computation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_shared.adapter import ATTENTION, FEED_FORWARD, PROJECTIONS, lora_scali
 
 LEAST_TOKENS: Final = 64
 PLAIN_TOKENS: Final = 16_384
-"""Of a micro-batch on a device whose memory is not measured."""
+"""Tokens of a micro-batch on a device whose memory is not measured."""
 
 _TARGETS: Final[Mapping[str, frozenset[str]]] = {"all": PROJECTIONS, "attention": ATTENTION, "mlp": FEED_FORWARD}
 
@@ -41,8 +41,8 @@ class TrainingConfig(Section):
     groups_per_step."""
     dynamic_sampling: bool = False
     """Drop groups with equal rewards, which teach nothing, and sample others in their place (DAPO). After four batches
-    of such groups for one step, they are trained on. With credit = "turn", returns from the same turn on count instead
-    of rewards."""
+    of such groups, a step trains on them. With credit = "turn", returns from the same turn on count instead of rewards.
+    """
     curriculum: Literal["off", "skip", "learnability"] = "off"
     """Skip problems that teach nothing before they are sampled (docs/tasks.md). skip: problems whose last group had
     all-correct or all-wrong completions. learnability: a problem with pass rate p is taken with probability 4 p (1 -
@@ -80,12 +80,12 @@ class TrainingConfig(Section):
 
     @property
     def lora_scaling(self) -> float:
-        """What the adapter's B·A is multiplied by."""
+        """Factor of the adapter's product B·A."""
         return lora_scaling(self.lora_rank, self.lora_alpha, rslora=self.rslora)
 
     @property
     def lora_projections(self) -> frozenset[str]:
-        """`lora_targets` by the layers' names."""
+        """Layer names selected by `lora_targets`."""
         return _TARGETS.get(self.lora_targets) or frozenset(self.lora_targets.split(","))
 
     @field_validator("lora_targets")
@@ -96,7 +96,7 @@ class TrainingConfig(Section):
         names = {name.strip() for name in targets.split(",")}
         if unknown := sorted(names - PROJECTIONS):
             raise ValueError(
-                f"{', '.join(map(repr, unknown))} is no layer that an adapter may change: use "
+                f"{', '.join(map(repr, unknown))} cannot have an adapter: use "
                 f"{', '.join(_TARGETS)}, or some of {', '.join(sorted(PROJECTIONS))}"
             )
         same = [name for name, layers in _TARGETS.items() if layers == names]
@@ -168,5 +168,5 @@ class LearnerConfig(Section):
 
     @property
     def tokens_at_once(self) -> int:
-        """`micro_batch_tokens`, where no memory was measured."""
+        """Tokens of a micro-batch if no memory was measured."""
         return self.micro_batch_tokens or PLAIN_TOKENS

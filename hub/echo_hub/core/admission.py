@@ -1,11 +1,11 @@
-"""The staleness gate as arithmetic: how much may be opened, and which versions are fresh enough for a step.
+"""The staleness bound as arithmetic: the number of groups to open, and the versions fresh enough for a step.
 
-Step k is trained by a learner that holds version k - 1; a rollout sampled by version p then has staleness k - 1 - p.
-The rule of admission is AReaL's (arXiv 2505.24298, section 5.1), (S + v + 1)·B - consumed, counted in whole groups,
-with two departures. `v` is the version that new leases name, never above the learner's: what is sampled by a version
-that has not been published for a while is consumed later, so less of it may be opened. And it is written for the steps
-ahead: those that have no batch yet and may still consume what `v` samples take so many groups, less those that wait; so
-the rule holds after a restart and after drops, without any re-basing, and where a step's number of groups varies.
+A learner with version k - 1 trains step k. A rollout sampled with version p then has staleness k - 1 - p. Admission
+follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, counted in whole groups, with two changes.
+First, `v` is the version that new leases name, at most the learner's version. An old published version's samples are
+consumed later, so fewer groups may be open. Second, the count starts from the steps without a batch that may still
+consume samples of `v`: their groups, minus the waiting groups. So the rule needs no re-basing after restarts, after
+drops, or with variable batch sizes.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from echo_hub.core.settings import CoordinatorSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Which groups the steps ahead will take, as far as is known."""
+    """Expected groups of the coming steps."""
 
     next_step: int
-    """The next step without a batch."""
+    """First step without a batch."""
     next_batch: int
-    """How many groups it is expected to take; at least 1."""
+    """Expected number of groups in that step; at least 1."""
     later_batches: int
-    """How many groups each step after that one is expected to take; 0 while nobody knows."""
+    """Expected number of groups in each later step; 0 = unknown."""
 
     def step_of(self, position: int) -> int:
-        """The step that takes the group at `position` in the queue; 0 = the oldest that waits."""
+        """Return the step that takes the group at `position` in the queue; 0 = the oldest waiting group."""
         if position < self.next_batch:
             return self.next_step
         return self.next_step + 1 + (position - self.next_batch) // max(1, self.later_batches)
 
     def end_of(self, step: int) -> int:
-        """The first position in the queue that is none of this step's, nor of one before."""
+        """Return the first queue position after this step's groups."""
         return self.next_batch + (step - self.next_step) * max(1, self.later_batches)
 
 
 def room(settings: CoordinatorSettings, outlook: Outlook, *, lease_version: int, waiting_groups: int) -> int:
-    """How many groups may still be opened. `waiting_groups`: in preparation, open or complete, in no step's batch."""
+    """Return how many groups may be opened. `waiting_groups`: groups being prepared, open or complete, but in no
+    batch."""
     steps_after = min(settings.staleness_bound + lease_version + 1, settings.steps) - outlook.next_step
     if steps_after < 0:
         return 0
@@ -48,13 +49,15 @@ def room(settings: CoordinatorSettings, outlook: Outlook, *, lease_version: int,
 
 
 def oldest_useful_version(settings: CoordinatorSettings, step: int) -> int:
-    """The oldest version whose rollouts step `step` may consume."""
+    """Return the oldest version whose rollouts step `step` may consume."""
     return max(0, step - 1 - settings.staleness_bound)
 
 
 class SortedIds(list[int]):
-    """Group ids in ascending order: a list that is changed by these methods alone. Ids come and go mostly at the two
-    ends, which a list does fast."""
+    """Group ids in ascending order. Use only these methods to change the list.
+
+    Most changes happen at the two ends, where list operations are fast.
+    """
 
     __slots__ = ()
 
@@ -67,30 +70,30 @@ class SortedIds(list[int]):
         return position < len(self) and self[position] == group_id
 
     def add(self, group_id: int) -> None:
-        """Adds the id; harmless when it is there already."""
+        """Add the id. A present id changes nothing."""
         position = bisect_left(self, group_id)
         if position == len(self) or self[position] != group_id:
             self.insert(position, group_id)
 
     def discard(self, group_id: int) -> None:
-        """Removes the id; harmless when it is not there."""
+        """Remove the id. A missing id changes nothing."""
         position = bisect_left(self, group_id)
         if position < len(self) and self[position] == group_id:
             del self[position]
 
     def discard_all(self, group_ids: Collection[int]) -> None:
-        """Removes many ids in one pass."""
+        """Remove many ids in one pass."""
         gone = set(group_ids)
         self[:] = [group_id for group_id in self if group_id not in gone]
 
     def first(self, count: int) -> tuple[int, ...]:
-        """The `count` smallest ids."""
+        """Return the `count` smallest ids."""
         return tuple(self[:count])
 
     def last(self, count: int) -> tuple[int, ...]:
-        """The `count` largest ids, in order."""
+        """Return the `count` largest ids, ascending."""
         return tuple(self[-count:])
 
     def position(self, group_id: int) -> int:
-        """How many ids are smaller."""
+        """Return how many ids are smaller than `group_id`."""
         return bisect_left(self, group_id)

@@ -1,4 +1,4 @@
-"""Groups until they are opened: how many may be, whose problems are asked for, and in which order they open."""
+"""Preparation and opening of groups: how many are admitted, which problems are requested, and the opening order."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from echo_hub.core.training import Training
 
 
 class Admitting:
-    """Of the learner's groups. Opens nothing while operators have stopped that."""
+    """Admission of the learner's groups. No group is opened while operators have paused or drained leasing."""
 
     def __init__(
         self, settings: CoordinatorSettings, *, training: Training, ledger: Ledger, out: Outbox, next_group_id: int
     ) -> None:
         self.outlook = training.outlook
-        """As it was when groups were last asked for."""
+        """Outlook at the last request for groups."""
         self._settings = settings
         self._training = training
         self._ledger = ledger
         self._out = out
         self._next_to_open = next_group_id
         self._next_to_admit = next_group_id
-        """The first group that may not be opened yet."""
+        """First group id that is not admitted yet."""
         self._next_to_prepare = next_group_id
         self._prepared: dict[int, GroupPrepared] = {}
         self._stood: tuple[int, ...] = ()
-        """Where things stood when groups were last asked for."""
+        """State at the last request for groups."""
 
     @property
     def num_preparing(self) -> int:
-        """Groups that may be opened once their problem is there."""
+        """Return the number of admitted groups whose problem is still being prepared."""
         return self._next_to_admit - self._next_to_open
 
     def advance(self, version: int) -> None:
-        """Opens what the staleness bound allows of groups that `version` samples. In lock-step modes, where the nodes
-        have nothing to do until a version is published, the groups of the step after it are prepared before."""
+        """Admit and open groups as far as the staleness bound allows with samples of `version`.
+
+        In lock-step modes nodes are idle until a version is published, so the next step's groups are prepared ahead.
+        """
         standing = (version, self._training.trained_steps, self._ledger.num_queue_changes)
         if standing != self._stood and self._settings.leasing == "open":
             self._stood = standing
@@ -49,13 +51,13 @@ class Admitting:
             self.open_prepared()
 
     def prepared(self, event: GroupPrepared) -> None:
-        """A problem that was asked for is there; any other is not taken."""
+        """Store a requested problem. Other problems are ignored."""
         if self._next_to_open <= event.group_id < self._next_to_prepare:
             self._prepared[event.group_id] = event
             self.open_prepared()
 
     def open_prepared(self) -> None:
-        """Opens what is admitted, in order, whatever order it is prepared in: so a restart knows which is next."""
+        """Open admitted groups in id order, whatever the order of preparation, so that a restart knows the next id."""
         while self._next_to_open < self._next_to_admit and self._settings.leasing == "open":
             prepared = self._prepared.pop(self._next_to_open, None)
             if prepared is None:
@@ -68,12 +70,12 @@ class Admitting:
                 self._training.open_group(prepared)
 
     def change(self, settings: CoordinatorSettings) -> None:
-        """What is not open yet may be opened as far as the new settings allow."""
+        """Apply new settings, and admit unopened groups again under them."""
         self._settings, self._stood = settings, ()
         self._next_to_admit = self._next_to_open
 
     def _prepare(self) -> None:
-        """Asks for the problems of what may be opened, and of the step after it."""
+        """Request the problems of admitted groups and, in lock-step modes, of the following step."""
         ahead = self._settings.mode != "async" and self._training.next_step < self._settings.steps
         end = self._next_to_admit + (self.outlook.next_batch if ahead else 0)
         for group_id in range(self._next_to_prepare, end):

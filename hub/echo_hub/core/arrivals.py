@@ -1,4 +1,4 @@
-"""What a node says of a rollout that it sends, held against the lease that it had."""
+"""Comparison of an arrived rollout with its lease."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from echo_hub.core.groups import GroupOwner, LeasedRollout
 
 
 def unlike_lease(event: RolloutArrived, rollout: LeasedRollout, *, owner: GroupOwner, newest: int | None) -> str:
-    """What in the node's result contradicts its lease; empty = nothing. `owner`: of its group; `newest`: the newest
-    version that what the learner trains on may have gone on by in mid-completion, if it may at all."""
+    """Return the contradictions between a rollout and its lease; empty = none.
+
+    `owner`: owner of the group. `newest`: newest version that a completion for the learner may have switched to; None:
+    completions must keep the lease's version.
+    """
     first, last = event.policy_version_start, event.policy_version_end
     leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)
     if (event.lease_id, event.group_id, event.index, first, last) == leased:

@@ -1,11 +1,12 @@
-"""The coordinator: every event in, all effects out. Pure: no I/O, no clock, no chance; `now` is an argument.
+"""The coordinator: takes every event and returns all effects. It is pure: no I/O, no clock, no randomness.
 
-Each event changes the state, then the same three questions are asked: can a step be planned, may groups be opened, is
-there a node for what wants a lease? A late or repeated event is harmless; an impossible one is a LocalProtocolError.
-After an error, or when records could not be committed, this object is ahead of the store: build a new one.
+Each event changes the state. Then the coordinator asks the same three questions. Can a step be planned? May groups be
+opened? Is there a node for the work that wants a lease? A late or repeated event is harmless. An impossible event
+raises LocalProtocolError. After an error or a failed commit, discard this object, which is ahead of the store, and
+build a new one.
 
-Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating,
-activation, trust, admitting, and this.
+Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating, activation,
+trust, admitting, coordinator.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ from echo_hub.core.trust.under_check import Held
 from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
 
 MAX_RETURNS: Final = 16
-"""So often an index is given back before its group's owner is told, so that a problem that nodes cannot work on does
-not stall the run. Nodes that come and go give back far less."""
+"""Returns of one index until its group's owner is told, so that a problem that no node can solve does not stall the
+run. Nodes that connect and disconnect return an index far less often."""
 
 
 class Coordinator:
-    """`start` once, then `handle` every event. All effects of one call belong together: records first, then actions."""
+    """Call `start` once, then `handle` for every event. Commit the records of each call before its actions."""
 
     def __init__(self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> None:
         self._settings = settings
@@ -107,11 +108,11 @@ class Coordinator:
         )
         self._finished = False
         self._stood = -1
-        """`_num_changes` when the learner last got, and nodes were last leased, all that there was for them; -1: there
-        is more, whatever has changed."""
+        """`_num_changes` after the last turn that served learner and nodes fully. -1 forces another pass even if
+        nothing has changed."""
 
     def start(self, now: float) -> list[Effect]:
-        """Takes up the snapshot's work; repeats what a crash between commit and action may have lost."""
+        """Restore the snapshot's work, and repeat the actions that a crash after a commit may have lost."""
         leases: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
         self._nodes.published(self._snapshot.published_version)
         self._trust.restore(self._snapshot.standings, self._snapshot.coarse_classes)
@@ -138,11 +139,11 @@ class Coordinator:
         return self._turn(now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """`now`: seconds since the epoch, never going back by much."""
+        """Handle one event. `now` is in seconds since the epoch and never jumps back by much."""
         return self.handle_all((event,), now)
 
     def handle_all(self, events: Sequence[Event], now: float) -> list[Effect]:
-        """As `handle`, of what has come together: who works on what is asked once, after all of it."""
+        """Handle several events, then assign work once for all of them."""
         for event in events:
             HANDLERS[type(event)](self, event, now)
         if self._leasing.begin_turn(now):
@@ -150,22 +151,22 @@ class Coordinator:
         return self._turn(now)
 
     def due_at(self) -> float | None:
-        """When a Tick is due, if nothing happens before; None: never."""
+        """Return the time at which a Tick is due if no event comes earlier; None: never."""
         due = min(self._leasing.due_at, self._nodes.next_end_of_rest, self._activation.due_at, self._trust.due_at)
         return due if due < inf else None
 
     @property
     def settings(self) -> CoordinatorSettings:
-        """As they are, with what operators have changed of them."""
+        """Return the current settings, including operators' changes."""
         return self._settings
 
     @property
     def published_version(self) -> int:
-        """The newest published version; 0 = none but the base."""
+        """Return the newest published version; 0 = only the base model."""
         return self._training.published_version
 
     def status(self) -> CoordinatorStatus:
-        """What dashboards may know, in O(nodes)."""
+        """Return the figures for dashboards, in O(nodes)."""
         waiting, complete = len(self._ledger.waiting), len(self._ledger.complete)
         return CoordinatorStatus(
             trained_steps=self._training.trained_steps,
@@ -213,12 +214,12 @@ class Coordinator:
 
     @property
     def _num_changes(self) -> int:
-        """Grows with all that has a say in what the learner gets and in who works for it, but for the time."""
+        """Return a counter that grows with every change, other than time, that affects learner and leases."""
         nodes, ledger, training = self._nodes, self._ledger, self._training
         return nodes.num_changes + ledger.wants.num_changes + ledger.num_queue_changes + training.num_changes
 
     def _admit(self, now: float) -> None:
-        """Opens what may be opened, and leases what is open."""
+        """Open groups as far as admission allows, and lease open ones."""
         version = self._training.newest_to_lease
         if version is None or self._settings.leasing == "paused":
             return
@@ -233,7 +234,7 @@ class Coordinator:
         )
 
     def _activate(self, now: float) -> None:
-        """Who works and who stands by; and a turn for those that are too slow for all steps."""
+        """Choose active and standby nodes, and lease one turn to each node that is too slow for every step."""
         is_open = self._settings.leasing == "open" and not self._finished
         may_lease = is_open and self._training.newest_to_lease is not None
         for node in self._activation.advance(self._demand, now):
@@ -243,7 +244,7 @@ class Coordinator:
 
     @property
     def _demand(self) -> Demand | None:
-        """What the learner takes; None until it has trained a step."""
+        """Return the learner's demand for rollouts; None until it has trained a step."""
         step_s, groups = self._training.tempo.step_s, self._admitting.outlook.later_batches
         if not step_s or not groups:
             return None
@@ -278,17 +279,17 @@ class Coordinator:
         self._trust.disconnected(event.node_id)
 
     def _reported(self, event: NodeReported, now: float) -> None:
-        """Before its first report a node has said what it has given back meanwhile."""
+        """Take a node's report. A node returns unwanted leases before its first report."""
         version = event.policy_version
         if version is not None:
-            version = min(version, self.published_version)  # Nodes may say what they like.
+            version = min(version, self.published_version)  # A node may claim a version that does not exist.
         self._trust.reported(event.node_id, event.precision, now, checks=event.checks, policy_version=version)
         self._activation.reported(event.node_id, event.capacity, event.policy_version, now)
         self._nodes.report(event.node_id, event.capacity, event.policy_version)
         self._leasing.send_again(event.node_id, now)
 
     def _tick(self, event: Tick, now: float) -> None:
-        """Time has been looked at in `handle` already."""
+        """Do nothing: `handle_all` has already looked at the time."""
 
     def _arrived(self, event: RolloutArrived, now: float) -> None:
         newest = self.published_version if self._settings.interrupts else None
@@ -306,12 +307,12 @@ class Coordinator:
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         elif self._settings.interrupts and event.policy_version_start < self._oldest_useful(rollout):
-            # What it went on with is from before a restart. One of its group, not all, is drawn anew.
-            what = f"its first token is by version {event.policy_version_start}"
+            # It resumed tokens from before a restart. Only this rollout is sampled again, not its whole group.
+            what = f"its first token was sampled with version {event.policy_version_start}"
             self._ledger.fail(rollout, DropReason.STALE, what)
         elif event.is_unattributed:
-            # Its node is not to answer for what another may have forged, and nobody else could be made to.
-            self._ledger.fail(rollout, DropReason.RETURNED, "who drew its beginning is not known since a restart")
+            # Another node may have forged these tokens. The node must not answer for them.
+            self._ledger.fail(rollout, DropReason.RETURNED, "the hub restarted and lost the sampler of its beginning")
         else:
             self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
             self._trust.received(rollout)
@@ -319,7 +320,7 @@ class Coordinator:
                 self._training.drew(event.policy_version_end, node)
 
     def _oldest_useful(self, rollout: LeasedRollout) -> int:
-        """The oldest version by which any of this rollout may be."""
+        """Return the oldest version that may have sampled any of this rollout."""
         for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
         return admission.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
 
@@ -328,7 +329,7 @@ class Coordinator:
         held = [rollout for rollout in found if rollout and rollout.node_id == event.node_id]
         excused = self._refused(event, held[0]) if held else ()
         for rollout in held:
-            if rollout.state is ReceiptState.LEASED:  # The group of those before it may be dropped with them.
+            if rollout.state is ReceiptState.LEASED:  # Returning an earlier one may have dropped this one's group.
                 self._return(rollout, event.reason, is_excused=event.node_id in excused)
         for node_id in excused:
             self._nodes.excuse(node_id)
@@ -336,7 +337,7 @@ class Coordinator:
             self._nodes.fail(event.node_id, now)
 
     def _refused(self, event: LeaseGivenBack, rollout: LeasedRollout) -> tuple[str, ...]:
-        """The nodes that are not to blame for what they gave back: for a version that is withdrawn."""
+        """Return the nodes that are excused because this return withdraws the version they could not use."""
         version, node = event.unusable_version, self._nodes.get(event.node_id)
         if version is None or node is None or rollout.state is not ReceiptState.LEASED:
             return ()
@@ -405,7 +406,7 @@ class Coordinator:
         self._go_on(self._trust.abandoned(event), now)
 
     def _go_on(self, held: Held | None, now: float) -> None:
-        """What the scorer said while the rollout was being checked."""
+        """Process the scorer's answer that was held back while the rollout was being checked."""
         if isinstance(held, RolloutScored):
             self._scored(held, now)
         elif held is not None:
@@ -428,7 +429,7 @@ class Coordinator:
             self._heed_leasing(now)
 
     def _heed_leasing(self, now: float) -> None:
-        """Nobody is paid for waiting while nothing is leased; what was prepared meanwhile is opened afterwards."""
+        """Stop paying nodes while leasing is paused. Otherwise open the groups prepared in the meantime."""
         if not self._finished:
             self._activation.halt(PAUSED if self._settings.leasing == "paused" else "", now)
         self._admitting.open_prepared()
@@ -443,7 +444,7 @@ class Coordinator:
         self._give_back_hub_leases()
 
     def _give_back_hub_leases(self) -> None:
-        """What the learner was sampling is gone with its process."""
+        """Drop the leases of the hub's own sampler, whose process has ended."""
         self._ledger.drop(self._ledger.held_by(HUB_NODE_ID), DropReason.RETURNED, "the learner stopped")
 
     def _step_computed(self, event: StepComputed, now: float) -> None:
@@ -500,4 +501,4 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     EvaluationAbandoned: Coordinator._evaluation_abandoned,
     Tick: Coordinator._tick,
 }
-"""What each event does; a test holds it equal to Event."""
+"""Handler of each event type; a test checks that its keys equal `Event`."""

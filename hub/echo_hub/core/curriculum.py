@@ -1,20 +1,18 @@
-"""Which problems are passed over, to judge by how well the run did on them: solved and hopeless ones teach nothing.
+"""Curriculum: skip problems by their past pass rate, because solved and hopeless problems teach nothing.
 
-A group whose rewards are all equal has no advantage, whatever it cost to sample. Which problem each group id has is
-fixed, so a problem is chosen by passing over ids: one whose pass rate is p is opened with the probability
+A group with equal rewards has no advantage, whatever its sampling cost. Each group id has a fixed problem, so skipping
+an id skips its problem. A problem with pass rate p is opened with this probability:
 
     skip            1 while 0 < p < 1, else `FLOOR`
-    learnability    4 p (1 - p), at least `FLOOR`    the variance of its reward over the largest that there is, by which
-                                                     "Learning to Reason at the Frontier of Learnability" (arXiv
-                                                     2502.12272) orders problems
+    learnability    4 p (1 - p), at least `FLOOR`: the variance of its reward relative to the largest possible one, by
+                    which "Learning to Reason at the Frontier of Learnability" (arXiv 2502.12272) orders problems
 
-and one whose rate nobody knows always is. `FLOOR` is what brings a hopeless problem back when the model has learned
-more, and a solved one when it may have forgotten. The rate is that of the same prompt's newest group, or, by task, of
-the task's newest `TASK_GROUPS` groups.
+A problem of unknown rate is always opened. `FLOOR` retries hopeless problems after the model has improved, and solved
+problems in case of forgetting. The rate is that of the prompt's newest group or, by task, of the task's newest
+`TASK_GROUPS` groups.
 
-Rates are counted when a step is planned, up to the youngest group of its batch. In co-located and sequential mode which
-ids are passed over therefore follows from the groups alone, whatever order they are completed in, and a run that was
-killed passes over the same.
+Planning a step counts all rates up to the youngest group of its batch. So in co-located and sequential mode the skipped
+ids depend on the groups alone, not on the order of completion. A restarted run skips the same ids.
 """
 
 from __future__ import annotations
@@ -31,16 +29,20 @@ from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_shared.draws import derive_seed
 
 TASK_GROUPS: Final = 32
+"""Number of newest groups that determine a task's pass rate."""
 REMEMBERED: Final = 2**17
-"""Groups: the newest that are counted, in memory as at a restart."""
+"""Number of newest counted groups that are remembered, in memory and across restarts."""
 FLOOR: Final = 0.1
-"""Least probability with which a problem is opened. At 0 a hopeless problem would never come back, and a run of solved
-problems would open nothing; a tenth of the groups is a small price."""
+"""Lowest probability with which a problem is opened.
+
+At 0 a hopeless problem would never return, and a run of solved problems would open no group. A tenth of the groups is a
+small price.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumSettings:
-    """How problems are chosen."""
+    """Rule and unit of the curriculum."""
 
     rule: Literal["skip", "learnability"]
     by: Literal["problem", "task"]
@@ -48,29 +50,29 @@ class CurriculumSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """How well a group did."""
+    """Result of one group."""
 
     group_id: int
     prompt: int | None
-    """The key of its prompt; None: not known."""
+    """Key of the prompt; None if unknown."""
     pass_rate: float
-    """0 .. 1: its mean reward between the lowest and the highest of its task."""
+    """Mean reward, scaled to 0 .. 1 between the task's lowest reward and its threshold for solved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumStatus:
-    """What is known of the problems, or of the tasks."""
+    """Counts of problems, or of tasks, by difficulty."""
 
     by: str
     num_solved: int
     num_hopeless: int
     num_between: int
     num_passed_over: int
-    """Since the hub's start."""
+    """Number of skipped problems since the hub's start."""
 
 
 class Curriculum:
-    """The newest results, and what follows from them."""
+    """Newest results by prompt and by task, and the skipping decisions."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class Curriculum:
         results: Iterable[GroupResult] = (),
         counted_to: int = -1,
     ) -> None:
-        """`results`: from before a restart. `counted_to`: the youngest group of any step's batch."""
+        """`results`: from before a restart. `counted_to`: youngest group of any step's batch."""
         self._settings = settings
         self._run_seed = run_seed
         self._mixture = mixture
@@ -90,9 +92,9 @@ class Curriculum:
         self._of_prompt: dict[int, GroupResult] = {}
         self._of_task: list[list[tuple[int, float]]] = [[] for _ in tasks]
         self._num_problems = Counter[str]()
-        """Of those in `_of_prompt`, by their difficulty."""
+        """Number of prompts in `_of_prompt` by difficulty."""
         self._remembered: list[tuple[int, int]] = []
-        """Groups that are counted, ascending, and their prompts."""
+        """Counted groups in ascending order, with their prompts."""
         self._uncounted = list(results)
         self._num_passed_over = 0
         self.count(counted_to)
@@ -112,14 +114,14 @@ class Curriculum:
         )
 
     def result(self, group_id: int, prompt: int | None, rewards: Sequence[float]) -> GroupResult:
-        """Of a complete group; it counts once `count` has come to it."""
+        """Return the result of a complete group. It counts once `count` reaches its id."""
         task = self._tasks[self._task_of(group_id)]
         found = GroupResult(group_id=group_id, prompt=prompt, pass_rate=task.pass_rate(rewards))
         self._uncounted.append(found)
         return found
 
     def count(self, newest_group: int) -> None:
-        """From here on results count of groups up to this one."""
+        """Count all results of groups up to `newest_group`."""
         waiting = []
         for result in self._uncounted:
             if result.group_id <= newest_group:
@@ -133,7 +135,7 @@ class Curriculum:
                 self._forget(prompt)
 
     def passes_over(self, prepared: GroupPrepared) -> bool:
-        """Whether this id is left out."""
+        """True if this group id is skipped."""
         rate = self._rate(prepared)
         if rate is None:
             return False
@@ -154,7 +156,7 @@ class Curriculum:
         return None if known is None else known.pass_rate
 
     def _task_rate(self, task: int) -> float | None:
-        """None until it has so many groups that one more or less hardly matters."""
+        """Return the task's pass rate; None until it has `TASK_GROUPS` groups."""
         newest = self._of_task[task]
         return fmean(rate for _, rate in newest) if len(newest) == TASK_GROUPS else None
 
@@ -162,7 +164,7 @@ class Curriculum:
         return 0 if self._mixture is None else self._mixture.place(group_id).task
 
     def _add(self, result: GroupResult) -> None:
-        """A group may be counted behind a younger one, which then stands."""
+        """Add a counted result. For one prompt, the result of the youngest group stays."""
         of_task = self._of_task[self._task_of(result.group_id)]
         insort(of_task, (result.group_id, result.pass_rate))
         del of_task[:-TASK_GROUPS]

@@ -1,9 +1,10 @@
-"""What the coordinator wants done: records to commit, then actions to carry out, in this order.
+"""The coordinator's outputs: records to commit, then actions to carry out, in this order.
 
-The shell commits all records of one turn in one transaction before it carries out any of the turn's actions. So an ack
-or a lease that a node has seen is always in the store, and a crash between the two loses only actions, which the
-coordinator repeats when it is rebuilt from the store. `BeginStep` alone does not wait for the commit: nobody sees
-anything of what it sets off before the TrainStep that does.
+The shell commits all records of one turn in one transaction, then carries out the turn's actions. So the store has
+every ack and lease that nodes have seen. A crash between the two loses only actions. The coordinator repeats lost
+actions when it is rebuilt from the store.
+
+`BeginStep` alone does not wait for the commit: its results stay invisible until the `TrainStep` of the same turn.
 """
 
 from __future__ import annotations
@@ -15,44 +16,44 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import CoarseClass
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_shared.books import TaskFigures
 from echo_shared.messages import Checked, DropReason, ReceiptState, StandbyReason
+from echo_shared.rollout_books import RolloutPayload
 
 T = TypeVar("T")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def _effect(kind: type[T]) -> type[T]:
-    """Frozen to the type checker. While the program runs it is a plain dataclass, which is made in half the time: for
-    each event there are several."""
+    """Make a dataclass that type checkers see as frozen. At run time the class is a plain slotted dataclass:
+    constructing one takes half the time of a frozen one, and each event creates several."""
     return dataclass(slots=True, kw_only=True)(kind)
 
 
 @_effect
 class GroupOpened:
-    """Record: the group exists; its problem is number `group_id` of the task's training stream."""
+    """Record: the group exists. Its problem is number `group_id` of the task's training stream."""
 
     group_id: int
     seed: int
     prompt: int | None = None
-    """The key of its prompt; None: not known."""
+    """Key of the group's prompt; None if unknown."""
 
 
 @_effect
 class GroupsRated:
-    """Record: how well complete groups did, where later problems are chosen by it."""
+    """Record: pass rates of complete groups, for curricula that choose later problems by them."""
 
     pass_rates: tuple[tuple[int, float], ...]
-    """Group and rate, 0 .. 1."""
+    """Pairs of group id and pass rate, 0 .. 1."""
 
 
 @_effect
 class GroupDropped:
-    """Record: the group will never be trained; its rollouts that were not final are dropped by records of their own."""
+    """Record: the group will never be trained. Its unfinished rollouts are dropped by records of their own."""
 
     group_id: int
     reason: DropReason
@@ -67,14 +68,14 @@ class RolloutsLeased:
     group_id: int
     indices: tuple[int, ...]
     turn: int = 0
-    """The turn of the episode. From 1 on there is one index: each has a prompt of its own."""
+    """Turn of the episode. Later turns have one index per lease, because each episode has its own prompt."""
     policy_version: int
     deadline: float
 
 
 @_effect
 class RolloutReceived:
-    """Record: leased → received, with its payload."""
+    """Record: leased → received, with the payload."""
 
     rollout_id: str
     received_at: float
@@ -83,27 +84,27 @@ class RolloutReceived:
 
 @_effect
 class ScoreRecorded:
-    """Record: received → scored, with the reward of the episode that it ended or with what was answered to it; with
-    neither where the scorer failed on an evaluation."""
+    """Record: received → scored. It carries the episode's reward if the rollout ended its episode, else the
+    environment's answer (`observation_ids`). Both are None if the scorer failed in an evaluation."""
 
     rollout_id: str
     reward: float | None
     observation_ids: NDArray[np.int32] | None = None
     components: Mapping[str, float] | None = None
     turn_reward: float = 0.0
-    """Of a turn that was answered."""
+    """Reward of this turn alone, if the environment answered it."""
 
 
 @_effect
 class RolloutsEvaluated:
-    """Record: scored → evaluated, for all turns of one episode of an evaluation."""
+    """Record: scored → evaluated, for all turns of one evaluation episode."""
 
     rollout_ids: tuple[str, ...]
 
 
 @_effect
 class RolloutsDropped:
-    """Record: any state that is not final → dropped."""
+    """Record: any unfinished state → dropped."""
 
     rollout_ids: tuple[str, ...]
     reason: DropReason
@@ -112,42 +113,42 @@ class RolloutsDropped:
 
 @_effect
 class StepPlanned:
-    """Record: the batch of step `step`, written before it is trained. `rollout_ids` in the order of training."""
+    """Record: the batch of step `step`, written before training. `rollout_ids` are in training order."""
 
     step: int
     group_ids: tuple[int, ...]
     rollout_ids: tuple[str, ...]
     staleness: tuple[int, ...]
-    """Staleness of each group, in order: `step` - 1 minus the version of its oldest rollout."""
+    """Staleness of each group, in the order of `group_ids`: `step` - 1 minus the version of its oldest rollout."""
     planned_at: float
     by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
-    """Where the run has several tasks."""
+    """Figures per task, if the run has several tasks."""
 
 
 @_effect
 class StepTrained:
-    """Record: the step is in a checkpoint; its rollouts scored → trained. `metrics` are the learner's."""
+    """Record: the step is in a checkpoint, and its rollouts move scored → trained. `metrics` come from the learner."""
 
     step: int
     rollout_ids: tuple[str, ...]
     metrics: Mapping[str, float]
     trained_at: float
     node_ids: tuple[str, ...] = ()
-    """The node that each was leased to, for who writes them down; empty: to be found by their leases."""
+    """Node of each rollout's lease, to save the store a lookup. Empty: look nodes up by lease."""
     drawn_by_several: tuple[str, ...] = ()
-    """Those of which some tokens are other nodes' than the one that the rollout was leased to."""
+    """Rollouts with tokens from nodes other than the lease's node."""
 
 
 @_effect
 class VersionRecorded:
-    """Record: the version is published; a rebuilt hub announces this one."""
+    """Record: the version is published. A rebuilt hub announces this version."""
 
     policy_version: int
     published_at: float
 
 
 class NodeCost(NamedTuple):
-    """What one node cost for a time in which it was active."""
+    """Cost of one node's active time."""
 
     node_id: str
     active_s: float
@@ -156,14 +157,14 @@ class NodeCost(NamedTuple):
 
 @_effect
 class CostAccrued:
-    """Record: what nodes have cost since the last one that speaks of them."""
+    """Record: costs of nodes since the previous CostAccrued record that names them."""
 
     nodes: tuple[NodeCost, ...]
 
 
 @_effect
 class CheckRecorded:
-    """Record: the rollout was checked; whatever state it is in, that stays."""
+    """Record: the rollout was checked. Its state does not change."""
 
     rollout_id: str
     checked: Checked
@@ -171,21 +172,21 @@ class CheckRecorded:
 
 @_effect
 class StandingRecorded:
-    """Record: what the hub thinks of a node from now on."""
+    """Record: the hub's new trust standing of a node."""
 
     row: StandingRow
 
 
 @_effect
 class CoarseClassesRecorded:
-    """Record: all classes of numerics that unlike nodes have shown to be coarser than was measured."""
+    """Record: all numerics classes that dissimilar nodes have shown to be coarser than measured."""
 
     classes: tuple[CoarseClass, ...]
 
 
 @_effect
 class CheckingCredited:
-    """Record: the node has computed a rollout of others again, so many tokens of it, and its finding stands."""
+    """Record: the node recomputed `num_tokens` tokens of another node's rollout, and its finding was accepted."""
 
     node_id: str
     num_tokens: int
@@ -193,21 +194,21 @@ class CheckingCredited:
 
 @_effect
 class TrustDecided:
-    """Record: a decision on a node, for the log."""
+    """Record: a trust decision about a node, for the log."""
 
     node_id: str
     decision: Decision
     reason: str
     rollout_id: str = ""
-    """The rollout that led to it; empty = none."""
+    """Rollout that led to the decision; empty if none did."""
     evidence: Evidence | None = None
-    """What that showed."""
+    """Evidence from checking that rollout."""
     decided_at: float
 
 
 @_effect
 class SettingRecorded:
-    """Record: an operator has changed this setting; a rebuilt hub goes on with it. `stored` is in JSON's types."""
+    """Record: an operator changed this setting, and a rebuilt hub keeps the new value. `stored` is JSON-compatible."""
 
     setting: str
     stored: Any
@@ -215,14 +216,14 @@ class SettingRecorded:
 
 @_effect
 class ActionSettled:
-    """Record: what has become of an operator's action, if nothing has yet. `before` and `after` are in JSON's types."""
+    """Record: outcome of an operator's action that has none yet. `before` and `after` are JSON-compatible."""
 
     number: int
     done: bool
     before: Any = None
     after: Any = None
     detail: str = ""
-    """Why it was refused."""
+    """Reason for a refusal."""
 
 
 Record = (
@@ -250,17 +251,15 @@ Record = (
 
 @_effect
 class PrepareGroup:
-    """Action: sample and tokenise problem number `group_id`, then answer GroupPrepared."""
+    """Action: sample and tokenise problem number `group_id`, then answer with GroupPrepared."""
 
     group_id: int
 
 
 @_effect
 class SendLease:
-    """Action: send the work to the node. `deadline_s` is relative to now.
-
-    The prompt of turn 0 is the group's; that of a later turn is the whole conversation so far of its one index.
-    """
+    """Action: send the lease to the node. `deadline_s` is relative to now. Turn 0 uses the group's prompt. A later turn
+    has one index; its prompt is that episode's whole conversation so far."""
 
     node_id: str
     lease_id: int
@@ -271,10 +270,11 @@ class SendLease:
     policy_version: int
     deadline_s: float
     may_move_on: bool = False
-    """Its completions may go on by newer versions."""
+    """True if the node may continue these completions with newer versions."""
     goes_on: tuple[tuple[int, int], ...] = ()
-    """Index and earlier lease: of the same index, turn, seed and version, so that what was drawn for that one is the
-    beginning of this one's completion. A lease that is sent again goes on with itself."""
+    """Pairs of index and earlier lease id, for completions that resume. The earlier lease has the same index, turn and
+    seed, so its tokens are the beginning of this completion. Its version is the same, or older where completions may be
+    interrupted. A lease that is sent again resumes from itself."""
 
 
 @_effect
@@ -287,7 +287,7 @@ class RevokeLease:
 
 
 class Receipt(NamedTuple):
-    """What has become of one rollout."""
+    """Current state of one rollout, as sent to its node."""
 
     rollout_id: str
     state: ReceiptState
@@ -297,7 +297,7 @@ class Receipt(NamedTuple):
 
 @_effect
 class SendReceipts:
-    """Action: tell the node what became of its rollouts. Dropped silently when the node is not connected."""
+    """Action: send receipts to the node. They are discarded silently if the node is not connected."""
 
     node_id: str
     receipts: tuple[Receipt, ...]
@@ -305,7 +305,8 @@ class SendReceipts:
 
 @_effect
 class SendTrained:
-    """Action: tell each node which of its rollouts are trained; one element a rollout, in the order of training."""
+    """Action: tell each node which of its rollouts are trained. Both tuples have one element per rollout, in training
+    order."""
 
     rollout_ids: tuple[str, ...]
     node_ids: tuple[str, ...]
@@ -313,28 +314,28 @@ class SendTrained:
 
 @_effect
 class LookUpReceipt:
-    """Action: a node sent a rollout that is final, or was never leased to it: answer with the store's receipt."""
+    """Action: answer with the store's receipt for a finished rollout, or for one without a lease to this node."""
 
     node_id: str
     rollout_id: str
 
 
 class DrawnTurn(NamedTuple):
-    """A rollout that came in and was no episode's later turn."""
+    """Received rollout that is the first turn of its episode."""
 
     rollout_id: str
     node_id: str
     policy_version: int
-    """Its lease's."""
+    """Version named by the lease."""
     rollout_index: int
     group_seed: int
     attempt: int
-    """So often the scorer had failed on its index before."""
+    """Number of earlier scorer failures on this index; it selects the sampling seed."""
     payload: RolloutPayload
 
 
 class FirstTurn(NamedTuple):
-    """What an episode has begun with, before the environment has answered anything."""
+    """First turn of an episode, before any answer of the environment."""
 
     group_id: int
     payload: RolloutPayload
@@ -346,37 +347,37 @@ class ScoreRollout:
 
     rollout_id: str
     first_turn: FirstTurn | None = field(default=None, compare=False)
-    """All that is to be scored, while it is at hand, so that it need not be read again; None: the store has it."""
+    """Payload to score, if still in memory. None: load it from the store."""
 
 
 @_effect
 class CheckRollout:
-    """Action: compute a committed rollout again, then answer RolloutChecked or CheckAbandoned."""
+    """Action: recompute a committed rollout, then answer RolloutChecked or CheckAbandoned."""
 
     rollout_id: str
     is_urgent: bool
-    """It is held until then; else it may wait for others, to be computed with them."""
+    """True if the rollout is held until its check ends. Otherwise the check may wait to be computed in a batch."""
 
 
 @_effect
 class MeasureNumerics:
-    """Action: find how coarsely engines with this rounding draw by this version, then answer NumericsMeasured. It comes
-    before all checks that are asked for after it."""
+    """Action: measure how coarsely engines with this rounding sample from this version, then answer NumericsMeasured.
+    The measurement precedes all checks that are requested after it."""
 
     rounding: str
-    """One of `echo_hub.core.trust.numerics.ROUNDINGS`' values."""
+    """One of the values of `echo_hub.core.trust.numerics.ROUNDINGS`."""
     policy_version: int
 
 
 @_effect
 class HastenChecks:
-    """Action: what is to be checked and waits for others is computed now, for some of it is held."""
+    """Action: compute all batched checks now, because a rollout among them is held."""
 
 
 @_effect
 class SendCheck:
-    """Action: have this node compute a committed rollout of others again, then answer CheckReturned; or CheckAbandoned,
-    where nobody can. `deadline_s` is relative to now."""
+    """Action: have this node recompute another node's committed rollout, then answer CheckReturned. The answer is
+    CheckAbandoned if no node can do the check. `deadline_s` is relative to now."""
 
     node_id: str
     rollout_id: str
@@ -385,32 +386,32 @@ class SendCheck:
 
 @_effect
 class HandOver:
-    """Action: all of the group has come in, if none of it is found wanting; give it to the learner ahead of the step
-    that will take it, which is one of the next or none. Its rollouts, in the order of training, may still be without
-    rewards. Told again of the same group, it has other rollouts."""
+    """Action: give a fully received group to the learner ahead of the step that may train it. The group has no known
+    invalid rollout; rewards may be missing. One of the next steps takes the group, or none does. `rollout_ids` are in
+    training order. A second HandOver of the same group replaces its rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
     first_turns: tuple[DrawnTurn, ...] | None = field(default=None, compare=False)
-    """All of it in that order, while it is at hand, so that it need not be read again; None: the store has it."""
+    """All first turns in training order, if still in memory. None: load them from the store."""
 
 
 class BatchGroup(NamedTuple):
-    """A group of a step's batch."""
+    """Group of a step's batch."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
-    """As HandOver has them."""
+    """Same order as in HandOver."""
     rewards: tuple[float, ...]
-    """Of its episodes, in the same order."""
+    """Reward of each episode, in order."""
 
 
 @_effect
 class BeginStep:
-    """Action, while the records of its turn are still being committed: let the learner compute this step, which is
-    planned in this turn, but keep nothing of it until it is told to train it by the TrainStep of the same turn, which
-    comes once the plan is in the store. The learner has most of the batch, by HandOver. It may come before an earlier
-    TrainStep: a learner that lacks the step before lets it be, and takes all from the TrainStep."""
+    """Action: let the learner compute this step while the records of its turn are still being committed. The learner
+    must keep no result until the TrainStep of the same turn arrives. TrainStep follows once the store has the plan. The
+    learner has most of the batch already, from HandOver. BeginStep may arrive before the TrainStep of an earlier step.
+    A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep."""
 
     step: int
     batch: tuple[BatchGroup, ...]
@@ -418,9 +419,9 @@ class BeginStep:
 
 @_effect
 class TrainStep:
-    """Action: give the learner, which may still be at work on the step before, the planned batch of this step, unless
-    BeginStep did, and have it keep what it leaves; then answer StepComputed and StepDone. Steps come in order, two at
-    most without StepDone."""
+    """Action: give the learner the planned batch of this step, unless BeginStep did, and have it keep the result. The
+    learner may still be computing the previous step. It answers with StepComputed and then StepDone. Steps come in
+    order, and at most two are outstanding without StepDone."""
 
     step: int
 
@@ -434,21 +435,21 @@ class PublishVersion:
 
 @_effect
 class AnnounceVersion:
-    """Action: tell every node of a published version."""
+    """Action: announce a published version to every node."""
 
     policy_version: int
 
 
 @_effect
 class EvaluationDone:
-    """Action: every episode of this version's evaluation has ended; its figures can be read from the store."""
+    """Action: every episode of this version's evaluation has ended, so its figures can be read from the store."""
 
     policy_version: int
 
 
 @_effect
 class TellStandby:
-    """Action: tell the node why it gets no work; None: it is not kept from it any more."""
+    """Action: tell the node why it gets no work. `reason` None: the node may get work again."""
 
     node_id: str
     reason: StandbyReason | None
@@ -457,17 +458,17 @@ class TellStandby:
 
 @_effect
 class TellOperator:
-    """Action: whoever waits for this action of an operator's finds in the books what has become of it."""
+    """Action: wake the caller that waits for operator action `number`; its outcome is in the database."""
 
     number: int
 
 
 @_effect
 class FinishRun:
-    """Action: the last step is trained and published; nothing more is leased for training."""
+    """Action: the last step is trained and published, and no more training leases follow."""
 
 
-Action = (
+IntakeAction = (
     PrepareGroup
     | SendLease
     | RevokeLease
@@ -475,20 +476,18 @@ Action = (
     | SendTrained
     | LookUpReceipt
     | ScoreRollout
-    | CheckRollout
-    | MeasureNumerics
-    | HastenChecks
     | SendCheck
-    | HandOver
-    | BeginStep
-    | TrainStep
-    | PublishVersion
     | AnnounceVersion
-    | EvaluationDone
     | TellStandby
-    | TellOperator
-    | FinishRun
 )
+"""Actions of `echo_hub.intake`. The unfinished rollouts there take notice of announced versions."""
+TrainingAction = HandOver | BeginStep | TrainStep | EvaluationDone | FinishRun
+"""Actions of `echo_hub.training`."""
+DistributionAction = PublishVersion | AnnounceVersion
+"""Actions of `echo_hub.distribution`."""
+OversightAction = CheckRollout | MeasureNumerics | HastenChecks | PublishVersion | TellOperator
+"""Actions of `echo_hub.oversight`. The verifier there counts published versions."""
+Action = IntakeAction | TrainingAction | DistributionAction | OversightAction
 
 Effect = Record | Action
 RECORDS = Record.__args__

@@ -1,11 +1,11 @@
-"""Evaluations by nodes: all held-out problems by one version, as groups that differ from training's in three ways.
+"""Evaluations by nodes: all held-out problems with one version, as groups unlike training's in three ways.
 
-- Their leases name the version that is evaluated, whatever the newest is, and they are in none of the learner's queues:
-  no admission counts them, no step plans them, and they are never stale.
-- An episode that ends is final at once: its rollouts are `evaluated`, and have no part in anything afterwards. Where
-  the scorer fails it has no reward; drawing it again would give the same tokens.
-- The store has no row for such a group: what of it is done follows from its evaluated rollouts. So an evaluation that
-  is begun again after a restart goes on where it was.
+- Their leases name the evaluated version, even if newer ones exist. The groups are outside the learner's queues, so
+  admission ignores them, steps never plan them, and staleness does not apply.
+- An ended episode is finished at once: its rollouts become `evaluated` and have no further effect. After a scorer
+  failure the episode has no reward, because sampling again would give the same tokens.
+- The store has no row for such a group. Its evaluated rollouts show its progress, so an evaluation resumes where it was
+  after a restart.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from echo_shared.messages import DropReason
 
 
 def evaluation_seed(run_seed: int, number: int) -> int:
-    """The seed of the draws of held-out problem `number`: all versions are compared on the same draws."""
+    """Return the sampling seed of held-out problem `number`. All versions use the same seeds for a paired
+    comparison."""
     return derive_seed(run_seed, "evaluation", number)
 
 
 class Evaluating:
-    """The owner of the groups of evaluations. `_left`: the groups that each version under evaluation still waits for;
-    `_over`: the episodes that have ended, by version, of evaluations whose result is not in the store."""
+    """Owner of evaluation groups.
+
+    `_left`: unfinished groups of each version under evaluation. `_over`: ended episodes by version, of evaluations
+    whose result is not in the store.
+    """
 
     for_learner = False
     may_move_on = False
-    """An evaluation is of one version alone."""
+    """An evaluation measures a single version."""
 
     def __init__(
         self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot, *, ledger: Ledger, out: Outbox
@@ -53,7 +57,7 @@ class Evaluating:
                 self._over[about.policy_version].add((group_id, index))
 
     def restore(self, rows: Iterable[RolloutRow]) -> None:
-        """The groups of these unfinished rollouts, as far as they are of evaluations; the rollouts follow."""
+        """Restore the evaluation groups of these unfinished rollouts. The rollouts follow."""
         sizes: dict[int, int] = {}
         for row in rows:
             sizes[row.group_id] = max(sizes.get(row.group_id, 0), row.index + 1)
@@ -62,13 +66,13 @@ class Evaluating:
                 self._open(about, at_least=size)
 
     def drop_what_settings_lack(self) -> None:
-        """At the start: groups of problems or samples that there are no longer."""
+        """Drop restored groups of problems or samples that the current settings no longer have."""
         for about, group in list(self._groups()):
             if about.number >= self._settings.evaluation_problems or len(group.slots) > self._size(about):
                 self._ledger.drop_group(group, DropReason.REVOKED)
 
     def begin(self, policy_version: int) -> None:
-        """Opens what is not done yet; EvaluationDone follows, perhaps at once."""
+        """Open the unfinished groups of this version's evaluation. EvaluationDone follows, perhaps at once."""
         if policy_version in self._left:
             return
         for greedy in (True, False):
@@ -80,27 +84,27 @@ class Evaluating:
         self._end_if_done(policy_version)
 
     def abandon(self, policy_version: int) -> None:
-        """Nobody waits for this version's evaluation any more."""
+        """Drop the evaluation of this version."""
         self._drop(policy_version)
         self._left.pop(policy_version, None)
         self._over.pop(policy_version, None)
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
-        """The version that is evaluated; a node that lacks it fetches it."""
+        """Return the evaluated version. A node without it fetches it."""
         return _about(group).policy_version
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
         self._end_episode(rollout, reward)
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
-        """The episode has ended without a reward."""
+        """End the episode without a reward."""
         self._end_episode(rollout, None)
 
     def returned_too_often(self, group: RolloutGroup) -> None:
-        """Nothing: no other problem can take its place, so nodes are asked on."""
+        """Do nothing: an evaluation problem cannot be replaced, so nodes are asked again."""
 
     def end_run(self) -> None:
-        """Drops what is left from before a restart. It is opened again if it is wanted again."""
+        """Drop groups from before a restart that no evaluation requested again."""
         open_versions = {about.policy_version for about, _ in self._groups()}
         for version in open_versions - self._left.keys():
             self._drop(version)
@@ -120,7 +124,7 @@ class Evaluating:
             self._out.act(EvaluationDone(policy_version=policy_version))
 
     def _open(self, about: EvaluationGroup, at_least: int = 0) -> None:
-        """Opens the group, unless it is open or nothing of it is left to do."""
+        """Open the group unless it is open or finished."""
         size, over = max(self._size(about), at_least), self._over[about.policy_version]
         ended = {index for index in range(size) if (about.group_id, index) in over}
         if about.group_id not in self._ledger.groups and len(ended) < size:

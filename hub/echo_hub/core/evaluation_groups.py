@@ -1,7 +1,6 @@
-"""The names of evaluation groups: which problem, by which version, is a pure function of a group's id.
+"""Ids of evaluation groups: the id encodes version, problem and kind of sampling.
 
-Their ids lie above those of all groups of training, which count from 0, and below 2**53, the largest number on the
-wire.
+The ids lie above all training groups, which count from 0, and below 2**53, the largest number on the wire.
 """
 
 from __future__ import annotations
@@ -10,22 +9,23 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_EVALUATION_ID: Final = 2**48
+"""Smallest id of an evaluation group."""
 _PROBLEMS: Final = 2**17
-"""Problems that one version has ids for: more than evaluation.problems may be."""
+"""Number of problem ids per version, above the limit of evaluation.problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationGroup:
-    """The attempts of one version at one held-out problem: the greedy one, or the sampled ones."""
+    """Attempts of one version at one held-out problem: the greedy one, or the sampled ones."""
 
     policy_version: int
     greedy: bool
     number: int
-    """The number of the held-out problem."""
+    """Number of the held-out problem."""
 
     @classmethod
     def of(cls, group_id: int) -> EvaluationGroup | None:
-        """What the id says; None for a group of training."""
+        """Decode a group id; None for a training group."""
         if group_id < FIRST_EVALUATION_ID:
             return None
         of_version, number = divmod(group_id - FIRST_EVALUATION_ID, _PROBLEMS)
@@ -37,6 +37,6 @@ class EvaluationGroup:
 
 
 def evaluation_ids(policy_version: int) -> range:
-    """All ids that groups of this version's evaluation may have."""
+    """Return all possible group ids of this version's evaluation."""
     first = EvaluationGroup(policy_version=policy_version, greedy=True, number=0).group_id
     return range(first, first + 2 * _PROBLEMS)

@@ -1,4 +1,4 @@
-"""What can happen to the coordinator. Every event is a fact from the world; the coordinator answers with effects."""
+"""Inputs of the coordinator. Each event is a fact from the outside world; the coordinator answers with effects."""
 
 from __future__ import annotations
 
@@ -8,42 +8,45 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
 from echo_hub.core.trust.pairs import Finding
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import RolloutPayload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConnected:
-    """A node has proven who it is and was welcomed. It gets no work until it reports a capacity."""
+    """A node has proven its identity and was welcomed. It gets no work until it reports a capacity."""
 
     node_id: str
     cost_per_hour: float = 0.0
-    """In US dollars, its power included where that is counted; 0 = a gift."""
+    """US dollars per hour, including power where that is counted; 0 = a gift."""
     origin: str = ""
-    """Where it connects from, as far as many keys may be one person's there: an address, or a network of addresses.
-    Empty = not known."""
+    """Network address or address range that the node connects from; many keys there may be one person's. Empty =
+    unknown."""
     invite: str = ""
-    """By whose invite it came: all of its keys are one person's, wherever they are. Empty = by nobody's."""
+    """Invite that the node used. All keys of one invite count as one person's, at any address. Empty = no invite."""
     numerics: NumericsClass = NOT_SAID
-    """What it says of its engine; its precision mostly comes with a report."""
+    """Numerics that the node claims for its engine. Its precision usually arrives with a later report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDisconnected:
-    """The connection is gone. Its leases stay: the node may come back with finished rollouts in its spool."""
+    """The connection is gone. The node's leases stay, because it may come back with finished rollouts in its spool."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReported:
-    """`capacity`: rollouts that it is willing to hold; `policy_version`: the newest it can sample from, None = none;
-    `precision`: of its engine's weights, empty = not said; `checks`: rollouts of others that it is willing to compute
-    again at once."""
+    """A node's report of the work it accepts.
+
+    `capacity`: rollouts the node is willing to hold. `policy_version`: newest version the node can sample from; None =
+    none. `precision`: precision of the engine's weights; empty = not reported. `checks`: maximum number of concurrent
+    recomputations for checks.
+    """
 
     node_id: str
     capacity: int
@@ -54,18 +57,18 @@ class NodeReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPrepared:
-    """The problem of a group that `PrepareGroup` asked for is sampled and tokenised."""
+    """The problem of a group requested by `PrepareGroup` is sampled and tokenised."""
 
     group_id: int
     seed: int
     prompt: int | None = None
-    """A key that the same prompt has whenever it comes again; None: not known."""
+    """Key of the prompt, equal each time the same prompt comes again; None if unknown."""
     prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutArrived:
-    """A node sent a rollout, perhaps again. `payload` is not read here and goes into the record that is committed."""
+    """A node sent a rollout, perhaps repeatedly. The core does not read `payload`; the committed record carries it."""
 
     node_id: str
     rollout_id: str
@@ -76,9 +79,9 @@ class RolloutArrived:
     policy_version_end: int
     payload: RolloutPayload
     problem: str = ""
-    """What in it contradicts what the lease gave of its completion; empty = nothing."""
+    """Contradiction between the completion and its lease; empty = none found."""
     is_unattributed: bool = False
-    """It goes on with what was given before the hub's restart, and nobody knows any more who drew that."""
+    """True if the rollout resumes tokens sent before the hub's restart, whose sampling node is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +91,20 @@ class RolloutScored:
     rollout_id: str
     reward: float
     components: Mapping[str, float] | None = None
-    """What the reward is made of, each under its name; None: of the task's score alone. Not read here; they go into
-    the record that is committed."""
+    """Named parts of the reward; None if the task's score is the only part. The core only copies them to the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutContinued:
-    """The rollout passed the checks and the environment has answered it: its episode goes on. `observation_ids` are
-    all tokens between this turn and the next, not read here; they go into the record that is committed."""
+    """The rollout passed the checks and the environment answered, so the episode continues.
+
+    `observation_ids` are all tokens between this turn and the next. The core only copies them to the record.
+    """
 
     rollout_id: str
     observation_ids: NDArray[np.int32]
     turn_reward: float = 0.0
-    """Of the reward of its episode, what this turn has earned."""
+    """Part of the episode's reward that this turn earned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +115,12 @@ class RolloutRejected:
     reason: DropReason
     detail: str
     killed_scorer: bool = False
-    """Whether it could not be scored because it ended the process that scored it."""
+    """True if scoring failed because the completion ended the scorer's process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutChecked:
-    """The verifier has computed the rollout again: what each node that drew a part of it has shown, in order."""
+    """The verifier recomputed the rollout. `spans`: sampling nodes in order, each with evidence about its tokens."""
 
     rollout_id: str
     spans: tuple[tuple[str, Evidence], ...]
@@ -124,8 +128,8 @@ class RolloutChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsMeasured:
-    """The verifier has drawn tokens as an engine with this rounding would, and examined them. `evidence`: None where it
-    could not."""
+    """The verifier sampled tokens with this rounding and examined them. `evidence` is None if the verifier could
+    not."""
 
     rounding: str
     policy_version: int
@@ -134,7 +138,7 @@ class NumericsMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReturned:
-    """A node that was asked to by SendCheck has computed the rollout again; `finding` is None where it cannot tell."""
+    """A node answered SendCheck after recomputing the rollout. `finding` is None if the node could not decide."""
 
     node_id: str
     rollout_id: str
@@ -143,22 +147,24 @@ class CheckReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckAbandoned:
-    """The verifier cannot check this rollout: it counts as unchecked."""
+    """The verifier cannot check this rollout, which then counts as unchecked."""
 
     rollout_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePardoned:
-    """The operator wants a quarantined node to begin anew."""
+    """The operator lets a quarantined node start over."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorAsked:
-    """An operator wants a setting changed, or a version published (`core.operating`). ActionSettled follows, by the
-    number that the action has in the books."""
+    """An operator asked to change a setting or to publish a version (`core.operating`).
+
+    ActionSettled with the same `number` follows.
+    """
 
     number: int
     what: str
@@ -167,7 +173,7 @@ class OperatorAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVouchedFor:
-    """An operator takes a node for proven, or no longer does. ActionSettled follows, as of OperatorAsked."""
+    """An operator declared a node trusted, or withdrew that. ActionSettled with the same `number` follows."""
 
     number: int
     node_id: str
@@ -176,52 +182,61 @@ class NodeVouchedFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGivenBack:
-    """The node will not finish these."""
+    """The node will not finish these indices of its lease."""
 
     node_id: str
     lease_id: int
     indices: tuple[int, ...]
     reason: str
     unusable_version: int | None = None
-    """The version that the node's engine cannot use, if that is the reason."""
+    """Version that the node's engine cannot use, if that is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsBegun:
-    """The hub has the first drawn tokens of these unfinished rollouts."""
+    """The hub holds the first sampled tokens of these unfinished rollouts."""
 
     rollout_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerReady:
-    """The learner is up, with the checkpoint of this version loaded. `metrics`: by step, of the newest ones up to that
-    version, as many as it may have trained unseen; the checkpoint keeps them."""
+    """The learner is up, with this version's checkpoint loaded.
+
+    `metrics` maps steps to the metrics that the checkpoint keeps. Only steps that the hub may not know about are
+    included.
+    """
 
     policy_version: int
     metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     screens: Mapping[int, StepScreen] = field(default_factory=dict)
-    """Likewise."""
+    """Screening results by step, for the same steps as `metrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerLost:
-    """The learner process ended, and with it every TrainStep and, in co-located mode, every lease that it was given.
-    LearnerReady follows once it is up again."""
+    """The learner process ended, and every TrainStep it was given is lost.
+
+    In co-located mode its leases are lost as well. LearnerReady follows once it is up again.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepComputed:
-    """The learner has computed step `step` and is free for the next one. Nothing of it is written yet: it may still be
-    lost, and StepDone follows once it is not."""
+    """The learner has computed step `step` and is free for the next one.
+
+    Nothing is written yet, so the step may still be lost. StepDone follows once it is safe.
+    """
 
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """Step `step` is trained, and exported and checkpointed where that is due. The learner may be at work on the next
-    step already. Without a StepComputed before it, it was computed just now."""
+    """Step `step` is trained, and exported and checkpointed where that is due.
+
+    The learner may already compute the next step. Without an earlier StepComputed, the step counts as computed now.
+    """
 
     step: int
     metrics: Mapping[str, float]
@@ -237,7 +252,7 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionUnusable:
-    """The version is not published: the hub finds that no engine can use its adapter."""
+    """The hub found that no engine can use this version's adapter, so the version is not published."""
 
     policy_version: int
     reason: str
@@ -245,22 +260,24 @@ class VersionUnusable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationWanted:
-    """This version is to be evaluated by nodes; they can fetch it. EvaluationDone follows. After a restart it is
-    wanted again."""
+    """Nodes are to evaluate this version, which they can fetch. EvaluationDone follows.
+
+    After a restart the event is sent again.
+    """
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationAbandoned:
-    """Nobody waits for this version's evaluation by nodes any more."""
+    """The evaluation of this version by nodes was cancelled."""
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passed: deadlines are looked at."""
+    """Time passed: check the deadlines."""
 
 
 Event = (

@@ -1,9 +1,9 @@
-"""One rollout, one index and one group while they are on their way: plain state, owned and changed by the ledger.
+"""State of unfinished work: one rollout, one index and one group. The ledger owns and changes these objects.
 
-What becomes of a group is not the ledger's to decide, but its owner's: see `GroupOwner`.
+A group's owner decides what happens to the group: see `GroupOwner`.
 
-An index of a group is one *episode*. In a task of one turn it is one rollout; with an environment it is a rollout for
-each of its turns, leased one after the other, because each turn's prompt holds all that was said before.
+Each index of a group is one *episode*. In a single-turn task an episode is one rollout. With an environment it is one
+rollout per turn. Turns are leased one after the other, because each turn's prompt contains the whole conversation.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Protocol
 from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import DrawnTurn
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.payload import RolloutPayload
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal, of_each_turn, returns
+from echo_shared.rollout_books import RolloutPayload
 
 
 @dataclass(slots=True, eq=False)
 class LeasedRollout:
-    """One leased rollout that is not final: `leased`, `received` or `scored`."""
+    """One leased, unfinished rollout: `leased`, `received` or `scored`."""
 
     rollout_id: str
     lease_id: int
@@ -30,87 +30,92 @@ class LeasedRollout:
     group_id: int
     index: int
     policy_version: int
-    """That its lease names: what its node draws itself is by that, or, where completions are interrupted, by newer
+    """Version named by the lease. The node samples with this version or, where completions may be interrupted, newer
     ones."""
     turn: int = 0
-    """The turn of its episode; 0 = the first."""
+    """Turn of the episode; 0 = the first."""
     state: ReceiptState = ReceiptState.LEASED
     num_tokens: int = 0
-    """Drawn tokens, once it is received."""
+    """Sampled tokens; 0 until received."""
     reward: float | None = None
-    """The reward of its episode, if this turn ended it."""
+    """Reward of the episode, if this turn ended it."""
     deadline: float = 0.0
     leased_at: float = 0.0
     received_at: float | None = None
-    """None: not yet, or before a restart."""
+    """None if not received, or received before a restart."""
     expected_tokens: float = 0.0
-    """What its node was expected to draw, when it was leased."""
+    """Completion length expected at leasing time."""
     overdue: bool = False
-    """Its deadline has passed."""
+    """True once the deadline has passed."""
     late: bool = False
-    """It takes longer than its node was expected to take, or its node has left: another may have it too."""
+    """True if the node takes longer than expected or has left. Another node may then lease the index too."""
     oldest_version: int = 0
-    """That has drawn any of it, once it is received. Before: none older has; that of what it goes on with."""
+    """Oldest version that sampled any of its tokens.
+
+    Before receipt this is a lower bound: the lease's version, or the oldest one of the completion it resumes.
+    """
     drawn_by: tuple[str, ...] = ()
-    """Other nodes that have drawn its beginning, as far as is known."""
+    """Other nodes known to have sampled the rollout's beginning."""
     is_begun: bool = False
-    """The hub has drawn tokens of it while it is unfinished: its own, or those that it goes on with."""
+    """True if the hub holds tokens of the unfinished rollout, including resumed ones."""
     is_checked: bool = False
-    """It is or was to be computed again (`trust`)."""
+    """True if the rollout was selected to be recomputed (`trust`)."""
     is_held: bool = False
-    """It is scored, and no step may take it yet (`trust`)."""
+    """True if `trust` keeps the scored rollout out of batches."""
     components: Mapping[str, float] | None = None
-    """What the reward is made of, until that is recorded."""
+    """Named parts of the reward, until they are recorded."""
     turn_reward: float = 0.0
-    """What of its episode's reward it has earned, if the environment has answered it."""
+    """Part of the episode's reward that this turn earned, if the environment answered it."""
     payload: RolloutPayload | None = None
-    """Until its group is handed to the learner, where it has been one turn so far."""
+    """Payload of a first turn, kept until its group is handed to the learner."""
 
     @property
     def drawers(self) -> tuple[str, ...]:
-        """All nodes that have drawn any of it."""
+        """Return all nodes that sampled tokens of the rollout."""
         return (*self.drawn_by, self.node_id)
 
     @property
     def in_time(self) -> bool:
-        """It is leased, and its deadline has not passed."""
+        """True if the rollout is leased and within its deadline."""
         return self.state is ReceiptState.LEASED and not self.overdue
 
 
 def oldest_of(rollouts: Iterable[LeasedRollout]) -> int | None:
-    """The oldest version that has drawn any of these; None: there are none."""
+    """Return the oldest version that sampled any of these rollouts; None if there are none."""
     return min((rollout.oldest_version for rollout in rollouts), default=None)
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One index of a group. Several nodes may hold its turn in progress; the first valid result wins."""
+    """One index of a group. Several nodes may hold its current turn; the first valid result wins."""
 
     turns: tuple[LeasedRollout, ...] = ()
     """Scored turns that the environment has answered, in order."""
     winner: LeasedRollout | None = None
-    """The rollout that won the turn in progress: received, or scored and the last of its episode."""
+    """Rollout that won the current turn: received, or scored as the last of its episode."""
     leased: tuple[LeasedRollout, ...] = ()
-    """Rollouts of the turn in progress that nodes hold."""
+    """Rollouts of the current turn that nodes hold."""
     failed_on: tuple[str, ...] = ()
-    """Nodes that gave it back, let it expire or failed at it, the latest last: others are asked first."""
+    """Nodes that returned the index, let it expire or failed at it, latest last. Other nodes are tried first."""
     begun: LeasedRollout | None = None
-    """The newest of the turn in progress, and of its seed, whose drawn tokens another may go on with: it may be given
-    back already. A stranger's takes the place of none that a proven node drew with the same version."""
+    """Newest rollout of the current turn and seed whose sampled tokens another node may resume.
+
+    It may have been returned already. A stranger's rollout never replaces one of a proven node with the same version.
+    """
     failed_draws: tuple[int, ...] = ()
-    """The turn of each completion that the scorer failed on; each was drawn with a seed of its own."""
+    """Turn of each completion that the scorer failed on. Each was sampled with a seed of its own."""
     num_returns: int = 0
     evaluated: bool = False
-    """Whether, in an evaluation, its episode has ended and its rollouts are final."""
+    """True if, in an evaluation, the episode has ended and its rollouts are finished."""
 
     @property
     def turn(self) -> int:
-        """The turn in progress."""
+        """Return the number of the current turn."""
         return len(self.turns)
 
     @property
     def scorer_failures(self) -> int:
-        """Completions of the turn in progress that the scorer failed on."""
+        """Return how many completions of the current turn the scorer failed on."""
         return self.failed_draws.count(len(self.turns)) if self.failed_draws else 0
 
     @property
@@ -121,63 +126,65 @@ class Slot:
 
     @property
     def is_won(self) -> bool:
-        """Whether another result of the turn in progress is a duplicate."""
+        """True if a further result of the current turn would be a duplicate."""
         return self.evaluated or self.winner is not None
 
     @property
     def received(self) -> tuple[LeasedRollout, ...]:
-        """All turns that have come in, in order."""
+        """Return all received turns, in order."""
         return self.turns if self.winner is None else (*self.turns, self.winner)
 
     def blame(self, node_id: str) -> None:
-        """It failed on this node, the latest."""
+        """Record a failure on this node as the latest one."""
         self.failed_on = (*(node for node in self.failed_on if node != node_id), node_id)
 
 
 @dataclass(slots=True, eq=False)
 class RolloutGroup:
-    """The episodes of one prompt. `complete`: every one has ended and is scored, and none is held; nothing of it is
-    leased any more."""
+    """The episodes of one prompt.
+
+    A group is `complete` once all episodes are scored and no rollout is held. A complete group has no leases.
+    """
 
     group_id: int
     seed: int
     slots: list[Slot]
     owner: GroupOwner
     num_ended: int = 0
-    """Episodes that have ended and are scored."""
+    """Number of ended and scored episodes."""
     num_held: int = 0
-    """Rollouts that no step may take yet."""
+    """Number of rollouts that no step may take yet."""
     num_tokens: int = 0
-    """Drawn tokens of what has been received."""
+    """Sampled tokens of all received rollouts."""
     unleased: set[int] = field(default_factory=set)
     """Indices that want a lease."""
     asked_for: bool = True
-    """False: nothing of it is leased until its owner asks for it."""
+    """False: the group is not leased until its owner asks for it."""
     prompt: int | None = None
-    """The key of its prompt, by which a prompt that comes again is known; None: it does not come again."""
+    """Key by which the same prompt is recognised later; None if the prompt does not repeat."""
     prompt_tokens: int = 0
     expected_tokens: float = 0.0
-    """What each completion of it was expected to come to, when it was opened."""
+    """Completion length expected when the group was opened."""
     num_redraws: int = 0
-    """How often what had come in of it was too old before the rest was there, and was drawn anew."""
+    """How often received rollouts became too old before the group was complete, and were sampled again."""
     oldest_version: int | None = None
-    """The oldest version of what has been received, earlier turns included; None before the first."""
+    """Oldest version of all received rollouts, earlier turns included. None before the first."""
     oldest_leased: int | None = None
-    """The oldest version of what is leased or has been received."""
+    """Oldest version of all leased and received rollouts."""
     is_plain: bool = True
-    """All that wants a lease is a first turn that has failed nowhere."""
+    """True if every index that wants a lease is at its first turn and has failed on no node."""
     _failures: frozenset[tuple[str, ...]] | None = None
-    """None: not known."""
+    """Cached `failures`; None = not computed."""
 
     @property
     def failures(self) -> frozenset[tuple[str, ...]]:
-        """The nodes that what wants a lease has failed on, each combination once."""
+        """Return each distinct tuple of nodes that an index wanting a lease has failed on."""
         if self._failures is None:
             self._failures = frozenset(self.slots[index].failed_on for index in self.unleased)
         return self._failures
 
     def note_wants(self) -> None:
-        """What wants a lease has changed, or where it has failed."""
+        """Discard the cached `failures` after a change of the wanted indices or of their failed nodes."""
         self._failures = None
 
     @property
@@ -186,18 +193,20 @@ class RolloutGroup:
 
     @property
     def has_come_in(self) -> bool:
-        """Whether the turn in progress of every episode has come in: if each is the last of its episode and passes,
-        nothing is missing."""
+        """True if the current turn of every episode is received.
+
+        The group is complete if each of these turns ends its episode and passes its checks.
+        """
         return all(slot.winner is not None for slot in self.slots)
 
     @property
     def received(self) -> list[LeasedRollout]:
-        """All rollouts that have come in, in the order of their indices and turns."""
+        """Return all received rollouts, ordered by index and turn."""
         return [rollout for slot in self.slots for rollout in slot.received]
 
     @property
     def received_ids(self) -> list[str]:
-        """Of what has come in, in that order, which is that of training."""
+        """Return the ids of the received rollouts, ordered by index and turn: the training order."""
         ids: list[str] = []
         for slot in self.slots:
             if slot.turns:
@@ -207,7 +216,10 @@ class RolloutGroup:
         return ids
 
     def take_first_turns(self) -> tuple[DrawnTurn, ...] | None:
-        """What has come in with its payloads, which are let go of here; None: not all of them are at hand."""
+        """Return the received first turns with their payloads, and release the payloads.
+
+        Return None if a payload is missing.
+        """
         taken: list[DrawnTurn] = []
         for slot in self.slots:
             won = slot.winner
@@ -219,7 +231,7 @@ class RolloutGroup:
 
     @property
     def rewards(self) -> list[float]:
-        """Of its episodes that have one, in order."""
+        """Return the rewards of all episodes that have one, in index order."""
         won = [slot.winner.reward for slot in self.slots if slot.winner is not None]
         return [reward for reward in won if reward is not None]
 
@@ -228,7 +240,10 @@ class RolloutGroup:
         return [rollout for slot in self.slots for rollout in slot.leased]
 
     def has_advantage(self, *, discount: float | None = None) -> bool:
-        """Whether the rewards of its episodes differ; with a `discount`: whether the returns from any turn on do."""
+        """Return True if the episodes' rewards differ.
+
+        With a `discount`, compare the episodes' discounted returns turn by turn instead; one difference is enough.
+        """
         if discount is None:
             return not all_equal(self.rewards)
         episodes = [
@@ -239,12 +254,12 @@ class RolloutGroup:
         return not all(map(all_equal, of_each_turn(episodes)))
 
     def note_age(self, rollout: LeasedRollout) -> None:
-        """It has come in."""
+        """Lower `oldest_version` to that of a received rollout."""
         if self.oldest_version is None or rollout.oldest_version < self.oldest_version:
             self.oldest_version = rollout.oldest_version
 
     def take_out(self, rollout: LeasedRollout) -> None:
-        """Of what has come in: the turn in progress, or any when the whole group is dropped."""
+        """Remove a received rollout: the current turn's winner, or any turn when the whole group is dropped."""
         slot = self.slots[rollout.index]
         self.num_tokens -= rollout.num_tokens
         self.num_held -= rollout.is_held
@@ -257,36 +272,38 @@ class RolloutGroup:
 
 
 class GroupOwner(Protocol):
-    """Who opened a group and answers for its leases, its drops and its end.
+    """Opener of a group, responsible for its leases, its drops and its end.
 
-    Ledger, leasing and coordinator ask a group's owner, and never what kind of owner it is. Owners change no rollout's
-    state by themselves: they tell the ledger what becomes of it.
+    Ledger, leasing and coordinator call a group's owner without knowing its kind. Owners never change a rollout's state
+    themselves; they call the ledger.
     """
 
     @property
     def wanting(self) -> SortedIds:
-        """Its groups that have an index that wants a lease; kept by the ledger."""
+        """Return the ids of its groups that have an index wanting a lease. The ledger maintains them."""
 
     @property
     def for_learner(self) -> bool:
-        """Whether its groups wait in the learner's queues and have a row each in the store. Any other group is known
-        by its rollouts alone, and no step takes it."""
+        """True if its groups wait in the learner's queues and have a row each in the store.
+
+        The store has only rollouts of other groups, and no step takes such groups.
+        """
 
     @property
     def may_move_on(self) -> bool:
-        """Whether nodes may go on with its completions by the newest published version."""
+        """True if nodes may continue its completions with the newest published version."""
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
-        """The version that a lease of this group to this node names."""
+        """Return the version to name in a lease of this group to this node."""
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
-        """The rollout, which is received, has ended its episode."""
+        """Handle a received rollout that ended its episode."""
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
-        """The rollout, which is received, could not be scored."""
+        """Handle a received rollout that could not be scored."""
 
     def returned_too_often(self, group: RolloutGroup) -> None:
-        """Nodes gave an index of the group back `MAX_RETURNS` times, or more often."""
+        """Handle a group with an index that nodes returned at least `MAX_RETURNS` times."""
 
     def end_run(self) -> None:
-        """The last step is trained and published: drops all groups that nobody waits for any more."""
+        """Drop all groups that are no longer needed after the last step is trained and published."""

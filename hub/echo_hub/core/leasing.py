@@ -1,34 +1,34 @@
-"""Who works on what: which members of which group go to which node, and when.
+"""Assignment of group members to nodes: which node gets which rollouts, and when.
 
-What is leased is the member of a group. Steps come in their order, a step's work no sooner than it is needed
-(`tempo`). In a step the completions that are likely to become long come first, and go to nodes that draw them in what a
-typical rollout takes: so each node gets the longest that suits its pace, whoever asks first. What is left then goes to
-whoever has it back in time, the shortest first: slow nodes draw short completions. A lease is no larger than what its
-node, at its own pace, brings back in time (`terms`), behind what it holds already, but so large that reading a long
-prompt costs little beside the drawing.
+The unit of work is one member of a group. Steps are served in order, and a step's work is released no earlier than
+needed (`tempo`). Within a step, completions that are likely long come first. They go to nodes that sample them within a
+typical rollout's time, so each node gets the longest completions that suit its pace. The rest goes, shortest first, to
+any node that returns it in time, so slow nodes get short completions. A lease is no larger than its node returns in
+time at its measured pace, behind its current work (`terms`). It is large enough that reading a long prompt costs
+little.
 
-A node too slow for the step in hand works for a later one: a step's work is released the earlier to a node, the longer
-that node takes. Nobody is asked for what would be stale by the time that it is back: a group is as old as its oldest
-member. Where the learner waits, nothing is under way but what is late, and nobody would do, anybody will.
+A node too slow for the current step works for a later step: slower nodes get a step's work earlier. A group is as old
+as its oldest member, so no node is asked for work that would be stale on return. One exception: if the learner is idle,
+no in-time work is under way and no node is fast enough, any node may take the work.
 
-An index whose node takes far longer than the longest completions would take it, or has left, is *late*: it may be
-leased to another node as well, and the first valid result wins. One past its deadline is *overdue*: its node is
-thought to have lost it. An index that failed on a node is offered to others first, and to strangers only when nobody
-else is there; to the same one only when no other takes work. A node that comes back is sent again what it holds: what
-was sent into a dying connection is lost.
+An index is *late* if its node needs far longer than the longest completions take, or has left. Then another node may
+lease the index too, and the first valid result wins. An index is *overdue* after its deadline: the node has probably
+lost it. An index that failed on a node goes to other nodes first, and to strangers only if no proven node is present.
+The failed node is asked again only if no other candidate exists. A reconnected node is sent its leases again, because
+the dying connection may have lost them.
 
-What the hub has of an index is gone on with, where a proven node drew it, by the version that began it, as long as that
-is fresh enough, or, if completions are interrupted, by any newer one: a lease says of each index with which earlier
-lease of it it goes on, and, sent again, that it goes on with itself.
+Tokens that the hub holds of an unfinished index are resumed if a proven node sampled them. The lease names their
+version while that version is fresh enough, or any newer version if completions may be interrupted. For each index, a
+lease names the earlier lease to resume. A lease that is sent again resumes from itself.
 
-Beside training, others may own groups: evaluations. While training and one of these both want leases, one of
-`EVALUATION_SHARE` leased rollouts is the other's, counted from the last time that it wanted none; what training does
-not want, it gets too. So neither starves the other: training waits no longer than a node takes to finish what it holds.
+Other owners, such as evaluations, share the nodes with training. While both want leases, one of `EVALUATION_SHARE`
+leased rollouts goes to the other owner, counted since that owner last wanted none. Capacity that training does not want
+is used too. So neither side starves, and training waits at most until a node finishes its current work.
 
-The first turns of a group's episodes share a prompt and a seed, and so may share a lease. Each later turn is a lease of
-its own, with a seed of its own; within a group, the episodes that are furthest come first.
+First turns of a group's episodes share prompt and seed, so one lease may hold several. Later turns have separate leases
+and seeds. Within a group, the most advanced episodes come first.
 
-A turn whose completion the scorer failed on is drawn again with another seed: the same one would give the same tokens.
+After a scorer failure the turn is sampled again with another seed. The same seed would reproduce the same tokens.
 """
 
 from __future__ import annotations
@@ -54,35 +54,38 @@ from echo_shared.draws import derive_seed
 from echo_shared.messages import rollout_id
 
 EVALUATION_SHARE: Final = 4
+"""Divisor of the other owners' share of leased rollouts: one in 4."""
 
 LATE: Final = 1.5
-"""Times what the longest completions take on a node, queued behind what it holds, until one is late."""
+"""Lateness threshold, as a multiple of the time the longest completions take on a node behind its current work."""
 LATE_S: Final = 2.0
-"""Besides, for the way there and back."""
+"""Transit allowance added to the lateness threshold."""
 LEFT_S: Final = 10.0
-"""A node that has left may come back so long before what it holds is late."""
+"""Time that a disconnected node has to return before its rollouts count as late."""
 SLOWEST_S: Final = 3_600.0
-"""Nobody is so slow that a step's work is released to it so long before the step begins."""
+"""Longest early release: even the slowest node gets a step's work at most this long before the step."""
 AT_ONCE: Final = 64
-"""Groups among which the longest are looked for: StreamRL (arXiv 2504.15930) begins with what takes longest."""
+"""Number of groups among which the longest are served first, as in StreamRL (arXiv 2504.15930)."""
 YOUNGEST: Final = 16
-"""Groups among which one is looked for that a node may have a turn with."""
+"""Number of youngest groups searched for a single turn for a slow node (`lease_turn`)."""
 LOOKED_AT_ONCE: Final = 256
-"""Leases that are looked at for being late in one turn."""
+"""Maximum number of leases examined for lateness in one turn."""
 LEASED_AT_ONCE: Final = 128
-"""Leases that are made in one turn: what a large step wants besides is leased in the next, which follow at once."""
+"""Maximum number of leases made in one turn. The next turn, which follows at once, makes the rest."""
 
 
 def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
-    """The seed of the draws of one turn of a group's episodes. `attempt`: so often the scorer has failed on it."""
+    """Return the sampling seed of one turn of a group. `attempt`: number of scorer failures on this turn."""
     if attempt:
         return derive_seed(group_seed, turn, attempt)
     return derive_seed(group_seed, turn) if turn else group_seed
 
 
 class _Share:
-    """What an owner beside training is due: it grows by one with each rollout leased to another owner while this one
-    wants leases too."""
+    """Credit of an owner other than training.
+
+    It grows by one with each rollout leased to another owner while this owner wants leases too.
+    """
 
     def __init__(self, owner: GroupOwner) -> None:
         self.owner = owner
@@ -90,7 +93,7 @@ class _Share:
 
     def leased(self, owner: GroupOwner, num_rollouts: int) -> None:
         if owner is self.owner:
-            if self.due > 0:  # Else nobody else wanted it.
+            if self.due > 0:  # Without credit, no other owner wanted the capacity.
                 self.due -= (EVALUATION_SHARE - 1) * num_rollouts
         elif len(self.owner.wanting):
             self.due += num_rollouts
@@ -99,9 +102,11 @@ class _Share:
 
 
 class Leasing:
-    """`_watched` holds each lease, with those of its rollouts that it had at first, by when it is looked at: to see
-    whether it is late, or past its deadline, or whether its node is still away. `beside`: the owners of groups that are
-    not the learner's."""
+    """Leasing for all owners.
+
+    `_watched` is a heap of leases with their original indices, by the time of the next look: for lateness, the
+    deadline, or an absent node. `beside`: the owners of groups other than the learner's.
+    """
 
     def __init__(
         self,
@@ -121,41 +126,43 @@ class Leasing:
         self._next_lease_id = next_lease_id
         self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
-        self._nobody_would = False
-        """Whether the learner waits, nobody is at work for it and nobody was found that would be back in time."""
+        self._takes_any = False
+        """True while the learner is idle, no in-time work is under way, and no node is fast enough."""
         self._may_lease = LEASED_AT_ONCE
-        """Leases that may still be made in this turn."""
+        """Number of leases that this turn may still make."""
         self._goes_on_at = inf
-        """When this turn began, if it ended before all was leased."""
+        """Start of a turn that ended before all work was leased; otherwise inf."""
         self._notice_from = -inf
-        """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
+        """Speed class: until `_release_at`, new capacity of faster nodes is irrelevant."""
         self._asked: tuple[int, Outlook] | None = None
-        """Where things stood when there was last nobody to lease to; None: there may be somebody."""
+        """State at the last complete dispatch, which need not be repeated; None: dispatch again."""
         self._unsent: set[str] = set()
-        """Nodes that have come back and have not been sent again what they hold."""
+        """Reconnected nodes that were not sent their leases again yet."""
         self._shares = [_Share(owner) for owner in beside]
 
     @property
     def due_at(self) -> float:
-        """When there is something to do even if nothing happens before; inf = never."""
+        """Return the time of the next timer; inf = none."""
         return min(self._watched[0][0] if self._watched else inf, self._release_at, self._goes_on_at)
 
     def change(self, settings: CoordinatorSettings) -> None:
-        """From now on; where nothing may be leased, nothing is due that would be."""
+        """Apply new settings, and cancel pending releases."""
         self._settings, self._asked = settings, None
         self._release_at = self._goes_on_at = inf
 
     def end_run(self) -> None:
-        """No step's work is released any more."""
+        """Release no more work for future steps."""
         self._release_at = inf
 
     def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float) -> None:
-        """From its deadline on, the unfinished rollouts of the lease are leased again."""
+        """Watch the lease's deadline: afterwards its unfinished rollouts are leased again."""
         heappush(self._watched, (deadline, "overdue", lease_id, indices))
 
     def begin_turn(self, now: float) -> bool:
-        """Whether there is more to lease, whatever has changed: the last turn left some, or it is time for a step's
-        work. What is past its deadline is leased again, and what is late may be."""
+        """Look for late and overdue leases at the start of a turn.
+
+        Return True if unchanged state still allows leases: the last turn left work, or a step's work is due now.
+        """
         more = now >= self._goes_on_at or now >= self._release_at
         if more:
             self._asked = None
@@ -165,7 +172,7 @@ class Leasing:
         return more
 
     def _look_after(self, now: float) -> None:
-        """What is past its deadline is leased again; what is late may be."""
+        """Expire leases past their deadline, and mark late ones."""
         for _ in range(LOOKED_AT_ONCE):
             if not self._watched:
                 return
@@ -181,29 +188,29 @@ class Leasing:
                     self._ledger.mark_late(rollout, now, is_slow=what == "late")
 
     def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
-        """What of the lease is within its deadline and has not come in."""
+        """Return the lease's rollouts that are not received and within their deadline."""
         found = (self._ledger.rollouts.get(rollout_id(lease_id, index)) for index in indices)
         return [rollout for rollout in found if rollout is not None and rollout.in_time]
 
     def left(self, node_id: str, now: float) -> None:
-        """The node is gone, perhaps for a moment."""
+        """Note that the node disconnected, perhaps briefly."""
         self._unsent.discard(node_id)
         for lease_id, of_lease in self._held_leases(node_id):
             heappush(self._watched, (now + LEFT_S, "away", lease_id, tuple(rollout.index for rollout in of_lease)))
 
     def came(self, node_id: str) -> None:
-        """The node has joined, or is back."""
+        """Note that the node connected."""
         self._unsent.add(node_id)
 
     def send_again(self, node_id: str, now: float) -> None:
-        """What the node holds, once after it has come back; what it has already it will not draw twice."""
+        """Send the node its current leases once after a reconnect. A node ignores leases that it still has."""
         if node_id in self._unsent:
             self._unsent.discard(node_id)
             for _, of_lease in self._held_leases(node_id):
                 self._send(of_lease, now)
 
     def _held_leases(self, node_id: str) -> list[tuple[int, list[LeasedRollout]]]:
-        """The node's leases, those past their deadline left out."""
+        """Return the node's leases without overdue rollouts, by lease id."""
         leases: dict[int, list[LeasedRollout]] = {}
         for rollout in self._ledger.held_by(node_id):
             if not rollout.overdue:
@@ -213,29 +220,32 @@ class Leasing:
     def dispatch(
         self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo, num_changes: int
     ) -> None:
-        """Leases the groups that wait for the learner until no node is left that may do them. `newest_version`: what a
-        lease may name. `num_changes`: grows with whatever changes for the learner or for its next steps."""
+        """Lease the learner's waiting groups until no suitable node is left.
+
+        `newest_version`: newest version that a lease may name. `num_changes`: a counter that grows with every change of
+        the learner or its next steps.
+        """
         if self._asked == (self._nodes.num_changes + self._ledger.wants.num_changes + num_changes, outlook):
             return
         num_leases = self._next_lease_id
         self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
         if self._next_lease_id == num_leases and tempo.waits and not self._ledger.num_under_way:
-            self._nobody_would = True
+            self._takes_any = True
             self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
-            self._nobody_would = False
+            self._takes_any = False
         self._asked = (self._nodes.num_changes + self._ledger.wants.num_changes + num_changes, outlook)
         if not self._may_lease:
             self._goes_on_at = now
 
     def _offer(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
-        """Offers nodes what waits, step by step."""
+        """Offer the waiting groups to nodes, step by step."""
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
         self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
         self._takers.begin()
         while start < len(wanting) and self._nodes.any_ready and self._may_lease:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
-                break  # Younger groups need versions at least as new.
+                break  # Younger groups need at least as new a version.
             end = outlook.end_of(step)
             next_steps = waiting[end] if end < len(waiting) else None
             stop = len(wanting) if next_steps is None else wanting.position(next_steps)
@@ -252,7 +262,7 @@ class Leasing:
             )
             if terms.early_s:
                 self._release_at = min(self._release_at, now + terms.early_s)
-            elif self._nobody_would and is_late(step, outlook, tempo):
+            elif self._takes_any and is_late(step, outlook, tempo):
                 terms = replace(terms, in_s=inf)
             if terms.not_before_s > SLOWEST_S:
                 break
@@ -260,7 +270,7 @@ class Leasing:
             if not terms.not_before_s:
                 self._notice_from, self._nodes.heeds_relief = -inf, True
                 refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
-            elif self._anyone_slow(wanting[start : min(stop, start + AT_ONCE)], terms, now):
+            elif self._any_slow(wanting[start : min(stop, start + AT_ONCE)], terms, now):
                 refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
             if refused is not None:
                 start += refused
@@ -269,9 +279,11 @@ class Leasing:
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._takers.most_avoided)
 
-    def _anyone_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
-        """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
-        the next of them will be; until then, only who is slower than those needs to be noticed."""
+    def _any_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
+        """True if some ready node is slow enough for these groups now.
+
+        Otherwise set `_release_at` to the time when the next node will be. Until then only slower nodes need attention.
+        """
         groups = self._ledger.groups
         longest = max(self._ledger.expected_tokens(groups[group_id]) for group_id in group_ids)
         if not longest:
@@ -286,9 +298,12 @@ class Leasing:
         return enough or self._nodes.unproven_wait
 
     def _lease_groups(self, group_ids: Iterable[int], terms: Terms, now: float) -> int | None:
-        """Leases these groups, one at least: first those that are likely to become the longest, each to a node whose
-        pace suits it; then what is left to anybody who has it back in time, the shortest first. How many of them still
-        want leases, from nodes that they have not failed on; None: no node is left that may take any."""
+        """Lease these groups (at least one).
+
+        First pass: the likely longest groups, each to a node of suitable pace. Second pass: the rest, shortest first,
+        to any node that returns them in time. Return how many groups remain because the free nodes have failed on them;
+        None: no node is left.
+        """
         expected_tokens = self._ledger.expected_tokens
         groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=expected_tokens, reverse=True)
         suited, left = terms, list[RolloutGroup]()
@@ -304,18 +319,18 @@ class Leasing:
                 return None
             if seen_at != self._next_lease_id and self._takers.find(group, terms) is None:
                 return None
-            seen_at = self._next_lease_id  # Somebody has room, and has it until another lease is made.
+            seen_at = self._next_lease_id  # A node has capacity, and keeps it until the next lease.
             refused += 1
         return refused
 
     def _lease_all(self, group: RolloutGroup, terms: Terms, now: float) -> bool:
-        """Leases what the group wants. False when nobody may take all of it."""
+        """Lease all wanted indices of the group. Return False if some are left without a node."""
         while group.unleased and self._may_lease and self._lease_some(group, terms, now):
             pass
         return not group.unleased
 
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
-        """Leases all other groups: only what is due to their owners beside training, or all that nodes take."""
+        """Lease groups of other owners: up to their credit (`within_share`), or as much as nodes take."""
         self._takers.begin()
         for share in self._shares:
             wanting, turn = share.owner.wanting, 0
@@ -328,7 +343,7 @@ class Leasing:
                 turn += not self._lease_some(self._ledger.groups[wanting[turn]], ANY, now)
 
     def _lease_some(self, group: RolloutGroup, terms: Terms, now: float) -> bool:
-        """One lease of the group, to the next node that may take an index of it. False when there is none."""
+        """Make one lease of the group. Return False if no node may take any wanted index."""
         if not self._takers.any_left(group, terms):
             return False
         if group.is_plain:
@@ -351,8 +366,10 @@ class Leasing:
         return False
 
     def lease_turn(self, node: Node, now: float) -> str | None:
-        """One member of the youngest group that the learner may still take, to a node that is too slow for what there
-        is; others are asked for it as well. The rollout's id; None: there is nothing for the node."""
+        """Lease one member of the youngest possible group to a node that is too slow for all current work.
+
+        Other nodes may take the same member. Return the rollout's id; None: no suitable member.
+        """
         for group_id in reversed(self._ledger.waiting.last(YOUNGEST)):
             group = self._ledger.groups[group_id]
             free = [i for i, slot in enumerate(group.slots) if not slot.is_won and not slot.turn and not slot.leased]
@@ -364,7 +381,7 @@ class Leasing:
         return None
 
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: Terms) -> tuple[int, ...]:
-        """The indices of the group, all at their first turn with the seed of index `like`, that the node may take."""
+        """Return the indices for a lease to the node: all at their first turn, with the same seed as index `like`."""
         attempt = group.slots[like].scorer_failures
         return tuple(
             index
@@ -399,7 +416,7 @@ class Leasing:
         self._send(leased, now, goes_on)
 
     def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: Terms) -> float:
-        """How long the node may take for what it is given, before others are asked too."""
+        """Return how long the node may take before other nodes are asked too."""
         lengths = self._ledger.lengths
         if not lengths.long_tokens or not self._nodes.typical_token_s:
             return inf
@@ -407,13 +424,14 @@ class Leasing:
             queued = node.held_tokens + (count - 1) * self._ledger.expected_tokens(group)
             return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
         usual_s = typical_s(self._ledger, self._nodes)
-        in_time_s = max(usual_s, terms.left_s - TYPICAL * usual_s)  # Else nobody else could do it for this step.
+        # Later, another node could not finish it for this step.
+        in_time_s = max(usual_s, terms.left_s - TYPICAL * usual_s)
         return min(in_time_s, LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s)
 
     def _send(
         self, rollouts: Sequence[LeasedRollout], now: float, goes_on: tuple[tuple[int, int], ...] | None = None
     ) -> None:
-        """Rollouts of one lease, to the node that they are leased to. `goes_on`: None when it is sent again."""
+        """Send rollouts of one lease to its node. `goes_on` None: the lease is sent again."""
         first = rollouts[0]
         group = self._ledger.groups[first.group_id]
         self._out.act(

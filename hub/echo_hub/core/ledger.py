@@ -1,14 +1,14 @@
-"""The group ledger: every group and rollout that is not final, and every change of a rollout's state.
+"""The group ledger: every unfinished group and rollout, and every change of a rollout's state.
 
 Invariants, after every call:
-- a leased rollout is in this ledger until it is final, and then never again: leased = trained + evaluated + dropped +
-  in flight;
-- each change of state is recorded and receipted exactly once, here and nowhere else;
-- each turn of an index has at most one winner, and what is leased of an index is its turn in progress;
-- a group that is complete has nothing leased;
-- what a slot has as begun is of its turn in progress and of the seed that this turn is drawn with;
-- `wants` is told of every change of a slot, and so what wants a lease is known;
-- `flat` holds exactly those complete groups that wait and whose rewards are all equal.
+- a leased rollout stays in this ledger until finished and never returns: leased = trained + evaluated + dropped + in
+  flight;
+- each change of state is recorded and receipted exactly once, only in this module;
+- each turn of an index has at most one winner; an index has leases only for its current turn;
+- a complete group has no leases;
+- the `begun` rollout of a slot belongs to the slot's current turn and current seed;
+- `wants` is told of every change of a slot, so the set of indices that want a lease is always known;
+- `flat` holds exactly the complete waiting groups whose rewards are all equal.
 """
 
 from __future__ import annotations
@@ -43,44 +43,45 @@ from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot, oldest_of
 from echo_hub.core.lengths import Lengths
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import StepRow
 from echo_hub.core.wants import Wants
 from echo_shared.books import TaskFigures
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 
 NO_TASKS: Final[Mapping[str, TaskFigures]] = MappingProxyType({})
 
 SCORINGS: Final = 32
-"""Over so many the time that scoring takes is averaged."""
+"""Weight of the running average of scoring times, in rollouts."""
 CLEARED_AT_ONCE: Final = 16
-"""Groups whose memory is given back in one turn."""
+"""Trained groups whose memory is freed in one turn."""
 
 
 class Ledger:
-    """Groups for the learner are *waiting* (open or complete) until a step plans them; no other ever is. `rollouts`
-    holds all that are not final."""
+    """All unfinished groups and rollouts, and the learner's queues. A group for the learner is *waiting* (open or
+    complete) until a step plans it. Groups of other owners never wait."""
 
     def __init__(self, *, nodes: Nodes, out: Outbox, discount: float | None = None) -> None:
-        """`discount`: of the returns from each turn on, by which turns have advantages; None: whole episodes have."""
+        """`discount`: of the returns by which each turn gets its advantage. None: whole episodes get advantages."""
         self._nodes = nodes
         self._discount = discount
         self._out = out
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
         self._by_version: dict[int, set[int]] = {}
-        """The learner's groups of which something was leased or drawn by each version."""
+        """For each version, the learner's groups that have something leased or sampled with it."""
         self.lengths = Lengths()
         self.scoring_s = 0.0
-        """Seconds from a rollout's arrival to its reward, on average of late."""
+        """Running average of the seconds from a rollout's arrival to its reward."""
         self.num_under_way = 0
         """Rollouts that nodes hold and that are neither late nor overdue."""
         self.num_queue_changes = 0
-        """Grows whenever a group joins or leaves a queue of the learner's."""
+        """Counter that grows whenever a group joins or leaves one of the learner's queues."""
         self.wants = Wants()
         self._episodes_go_on = False
-        """An episode of the task has had several turns: which is its last, only its reward says."""
+        """True once an episode of the task had several turns. From then on, only a reward marks an episode's last
+        turn."""
         self._gone: deque[RolloutGroup] = deque()
-        """Trained, and to be forgotten."""
+        """Trained groups whose memory is still to be freed."""
         self.groups: dict[int, RolloutGroup] = {}
         self.rollouts: dict[str, LeasedRollout] = {}
         self.waiting = SortedIds()
@@ -88,7 +89,7 @@ class Ledger:
         self.flat = SortedIds()
 
     def add_group(self, group: RolloutGroup) -> None:
-        """A group from before a restart, whose rollouts follow; a new one is opened."""
+        """Add a group, new or restored from before a restart. A restored group's rollouts follow."""
         self.groups[group.group_id] = group
         if group.owner.for_learner:
             self.waiting.add(group.group_id)
@@ -97,24 +98,24 @@ class Ledger:
             self.wants.note_all(group)
 
     def take_from_queues(self, group_ids: Collection[int]) -> None:
-        """These groups are a step's."""
+        """Remove groups that a step has planned from the learner's queues."""
         for ids in (self.waiting, self.complete, self.flat):
             ids.discard_all(group_ids)
         self.num_queue_changes += 1
 
     def open_group(self, group: RolloutGroup) -> None:
-        """A new group, not all of whose episodes are evaluated already."""
+        """Open a new group that has at least one unfinished episode."""
         self.add_group(group)
         if group.owner.for_learner:
             self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed, prompt=group.prompt))
 
     def ask_for(self, group: RolloutGroup) -> None:
-        """What the group wants is leased from here on."""
+        """Allow leases of the group's wanted indices."""
         group.asked_for = True
         self.wants.note_all(group)
 
     def lease(self, record: RolloutsLeased, now: float, goes_on: Iterable[tuple[int, int]] = ()) -> list[LeasedRollout]:
-        """Books the lease; the caller sends it. `goes_on`: as `begun` says."""
+        """Record a lease, which the caller sends. `goes_on`: the result of `begun`."""
         continued = {index for index, _ in goes_on}
         group = self.groups[record.group_id]
         leased: list[LeasedRollout] = []
@@ -145,12 +146,10 @@ class Ledger:
         return leased
 
     def begun(self, record: RolloutsLeased, *, oldest: int | None = None) -> tuple[tuple[int, int], ...]:
-        """The indices that go on with what an earlier lease of theirs has drawn, each with that lease; before `lease`.
-
-        Only with what a proven node drew, or the same: who goes on answers for the whole completion, and is not to
-        answer for what a fresh key has planted. And with what the same version drew, or, with `oldest`, older ones that
-        are not older than this.
-        """
+        """Return the indices that resume an earlier lease's tokens, as pairs of index and earlier lease id. Call it
+        before `lease`. An index resumes only tokens of a proven node or of the same node. The node that continues
+        answers for the whole completion, and must not answer for tokens planted by a fresh key. Without `oldest`, the
+        earlier lease must have the same version. With `oldest`, older versions down to `oldest` are allowed."""
         slots = self.groups[record.group_id].slots
         return tuple(
             (index, before.lease_id)
@@ -166,21 +165,21 @@ class Ledger:
         )
 
     def expected_tokens(self, group: RolloutGroup) -> float:
-        """What a completion of the group is likely to come to; 0 while nobody knows."""
+        """Return the expected length of the group's completions; 0 if nothing was measured yet."""
         return group.expected_tokens or self.lengths.mean_tokens
 
     def held_by(self, node_id: str) -> list[LeasedRollout]:
-        """What the node holds, in the order in which it was leased."""
+        """Return the rollouts that the node holds, in leasing order."""
         return list(self._held_by.get(node_id, {}).values())
 
     def note_begun(self, rollout_ids: Iterable[str]) -> None:
-        """The hub has drawn tokens of these. Those that are final by now are left out."""
+        """Note that the hub holds tokens of these rollouts. Ids of finished rollouts are ignored."""
         for begun_id in rollout_ids:
             if (rollout := self.rollouts.get(begun_id)) is not None:
                 rollout.is_begun = True
 
     def expire(self, rollout: LeasedRollout, now: float) -> None:
-        """Its deadline has passed: the index is leased again, and a late result may still win."""
+        """Mark a rollout whose deadline has passed. The index is leased again, and a late result may still win."""
         self.num_under_way -= not rollout.late
         rollout.overdue = True
         self._nodes.expire(rollout.node_id, now, was_late=rollout.late)
@@ -189,8 +188,8 @@ class Ledger:
         self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def mark_late(self, rollout: LeasedRollout, now: float, *, is_slow: bool) -> None:
-        """Its node takes too long (`is_slow`), or has left: another may draw it too, and the first valid result
-        wins."""
+        """Mark a rollout whose node takes too long (`is_slow`) or has left. Another node may sample it too, and the
+        first valid result wins."""
         self.num_under_way -= 1
         if is_slow:
             self.note_missing(rollout, now)
@@ -201,20 +200,21 @@ class Ledger:
         self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def note_missing(self, rollout: LeasedRollout, now: float) -> None:
-        """It has not come in, and is late or wanted no more. What is still missing may be as long as any: that its
-        prompt's completions are short on average says nothing of its node."""
+        """Lower the node's measured pace for a rollout that did not arrive in time or is no longer wanted. Assume at
+        least the length of the longest completions: a missing completion may be long even if its prompt's completions
+        are short on average, so the node may not be slow."""
         num_tokens = max(rollout.expected_tokens, self.lengths.long_tokens)
         self._nodes.miss(rollout.node_id, num_tokens, now - rollout.leased_at)
 
     def blame(self, rollout: LeasedRollout) -> None:
-        """Others than its node are asked first when the index is leased again."""
+        """Let nodes other than this rollout's node be tried first when the index is leased again."""
         group = self.groups[rollout.group_id]
         group.is_plain = False
         group.slots[rollout.index].blame(rollout.node_id)
 
     def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
-        """Any state → dropped, and others than its node are asked first. What was given back may be gone on with; what
-        has failed is drawn anew."""
+        """Move any state → dropped, and let other nodes be tried first. Tokens of a returned rollout can be resumed.
+        After any other failure the completion is sampled from its start."""
         if reason is not DropReason.RETURNED:
             self.groups[rollout.group_id].slots[rollout.index].begun = None
         self.blame(rollout)
@@ -223,8 +223,8 @@ class Ledger:
     def receive(
         self, rollout: LeasedRollout, payload: RolloutPayload, now: float, *, oldest_version: int | None = None
     ) -> None:
-        """leased → received: it wins its index's turn, which must have no winner yet. `oldest_version`: of its first
-        token; None: its lease's."""
+        """Move leased → received. The rollout wins its index's turn, which must have no winner yet. `oldest_version`:
+        version of the first token. None: the lease's version."""
         group = self.groups[rollout.group_id]
         rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
         rollout.oldest_version = rollout.policy_version if oldest_version is None else oldest_version
@@ -256,8 +256,8 @@ class Ledger:
             self._hand_over(group)
 
     def score(self, rollout: LeasedRollout, reward: float) -> None:
-        """received → scored, and its episode has ended. The last one completes its group, which is then wanted from
-        nobody any more."""
+        """Move received → scored for a rollout that ended its episode. The last episode completes the group, and all
+        remaining leases of the group are revoked."""
         self._record_score(rollout, reward)
         rollout.reward = reward
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
@@ -275,18 +275,18 @@ class Ledger:
         self._move(rollout, ReceiptState.SCORED)
 
     def note_scoring(self, rollout: LeasedRollout, now: float) -> None:
-        """The rollout's reward has come."""
+        """Add a rollout's scoring time to the running average."""
         if rollout.received_at is not None:
             self.scoring_s += (now - rollout.received_at - self.scoring_s) / SCORINGS
 
     def evaluate(self, rollout: LeasedRollout, reward: float | None) -> None:
-        """received → scored → evaluated, with the turns before it: an episode of an evaluation has ended."""
+        """Move an ended evaluation episode, with its earlier turns, received → scored → evaluated."""
         self._record_score(rollout, reward)
         if reward is not None:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        if slot.turns:  # They can be read no more: nobody can be sent such a lease again.
+        if slot.turns:  # Finished turns are unreadable, so this lease's prompt could not be sent again.
             self.revoke(slot.leased, DropReason.EXPIRED)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
@@ -299,7 +299,7 @@ class Ledger:
             self._forget(group.group_id)
 
     def go_on(self, rollout: LeasedRollout, observation_ids: NDArray[np.int32], *, turn_reward: float = 0.0) -> None:
-        """received → scored, and the environment has answered: the episode's next turn wants a lease."""
+        """Move received → scored after the environment's answer. The episode's next turn wants a lease."""
         self._out.record(
             ScoreRecorded(
                 rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids, turn_reward=turn_reward
@@ -317,28 +317,28 @@ class Ledger:
         self.wants.note(group, rollout.index)
 
     def draw_again(self, rollout: LeasedRollout, detail: str) -> None:
-        """received → dropped: the scorer failed on it. Its turn wants a lease with another seed; whoever still draws it
-        with the one before would give the same completion."""
+        """Move received → dropped after a scorer failure. The turn wants a lease with another seed. Other leases of the
+        turn are revoked: their seed would reproduce the failed completion."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         self.revoke(slot.leased, DropReason.EXPIRED)
         slot.failed_draws += (slot.turn,)
         self.fail(rollout, DropReason.SCORER_FAILED, detail)
 
     def draw_newer(self, group: RolloutGroup, oldest_version: int) -> None:
-        """received → dropped: every episode of which an older version than this has drawn anything. Each wants a lease
-        again, from its first turn on, and is now known to become as long as it was."""
+        """Drop every episode that contains tokens of a version older than `oldest_version`. Each wants a lease again
+        from its first turn on. The dropped lengths raise the group's expected length."""
         group.num_redraws += 1
         for slot in group.slots:
             drawn = slot.received
             if any(rollout.oldest_version < oldest_version for rollout in drawn):
-                if slot.turns:  # What is leased goes on with them.
+                if slot.turns:  # Current leases continue these turns.
                     self.revoke(slot.leased, DropReason.STALE)
                 group.expected_tokens = max(group.expected_tokens, *(rollout.num_tokens for rollout in drawn))
                 self.drop(drawn, DropReason.STALE)
                 slot.begun = None
 
     def drop(self, rollouts: Iterable[LeasedRollout], reason: DropReason, detail: str = "") -> None:
-        """Any state → dropped. An index that loses its last rollout wants a lease again."""
+        """Move any state → dropped. An index that loses its last rollout wants a lease again."""
         dropped = tuple(rollouts)
         if not dropped:
             return
@@ -364,8 +364,8 @@ class Ledger:
             self.num_queue_changes += 1
 
     def revoke(self, rollouts: Iterable[LeasedRollout], reason: DropReason) -> None:
-        """Drops rollouts that are still leased, and tells their nodes to stop, unless others of the lease are wanted: a
-        node stops all of it."""
+        """Drop leased rollouts and tell their nodes to stop. A node always stops a whole lease. So the message is sent
+        only if no rollout of the lease is wanted."""
         revoked = sorted(rollouts, key=lambda rollout: rollout.lease_id)
         self.drop(revoked, reason)
         for lease_id, of_lease in groupby(revoked, key=lambda rollout: rollout.lease_id):
@@ -374,7 +374,7 @@ class Ledger:
                 self._out.act(RevokeLease(node_id=one.node_id, lease_id=lease_id, reason=reason))
 
     def drop_group(self, group: RolloutGroup, reason: DropReason) -> None:
-        """The whole group, whatever state it is in, and with it what nodes still hold of it."""
+        """Drop the whole group in any state, and revoke its leases."""
         self.drop(group.received, reason)
         self.revoke(group.still_leased, reason)
         self._forget(group.group_id)
@@ -384,7 +384,7 @@ class Ledger:
     def plan(
         self, step: int, group_ids: tuple[int, ...], now: float, *, by_task: Mapping[str, TaskFigures] = NO_TASKS
     ) -> StepRow:
-        """Writes down the batch of `step`; its groups, all complete, leave the queue."""
+        """Record the batch of `step`. Its groups, all complete, leave the queue."""
         groups = [self.groups[group_id] for group_id in group_ids]
         ids = tuple([rollout_id for group in groups for rollout_id in group.received_ids])
         ages = tuple([step - 1 - (group.oldest_version or 0) for group in groups])
@@ -399,7 +399,7 @@ class Ledger:
     def train(
         self, batch: StepRow, metrics: Mapping[str, float], now: float, *, left_out: Collection[int] = ()
     ) -> None:
-        """scored → trained, for the whole batch; but scored → dropped for the groups that are `left_out` of it."""
+        """Move the batch scored → trained, except the groups in `left_out`, which move scored → dropped."""
         ids = batch.rollout_ids
         if left_out:
             ids = tuple([trained_id for trained_id in ids if self.rollouts[trained_id].group_id not in left_out])
@@ -424,15 +424,16 @@ class Ledger:
                 self._gone.append(self.groups.pop(group_id))
 
     def clear_away(self) -> None:
-        """Lets go of some of what is trained: all of a large step's at once would hold everybody up."""
+        """Free the memory of some trained groups. Freeing a large step's groups all at once would block the event
+        loop."""
         gone = self._gone
         if gone:
             for _ in range(min(CLEARED_AT_ONCE, len(gone))):
                 gone.popleft()
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
-        """The waiting groups of which something was leased or drawn by a version older than this, by their ids; each is
-        told once for each such version."""
+        """Return the waiting groups that have something leased or sampled with an older version, ordered by id. Each
+        group is returned once per such version."""
         found: set[int] = set()
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)
@@ -444,7 +445,7 @@ class Ledger:
             self._out.act(HandOver(group_id=group.group_id, rollout_ids=ids, first_turns=group.take_first_turns()))
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
-        """Remembers it as what another may go on with."""
+        """Keep this rollout as the one that another node may resume."""
         before = slot.begun
         if (
             before is None
@@ -455,7 +456,7 @@ class Ledger:
             slot.begun = rollout
 
     def _begin_if_newer(self, rollout: LeasedRollout) -> None:
-        """Its node may have proven itself since it was leased: then what it has added is gone on with too."""
+        """Let others resume this rollout if it is newer than the kept one, since its node may have become proven."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
             self._begin(slot, rollout)
@@ -468,7 +469,7 @@ class Ledger:
         group.owner.wanting.discard(group_id)
 
     def note_complete(self, group: RolloutGroup) -> None:
-        """It may have become complete."""
+        """Move the group to the complete queue if it is complete now."""
         if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             self.num_queue_changes += 1
@@ -476,7 +477,7 @@ class Ledger:
                 self.flat.add(group.group_id)
 
     def note_version(self, group: RolloutGroup, policy_version: int) -> None:
-        """Something of the group is leased to be drawn, or has been drawn, by this version."""
+        """Note that something of the group is leased or sampled with this version."""
         if group.oldest_leased is None or policy_version < group.oldest_leased:
             group.oldest_leased = policy_version
         if group.owner.for_learner:
@@ -494,7 +495,7 @@ class Ledger:
         self._nodes.release(rollout.node_id, rollout.expected_tokens, overdue=overdue, late=late)
 
     def hold(self, rollout: LeasedRollout, now: float) -> None:
-        """Its node has been given it before."""
+        """Restore a lease that its node was given before a restart."""
         self._add_lease(rollout)
         self._nodes.take(rollout.node_id, 1, 0.0, now)
 

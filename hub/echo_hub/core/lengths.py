@@ -1,13 +1,12 @@
-"""How long completions are likely to become: from the prompt's own history, then from the task's.
+"""Predicted completion lengths, from the prompt's own history and from the whole task's.
 
-    long_tokens    what few completions exceed: who takes longer than that is late
-    mean_tokens    of the whole task's recent completions
-    predict(...)   of one prompt: its own recent mean, drawn towards the task's while few were seen
-    longer         times what was predicted that few completions exceed
+    long_tokens    98th percentile of recent lengths; the basis of lateness
+    mean_tokens    mean of the task's recent completions
+    predict(...)   for one prompt: its own recent mean, drawn towards the task's mean while few completions are known
+    longer         factor on a prediction that few completions exceed
 
-Memory is bounded: `PROMPTS` prompts are remembered, those that were seen longest ago are forgotten first.
-StreamRL (arXiv 2504.15930) predicts lengths by a model of its own; where prompts come again, what they led to before
-is known, and nothing needs to be trained for it.
+Memory is bounded: `PROMPTS` prompts are remembered, and the longest unseen ones are forgotten first. StreamRL (arXiv
+2504.15930) trains a separate model to predict lengths. Where prompts repeat, their history replaces such a model.
 """
 
 from __future__ import annotations
@@ -17,20 +16,23 @@ from math import sqrt
 from typing import Final
 
 PROMPTS: Final = 65_536
+"""Number of remembered prompts."""
 RECENT: Final = 512
-"""Completions from which the task's figures are taken."""
+"""Number of recent completions for the task's figures."""
 LONG_SHARE: Final = 0.98
+"""Quantile of recent lengths that defines `long_tokens`."""
 DEVIATIONS: Final = 1.5
-"""A completion is rarely longer than predicted by more than so many standard deviations."""
+"""Number of standard deviations by which completions rarely exceed their prediction."""
 _SORTED_EVERY: Final = 64
+"""Arrivals between two computations of `long_tokens`."""
 _TASK_WEIGHT: Final = 2.0
-"""The task's mean counts as so many completions of the prompt."""
+"""Weight of the task's mean in a prediction, in completions of the prompt."""
 _MOST: Final = 32.0
-"""Completions of a prompt that its mean goes back over, about."""
+"""Approximate memory of a prompt's mean, in completions."""
 
 
 class Lengths:
-    """In tokens. Until something has come in all figures are 0, but for `longer`, which is 1."""
+    """Lengths in tokens. Before the first completion all figures are 0, except `longer`, which is 1."""
 
     def __init__(self) -> None:
         self.mean_tokens = 0.0
@@ -38,15 +40,15 @@ class Lengths:
         self.longer = 1.0
         self._num_off = 0.0
         self._off = 0.0
-        """The sum of the squares of how far completions were off, over what was predicted."""
+        """Decayed sum of squared relative prediction errors."""
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._sum = 0
         self._until_sorted = 0
         self._prompts: OrderedDict[int, tuple[float, float]] = OrderedDict()
-        """(completions, their mean length) of each prompt, by its key."""
+        """Number of completions and their mean length, by prompt key."""
 
     def seen(self, prompt: int | None, num_tokens: int) -> None:
-        """A completion of this prompt has come in. `prompt` None: it will not come again."""
+        """Add an arrived completion. `prompt` None: the prompt does not repeat."""
         if predicted := self.predict(prompt):
             self._note_error(num_tokens / predicted - 1.0)
         recent = self._recent
@@ -63,7 +65,7 @@ class Lengths:
             self._remember(prompt, num_tokens)
 
     def predict(self, prompt: int | None) -> float:
-        """Tokens that a completion of this prompt is likely to have."""
+        """Return the expected length of a completion of this prompt."""
         known = None if prompt is None else self._prompts.get(prompt)
         if known is None:
             return self.mean_tokens
@@ -71,7 +73,7 @@ class Lengths:
         return (count * mean + _TASK_WEIGHT * self.mean_tokens) / (count + _TASK_WEIGHT)
 
     def _note_error(self, error: float) -> None:
-        """It was longer than predicted by so much, over what was predicted."""
+        """Add a relative prediction error: (actual - predicted) / predicted."""
         self._num_off = num_off = self._num_off + 1.0 - self._num_off / RECENT
         self._off = off = self._off + (error**2 - self._off / RECENT)
         self.longer = 1.0 + DEVIATIONS * sqrt(max(0.0, off) / num_off)

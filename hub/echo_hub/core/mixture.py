@@ -1,8 +1,7 @@
-"""Which task of a mixture each group of training is for: a pure function of the run's seed and the group's id.
+"""Task of each training group in a mixture: a pure function of the run's seed and the group's id.
 
-Of every `BLOCK` groups in a row each task has as many as its weight says, in an order that differs from block to block.
-So shares are kept far more evenly than by draws that know nothing of each other, and the number that a group has among
-those of its task is known without counting:
+Every `BLOCK` consecutive groups contain each task as often as its weight demands, in an order that varies by block. So
+shares are far more even than with independent draws. A group's number among the groups of its task needs no counting:
 
     weights 3 and 1, a block of 8:   groups   0 1 2 3 4 5 6 7 | 8 ...
                                      task     0 0 1 0 0 0 1 0 | 0 ...
@@ -21,36 +20,39 @@ from typing import Final, NamedTuple
 from echo_hub.core.permutation import permuted
 
 BLOCK: Final = 1_000
-"""Groups; shares are kept to a thousandth."""
+"""Number of groups per block; shares are exact to a thousandth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTask:
-    """One task of a mixture, as the coordinator knows it."""
+    """One task of a mixture."""
 
     key: str
     solved_at: float = 1.0
-    """The lowest reward that counts as solved."""
+    """Lowest reward that counts as solved."""
     lowest: float = 0.0
-    """Of its rewards."""
+    """Lowest reward of the task."""
 
     def pass_rate(self, rewards: Sequence[float]) -> float:
-        """0 .. 1: the mean of a group's rewards; exactly 1 if all are solved, exactly 0 if all are the lowest."""
+        """Return the group's mean reward scaled to 0 .. 1: exactly 1 if all are solved, exactly 0 if all are lowest."""
         shares = [(reward - self.lowest) / (self.solved_at - self.lowest) for reward in rewards]
         return fmean(min(share, 1.0) for share in shares)
 
 
 class Place(NamedTuple):
-    """Where a group stands."""
+    """Task and number of one group."""
 
     task: int
-    """Which of the run's tasks, in the order of its settings."""
+    """Index of the task in the settings."""
     number: int
-    """Among the groups of that task: 0, 1, ..., each once, though in no order within a block."""
+    """Number among the groups of that task: 0, 1, ..., each once, shuffled within a block."""
 
 
 def quotas(weights: Sequence[float]) -> tuple[int, ...]:
-    """How many groups of a block each task has, by largest remainders; at least one of each whose weight is not 0."""
+    """Return each task's number of groups per block, by largest remainders.
+
+    A task with nonzero weight gets at least one group.
+    """
     total = sum(weights)
     exact = [weight / total * BLOCK for weight in weights]
     found = [max(int(share), int(weight > 0)) for share, weight in zip(exact, weights, strict=True)]
@@ -59,25 +61,25 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
         if missing > 0:
             for task in [task for task in by_remainder if weights[task] > 0][:missing]:
                 found[task] += 1
-        else:  # Tiny weights were rounded up: the largest share pays.
+        else:  # Tiny weights were rounded up, so the largest share gives up a group.
             found[max(range(len(found)), key=found.__getitem__)] -= 1
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """By a run's seed and its tasks' weights."""
+    """Distribution of groups over tasks."""
 
     run_seed: int
     quotas: tuple[int, ...]
-    """Of a block; they sum to `BLOCK`."""
+    """Groups of each task per block; the sum is `BLOCK`."""
 
     @classmethod
     def of(cls, run_seed: int, weights: Sequence[float]) -> Mixture:
         return cls(run_seed=run_seed, quotas=quotas(weights))
 
     def place(self, group_id: int) -> Place:
-        """Of a group of training."""
+        """Return the place of a training group."""
         if len(self.quotas) == 1:
             return Place(0, group_id)
         block, at = divmod(group_id, BLOCK)

@@ -1,15 +1,15 @@
-"""What an operator may change while a run goes on, as pure rules on the coordinator's settings.
+"""Changes that an operator may make during a run, as pure rules on the coordinator's settings.
 
     leasing             open, paused or draining
-    max_staleness       holds for every batch that is written from now on
-    publish_every       holds from the first step on whose batch is not written yet; that version is published itself
-    publish_now         that version is published; then on at the interval that holds
-    learning_rate       holds from the same step on
-    objective           as the learning rate
-    spend_cap_per_hour  holds at once
+    max_staleness       applies to every batch written from now on
+    publish_every       applies from the first step without a written batch; that step's version is published
+    publish_now         publishes that version, then continues with the current interval
+    learning_rate       applies from the same step on
+    objective           applies from the same step on
+    spend_cap_per_hour  applies at once
 
-A step that the learner may already have is left as it was: so what a learner repeats after a crash is what it had done.
-Nothing is taken up that would leave a step without any version fresh enough to sample it from, ever.
+A step that the learner may already have stays unchanged, so a learner repeats exactly the same step after a crash. A
+change is refused if it would leave some step without any sufficiently fresh version.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from echo_hub.core.events import OperatorAsked
 from echo_hub.core.settings import LEASING, CoordinatorSettings
 
 MOST_CHANGES: Final = 1_000
-"""Changes of one setting that are remembered by their steps; a learner repeats far fewer steps than that."""
+"""Number of remembered changes of one setting. A learner repeats far fewer steps."""
 
 
 class Setting(StrEnum):
-    """What of it lies in the books, by name."""
+    """Settings that are stored in the database, by name."""
 
     LEASING = "leasing"
     MAX_STALENESS = "max_staleness"
@@ -39,29 +39,29 @@ class Setting(StrEnum):
 
 
 PUBLISH_NOW: Final = "publish_now"
-"""What an operator asks for besides."""
+"""The operator's only request that is no setting."""
 
 
 OVER: Final = (
     "The run is finished: its last step is trained. Thank you. The node may stop, or stay for as long as the hub is "
-    "up; with `stay = true` in its settings also beyond that, for the operator may extend the run."
+    "up. With `stay = true` in its settings it stays longer, in case the operator extends the run."
 )
-PAUSED: Final = "The operator has paused the run: there is work again when it goes on."
-"""Why nobody is paid for anything."""
+PAUSED: Final = "The operator has paused the run. Work resumes when the operator resumes the run."
+"""Reason for pausing paid nodes."""
 
 
 class RefusedChange(Exception):
-    """Why nothing was changed, in words for the operator."""
+    """Refusal of a change, with the reason for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A change that was taken up."""
+    """An accepted change."""
 
     settings: CoordinatorSettings
     setting: Setting
     stored: Any
-    """What the books keep of the setting: JSON's types."""
+    """Stored value of the setting, JSON-compatible."""
     before: Any
     after: Any
     detail: str = ""
@@ -70,7 +70,7 @@ class Taken:
 def answer(
     settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int, published_version: int
 ) -> tuple[CoordinatorSettings, tuple[SettingRecorded | ActionSettled, ...]]:
-    """The settings that hold from now on, which are the same where the change is refused; and what is recorded."""
+    """Return the new settings (unchanged after a refusal) and the records."""
     try:
         taken = take(settings, asked, next_step=next_step, published_version=published_version)
     except RefusedChange as error:
@@ -82,7 +82,7 @@ def answer(
 
 
 def take(settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int, published_version: int) -> Taken:
-    """`next_step`: the first without a batch. Raises RefusedChange."""
+    """Apply the request to the settings. `next_step`: first step without a batch. Raises RefusedChange."""
     match asked.what:
         case Setting.LEASING:
             taken = _leasing(settings, str(asked.value))
@@ -106,7 +106,7 @@ def take(settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int,
 
 
 def restored(settings: CoordinatorSettings, stored: Mapping[str, Any]) -> CoordinatorSettings:
-    """`settings` with what lies in the books."""
+    """Return `settings` with the stored operator changes."""
     changes: dict[str, Any] = {}
     for name, value in stored.items():
         match Setting(name):
@@ -139,8 +139,8 @@ def _max_staleness(settings: CoordinatorSettings, bound: int) -> Taken:
         raise RefusedChange(f"In {settings.mode} mode the staleness bound is 0.")
     if settings.interval > bound + 1:
         raise RefusedChange(
-            f"A version is published every {settings.interval} steps: with a bound of {bound} nothing would be fresh "
-            f"enough. Publish every {bound + 1} steps or oftener first."
+            f"A version is published every {settings.interval} steps. With a bound of {bound} no version would be "
+            f"fresh enough. Publish every {bound + 1} steps or more often first."
         )
     return Taken(
         settings=replace(settings, max_staleness=bound),
@@ -153,11 +153,11 @@ def _max_staleness(settings: CoordinatorSettings, bound: int) -> Taken:
 
 def _publish_every(settings: CoordinatorSettings, every: int, next_step: int) -> Taken:
     if settings.mode == "sequential":
-        raise RefusedChange("In sequential mode every version is published: every step samples anew.")
+        raise RefusedChange("In sequential mode every version is published: each step samples with the newest one.")
     if settings.mode == "async" and every > settings.max_staleness + 1:
         raise RefusedChange(
-            f"The staleness bound is {settings.max_staleness}: a version has to be published every "
-            f"{settings.max_staleness + 1} steps at least. Raise the bound first."
+            f"The staleness bound is {settings.max_staleness}: a version must be published every "
+            f"{settings.max_staleness + 1} steps or more often. Raise the bound first."
         )
     return _republished(settings, every, next_step)
 
@@ -166,7 +166,7 @@ def _publish_now(settings: CoordinatorSettings, next_step: int) -> Taken:
     if next_step >= settings.steps:
         raise RefusedChange("The run's last version is published in any case.")
     if settings.is_due(next_step):
-        raise RefusedChange(f"Version {next_step}, the next that can be, is published in any case.")
+        raise RefusedChange(f"Version {next_step}, the next possible one, is published in any case.")
     return _republished(settings, settings.interval, next_step)
 
 
@@ -206,7 +206,7 @@ def _objective(settings: CoordinatorSettings, wanted: str, next_step: int) -> Ta
         stored=[list(change) for change in objectives],
         before=before,
         after=after,
-        detail=f"It holds from step {next_step} on.",
+        detail=f"It applies from step {next_step} on.",
     )
 
 
@@ -221,15 +221,17 @@ def _spend_cap(settings: CoordinatorSettings, cap: float) -> Taken:
 
 
 def _check_fresh(settings: CoordinatorSettings, *, next_step: int, published_version: int) -> None:
-    """Raises RefusedChange where a step could never be sampled for: while the learner waits for it, the newest version
-    that is published, or will be before it, is too old."""
+    """Raise RefusedChange if some step could never be sampled.
+
+    That is so if the newest version published before the step is too old for the step's staleness bound.
+    """
     if settings.mode != "async":
         return
     for step in range(next_step, min(settings.steps, next_step + settings.interval) + 1):
         newest = max(published_version, settings.newest_due_version(step - 1))
         if newest < step - 1 - settings.staleness_bound:
             raise RefusedChange(
-                f"Step {step} would wait for ever: the newest version that is published before it is {newest}, and "
-                f"with this bound it may be no older than {step - 1 - settings.staleness_bound}. Have one published "
-                "first, and ask again once it is."
+                f"Step {step} would wait for ever: the newest version published before it is {newest}, but "
+                f"this bound needs version {step - 1 - settings.staleness_bound} or newer. Publish a version "
+                "first, then repeat the change."
             )

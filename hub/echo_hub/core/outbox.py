@@ -1,4 +1,4 @@
-"""Collects one turn's effects in the order in which the shell carries them out: records, receipts, other actions."""
+"""Collection of one turn's effects in the order of execution: records, receipts, other actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from echo_shared.messages import MAX_BATCHED, Checked, DropReason, ReceiptState
 
 
 class Outbox:
-    """Receipts of one turn go out in one message a node (several when they exceed what a message may hold)."""
+    """Effects of one turn. Each node's receipts go into one message, or several if one would be too long."""
 
     def __init__(self) -> None:
         self._records: list[Effect] = []
@@ -31,7 +31,7 @@ class Outbox:
         self._receipts.setdefault(node_id, []).append(Receipt(rollout_id, state, reason, checked))
 
     def take(self) -> list[Effect]:
-        """All effects so far; the outbox is empty afterwards."""
+        """Return all collected effects and empty the outbox."""
         effects, actions, by_node = self._records, self._actions, self._receipts
         if not (effects or actions or by_node):
             return []

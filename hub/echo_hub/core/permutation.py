@@ -1,8 +1,8 @@
-"""A keyed permutation of 0 .. size - 1 that is never written down: any place of it is found in constant time.
+"""Keyed permutation of 0 .. size - 1 with constant-time access to any position and no stored table.
 
-A Feistel network over the next even number of bits, walked until it is back below `size` (cycle walking: Black and
-Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). The domain is less than four times as large as `size`,
-so a walk takes fewer than four rounds of the network on average. It mixes; it keeps no secret.
+The permutation is a Feistel network over the next even number of bits. Values at or above `size` are permuted again
+(cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). The domain is less than four
+times `size`, so a walk takes fewer than four network passes on average. It mixes well but is not secret.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Final
 from echo_shared.draws import derive_seed
 
 ROUNDS: Final = 4
+"""Rounds of the Feistel network."""
 
 
 def permuted(place: int, size: int, *key: int | str) -> int:
-    """What stands at `place` (0 .. size - 1) of the permutation of `key`."""
+    """Return the element at `place` (0 .. size - 1) of the permutation of `key`."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1
     found = place

@@ -1,7 +1,7 @@
-"""How the ledger comes to hold what it held before a restart: nothing is recorded, receipted or sent.
+"""Restoration of the ledger's state after a restart, without any record, receipt or message.
 
-Groups come first (`Ledger.add_group`), then their rollouts, an episode's earlier turns before its later ones, then what
-the scorer failed on, then the batches that are planned (`Ledger.take_from_queues`).
+Restore groups first (`Ledger.add_group`), then their rollouts in turn order, then scorer failures, then planned batches
+(`Ledger.take_from_queues`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from echo_shared.messages import Checked, ReceiptState
 
 
 def restore_rollout(ledger: Ledger, row: RolloutRow, now: float) -> LeasedRollout:
-    """A rollout of a group that is restored; earlier turns of an episode come first."""
+    """Restore a rollout of a restored group. Restore earlier turns of an episode first."""
     rollout = _restored(row, now)
     group = ledger.groups[row.group_id]
     slot = group.slots[row.index]
@@ -36,14 +36,14 @@ def restore_rollout(ledger: Ledger, row: RolloutRow, now: float) -> LeasedRollou
 
 
 def restore_failure(ledger: Ledger, group_id: int, index: int, turn: int) -> None:
-    """The scorer failed on this turn; the group and its rollouts are restored."""
+    """Restore a scorer failure on this turn, after the group and its rollouts."""
     group = ledger.groups[group_id]
     group.is_plain = False
     group.slots[index].failed_draws += (turn,)
 
 
 def _restored(row: RolloutRow, now: float) -> LeasedRollout:
-    """A rollout from before a restart."""
+    """Return the ledger's entry for a stored rollout."""
     return LeasedRollout(
         row.rollout_id,
         row.lease_id,

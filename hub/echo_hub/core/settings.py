@@ -1,4 +1,4 @@
-"""What the coordinator is told of the run."""
+"""Settings of the coordinator."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from echo_hub.core.trust.settings import TrustSettings
 
 Mode = Literal["colocated", "sequential", "async"]
 LEASING: Final = ("open", "paused", "draining")
-"""What an operator may have said of leasing."""
+"""States of leasing that an operator may set."""
 
 _SAMPLERS: Final[dict[Mode, Samplers]] = {"colocated": "hub", "sequential": "any", "async": "by_version"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """`interval` is at most `max_staleness` + 1 in async mode, and 1 in sequential mode: else no lease is fresh enough
-    to be consumed. In any other mode than async the staleness bound is 0, whatever `max_staleness` says."""
+    """Settings of one run.
+
+    In async mode `interval` is at most `max_staleness` + 1, and in sequential mode it is 1. Otherwise no lease would be
+    fresh enough. In modes other than async the staleness bound is 0, and `max_staleness` is ignored.
+    """
 
     mode: Mode
     steps: int
@@ -35,53 +38,64 @@ class CoordinatorSettings:
     max_staleness: int = 0
     publish_every: int = 1
     publish_changes: tuple[tuple[int, int], ...] = ()
-    """Version and interval, ascending: that version is published, and from it on one every so many steps, until the
-    next of these. Before the first, `publish_every` holds."""
+    """Pairs of version and interval, ascending: publish that version, then one every interval steps, until the next
+    pair.
+
+    Before the first pair, `publish_every` applies.
+    """
     learning_rate: float = 0.0
     learning_rates: tuple[tuple[int, float], ...] = ()
-    """Step and rate, ascending: the rate holds from that step on. Before the first, `learning_rate` does."""
+    """Pairs of step and rate, ascending: the rate applies from that step on. Before the first pair, `learning_rate`
+    does."""
     objective: str = "{}"
-    """What a step minimises, as JSON that only the learner reads."""
+    """Objective as JSON, which only the learner reads."""
     objectives: tuple[tuple[int, str], ...] = ()
-    """Step and objective, ascending: it holds from that step on. Before the first, `objective` does."""
+    """Pairs of step and objective, ascending: the objective applies from that step on. Before the first pair,
+    `objective` does."""
     change_objective: Callable[[str, str], tuple[str, str, str]] | None = None
-    """Of an objective and what an operator wants of it: the new one, and what of it was and is, in words. Raises
-    ValueError where that does not fit the run. None: it does not change."""
+    """Function of the current objective and an operator's request.
+
+    It returns the new objective, and the changed part before and after, in words. It raises ValueError for an
+    unsuitable request. None: the objective is fixed.
+    """
     leasing: str = "open"
-    """open; paused: nothing is leased; draining: no group is opened, and what is open is leased until it is complete.
-    Whatever is leased comes in, and the learner trains what is complete."""
+    """State of leasing: open; paused: no leases; draining: no new groups, but open ones are leased until complete.
+
+    In every state, leased rollouts are received and complete groups are trained.
+    """
     interrupts: bool = False
-    """Nodes go on by newer versions in mid-completion; only in async mode."""
+    """True if nodes may switch to newer versions within a completion; only in async mode."""
     multi_turn: bool = False
-    """Episodes may have several turns."""
+    """True if episodes may have several turns."""
     dynamic_sampling: bool = False
-    """A group whose rewards are all equal is dropped and another is sampled in its place."""
+    """True if groups with equal rewards are dropped and replaced."""
     curriculum: CurriculumSettings | None = None
-    """Problems whose pass rate is known to teach nothing are passed over; None: each is taken as it comes."""
+    """Rule for skipping problems by their pass rate; None: use every problem."""
     discount: float | None = None
-    """Of the returns by which the learner gives each turn an advantage of its own; None: one to each episode."""
+    """Discount of the returns that give each turn its own advantage; None: one advantage per episode."""
     tokens_per_step: int = 0
-    """A step takes groups until they have so many drawn tokens, and no further ones; 0 = groups_per_step of them."""
+    """Token budget of a step: groups are added until their sampled tokens reach it; 0 = `groups_per_step` groups."""
     first_window: int = 4
-    """Rollouts that a node may hold that has returned none yet, while no other node has; what more it claims, it has
-    to earn."""
+    """Rollouts that an unproven node may hold while no node is proven. A larger window must be earned."""
     run_seed: int = 0
-    """What the draws of evaluations are derived from; groups of training come with their seeds."""
+    """Seed of the evaluations' samples. Training groups bring their own seeds."""
     evaluation_problems: int = 0
-    """Held-out problems that nodes evaluate versions on; 0 = nodes evaluate nothing."""
+    """Number of held-out problems for evaluation by nodes; 0 = no evaluation by nodes."""
     evaluation_samples: int = 0
-    """Completions of each of them at the run's temperature, beside the greedy one."""
+    """Completions of each held-out problem at the run's temperature, besides the greedy one."""
     evaluation_ends: tuple[tuple[int, int], ...] = ()
-    """With several evaluation sets: where each ends in the row of all held-out problems, ascending, and its own
-    completions of each; none = `evaluation_samples` of all."""
+    """Pairs of end position and completions per problem, for several evaluation sets in the list of held-out problems.
+
+    Ascending; empty: `evaluation_samples` applies to all.
+    """
     mixture: Mixture | None = None
-    """Where the run has several tasks: which groups are for which of `tasks`."""
+    """Assignment of groups to `tasks`, for a run with several tasks."""
     tasks: tuple[TrainedTask, ...] = ()
-    """In the mixture's order."""
+    """Tasks in the mixture's order."""
     activation: ActivationSettings = field(default_factory=ActivationSettings)
-    """What nodes may cost."""
+    """Cost limits for nodes."""
     trust: TrustSettings = field(default_factory=TrustSettings)
-    """Who is checked; in co-located mode nobody is."""
+    """Checking of nodes; disabled in co-located mode."""
 
     @property
     def staleness_bound(self) -> int:
@@ -89,7 +103,7 @@ class CoordinatorSettings:
 
     @property
     def nodes(self) -> NodeSettings:
-        """What of this concerns nodes."""
+        """Return the settings that concern nodes."""
         return NodeSettings(
             samplers=_SAMPLERS[self.mode],
             lease_size=1 if self.multi_turn else self.group_size,
@@ -100,26 +114,26 @@ class CoordinatorSettings:
 
     @property
     def interval(self) -> int:
-        """Steps between published versions, from the next change on at the latest."""
+        """Return the current number of steps between published versions, at the latest from the next change on."""
         return self.publish_changes[-1][1] if self.publish_changes else self.publish_every
 
     def evaluation_samples_of(self, number: int) -> int:
-        """Completions of held-out problem `number` at the run's temperature."""
+        """Return the number of sampled completions of held-out problem `number`, at the run's temperature."""
         at = bisect_right(self.evaluation_ends, number, key=itemgetter(0))
         return self.evaluation_ends[at][1] if at < len(self.evaluation_ends) else self.evaluation_samples
 
     def learning_rate_of(self, step: int) -> float:
-        """What step `step` is trained at."""
+        """Return the learning rate of step `step`."""
         at = bisect_right(self.learning_rates, step, key=itemgetter(0))
         return self.learning_rates[at - 1][1] if at else self.learning_rate
 
     def objective_of(self, step: int) -> str:
-        """What step `step` minimises."""
+        """Return the objective of step `step`."""
         at = bisect_right(self.objectives, step, key=itemgetter(0))
         return self.objectives[at - 1][1] if at else self.objective
 
     def newest_due_version(self, policy_version: int) -> int:
-        """The newest version, not above `policy_version`, that is to be published; 0 = none."""
+        """Return the newest version due for publication, up to `policy_version`; 0 = none."""
         if policy_version == self.steps:
             return policy_version
         at = bisect_right(self.publish_changes, policy_version, key=itemgetter(0))
@@ -127,5 +141,5 @@ class CoordinatorSettings:
         return policy_version - (policy_version - first) % every
 
     def is_due(self, policy_version: int) -> bool:
-        """Whether this version is to be published."""
+        """True if this version is due for publication."""
         return policy_version > 0 and self.newest_due_version(policy_version) == policy_version

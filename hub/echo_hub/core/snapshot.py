@@ -1,4 +1,4 @@
-"""What the store hands the coordinator at start: all that is unfinished, and where the counters stand."""
+"""State that the store gives the coordinator at start: all unfinished work, and the counters."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from echo_hub.core.trust.standing import StandingRow
 from echo_shared.messages import Checked, ReceiptState
 
 RECENT_STEPS: Final = 8
-"""Over how many steps the number of groups that a step takes is averaged, where it varies."""
+"""Number of steps for the average batch size, if batch sizes vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRow:
-    """One leased rollout whose state is not final."""
+    """One leased, unfinished rollout."""
 
     rollout_id: str
     lease_id: int
@@ -29,31 +29,31 @@ class RolloutRow:
     state: ReceiptState
     num_tokens: int = 0
     reward: float | None
-    """Scored and None: a turn that the environment has answered."""
+    """Reward of the episode. Scored with None: a turn that the environment answered."""
     turn_reward: float = 0.0
-    """Of such a turn."""
+    """Reward of an answered turn."""
     oldest_version: int | None = None
-    """That has drawn any of it, if it is received; None: that of its lease."""
+    """Oldest version that sampled any of its tokens, if received; None: the lease's version."""
     drawn_by: tuple[str, ...] = ()
-    """Other nodes that have drawn any of it, if it is received."""
+    """Other nodes that sampled some of its tokens, if received."""
     others_held: bool = False
-    """Another node had a lease of it before, and may have drawn what this one goes on with."""
+    """True if another node had an earlier lease of it and may have sampled the resumed tokens."""
     checked: Checked = Checked.NO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """One group that no trained step has consumed and that was not dropped; those of planned steps are among them."""
+    """One group that was not dropped and that no trained step consumed. Groups of planned steps are included."""
 
     group_id: int
     seed: int
     prompt: int | None = None
-    """The key of its prompt; None: not known."""
+    """Key of the prompt; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One step's batch, as planned."""
+    """Planned batch of one step."""
 
     step: int
     group_ids: tuple[int, ...]
@@ -62,33 +62,33 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSnapshot:
-    """Empty for a new run."""
+    """State at the start; empty for a new run."""
 
     next_group_id: int = 0
     next_lease_id: int = 1
     groups: tuple[GroupRow, ...] = ()
     rollouts: tuple[RolloutRow, ...] = ()
-    """Unfinished rollouts in the order of their leases, and so of their turns."""
+    """Unfinished rollouts in leasing order, and so in turn order."""
     scorer_failures: tuple[tuple[int, int, int], ...] = ()
-    """Group, index and turn of each rollout of these groups that was dropped because the scorer failed on it."""
+    """Group, index and turn of each rollout of these groups that was dropped after a scorer failure."""
     newest_planned_group: int = -1
-    """The youngest group in any step's batch; -1 = none."""
+    """Youngest group in any step's batch; -1 = none."""
     flat_groups: tuple[int, ...] = ()
-    """Groups younger than that one that were dropped because all their rewards were equal."""
+    """Groups younger than that one that were dropped because of equal rewards."""
     results: tuple[GroupResult, ...] = ()
-    """How well the newest groups did, oldest first, where that is written down."""
+    """Stored results of the newest groups, oldest first."""
     trained_steps: int = 0
-    """Steps recorded as trained."""
+    """Number of steps recorded as trained."""
     planned: tuple[StepRow, ...] = ()
-    """The steps after `trained_steps` whose batches are already written, in order."""
+    """Planned steps after `trained_steps`, in order."""
     batch_sizes: tuple[int, ...] = ()
-    """How many groups each of the newest `RECENT_STEPS` steps has in its batch, in order."""
+    """Number of groups in each of the newest `RECENT_STEPS` batches, in order."""
     published_version: int = 0
     replayable: frozenset[int] = frozenset()
-    """Trained steps whose payloads are still in the store: a learner with an older checkpoint repeats them."""
+    """Trained steps whose payloads are still stored, so that a learner with an older checkpoint can repeat them."""
     evaluated: frozenset[tuple[int, int]] = frozenset()
-    """Group and index of the ended episodes of evaluations whose result is not recorded yet."""
+    """Group and index of ended evaluation episodes whose evaluation has no recorded result."""
     standings: tuple[StandingRow, ...] = ()
-    """What is thought of nodes that were ever checked."""
+    """Trust standings of all nodes that were ever checked."""
     coarse_classes: tuple[CoarseClass, ...] = ()
-    """Classes of numerics that unlike nodes have shown to be coarser than was measured."""
+    """Numerics classes that dissimilar nodes have shown to be coarser than measured."""

@@ -1,52 +1,59 @@
-"""What dashboards may know of the coordinator."""
+"""Status of the coordinator for dashboards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from echo_hub.core.curriculum import CurriculumStatus
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.trust.status import TrustStatus
+from echo_shared.node_books import TrustStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorStatus:
-    """One moment; the store has the run's whole books."""
+    """Figures of one moment. The database has the full history."""
 
     trained_steps: int
     published_version: int
     training_step: int | None
-    """None while the learner has nothing to do."""
+    """Step being computed; None while the learner is idle."""
     groups_preparing: int
     groups_open: int
-    """Groups that wait for the learner and are not complete."""
+    """Number of waiting incomplete groups."""
     groups_buffered: int
-    """Complete groups that wait for a step."""
+    """Number of complete groups that wait for a step."""
     groups_planned: int
-    """Groups in written batches that are not trained: of the step in training, and of the next."""
+    """Number of groups in written batches that are not trained: those of the current and the next step."""
     nodes_connected: int
     leased_by_node: Mapping[str, int]
-    """Rollouts leased to each node and not yet received."""
+    """Rollouts leased to each node and not received yet."""
     in_flight: int
-    """Rollouts that are not final."""
+    """Number of unfinished rollouts."""
     finished: bool
     spend_per_hour: float = 0.0
-    """What all active nodes cost together, in US dollars."""
+    """Total cost of all active nodes in US dollars per hour."""
     nodes_priced: int = 0
-    """Connected nodes that cost something."""
+    """Number of connected nodes with a price."""
     nodes_active: int = 0
-    """Of these: how many are active."""
+    """Number of these nodes that are active."""
     trust: TrustStatus = field(default_factory=TrustStatus)
     curriculum: CurriculumStatus | None = None
-    """What is known of the problems; None where each is taken as it comes."""
+    """Status of the curriculum; None without one."""
     withdrawn: Mapping[int, str] = field(default_factory=dict)
-    """Versions that are leased to nobody, each with the reason."""
+    """Versions that are not leased, with the reason."""
     settings: CoordinatorSettings | None = None
-    """As they are, with what operators have changed of them."""
+    """Current settings, including operators' changes."""
 
     @property
     def leasing(self) -> str:
-        """As the operator has said, or drained: a drain has come to its end, and nothing is under way any more."""
+        """Return the leasing state set by the operator, or "drained" once a drain has finished all open work."""
         said = self.settings.leasing if self.settings else "open"
         return "drained" if said == "draining" and not (self.groups_open or any(self.leased_by_node.values())) else said
+
+
+class StatusSource(Protocol):
+    """Returns the status of a coordinator: `echo_hub.core.coordinator`."""
+
+    def status(self) -> CoordinatorStatus: ...

@@ -1,4 +1,4 @@
-"""What the learner has seen of a step's rollouts, under its own policy, as the coordinator is told of it."""
+"""The learner's screening of a step's rollouts under its own policy, as reported to the coordinator."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from echo_hub.core.trust.evidence import Evidence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScreen:
-    """Groups and rollouts are named by their places in the step's batch: in the `group_ids` and `rollout_ids` of its
-    `StepPlanned`. The same batch is screened the same again."""
+    """Screening of one batch.
+
+    Groups and rollouts are named by position in `group_ids` and `rollout_ids` of the step's `StepPlanned`. Screening
+    the same batch again gives the same result.
+    """
 
     left_out: tuple[int, ...] = ()
-    """Groups that the step was computed without: of a rollout of each no honest engine gives what was claimed of it."""
+    """Groups left out of the step, because no honest engine could have claimed what one of their rollouts claims."""
     suspects: tuple[int, ...] = ()
-    """Rollouts on whose account groups were left out or an update was held back. Of an episode of several turns, all of
-    them: which one it was, `screened` says better."""
+    """Rollouts that caused a group to be left out, or an update to be held back.
+
+    For an episode of several turns, all its turns are listed. `screened` tells them apart.
+    """
     screened: Mapping[int, Evidence] = field(default_factory=dict)
-    """Rollouts that were computed, each with how it looks under a policy that is up to max_staleness steps newer than
-    the one that drew it, and in the learner's precision. Those of groups without advantage are not computed."""
+    """Evidence of each computed rollout, in the learner's precision.
+
+    The learner's policy is up to max_staleness steps newer than the sampling policy. Groups without advantage are not
+    computed.
+    """
 
     @classmethod
     def of(cls, frame: Mapping[str, Any]) -> StepScreen:
-        """Of the learner's lists, which have the fields' names; `screened` has its evidence beside it."""
+        """Build the screen from the learner's lists, which have the same names; the evidence is in parallel lists."""
         if not frame:
             return cls()
         evidence = zip(frame["screened"], frame["draws"], frame["claims"], frame["mismatch_kl"], strict=True)

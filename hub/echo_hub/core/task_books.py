@@ -1,4 +1,4 @@
-"""What each step takes of each task, where a run has several."""
+"""Figures of each task per step, for runs with several tasks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from echo_shared.books import TaskFigures
 
 
 class TaskBooks:
-    """Counts what is dropped between two steps; after a restart from nothing again."""
+    """Counts of groups dropped between steps. A restart resets the counts."""
 
     def __init__(
         self, mixture: Mixture | None, tasks: tuple[TrainedTask, ...], *, discount: float | None = None
     ) -> None:
-        """`mixture` None: the run has one task, and there is nothing to tell apart. `discount`: where credit is given
-        by turn."""
+        """`mixture` None: the run has one task, so no figures are kept. `discount`: for turn-level credit."""
         self._mixture = mixture
         self._discount = discount
         self._tasks = tasks
         self._num_flat = Counter[int]()
 
     def dropped_flat(self, group_id: int) -> None:
-        """A group whose rewards are all equal was dropped."""
+        """Count a group dropped for equal rewards."""
         if self._mixture is not None:
             self._num_flat[self._mixture.place(group_id).task] += 1
 
     def planned(self, groups: Iterable[RolloutGroup]) -> dict[str, TaskFigures]:
-        """The figures of the step whose batch these are; nothing where there is one task."""
+        """Return the figures of a step with these groups; empty with a single task."""
         if self._mixture is None:
             return {}
         of_task: dict[int, list[RolloutGroup]] = {}

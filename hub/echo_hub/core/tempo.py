@@ -1,15 +1,15 @@
-"""The learner's tempo: when each step will begin, and how long before that its rollouts are to be asked for.
+"""Timing of the learner: expected start of each step, and lead time for requesting its rollouts.
 
-A rollout ages while it waits, so the work for a step is *released* as late as keeps the learner busy:
+A rollout ages while it waits. So a step's work is *released* as late as possible without idling the learner:
 
-    begins(j)    when step j is likely to begin: steps before it take as long as the median of recent ones; before any
-                 is trained, as long as the learner has been at the first
-    lead_s(...)  what the pool needs for a step's rollouts and for the last of them, times `margin`
-    margin       grows when the learner had to wait for a batch, by what it waited; shrinks a little each time that a
-                 batch lay ready for longer than `READY` of a step
+    begins(j)    expected start of step j, if each earlier step takes the median time of recent steps. Before any step
+                 is trained, the time spent on the first step so far is used instead
+    lead_s(...)  time the pool needs for a step's rollouts plus the last one of them, times `margin`
+    margin       grows with the time the learner waited for a batch; shrinks a little with each batch that was ready
+                 earlier than `READY` of a step
 
-So until the learner begins everything is released: how far ahead is far enough, nobody knows. From then on, the longer
-the first step takes, the less is released ahead.
+Until the learner begins its first step, all work is released, because the right lead is unknown. From then on, a longer
+first step means less released work.
 """
 
 from __future__ import annotations
@@ -19,44 +19,46 @@ from statistics import median
 from typing import Final
 
 RECENT: Final = 8
+"""Number of recent steps in the medians and averages."""
 READY: Final = 0.05
-"""A batch is to be complete so long before the learner is free, over a step's time."""
+"""Desired lead of a complete batch before the learner is free, as a fraction of a step."""
 FIRST_MARGIN: Final = 1.2
+"""Margin at the start."""
 MOST_MARGIN: Final = 8.0
 LEAST_MARGIN: Final = 1.0
 _DOWN: Final = 0.4
-"""How fast the margin shrinks, for each batch that lies ready for a whole step too long."""
+"""Fraction by which the margin shrinks for each batch that was ready a whole step too early."""
 
 
 class Tempo:
-    """Steps are told of in their order; they count from 1."""
+    """Timing of steps, which are reported in order and count from 1."""
 
     def __init__(self) -> None:
         self.step_s: float | None = None
-        """None: no step has been trained yet."""
+        """Median duration of recent steps in seconds; None: no step was trained yet."""
         self.margin = FIRST_MARGIN
         self._steps_s: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[float] = deque(maxlen=RECENT)
-        """When recent steps ended."""
+        """End times of recent steps."""
         self._begun: tuple[int, float] | None = None
-        """The step that the learner is at, and since when."""
+        """Current step of the learner and its start time."""
         self._done_at: float | None = None
-        """When the learner ended its last step, if nothing has happened to it since."""
+        """End of the learner's last step; None after the learner was lost."""
         self._given = 0
-        """The newest step that the learner was given."""
+        """Newest step given to the learner."""
         self._filled = 0
-        """The newest step whose groups were all complete."""
+        """Newest step whose groups were all complete."""
         self._filled_at: dict[int, float] = {}
-        """When those of each step were that the learner has not come to."""
+        """Time at which each future step's groups were complete."""
 
     def given(self, step: int, now: float) -> None:
-        """The learner has this step, and begins with it as soon as it is free."""
+        """Note that the learner got this step, which it begins as soon as it is free."""
         self._given = step
         if self._begun is None:
             self._begun = (step, now)
 
     def done(self, step: int, now: float) -> None:
-        """The learner has trained it."""
+        """Note that the learner has computed this step."""
         if self._begun is not None and self._begun[0] == step:
             self._steps_s.append(now - max(self._begun[1], self._done_at or 0.0))
             self.step_s = median(self._steps_s)
@@ -67,13 +69,13 @@ class Tempo:
         self._begun, self._done_at = (step + 1, now) if self._given > step else None, now
 
     def lost(self) -> None:
-        """The learner is gone: nobody knows when it begins."""
+        """Forget the learner's state after it was lost: its next start is unknown."""
         self._begun = self._done_at = None
         self._ends.clear()
         self._given = 0
 
     def filled(self, step: int, now: float) -> None:
-        """Enough groups are complete for all steps up to this one."""
+        """Note that complete groups suffice for all steps up to this one."""
         if step <= self._filled:
             return
         if self._done_at is not None and self._begun is None and self.step_s:
@@ -82,7 +84,7 @@ class Tempo:
         self._filled = step
 
     def begins(self, step: int, *, next_step: int, now: float) -> float:
-        """When `step` is likely to begin, if rollouts are there in time. `next_step`: the first without a batch."""
+        """Return the expected start of `step` if rollouts arrive in time. `next_step`: first step without a batch."""
         if self._begun is None:
             return now + (step - next_step) * (self.step_s or 0.0)
         current, since = self._begun
@@ -91,18 +93,20 @@ class Tempo:
 
     @property
     def every_s(self) -> float:
-        """From one step to the next, the learner's waiting included; at least what a step takes."""
+        """Return the seconds between step ends, idle time included; at least the duration of a step."""
         between = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1) if len(self._ends) > 1 else 0.0
         return max(self.step_s or 0.0, between)
 
     @property
     def waits(self) -> bool:
-        """Whether the learner has nothing to do, or nobody knows what it does."""
+        """True if the learner is idle or in an unknown state."""
         return self._begun is None
 
     def lead_s(self, pool_s: float, typical_s: float) -> float:
-        """How long before a step begins its work is to begin: the pool needs `pool_s` for all of it, and a typical node
-        `typical_s` for one rollout."""
+        """Return how long before a step its work must begin.
+
+        The pool needs `pool_s` for the whole step, and a typical node `typical_s` for one rollout.
+        """
         return self.margin * (pool_s + typical_s)
 
     def _lay_ready(self, seconds: float) -> None:

@@ -1,14 +1,14 @@
-"""On which terms the members of a step's groups are leased: how soon they are to be back, and how many go out at once.
+"""Terms for leasing the members of a step's groups: the latest return time and the maximum lease size.
 
-    time   a step's work is to be back when the step begins, or as soon as the pool can do all that is open; where even
-           a typical rollout takes longer than that, or the learner waits as it is, in up to twice what it takes; who
-           would take longer gets none of it
-    size   where the step is near, no more at once than share what is open among the nodes that have room
+    time   work must be back when its step begins, or when the pool can finish all open work. If that is less than a
+           typical rollout's time, or the learner already waits, up to twice a typical time is allowed. Slower nodes get
+           none of this work
+    size   near the step, a fair share of the open work per ready node
 
-A step's work is released to all when it is needed, and earlier to whoever takes longer. What would be stale by the time
-that it is back is nobody's: but where too little is leased for the next batch, the learner waits for more, whenever it
-comes. A completion that becomes longer than expected, and so comes too late, costs its whole group; a learner that
-waits costs even more: so lengths are taken as they may become, as far as the learner never waits.
+A step's work is released to all nodes when it is needed, and earlier to slower nodes. Work that would be stale on
+return is leased to no node. Exception: if too little is leased for the next batch, late results are better than none. A
+completion that outgrows its estimate returns late and costs its whole group. An idle learner costs even more. So length
+estimates include a safety factor only as far as the learner does not wait.
 """
 
 from __future__ import annotations
@@ -25,44 +25,42 @@ from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.tempo import Tempo
 
 TYPICAL: Final = 2.0
-"""Times a typical rollout's, in which a rollout is to be back where the step should have begun already."""
+"""Allowed time of a rollout for a step that is already due, as a multiple of a typical rollout's time."""
 CAREFUL: Final = 0.2
-"""Where the learner waits so much of a step's time between two, lengths are taken as they are expected; where it never
-does, as they may become."""
+"""Learner's idle fraction of a step at which length estimates lose their whole safety factor."""
 PATIENCE: Final = 2.0
-"""The more the learner waits, the longer a rollout may take: all that is allowed where it waits for one part in so many
-of `CAREFUL`."""
+"""Slope of the allowed time with the learner's idle time: full allowance at CAREFUL / PATIENCE idle."""
 HURRY: Final = 2.0
-"""A step that is to begin within so many times what a typical rollout takes has its groups spread over all nodes."""
+"""Nearness threshold, as a multiple of a typical rollout's time: a nearer step's groups are spread over all nodes."""
 EARLIER: Final = 1.3
-"""A step's work is released to a slow node so many times its own time before the step begins."""
+"""Early release to a slow node, as a multiple of the node's own time before the step begins."""
 SOON_S: Final = 0.01
-"""What is released so soon is released now."""
+"""Waiting times up to this many seconds count as zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     oldest: int = 0
-    """The oldest version that will do."""
+    """Oldest acceptable version."""
     in_s: float = inf
-    """They are to be back in so many seconds."""
+    """Latest return, in seconds from now."""
     not_before_s: float = 0.0
-    """Who would have them back sooner than this is not asked yet."""
+    """Earliest return: nodes that would return sooner are not asked yet."""
     suits_s: float = inf
-    """Who would take longer than this for one of them alone is not asked yet: shorter ones suit him better."""
+    """Upper bound for a single completion's time. Slower nodes should take shorter completions instead."""
     most: int = UNBOUNDED
-    """So many at once, unless the prompt is long."""
+    """Maximum number of rollouts per lease, unless the prompt is long."""
     left_s: float = inf
     """Seconds until the step begins."""
     early_s: float = 0.0
-    """Seconds until they are released to everybody."""
+    """Seconds until the work is released to all nodes."""
     stale_s: float = inf
-    """What the oldest version draws is to be back in so many seconds, or it is stale."""
+    """Seconds after which rollouts of the oldest version are stale."""
     step_s: float = 0.0
-    """For what a version newer by one draws there is so much more time."""
+    """Extra seconds until staleness for each newer version."""
 
     def by_version(self, policy_version: int) -> float:
-        """In how many seconds what this version draws is to be back."""
+        """Return the seconds in which rollouts of this version must be back."""
         return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
 
 
@@ -70,7 +68,7 @@ ANY: Final = Terms()
 
 
 def typical_s(ledger: Ledger, nodes: Nodes) -> float:
-    """Seconds from lease to arrival of a typical rollout; 0 while nobody knows."""
+    """Return the seconds from lease to arrival of a typical rollout; 0 = unknown."""
     return ledger.lengths.mean_tokens * nodes.typical_token_s + nodes.typical_way_s
 
 
@@ -86,7 +84,8 @@ def terms_of_step(
     outlook: Outlook,
     tempo: Tempo,
 ) -> Terms:
-    """`num_groups` that `step` is to take want leases, `num_wanting` all in all."""
+    """Return the terms for `num_groups` groups of `step` that want leases; `num_wanting` groups want leases in
+    total."""
     oldest = oldest_useful_version(settings, step) if settings.mode == "async" else 0
     size = settings.group_size
     if not nodes.tokens_per_s:
@@ -95,7 +94,7 @@ def terms_of_step(
     usual_s = typical_s(ledger, nodes)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
     early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, usual_s)
-    if tempo.step_s is None:  # What is too early now is the more so later, until a step is trained.
+    if tempo.step_s is None:  # Too early now means even more too early later, until a step is trained.
         return Terms(oldest, not_before_s=inf if early_s > SOON_S else 0.0)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
@@ -124,12 +123,12 @@ def terms_of_step(
 
 
 def is_late(step: int, outlook: Outlook, tempo: Tempo) -> bool:
-    """Whether the learner waits for this step."""
+    """True if the learner waits for this step."""
     return step == outlook.next_step and tempo.waits
 
 
 def _num_missing(ledger: Ledger, end: int) -> int:
-    """Groups before this position in the queue that are not complete."""
+    """Return how many groups before position `end` of the queue are incomplete."""
     waiting, complete = ledger.waiting, ledger.complete
     num_complete = complete.position(waiting[end]) if end < len(waiting) else len(complete)
     return min(end, len(waiting)) - num_complete

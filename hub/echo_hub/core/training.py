@@ -1,30 +1,31 @@
-"""The learner's side of the run: which step is next, what it consumes, and which versions are published.
+"""The learner's side of the run: the next step, its batch, and the published versions.
 
-    learner_version   what the learner has told that it holds and has written; None while it is away
-    trained_steps     steps in the books; a learner that holds less repeats them from the store first
-    planned           the batches of the steps after trained_steps, as far as they are written: two at most
-    training          what the learner is at work on
+    learner_version   version that the learner holds and has written; None while the learner is away
+    trained_steps     steps recorded as trained; a learner with an older version first repeats them from the store
+    planned           written batches of the steps after trained_steps, at most two
+    training          step that the learner is computing
 
-While the learner trains step k it is given step k + 1, as soon as the oldest groups that wait are complete and make up
-its batch, so that it goes on at once. Once it has nothing to do, a batch may overtake groups that are still open. Step
-k + 1 consumes at version k wherever the learner stands when its batch is written, and the staleness bound holds it to
-that. In lock-step modes nothing is complete for step k + 1 before version k is published.
+While the learner trains step k, it gets step k + 1 as soon as complete oldest groups fill the batch. So the learner
+never pauses. When the learner is idle, a batch may skip groups that are still open. Step k + 1 consumes at version k
+whenever its batch is written, and the staleness bound is checked against k. In lock-step modes no group is complete for
+step k + 1 before version k is published.
 
-The batch of a step is in the books before anybody sees anything of the step: the learner begins it while its batch is
-being written, but keeps nothing of it before. A step is counted once: a learner that comes back with planned steps
-already in its checkpoint has trained them and brings their metrics, one that comes back without them gets the very same
-batches again.
+The database has a step's batch before any result of the step is visible. The learner may begin earlier, but keeps no
+result before the commit. Each step counts once. A learner that returns with planned steps in its checkpoint has trained
+them and brings their metrics. Otherwise it gets the same batches again.
 
-Which groups a step takes:
-- `groups_per_step` complete ones, oldest first;
-- with `tokens_per_step`, fewer: no more once they have so many drawn tokens (C3PO of Ring-lite, arXiv 2506.14731);
-- with a `curriculum`, problems that are known to teach nothing are not sampled at all (`core/curriculum.py`);
-- with `dynamic_sampling`, those whose rewards are not all equal (DAPO, arXiv 2503.14476, section 3.2). The others are
-  *flat*: they are dropped, and others opened in their place. After `MAX_FLAT_BATCHES` batches of flat groups younger
-  than any step's, flat ones are kept and trained as they are, so that a task with all or nothing solved goes on.
-In co-located and sequential mode all this follows from the groups alone, whatever order they are completed in: groups
-are judged in their order, and a step is planned once as many as it is expected to take are complete, those opened in
-place of dropped ones among them. What it leaves is dropped as stale.
+Selection of groups for a step:
+- `groups_per_step` complete groups, oldest first;
+- with `tokens_per_step`, fewer: only until their sampled tokens reach this number (C3PO of Ring-lite, arXiv
+  2506.14731);
+- with a `curriculum`, problems known to teach nothing are not sampled at all (`core/curriculum.py`);
+- with `dynamic_sampling`, groups with unequal rewards (DAPO, arXiv 2503.14476, section 3.2). The other groups are
+  *flat*: they are dropped and replaced. After `MAX_FLAT_BATCHES` batches of flat groups younger than any step's, flat
+  groups are kept and trained. Otherwise a task with all or no problems solved would stop the run.
+
+In co-located and sequential mode the selection depends on the groups alone, not on the order of completion. Groups are
+judged in order. A step is planned once its expected number of groups is complete, including replacements of dropped
+groups. The remaining groups are dropped as stale.
 """
 
 from __future__ import annotations
@@ -62,26 +63,26 @@ from echo_shared.errors import LearnerError, LocalProtocolError
 from echo_shared.messages import DropReason
 
 MAX_SCORER_FAILURES: Final = 3
-"""Times that the scorer fails on one turn of an index, each time on another draw, before its group is dropped: so a
-problem that breaks the scorer cannot stall the run."""
+"""Scorer failures on one turn of an index until its group is dropped, so that a broken problem cannot stall the run.
+Each failure is on another sample."""
 
 STEPS_AHEAD: Final = 2
-"""How many steps the learner is given before it tells that the first of them is done."""
+"""Maximum number of steps given to the learner before the first of them is reported done."""
 
 MAX_REDRAWS: Final = 8
-"""Times that what has come in of a group is drawn anew, because it was too old before the rest was there, until the
-group is dropped: nobody who is there is fast enough for it."""
+"""Number of times a group's stale rollouts are sampled again before the group is dropped. After that number of redraws,
+no present node is fast enough for the group."""
 
 KEPT_VERSIONS: Final = 8
-"""Newest published versions that nodes can fetch; older ones are retired."""
+"""Number of newest published versions that nodes can fetch. Older versions are retired."""
 
 MAX_FLAT_BATCHES: Final = 4
-"""`groups_per_step` times this many flat groups are dropped for the sake of one step."""
+"""Limit of dropped flat groups for one step, as a multiple of `groups_per_step`."""
 
 
 class Training:
-    """The owner of the groups that the learner trains on. Batches are planned oldest complete group first; the
-    staleness bound is enforced at that moment."""
+    """Owner of the learner's groups. Batches take the oldest complete groups first. Planning a batch enforces the
+    staleness bound."""
 
     for_learner = True
 
@@ -102,49 +103,49 @@ class Training:
         self.planned = deque(snapshot.planned)
         self.published_version = snapshot.published_version
         self._fetchable = deque([snapshot.published_version], KEPT_VERSIONS)
-        """What nodes are sure to get: of versions from before a start only the newest, for a run that was restored from
-        a backup has no other."""
+        """Versions that nodes can certainly fetch. Of versions from before a start, only the newest counts: a run
+        restored from a backup has no other version."""
         self._publishing = 0
         self.usability = Usability()
         self.tempo = Tempo()
         self.learner_version: int | None = None
         self._given = 0
-        """The newest step that the learner was given since it came; at least its version."""
+        """Newest step given to the learner since it came up; at least the learner's version."""
         self._computed = 0
-        """The newest step that the learner has computed since it came; at least its version."""
+        """Newest step computed by the learner since it came up; at least the learner's version."""
         self._computed_at: dict[int, float] = {}
-        """When it had, of those that are not written yet."""
+        """Computation time of each step that is computed but not written."""
         self._advanced: tuple[int, ...] = ()
-        """Where things stood when it was last seen whether a step can be planned or given."""
+        """State at the last attempt to plan or give a step."""
         self.num_changes = 0
-        """Grows whenever the learner comes, goes, begins or ends something, and with each published version."""
+        """Counter that grows with every change of the learner's state and every published version."""
 
     @property
     def next_step(self) -> int:
-        """The first step whose batch is not written yet."""
+        """Return the first step whose batch is not written yet."""
         return self.trained_steps + 1 + len(self.planned)
 
     @property
     def curriculum(self) -> CurriculumStatus | None:
-        """What is known of the problems; None where each is taken as it comes."""
+        """Return the curriculum's status; None without a curriculum."""
         return None if self._curriculum is None else self._curriculum.status
 
     @property
     def training(self) -> int | None:
-        """The step that the learner is at work on; None while it has nothing to do."""
+        """Return the step that the learner is computing; None while it is idle."""
         if self.learner_version is None or self._given == self._computed:
             return None
         return self._computed + 1
 
     @property
     def idle_version(self) -> int | None:
-        """The version that the learner holds, if it is up to date and not at work."""
+        """Return the learner's version if it is up to date and idle; otherwise None."""
         idle = self.training is None and not self.planned and self.learner_version == self.trained_steps
         return self.learner_version if idle else None
 
     @property
     def newest_to_lease(self) -> int | None:
-        """The newest version that a lease may name; None while nothing may be leased."""
+        """Return the newest version that a lease may name; None while leasing is impossible."""
         match self._settings.mode:
             case "colocated":
                 return self.idle_version
@@ -155,31 +156,32 @@ class Training:
 
     @property
     def _usable(self) -> list[int]:
-        """What nodes are sure to get, without what is withdrawn."""
+        """Return the versions that nodes can certainly fetch, without withdrawn ones."""
         return [version for version in self._fetchable if not self.usability.is_withdrawn(version)]
 
     @property
     def may_move_on(self) -> bool:
-        """As `GroupOwner` says."""
+        """True if nodes may continue completions with the newest published version, as defined by `GroupOwner`."""
         return self._settings.interrupts and not self.usability.is_withdrawn(self.published_version)
 
     @property
     def finished(self) -> bool:
-        """The last step is trained, and the last version that is due is published."""
+        """True if the last step is trained and the last due version is published."""
         steps_done = not self.planned and self.trained_steps >= self._settings.steps
         return steps_done and self.published_version >= self._settings.newest_due_version(self.trained_steps)
 
     @property
     def outlook(self) -> Outlook:
-        """Where batches vary: what steps took on average of late. Before the first, the next one gets all that it may
-        take, and nothing is opened for later ones."""
+        """Return the expected number of groups in the next and in later batches. With variable batches, use the recent
+        average. Before the first step, the next batch counts as full, and later batches as empty."""
         usual = self._settings.groups_per_step
         if self._settings.tokens_per_step:
             usual = ceil(fmean(self._batch_sizes)) if self._batch_sizes else 0
         return Outlook(next_step=self.next_step, next_batch=self._next_batch(usual), later_batches=usual)
 
     def _next_batch(self, usual: int) -> int:
-        """How many groups the next step is expected to take, to judge by those that are complete."""
+        """Return the expected number of groups in the next batch, extrapolated from complete groups. `usual`: recent
+        average."""
         expected, budget = usual or self._settings.groups_per_step, self._settings.tokens_per_step
         while expected < self._settings.groups_per_step:
             if not self._first_are_complete(expected):
@@ -191,13 +193,12 @@ class Training:
         return self._settings.groups_per_step
 
     def _first_are_complete(self, count: int) -> bool:
-        """Whether so many groups wait, and the oldest `count` of them are complete."""
+        """True if the oldest `count` waiting groups are all complete."""
         waiting, complete = self._ledger.waiting, self._ledger.complete
         return min(len(waiting), len(complete)) >= count and waiting[count - 1] == complete[count - 1]
 
     def change(self, settings: CoordinatorSettings, now: float) -> None:
-        """From now on. What is too old for a bound that has fallen is dropped at once; steps whose batches are written
-        keep them."""
+        """Apply new settings. Planned batches stay; groups too stale for a lowered bound are dropped at once."""
         has_fallen = settings.staleness_bound < self._settings.staleness_bound
         self._settings = settings
         self.num_changes += 1
@@ -205,18 +206,18 @@ class Training:
             self.sweep(now)
 
     def restore(self, rows: Iterable[GroupRow]) -> None:
-        """Groups from before a restart; their rollouts follow."""
+        """Add groups from before a restart. Their rollouts follow."""
         for row in rows:
             group = self._group(row.group_id, row.seed)
             group.prompt = row.prompt
             self._ledger.add_group(group)
 
     def passes_over(self, prepared: GroupPrepared) -> bool:
-        """Whether this problem is known to teach nothing, and is left out."""
+        """True if the curriculum skips this problem."""
         return self._curriculum is not None and self._curriculum.passes_over(prepared)
 
     def open_group(self, prepared: GroupPrepared) -> None:
-        """The next group, whose problem is `prepared`."""
+        """Open the next group, with the problem `prepared`."""
         group = self._group(prepared.group_id, prepared.seed)
         group.prompt, group.prompt_tokens = prepared.prompt, prepared.prompt_tokens
         group.expected_tokens = self._ledger.lengths.predict(prepared.prompt)
@@ -236,8 +237,8 @@ class Training:
         return newest
 
     def _going_on(self, group: RolloutGroup, newest: int) -> int:
-        """The version whose drawn tokens the hub has of what the group wants leased, the newest of several, as long as
-        it is fresh enough and can be had: by another one these would have to be drawn anew."""
+        """Return the version whose tokens the hub holds for the wanted indices, if it is fetchable and fresh enough.
+        Take the newest of several; the default is `newest`. With another version those tokens could not be resumed."""
         begun = {
             before.policy_version
             for index in group.unleased
@@ -255,23 +256,24 @@ class Training:
         self._ledger.score(rollout, reward)
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
-        """Its turn is drawn again, until that has failed `MAX_SCORER_FAILURES` times."""
+        """Sample the turn again, or drop the group after `MAX_SCORER_FAILURES` failures."""
         group = self._ledger.groups[rollout.group_id]
         self._ledger.draw_again(rollout, detail)
         if group.slots[rollout.index].scorer_failures >= MAX_SCORER_FAILURES:
             self._ledger.drop_group(group, DropReason.SCORER_FAILED)
 
     def returned_too_often(self, group: RolloutGroup) -> None:
-        """Another problem is sampled in its place."""
+        """Drop the group, so that another problem replaces it."""
         self._ledger.drop_group(group, DropReason.RETURNED)
 
     def end_run(self) -> None:
-        """Groups are left over where steps take a varying number of them, or where the run's steps were lowered."""
+        """Drop the remaining groups of a run with variable batches or a lowered number of steps."""
         for group in [group for group in self._ledger.groups.values() if group.owner is self]:
             self._ledger.drop_group(group, DropReason.RUN_ENDED)
 
     def learner_ready(self, event: LearnerReady, now: float) -> None:
-        """Raises LocalProtocolError when checkpoint and store cannot be of one run."""
+        """Take the state of a started learner. Raises LocalProtocolError if checkpoint and store cannot belong to the
+        same run."""
         policy_version = event.policy_version
         missing = [step for step in range(policy_version + 1, self.trained_steps + 1) if step not in self._replayable]
         if missing or policy_version >= self.next_step:
@@ -305,8 +307,8 @@ class Training:
         self.tempo.done(step, now)
 
     def whose(self, event: StepDone) -> tuple[list[Seen], list[str]]:
-        """What the learner has seen of each rollout of a step that one node drew, and the nodes that drew any of the
-        suspects. Of a step that is told again nothing is new."""
+        """Return the learner's findings for rollouts sampled by one node, and all nodes that sampled part of a suspect
+        rollout. A repeated report of a step gives empty results."""
         screen = event.screen
         if event.step <= self.trained_steps or not (screen.screened or screen.suspects):
             return [], []
@@ -335,7 +337,7 @@ class Training:
         self._publish_if_due()
 
     def version_published(self, policy_version: int, now: float) -> None:
-        """An older version that comes in late is recorded, but only the newest is announced."""
+        """Record a published version. Only the newest version is announced; a late older one is not."""
         self._out.record(VersionRecorded(policy_version=policy_version, published_at=now))
         if policy_version > self.published_version:
             self.published_version = policy_version
@@ -345,11 +347,11 @@ class Training:
             self._out.act(AnnounceVersion(policy_version=policy_version))
 
     def version_unusable(self, policy_version: int, reason: str) -> None:
-        """The version is not published, and the run goes on by those before it until there is a newer one. Raises
-        LearnerError where there can be none: in lock-step each version is needed, and at its end the last one."""
+        """Continue with older versions after a version that no engine can use. Raises LearnerError if the run cannot
+        continue: lock-step modes need every version, and every run needs the last one."""
         if self._settings.mode != "async" or policy_version >= self._settings.steps:
             raise LearnerError(
-                "The run cannot go on: no engine can use the adapter of its newest version.",
+                "The run cannot continue: no engine can use the adapter of its newest version.",
                 got=f"version {policy_version}: {reason}",
                 do="Restore the run from a backup, or remove the newest directory in checkpoints/ and that of this "
                 "version in adapters/; then start the hub, which trains the step again.",
@@ -358,8 +360,8 @@ class Training:
         self.num_changes += 1
 
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
-        """The node's engine cannot use the version. The nodes that are free of blame for that, if the version is
-        withdrawn with this."""
+        """Note that the node's engine cannot use the version. If this withdraws the version, return the nodes to
+        excuse."""
         if policy_version not in self._fetchable or not policy_version:
             return ()
         excused = self.usability.refused(policy_version, node)
@@ -367,12 +369,12 @@ class Training:
         return excused
 
     def drew(self, policy_version: int, node: Node) -> None:
-        """The node has returned what it drew by the version."""
+        """Note that the node returned a completion sampled with the version."""
         if policy_version in self._fetchable:
             self.num_changes += self.usability.drew(policy_version, node)
 
     def advance(self, now: float) -> None:
-        """Gives the learner its next steps, as far as their batches are written or can be."""
+        """Plan the learner's next steps and give them to it, as far as complete groups allow."""
         standing = (self._ledger.num_queue_changes, self.num_changes)
         if standing == self._advanced:
             return
@@ -391,9 +393,9 @@ class Training:
             self._train(step, now)
 
     def sweep(self, now: float) -> None:
-        """Drops rollouts that exceed the bound at the next step, and leases that would. A group that is still open goes
-        on without them: dropped whole, it would take its problem with it, and those with long completions would be
-        trained on less often than they come."""
+        """Drop rollouts that are too stale for the next step, and revoke leases that would be. An open group continues
+        with its other rollouts. Dropping the whole group would lose its problem, and problems with long completions
+        would be trained too rarely."""
         oldest = oldest_useful_version(self._settings, self.next_step)
         for group in self._ledger.waiting_from_before(oldest):
             is_stale = group.oldest_version is not None and group.oldest_version < oldest
@@ -415,7 +417,7 @@ class Training:
             group_id = flat[0]
             older = self._ledger.waiting.position(group_id)
             if self._settings.mode != "async" and older != self._ledger.complete.position(group_id):
-                return  # An older one is still open.
+                return  # An older group is still open.
             self._books.dropped_flat(group_id)
             self._rate([group_id])
             self._ledger.drop_group(self._ledger.groups[group_id], DropReason.NO_ADVANTAGE)
@@ -423,7 +425,7 @@ class Training:
                 self._flat_groups.append(group_id)
 
     def _plan(self, now: float) -> bool:
-        """Writes down the batch of the next step, if the run has one and enough groups are complete."""
+        """Plan the next step if the run has one and enough groups are complete. Return False otherwise."""
         if self.next_step > self._settings.steps or not self._batch():
             return False
         self.sweep(now)
@@ -438,12 +440,12 @@ class Training:
         if self._curriculum is not None:
             self._curriculum.count(self._newest_planned_group)
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
-        # The version at which the step after this one consumes is certain from here on: give up what cannot make it.
+        # The consuming version of the following step is certain now, so revoke work that cannot arrive in time for it.
         self.sweep(now)
         return True
 
     def _rate(self, group_ids: Iterable[int]) -> None:
-        """Notes how well complete groups did, where that has a say in which problems are taken."""
+        """Record the pass rates of complete groups for the curriculum."""
         if self._curriculum is None:
             return
         groups = [self._ledger.groups[group_id] for group_id in group_ids]
@@ -451,8 +453,8 @@ class Training:
         self._out.record(GroupsRated(pass_rates=tuple((result.group_id, result.pass_rate) for result in results)))
 
     def _batch(self) -> tuple[int, ...]:
-        """The groups of the next step, oldest first; none while there are not enough. While the learner has work, none
-        of them overtakes one that is still open, which may have no later step."""
+        """Return the groups of the next step, oldest first; empty if too few are complete. While the learner has work,
+        no group overtakes an older open one, which might be too stale for any later step."""
         complete, most, budget = self._ledger.complete, self._settings.groups_per_step, self._settings.tokens_per_step
         in_order = self._settings.mode != "async" or self.training is not None
         if in_order and not self._first_are_complete(self.outlook.next_batch):
@@ -477,7 +479,7 @@ class Training:
         self._out.act(TrainStep(step=step))
 
     def _count_step(self, metrics: Mapping[str, float], screen: StepScreen, now: float) -> None:
-        """All of the batch is trained but for the groups that the learner left out, which are dropped."""
+        """Mark the batch trained, except groups that the learner left out, which are dropped."""
         batch = self.planned.popleft()
         left_out = {batch.group_ids[place] for place in screen.left_out}
         self._ledger.train(batch, metrics, now, left_out=left_out)

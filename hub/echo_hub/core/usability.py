@@ -1,11 +1,12 @@
-"""Which published versions cannot be used: what nodes say of each, and what the hub itself finds.
+"""Detection of unusable published versions, from nodes' refusals and the hub's own checks.
 
-A node whose engine cannot use a version gives its leases back and names the version. The version may be at fault, or
-the node. A version is *withdrawn* while `LEAST_REFUSED` unlike nodes have refused it and no node has drawn by it: it is
-leased to nobody, and the nodes that refused it are not to blame. A rollout that was drawn by it makes it usable again.
+A node whose engine cannot use a version returns its leases and names the version. Version or node may be at fault. A
+version is *withdrawn* while `LEAST_REFUSED` nodes of different origin have refused it and no node has sampled with it.
+A withdrawn version is not leased, and the nodes that refused it are excused. A rollout sampled with the version makes
+it usable again.
 
-Of each version only established nodes count, as soon as one has said anything of it: keys that cost nothing have no
-vote. Nodes of one origin are one voice.
+Once an established node has reported about a version, only established nodes count for it: free keys have no vote.
+Nodes of one origin have one vote together.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Final, NamedTuple
 from echo_hub.core.nodes.node import Node
 
 LEAST_REFUSED: Final = 2
+"""Number of origins whose nodes must refuse a version to withdraw it."""
 MOST_VOICES: Final = 1_024
-"""Nodes that are heard of each version."""
-BY_NODES: Final = "{count} unlike nodes cannot use it, and none has drawn by it"
+"""Maximum number of nodes whose reports are kept per version."""
+BY_NODES: Final = "{count} dissimilar nodes cannot use it, and none has sampled with it"
 
 
 class _Voice(NamedTuple):
@@ -29,7 +31,7 @@ class _Voice(NamedTuple):
 
 
 class Usability:
-    """Told what nodes say of the versions that they can fetch."""
+    """Reports of nodes about the versions they can fetch."""
 
     def __init__(self) -> None:
         self._voices: dict[int, dict[str, _Voice]] = {}
@@ -37,7 +39,7 @@ class Usability:
 
     @property
     def withdrawn(self) -> Mapping[int, str]:
-        """The versions that are leased to nobody, with the reason."""
+        """Return the withdrawn versions with their reasons."""
         return MappingProxyType(self._withdrawn)
 
     def is_withdrawn(self, policy_version: int) -> bool:
@@ -45,12 +47,14 @@ class Usability:
         return policy_version in self._withdrawn
 
     def refused_by_hub(self, policy_version: int, reason: str) -> None:
-        """The hub has not published it."""
+        """Withdraw a version that the hub did not publish."""
         self._withdrawn[policy_version] = reason
 
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
-        """Note that the node's engine cannot use the version. Return the nodes that this frees of blame: none while the
-        version is not withdrawn, or if the node has said so before."""
+        """Note that the node's engine cannot use the version.
+
+        Return the nodes to excuse: none while the version stays usable, none for a repeated report.
+        """
         known = self._voices.get(policy_version, {}).get(node.node_id)
         if known is not None and not known.has_drawn:
             return ()
@@ -61,7 +65,8 @@ class Usability:
         return (node.node_id,) if was_withdrawn else tuple(self._voices[policy_version])
 
     def drew(self, policy_version: int, node: Node) -> bool:
-        """Note that the node has returned what it drew by the version. Return True if that makes it usable again."""
+        """Note that the node returned tokens sampled with the version. Return True if the version becomes usable
+        again."""
         known = self._voices.get(policy_version, {}).get(node.node_id)
         if known is not None and known.has_drawn and known.is_established:
             return False
@@ -70,7 +75,7 @@ class Usability:
         return was_withdrawn and policy_version not in self._withdrawn
 
     def forget_before(self, policy_version: int) -> None:
-        """Older versions can be fetched no more."""
+        """Forget reports about older versions, which can no longer be fetched."""
         for known in (self._voices, self._withdrawn):
             for version in [version for version in known if version < policy_version]:
                 del known[version]

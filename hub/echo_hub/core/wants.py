@@ -1,7 +1,7 @@
-"""Which indices of which groups want a lease.
+"""Indices that want a lease.
 
-A group's `unleased` holds its indices that want one, and its owner's `wanting` exactly the groups that have such an
-index. Nothing of a group that its owner has not asked for is wanted.
+A group's `unleased` holds its indices that want one. An owner's `wanting` holds exactly its groups with such an index.
+Groups that their owner has not asked for want no lease.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from echo_hub.core.groups import RolloutGroup
 
 
 class Wants:
-    """Told of every index whose slot has changed."""
+    """Maintains `unleased` and `wanting`. It must be told of every changed slot."""
 
     def __init__(self) -> None:
         self.num_changes = 0
-        """Grows whenever an index may have come to want a lease."""
+        """Counter that grows whenever an index may start to want a lease."""
 
     def note(self, group: RolloutGroup, index: int) -> None:
-        """The index may have come to want a lease, or want none any more, or it has failed somewhere."""
+        """Update an index after any change of its slot."""
         group.note_wants()
         if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
@@ -27,7 +27,7 @@ class Wants:
             self.settle(group, index)
 
     def note_all(self, group: RolloutGroup) -> None:
-        """As `note` of each index of a group that is asked for and of which none wanted a lease before."""
+        """Update all indices of a newly requested group, which had no wanted indices before."""
         group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:
@@ -35,7 +35,7 @@ class Wants:
             self.num_changes += 1
 
     def settle(self, group: RolloutGroup, index: int) -> None:
-        """The index does not want a lease, or not any more."""
+        """Note that the index wants no lease."""
         group.note_wants()
         if index in group.unleased:
             group.unleased.discard(index)

@@ -1,7 +1,7 @@
-"""What an operator does from the pages and from scripts: what the hub supplies for it, and how the doors answer.
+"""The interface between the dashboard and the hub for an operator's actions, and the buttons for nodes.
 
-The guard has seen to it that the request is an operator's own, and says whose (`actor_of`). What actions there are is
-said once, in `echo_hub.actions.requests`; here they are only read from what a door was given, and told.
+The guard has authenticated the request and names its actor (`actor_of`). `echo_hub.actions.requests` defines the
+actions; pages and API only parse requests and show results.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from echo_hub.dashboard.model import NodeView
 
 
 class ForbiddenError(Exception):
-    """The token is not good for this."""
+    """The token's scope does not permit this action."""
 
 
 class NoSuchActionError(Exception):
-    """There is no action of this number, or nothing takes it back."""
+    """No action has this number, or no other action reverses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What became of an action, as far as it is known."""
+    """The outcome of an action, as far as known."""
 
     record: ActionRecord
     secret: str = ""
-    """The token that was made. It is nowhere else."""
+    """The new token. It is stored nowhere else."""
 
 
 class OperatorDesk(Protocol):
-    """What the hub supplies: `echo_hub.oversight.operator_desk`."""
+    """Interface of `echo_hub.oversight.operator_desk`, which the hub supplies."""
 
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered: ...
 
@@ -50,37 +50,37 @@ class Button:
     action: str
     label: str
     question: str
-    """Asked before it is done."""
+    """Consequence shown before the action is confirmed."""
     is_for: Callable[[NodeView], bool]
     in_table: bool = True
-    """Offered beside other nodes too, and not on the node's own page alone."""
+    """True: also offered in tables of nodes. False: only on the node's own page."""
 
 
 BUTTONS: Final = (
     Button(
         action="ban",
         label="Ban",
-        question="It is disconnected and not let in again, and the run gets a new key.",
+        question="The node is disconnected and may not join again. The run gets a new key.",
         is_for=lambda node: not node.banned,
     ),
-    Button(action="unban", label="Unban", question="It may take part again.", is_for=lambda node: node.banned),
+    Button(action="unban", label="Unban", question="The node may take part again.", is_for=lambda node: node.banned),
     Button(
         action="pardon",
         label="Pardon",
-        question="It begins anew: what was found of it does not count any more, and its next rollouts are all checked.",
+        question="The node starts over: earlier checks no longer count, and all of its next rollouts are checked.",
         is_for=lambda node: node.totals.standing == "quarantined",
     ),
     Button(
         action="trust",
         label="Trust",
-        question="Its rollouts are trained on before they are checked, and few are: as if it had long proven itself.",
+        question="The node counts as proven: few of its rollouts are checked, and training does not wait for checks.",
         is_for=lambda node: node.totals.standing in ("new", "suspect") and not node.banned,
         in_table=False,
     ),
     Button(
         action="distrust",
         label="Distrust",
-        question="It has to prove itself anew: all that it sends is checked before anybody trains on it.",
+        question="The node must prove itself again: each of its rollouts is checked before it is trained on.",
         is_for=lambda node: node.totals.standing == "proven" and not node.banned,
         in_table=False,
     ),

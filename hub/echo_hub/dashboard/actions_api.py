@@ -1,13 +1,13 @@
-"""Actions for scripts, under /api/v1/, with a token of a scope: `Authorization: Bearer TOKEN`.
+"""Actions for scripts, under /api/v1/, with a scoped token: `Authorization: Bearer TOKEN`.
 
-POST /api/v1/actions/ACTION        the action's fields as one JSON object; {} or nothing where it has none
-POST /api/v1/actions/NUMBER/undo   what takes a done action back
-GET  /api/v1/actions?before=N      {"actions": [`ActionRecord`, ...]}, the newest 100 first, of smaller numbers than N
-GET  /api/v1/tokens                {"tokens": [...]}, without what is secret of them; for admins
+POST /api/v1/actions/ACTION        body: the action's fields as one JSON object; empty or {} if it has none
+POST /api/v1/actions/NUMBER/undo   reverses a finished action
+GET  /api/v1/actions?before=N      {"actions": [`ActionRecord`, ...]}, the newest 100 with numbers below N
+GET  /api/v1/tokens                {"tokens": [...]}, without their secrets; scope admin
 
-An action's answer is {"record": `ActionRecord`, "secret": a token that was made, or ""}: 200 when it is done, 202 when
-the hub has it and is at it, 409 when it was refused, `record.detail` says why. Else {"error": text}: 400 for what
-cannot be, 403 for what the token is not good for, 404 for what there is not.
+The answer to an action is {"record": `ActionRecord`, "secret": the new token or ""}. Status 200: done. 202: accepted,
+in progress. 409: refused, for the reason in `record.detail`. Any other answer is {"error": text}. Status 400: invalid
+request. 403: the token's scope is too small. 404: not found.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ActionsApi:
         """POST /api/v1/actions/{action}"""
         action = request.match_info["action"]
         if action not in TABLE:
-            return json_response({"error": f"There is no such action. There are: {', '.join(TABLE)}."}, status=404)
+            return json_response({"error": f"There is no such action. Actions: {', '.join(TABLE)}."}, status=404)
         try:
             fields = await _fields(request)
         except WrongRequestError as error:
@@ -49,7 +49,7 @@ class ActionsApi:
         """POST /api/v1/actions/{number}/undo"""
         number = whole_number(request.match_info["number"])
         if number is None:
-            return json_response({"error": "An action has a number: 1, 2, ..."}, status=404)
+            return json_response({"error": "An action's number must be 1, 2, ..."}, status=404)
         return await answer(self._desk.undo(number, actor_of(request)))
 
     async def log(self, request: web.Request) -> web.Response:
@@ -63,7 +63,7 @@ class ActionsApi:
     async def tokens(self, request: web.Request) -> web.Response:
         """GET /api/v1/tokens"""
         if not is_good_for(actor_of(request).scope, "admin"):
-            return json_response({"error": "This takes a token of scope admin."}, status=403)
+            return json_response({"error": "This needs a token of scope admin."}, status=403)
         listed = [asdict(token) for token in await self._desk.tokens()]
         for token in listed:
             del token["token_hash"]
@@ -71,7 +71,7 @@ class ActionsApi:
 
 
 async def answer(answered: Awaitable[Answered]) -> web.Response:
-    """What a script is told."""
+    """Return the response to a script's action."""
     try:
         told = await answered
     except WrongRequestError as error:
@@ -84,7 +84,7 @@ async def answer(answered: Awaitable[Answered]) -> web.Response:
 
 
 async def _fields(request: web.Request) -> dict[str, Any]:
-    """Raises WrongRequestError."""
+    """Return the fields in a request's JSON body. Raises WrongRequestError."""
     body = b""
     async for chunk in request.content.iter_chunked(MAX_BODY_BYTES):
         body += chunk
@@ -97,7 +97,7 @@ async def _fields(request: web.Request) -> dict[str, Any]:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        raise WrongRequestError("The body is no JSON.") from None
+        raise WrongRequestError("The body is not valid JSON.") from None
     if not isinstance(fields, dict):
         raise WrongRequestError("The body must be one JSON object.")
     return fields

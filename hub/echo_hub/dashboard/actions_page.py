@@ -1,8 +1,8 @@
-"""The operator's room for actions: GET /actions, a form for each action, and the log of all that were done.
+"""The operator's actions page: GET /actions, with a form for each action and the log of past actions.
 
-The forms are made of the table of actions, so that page, API and command line have the same fields and bounds. What
-stops work, locks somebody out or cannot be undone is asked for twice: by the hub itself, so that a browser without
-scripts asks too. What a token is told once is shown once, on the page that answers its form.
+The forms are generated from the table of actions, so page, API and command line have the same fields and bounds.
+Actions that stop work, lock somebody out or cannot be undone need a confirmation. The hub itself asks for it, because a
+browser may run no scripts. A new token is shown once, on the page that answers the form.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from echo_hub.dashboard.templating import Template
 RECORDS_SHOWN: Final = 50
 CONFIRMED: Final = "confirmed"
 OF_NODES: Final = frozenset({"ban", "unban", "pardon", "trust", "distrust"})
-"""Beside each node there is a button for these."""
+"""Actions without a form here: each node has buttons for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormField:
-    """One field of an action, as a form shows it."""
+    """One field of an action's form."""
 
     name: str
     help: str
@@ -47,7 +47,7 @@ class FormField:
 
 
 def form_fields(kind: type[Request]) -> tuple[FormField, ...]:
-    """What a person fills in."""
+    """Return the form fields of an action, from its JSON schema."""
     schema = kind.model_json_schema()
     found = []
     for name, of_field in schema["properties"].items():
@@ -83,7 +83,7 @@ class ActionsRoom:
         return await self._page(request)
 
     async def act(self, request: web.Request) -> web.Response:
-        """POST /actions/{action}: a form's fields, or a script's."""
+        """POST /actions/{action}, from a form or from a script."""
         action = request.match_info["action"]
         if action not in TABLE:
             return json_response({"error": "There is no such action."}, status=404)
@@ -149,7 +149,7 @@ class ActionsRoom:
 
 
 def _now(run: Any, name: str) -> Any:
-    """What holds now of a setting; None of an action that has none."""
+    """Return the current value of a setting; None for an action that changes no setting."""
     return run.live.get(name)
 
 

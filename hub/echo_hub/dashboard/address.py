@@ -1,4 +1,4 @@
-"""The lines with which a volunteer joins, under the address at which whoever reads them reached the hub."""
+"""Join commands for volunteers, with the hub address that the reader's own request used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from echo_hub.dashboard.model import RunView
 
 
 def addressed(run: RunView, address: str) -> RunView:
-    """The run's view with its lines for `address`; as it is where that is empty."""
+    """Return the view with its commands rewritten for `address`; unchanged if `address` is empty."""
     if not address or not run.address or address == run.address:
         return run
     lines = {

@@ -1,4 +1,4 @@
-"""The first screen's three questions, answered in plain words: is it learning, is it fed, is anything wrong?"""
+"""The first screen's three questions, answered in words: is it learning, is it fed, is anything wrong?"""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ IDLE: Final = {
     "down": "learner down",
     "start": "start of the run",
 }
-"""What the learner does while it does not train, by `CapacityView.idle_by_reason`."""
+"""Words for the learner's idle reasons, by the keys of `CapacityView.idle_by_reason`."""
 FED: Final = 0.1
-"""A learner that is idle for no more of its time is fed; the hand-off alone takes a few hundredths of small models."""
+"""Idle share up to which the learner counts as fed. With small models the hand-off alone takes a few hundredths."""
 STARVED: Final = 0.4
-"""From here on it does not deserve the name any more."""
+"""Idle share above which the learner counts as starved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One question's."""
+    """The answer to one question."""
 
     key: str
     question: str
     verdict: str
-    """A few words."""
+    """The answer in a few words."""
     tone: Tone
     text: str
-    """A sentence or two: the figures it is taken from."""
+    """One or two sentences with the figures behind the verdict."""
     href: str
-    """Where to read on."""
+    """Link to the details."""
     more: str
 
 
@@ -45,7 +45,7 @@ def answers(run: RunView, now: RunNow, trend: Trend | None) -> tuple[Answer, ...
 
 
 def learning(run: RunView, trend: Trend | None) -> Answer:
-    """By the trend of the reward, and by accuracy now against the base model's."""
+    """Judge by the trend of the reward; add the held-out accuracy now and at the start."""
     accuracy = _accuracy(run)
     verdict: str
     tone: Tone
@@ -89,12 +89,12 @@ def _accuracy(run: RunView) -> str:
 
 
 def fed(run: RunView, now: RunNow) -> Answer:
-    """By the learner's idle share and its main reason; by what the run waits for, where it waits now."""
+    """Judge by the learner's idle share, or by the missing resource if the run waits now."""
     capacity = run.capacity
     verdict: str
     tone: Tone
     if run.doing is Doing.FINISHED:
-        verdict, tone = "It is over", "over"
+        verdict, tone = "The run is over", "over"
     elif run.doing in (Doing.LACKS_NODES, Doing.PAUSED, Doing.DRAINED, Doing.LEARNER_DOWN) or now.word == STALLED:
         verdict, tone = f"No: {now.word}", now.tone
     elif capacity is None:
@@ -105,7 +105,7 @@ def fed(run: RunView, now: RunNow) -> Answer:
         verdict, tone = "Mostly", "waiting"
     else:
         verdict, tone = "No, it starves", "bad"
-    text = "Said after the first step." if capacity is None else _idle(capacity)
+    text = "Known after the first step." if capacity is None else _idle(capacity)
     return Answer(
         key="fed",
         question="Is it fed?",
@@ -127,7 +127,7 @@ def _idle(capacity: CapacityView) -> str:
 
 
 def well(run: RunView, now: RunNow) -> Answer:
-    """By the problems there are, and whether steps follow each other at all; nodes and checks beside."""
+    """Judge by the current problems and by stalled steps; add the numbers of nodes and checks."""
     trust = run.trust
     checks, failed = sum(trust.checks.values()), sum(trust.failed_checks.values())
     text = f"{_nodes(run.nodes_connected)} connected. "
@@ -139,9 +139,9 @@ def well(run: RunView, now: RunNow) -> Answer:
     if number:
         verdict, tone = "1 problem, above" if number == 1 else f"{number} problems, above", "bad"
     elif now.word == STALLED:
-        verdict, tone = "It does not get on", "bad"
+        verdict, tone = "The run is stalled", "bad"
     elif run.doing is Doing.LACKS_NODES:
-        verdict, tone = "It lacks nodes", "waiting"
+        verdict, tone = "It needs nodes", "waiting"
     else:
         verdict, tone = "Nothing", "good"
     return Answer(

@@ -1,30 +1,30 @@
-"""The machine-readable room, /api/v1/: the views of `model` as JSON, and a stream that says when to read them again.
+"""The JSON API, /api/v1/: the views of `model` as JSON, and a stream that announces changes.
 
 GET /api/v1/run             one object: `RunView`
-GET /api/v1/nodes           {"nodes": [`NodeView`, ...], "found": F}: those that are connected, and of the others the
-                            10,000 foremost; all that ever came: echo-hub nodes. `q`, `state`, `standing`, `engine`,
-                            `precision`, `sort` and `after` as on the page /fleet; F fit, and `limit` of them are told
-GET /api/v1/nodes/ID        one of them in full: see `fleet_node_page`
-GET /api/v1/steps?since=N   {"steps": [`StepRecord`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
-                            Full answers have a sequel: ask again with N = the last step, until one has fewer
-GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
+GET /api/v1/nodes           {"nodes": [`NodeView`, ...], "found": F}: connected nodes and the 10,000 foremost others
+                            (all nodes: echo-hub nodes). `q`, `state`, `standing`, `engine`, `precision`, `sort` and
+                            `after` as on the page /fleet; F nodes match, `limit` of them are returned
+GET /api/v1/nodes/ID        one node in full: see `fleet_node_page`
+GET /api/v1/steps?since=N   {"steps": [`StepRecord`, ...]}, the first 1,000 steps after N in order; default N is 0.
+                            For more, ask again with N = the last step, until an answer has fewer than 1,000
+GET /api/v1/curves          {"width": W, "points": [...]}, all steps in at most 600 points: see `curves`
 GET /api/v1/leaderboard?after=N  {"leaderboard": [`Standing`, ...], "found": F}, the first 1,000 rows after N in order;
                             `sort`, `q` and `limit` as on the page; /api/v1/teams in the same way
-GET /api/v1/leaderboard/nodes/ID, /api/v1/leaderboard/teams/NAME  one of them: its days and what its work did
+GET /api/v1/leaderboard/nodes/ID, /api/v1/leaderboard/teams/NAME  one holder: its days and the effect of its work
 GET /api/v1/receipts/ID     one rollout's `PublicReceipt`
 GET /api/v1/rollouts        rollouts, and /api/v1/rollouts/GROUP one group of them: see `rollouts_page`
-GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, comments between
-GET /api/v1/log             what has happened: see `log_page`
-GET /healthz                {"status": "ok", "state": "starting" | "live" | "ready" | "degraded" | "finished"}, always
-                            200: it is alive, and a restart would cure nothing; for the operator also "reasons":
-                            [text, ...], why the state is no better one
-GET /readyz                 {"status": "starting" | "ready" | "failing"}: 200 when it is ready to train, 503 while it
-                            starts or something is broken; for the operator also "problems": [text, ...] and "detail":
-                            text: what the hub goes on after by itself is among the problems
+GET /api/v1/events          server-sent `changed` {"state", "trained_step", "published_version"}, with comments between
+GET /api/v1/log             the event log: see `log_page`
+GET /healthz                {"status": "ok", "state": "starting" | "live" | "ready" | "degraded" | "finished"}. Always
+                            200: the process is alive, and a restart would not help. For the operator also "reasons":
+                            [text, ...], why the state is not better
+GET /readyz                 {"status": "starting" | "ready" | "failing"}: 200 when ready to train, else 503. For the
+                            operator also "problems": [text, ...], including alarms that the hub retries by itself,
+                            and "detail": text
 
-Of the leaderboard, of receipts and the last three are public, all others are for the operator:
-`echo_hub.dashboard.access.guard`. Fields are only ever
-added. Answers are a moment old at most; a `changed` is never ahead of the answers that follow it.
+Leaderboard, receipts, events, /healthz and /readyz are public; all others need the operator
+(`echo_hub.dashboard.access.guard`). Fields are only ever added. Answers are at most a moment old; a `changed` event is
+never ahead of later answers.
 """
 
 from __future__ import annotations
@@ -98,9 +98,10 @@ class Api:
 
 
 class EventStream:
-    """Tells programs that something changed, at most once a snapshot.
+    """Send an event to programs when something changed, at most one per snapshot.
 
-    A viewer that stops reading is cut off after aiohttp-sse's send timeout; one that is gone, at the next heartbeat.
+    A viewer that stops reading is disconnected after aiohttp-sse's send timeout, one that has left at the next
+    heartbeat.
     """
 
     def __init__(self, snapshots: Snapshots, viewers: Viewers, *, heartbeat_s: float) -> None:
@@ -130,5 +131,6 @@ class EventStream:
                     }
                     await stream.send(json.dumps(news), event="changed")
             except (ConnectionResetError, TimeoutError, StorageError):
-                pass  # The viewer is gone, or no longer reads; or books cannot be read now, and it comes back later.
+                # The viewer left or stopped reading, or the database cannot be read now; the client reconnects later.
+                pass
         return stream

@@ -1,7 +1,7 @@
-"""The files that the pages load, all from this hub: its own, and uPlot's as `scripts/vendor_uplot.py` put them there.
+"""Static files of the pages, all served by this hub: its own, and uPlot as vendored by `scripts/vendor_uplot.py`.
 
-A file's address carries the hash of its content, so that browsers keep it for good and still see a new one at once. All
-are read, and compressed, when the hub starts: together they are a tenth of a megabyte.
+A file's address contains the hash of its content. So browsers cache files permanently and still load a new one at once.
+All files are read and compressed when the hub starts; together they have about 0.1 MB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Assets:
 
     @property
     def version(self) -> str:
-        """Of all of them together."""
+        """Hash of all files together."""
         return hashlib.sha256("".join(asset.version for asset in self._assets.values()).encode()).hexdigest()[:12]
 
     def address(self, name: str) -> str:

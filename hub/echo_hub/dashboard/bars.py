@@ -1,4 +1,4 @@
-"""Bars of the Run page that are no curves over steps: each part's place and length, in thousandths of the whole."""
+"""Horizontal bars on the Run page. Positions and lengths are thousandths of the whole bar."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from echo_hub.dashboard.answers import IDLE
-from echo_hub.dashboard.model import CapacityView, MismatchView, RunView, WorkView
+from echo_hub.dashboard.model import CapacityView, RunView, WorkView
+from echo_shared.node_books import NodeMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A part of a bar, in thousandths of its length."""
+    """One part of a bar, in thousandths of its length."""
 
     label: str
     kind: str
@@ -22,7 +23,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthsBar:
-    """One outcome's completions along an axis of tokens that begins at 0."""
+    """Token lengths of one outcome's completions, on an axis that begins at 0."""
 
     outcome: str
     kind: str
@@ -31,16 +32,16 @@ class LengthsBar:
     median: int
     longest: int
     start: float
-    """Where the shortest tenth ends."""
+    """Position of the 10th percentile."""
     length: float
-    """From there to where the longest tenth begins."""
+    """Distance from the 10th to the 90th percentile."""
     middle: float
-    """Where the median is."""
+    """Position of the median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchBar:
-    """One node's, against the farthest one's."""
+    """One node's mismatch KL, relative to the largest one."""
 
     node_id: str
     name: str
@@ -50,7 +51,7 @@ class MismatchBar:
 
 
 def accounting_segments(run: RunView) -> tuple[Segment, ...]:
-    """Trained, evaluated, in flight, then every drop reason, the largest first."""
+    """Return trained, evaluated and in-flight rollouts, then each drop reason, largest first."""
     accounting = run.accounting
     parts: list[tuple[str, str, float]] = [("trained", "trained", accounting.trained)]
     parts += [("evaluated", "evaluated", accounting.evaluated)] if accounting.evaluated else []
@@ -61,7 +62,7 @@ def accounting_segments(run: RunView) -> tuple[Segment, ...]:
 
 
 def learner_time_segments(capacity: CapacityView | None) -> tuple[Segment, ...]:
-    """Training, then what it waited for."""
+    """Return the learner's training time, then its idle time by reason."""
     if capacity is None:
         return ()
     parts: list[tuple[str, str, float]] = [("training", "trained", 1 - capacity.idle_share)]
@@ -74,7 +75,10 @@ def learner_time_segments(capacity: CapacityView | None) -> tuple[Segment, ...]:
 
 
 def staleness_bars(work: WorkView) -> tuple[Segment, ...]:
-    """A bar for each staleness from 0 to the largest, those of no group too; the fullest is the whole length."""
+    """Return a bar for each staleness from 0 to the largest, including empty bars.
+
+    The fullest bar has the full length.
+    """
     groups = work.groups_by_staleness
     most = max(groups.values(), default=0)
     return tuple(
@@ -90,7 +94,7 @@ def staleness_bars(work: WorkView) -> tuple[Segment, ...]:
 
 
 def lengths_bars(work: WorkView) -> tuple[LengthsBar, ...]:
-    """All on one axis, up to the longest completion of all."""
+    """Return one bar for each outcome; the axis of all bars ends at the longest completion."""
     whole = max((of.longest for of in work.lengths), default=1) or 1
     return tuple(
         LengthsBar(
@@ -108,8 +112,8 @@ def lengths_bars(work: WorkView) -> tuple[LengthsBar, ...]:
     )
 
 
-def mismatch_bars(mismatch: Iterable[MismatchView], names: Mapping[str, str]) -> tuple[MismatchBar, ...]:
-    """`names`: of the nodes, as far as they are known."""
+def mismatch_bars(mismatch: Iterable[NodeMismatch], names: Mapping[str, str]) -> tuple[MismatchBar, ...]:
+    """Return one bar for each node; `names` holds the names of known nodes."""
     nodes = tuple(mismatch)
     most = max((node.kl for node in nodes), default=0.0) or 1.0
     return tuple(

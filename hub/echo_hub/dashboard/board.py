@@ -1,4 +1,4 @@
-"""What the public pages ask for of credit, and how a reader's address says which rows are wanted."""
+"""The interface between public pages and credit data, and the parsing of leaderboard queries."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from echo_shared.credit_books import (
 
 ROWS_SHOWN: Final = 100
 MOST_SEARCHED: Final = 64
-"""Characters of what is searched for."""
+"""Longest search text, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AboutView:
-    """What the run is for, in its operator's words: not a stranger's, and text all the same."""
+    """The operator's description of the run. Pages still escape it."""
 
     description: str = ""
     contact: str = ""
     consent: str = ""
     links: Mapping[str, str] = field(default_factory=dict)
-    """Addresses (http and https alone) by title."""
+    """Links by title; http and https only."""
     needs_token: bool = False
     token_from: str = ""
-    """Whom to ask for a token, where one is needed."""
+    """Contact for invite tokens, if one is needed to join."""
 
     @property
     def asks(self) -> str:
@@ -43,27 +43,30 @@ class AboutView:
 
 
 class BoardSource(Protocol):
-    """What the hub supplies. Answers may be some seconds old, so that many readers cost no more than one."""
+    """Interface that the hub supplies.
+
+    Answers may be cached for some seconds: many readers then cost as much as one.
+    """
 
     async def board(self, wanted: BoardQuery) -> Board: ...
 
     async def node(self, start: str) -> tuple[str, Holder] | None:
-        """The holder and what is known of it; None where nothing of such a node has counted."""
+        """Return a node's id and credit by a prefix of its id; None if nothing of such a node has counted."""
         ...
 
     async def team(self, name: str) -> tuple[str, Holder] | None: ...
 
     async def shares(self, holder: str, width: int) -> Mapping[int, StepShare]:
-        """A holder's part in each `width` consecutive steps, by their number from 0."""
+        """Return a holder's share of each bucket of `width` steps, by the bucket's number from 0."""
         ...
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
-        """None: no rollout of this id was ever leased."""
+        """Return a rollout's receipt; None if no rollout of this id was ever leased."""
         ...
 
 
 def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_SHOWN, team: str = "") -> BoardQuery:
-    """What an address asks for; what makes no sense there is as if it were not there."""
+    """Parse an address's query. Invalid values are ignored."""
     asked = query.get("sort", "")
     order: BoardOrder = next((known for known in BOARD_ORDERS if known == asked.removeprefix("-")), "rank")
     return BoardQuery(
@@ -78,12 +81,12 @@ def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_S
 
 
 def sort_of(wanted: BoardQuery) -> str:
-    """As it stands in an address."""
+    """Return the sort field as it stands in an address."""
     return f"{'-' if wanted.reverse else ''}{wanted.order}"
 
 
 def page_links(wanted: BoardQuery, board: Board) -> tuple[str, str]:
-    """Addresses of the page before this one and of the one behind it; empty where there is none."""
+    """Return the addresses of the previous and next page, or "" where no such page exists."""
     asked = {"sort": sort_of(wanted), **({"q": wanted.search} if wanted.search else {})}
     return tables.page_links(
         asked, after=wanted.after, limit=wanted.limit, shown=len(board.rows), found=board.num_found

@@ -1,4 +1,6 @@
-"""What whoever asks is told while the database server is away: to come back in a moment, for the hub waits for it."""
+"""The response to requests while the database server is unreachable: retry soon, because the hub
+waits for the server.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from echo_hub.dashboard.responses import json_response, plain_html_response
 from echo_shared.errors import DATABASE_AWAY, StorageError
 
 AGAIN_S: Final = 5
-SAID: Final = "The database server is away; the hub waits until it is back. Ask again in a moment."
+SAID: Final = "The database server cannot be reached; the hub waits until it is back. Try again in a moment."
 _PAGE: Final = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{AGAIN_S}"><title>Away</title></head>
-<body><h1>The database is away</h1><p>{SAID}</p></body></html>
+<body><h1>The database cannot be reached</h1><p>{SAID}</p></body></html>
 """
 
 
 @web.middleware
 async def books_away(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """503 for what cannot be read now, and when to come back."""
+    """Answer 503 with Retry-After to a request that needs the unreachable database."""
     try:
         return await handler(request)
     except StorageError as error:

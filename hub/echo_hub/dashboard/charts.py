@@ -1,8 +1,8 @@
-"""What the charts of pages draw, for `static/charts.js`, which draws any of them: titles, axes, lines, and of what.
+"""Definitions of the pages' charts, which `static/charts.js` draws: titles, axes, lines and data columns.
 
-A line's numbers are a column of a table: /api/v1/curves, which grows by itself, or a live part of the page that holds
-JSON, {"x": [...], COLUMN: [...], ...}. All charts of a page have optimizer steps, or policy versions, which count the
-same, along their horizontal axis, so that one cursor serves all.
+A line's values are a column of a table. The table is /api/v1/curves, which is appended to live, or a live part of the
+page with JSON, {"x": [...], COLUMN: [...], ...}. The horizontal axis is optimizer steps or policy versions; both have
+the same numbers, so one cursor serves all charts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from echo_hub.dashboard.model import EvaluationView, RunView
 from echo_shared import step_figures
 
 CURVES: Final = "curves"
-"""The table that is /api/v1/curves."""
+"""Name of the table at /api/v1/curves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,41 +27,41 @@ class Line:
     column: str
     label: str
     colour: str
-    """A colour of `echo.css`, without its dashes."""
+    """Name of a colour variable in `echo.css`, without its dashes."""
     table: str = CURVES
-    """Or the id of the part that holds it."""
+    """CURVES, or the id of the page part that holds the table."""
     error: str = ""
-    """The column with its standard error, drawn as a band."""
+    """Column with the standard error, drawn as a band."""
     style: Literal["line", "steps", "dotted", "points"] = "line"
     width: float = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartView:
-    """One chart; of its lines the last is on top."""
+    """One chart. Later lines are drawn over earlier ones."""
 
     key: str
     title: str
     about: str
-    """A sentence on what it means."""
+    """A sentence that explains the chart."""
     figures_at: str
-    """Where the same figures are to be read."""
+    """Where the reader finds the same figures as numbers."""
     y: str
-    """What stands at its vertical axis, its unit with it."""
+    """Label of the vertical axis, with its unit."""
     lines: tuple[Line, ...]
     x: str = "optimizer step"
     logarithmic: bool = False
     share: bool = False
-    """Its figures are shares, shown as percentages."""
+    """True if the values are shares, to be shown as percentages."""
     at_least: float = 0.0
-    """How far its vertical axis reaches at least."""
+    """Lowest allowed upper end of the vertical axis."""
     tall: bool = False
     own_range: bool = False
-    """Its horizontal axis begins where its figures do."""
+    """True if the horizontal axis begins at the first value instead of 0."""
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """For the script."""
+        """Return the definition as JSON for the script."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
@@ -88,8 +88,8 @@ def _of_step_figures(chart: step_figures.Chart) -> ChartView:
 REWARD: Final = ChartView(
     key="reward",
     title="Reward and held-out accuracy",
-    about="What the model is trained for, and whether it carries over to problems that it is never trained on. Bands: "
-    "about the trend, the standard deviation of the steps' rewards; about an accuracy, its standard error.",
+    about="The training reward, and the accuracy on problems that are never trained on. Bands: the standard deviation "
+    "of the steps' rewards around the trend, and the standard error around an accuracy.",
     figures_at="the tables of evaluations and of newest steps",
     y="reward, accuracy",
     lines=(
@@ -118,7 +118,7 @@ REWARD: Final = ChartView(
 STALENESS: Final = ChartView(
     key="staleness",
     title="Staleness",
-    about="How many steps older the rollouts are than the weights that they train; above the bound none is used.",
+    about="Age of the trained rollouts, in steps, relative to the trained weights. Above the bound, they are dropped.",
     figures_at="the table of newest steps",
     y="steps",
     lines=(
@@ -131,7 +131,7 @@ STALENESS: Final = ChartView(
 SPEED: Final = ChartView(
     key="speed",
     title="Throughput",
-    about="How many rollouts the run trains on in a second, waiting included.",
+    about="Rollouts trained per second, including waits.",
     figures_at="/api/v1/curves",
     y="rollouts/s",
     lines=(Line(column="rollouts_per_s", label="trained", colour="speed", width=2.0),),
@@ -139,8 +139,8 @@ SPEED: Final = ChartView(
 )
 SPREAD: Final = ChartView(
     key="spread",
-    title="Time until nodes had it",
-    about="From a version's announcement until half, 95 % and all of the nodes had it whole.",
+    title="Distribution time",
+    about="Time from a version's announcement until half, 95 % and all of the nodes had all of it.",
     figures_at="the table of versions",
     x="policy version",
     y="time, s",
@@ -154,7 +154,7 @@ SPREAD: Final = ChartView(
 
 
 def learner() -> tuple[ChartView, ...]:
-    """The learner's own, by the table of step figures."""
+    """Return the charts of the learner's figures, from the table of step figures."""
     return tuple(_of_step_figures(chart) for chart in step_figures.CHARTS)
 
 
@@ -162,13 +162,13 @@ SET_COLOURS: Final = ("accuracy", "reward", "staleness", "speed", "sampled", "mu
 
 
 def of_sets(run: RunView) -> ChartView | None:
-    """Of several evaluation sets, a curve each; None where there is one alone."""
+    """Return a chart with one curve for each evaluation set; None if the run has a single set."""
     if not run.evaluation_sets:
         return None
     return ChartView(
         key="sets",
         title="Held-out accuracy by set",
-        about="Greedy, of each evaluation set; the accuracy above is their weighted mean.",
+        about="Greedy accuracy on each evaluation set. The accuracy above is their weighted mean.",
         figures_at="the table of evaluation sets and /api/v1/run",
         y="accuracy",
         x="policy version",
@@ -196,7 +196,7 @@ def _accuracies(views: Sequence[EvaluationView]) -> Mapping[str, list[float | No
 
 
 def tables(run: RunView) -> Mapping[str, Mapping[str, list[float | None]]]:
-    """The numbers that are not in /api/v1/curves, by the ids of the parts that hold them."""
+    """Return the tables that are not at /api/v1/curves, by the ids of the page parts that hold them."""
     evaluations, versions = run.evaluations, run.versions[::-1]
     arrived = [view.record for view in versions if view.record.dissemination_max_s is not None]
     return {

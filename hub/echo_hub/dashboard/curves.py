@@ -1,11 +1,12 @@
-"""The charts' curves, /api/v1/curves: every step of the run, in a number of points that does not grow with it.
+"""The charts' curves, /api/v1/curves: all steps of the run in a bounded number of points.
 
-A point stands for `width` consecutive steps, a power of two that doubles when there are too many points. The points are
-kept in memory and each step is read once, so an answer costs the same at step 100 and at step 100,000.
+A point stands for `width` consecutive steps. The width is a power of two; it doubles when the points exceed
+`MOST_POINTS`. Points stay in memory and each step is read once. So an answer costs the same at step 100 and at step
+100,000.
 
-The mean reward is smoothed here, step by step, whatever a point stands for: an exponential mean over the steps so far,
-of which one `SMOOTHED_OVER` steps ago weighs 1/e, and the standard deviation about it by the same weights. A point has
-that of its last step.
+The mean reward is smoothed step by step, independent of `width`. The exponential mean weighs the step `SMOOTHED_OVER`
+steps ago by 1/e. The standard deviation about that mean uses the same weights. A point holds the values of its last
+step.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ from echo_shared import step_figures
 from echo_shared.books import StepRecord
 
 MOST_POINTS: Final = 600
-"""About as many as a chart has pixels for."""
+"""Largest number of points, about a chart's width in pixels."""
 SMOOTHED_OVER: Final = 6.0
-"""Steps: a step's mean is of dozens of rollouts or more, and what a run comes to takes dozens of steps."""
+"""Decay length in steps. A step's mean covers dozens of rollouts, and a run's trend takes dozens of steps."""
 TREND_OVER: Final = 12
-"""Steps that the trend is taken over: two times of the smoothing, so that its ends hardly share a step."""
+"""Steps between the two ends of the trend: twice the decay length, so that the ends share little data."""
 LEAST_TREND: Final = 8
-"""Steps without which nothing is said of a trend."""
+"""Steps before which no trend is reported."""
 CLEAR: Final = 3.0
-"""Standard errors of a difference that is more than chance."""
+"""Standard errors beyond which a difference is more than chance."""
 SMOOTH: Final = "reward_smooth"
 SPREAD: Final = "reward_spread"
 
 
 def _means() -> tuple[str, ...]:
-    """The figures of which a point has the mean, over its steps that have the figure."""
+    """Return the figures whose points are means over those steps that have the figure."""
     return ("mean_reward", "staleness_mean", *(f.key for f in step_figures.STEP_FIGURES if not f.largest))
 
 
 def _largest() -> tuple[str, ...]:
-    """The figures of which a point has the largest value."""
+    """Return the figures whose point is the largest value."""
     return ("staleness_max", *(f.key for f in step_figures.STEP_FIGURES if f.largest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """How far somebody was told the curves: points of this width, up to this step."""
+    """The state up to which a watcher knows the curves: points of this width, up to this step."""
 
     width: int
     step: int
@@ -57,18 +58,18 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """Where the smoothed reward goes."""
+    """The trend of the smoothed reward."""
 
     now: float
     before: float
     steps: int
-    """How many steps before that was."""
+    """Distance in steps between `before` and `now`."""
     direction: Literal["rising", "steady", "falling", ""]
-    """Empty: too few steps."""
+    """Empty if there are too few steps."""
 
 
 class Smoothed:
-    """An exponential mean, which the first value does not weigh more in than any other."""
+    """An exponential mean and variance without initial bias: weights are normalised by their sum."""
 
     def __init__(self) -> None:
         self._weight = self.mean = self._variance = 0.0
@@ -81,26 +82,26 @@ class Smoothed:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the values, by the same weights."""
+        """Return the standard deviation of the values, with the same weights."""
         return sqrt(self._variance)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Point:
-    """A point's sums over its steps, so that two points make one."""
+    """Sums over a point's steps. The sums of two points can be merged."""
 
     first_step: int
     step: int
-    """The last."""
+    """The point's last step."""
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)
-    """What it has of its last step alone."""
+    """Values of the last step only."""
     rollouts: int = 0
-    """Of the steps whose duration is known: all but the run's first."""
+    """Rollouts of the steps whose duration is known: all but the run's first."""
     seconds: float = 0.0
-    """From the end of the step before each of them to its own."""
+    """Summed duration of these steps. A step lasts from the previous step's end to its own."""
 
     def take(self, other: _Point) -> None:
         self.step, self.newest = other.step, other.newest
@@ -123,12 +124,12 @@ class _Point:
 
 
 def _short(value: float) -> float:
-    """As far as a chart can show it: six digits that count, which is a third of what travels otherwise."""
+    """Round to six digits, all that a chart can show; this makes answers two thirds smaller."""
     return float(f"{value:.6g}")
 
 
 class Curves:
-    """All steps so far, in order of `add`."""
+    """Curves over all steps so far, in the order of `add`."""
 
     def __init__(self) -> None:
         self.width = 1
@@ -136,7 +137,7 @@ class Curves:
         self._newest: StepRecord | None = None
         self._reward = Smoothed()
         self._trend: deque[float] = deque(maxlen=TREND_OVER + 1)
-        """The smoothed reward of the newest steps."""
+        """The smoothed reward after each of the newest steps."""
 
     @property
     def last_step(self) -> int:
@@ -156,13 +157,16 @@ class Curves:
             self._halve()
 
     def after(self, step: int) -> list[dict[str, float | None]]:
-        """The points that hold a step after `step`."""
+        """Return the points that contain a step after `step`."""
         return [point.as_json() for point in self._points if point.step > step]
 
     @property
     def trend(self) -> Trend | None:
-        """None before the first step. The mean of a smoothed value has the error of about twice `SMOOTHED_OVER` steps';
-        what the reward has risen by of late is in its spread too, which makes a short rise no easier to see."""
+        """Return the trend of the reward; None before the first step.
+
+        The mean of smoothed values has the standard error of a mean over about 2 * `SMOOTHED_OVER` steps. A recent rise
+        also widens the deviation, so a short rise is not detected more easily.
+        """
         if not self._trend:
             return None
         before, now = self._trend[0], self._trend[-1]
@@ -211,10 +215,10 @@ class CurvesRoom:
         self._lock = asyncio.Lock()
 
     async def serve(self, request: web.Request) -> web.Response:
-        """GET /api/v1/curves?width=W&since=N: what is new for a viewer who has the points of width W up to step N.
+        """GET /api/v1/curves?width=W&since=N: the news for a viewer that has the points of width W up to step N.
 
-        {"width": ..., "points": [...]}: all points where the width is another one by now, else those with a step after
-        N, of which the first may replace the viewer's last.
+        The answer is {"width": ..., "points": [...]}. If the width has changed, it holds all points. Otherwise it holds
+        points with a step after N; the first may replace the viewer's last one.
         """
         width, since = (whole_number(request.query.get(name, "0")) for name in ("width", "since"))
         if width is None or since is None:
@@ -224,11 +228,11 @@ class CurvesRoom:
         return json_response({"width": self._curves.width, "points": points})
 
     async def news(self, mark: Mark | None) -> tuple[Mark, dict[str, object]]:
-        """What to tell a watcher who was told all up to `mark`, and the mark from then on; None = the first time, when
-        it is told from where on it will be.
+        """Return the new mark, and the news for a watcher that knows the curves up to `mark`; None on its first call.
 
-        {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after `since`. Who does not
-        have those before asks /api/v1/curves for what it lacks: so does everybody once the width is another.
+        The news are {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after `since`.
+        The first call returns no points; neither does a call after a change of width. A watcher that lacks earlier
+        points requests /api/v1/curves.
         """
         await self.newest()
         now = Mark(width=self._curves.width, step=self._curves.last_step)
@@ -236,7 +240,7 @@ class CurvesRoom:
         return now, {"width": now.width, "since": since, "points": self._curves.after(since)}
 
     async def newest(self) -> Curves:
-        """The curves with every step that is trained by now."""
+        """Return the curves with every step trained so far."""
         async with self._lock:
             while True:
                 more = await self._source.steps(self._curves.last_step)

@@ -1,7 +1,7 @@
-"""The fleet as an operator looks through it: which nodes, in which order, and how many there are of each kind.
+"""The operator's fleet list: filtering, sorting and counting nodes.
 
-All of it is done on a snapshot's nodes, of which there are ten thousand and those that are connected at most. Engines,
-devices, precisions and names are what nodes say of themselves: there may be as many of each as there are nodes.
+Works on a snapshot's nodes: at most ten thousand plus the connected ones. Engines, devices, precisions and names are
+untrusted texts from nodes: a column may have a different value in each row.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ _ID: Final = attrgetter("totals.node_id")
 NODES_SHOWN: Final = 100
 FOREMOST_SHOWN: Final = 10
 KINDS_SHOWN: Final = 8
-"""Of engines with their precisions, in the summary."""
+"""Pairs of engine and precision shown in the summary."""
 CHOICES_SHOWN: Final = 40
-"""Of engines, and of precisions, to choose from."""
+"""Engines, and precisions, offered in the filter's lists."""
 MOST_ASKED: Final = 128
-"""Characters of what is asked for."""
+"""Longest filter text, in characters."""
 
 STATES: Final = (
     *("sampling", "fetching", "preparing", "waiting", "standing_by", "paused", "draining", "away", "banned"),
 )
 UNCHECKED: Final = "unchecked"
 STANDINGS: Final = ("quarantined", "suspect", "new", "proven", UNCHECKED)
-"""The order in which an operator wants to see them."""
+"""In an operator's order of interest."""
 FASTEST: Final = "speed"
-"""The column that the page is sorted by."""
+"""The default sort column."""
 NOT_SAID: Final = "-"
-"""In an address: the nodes of which it is not known."""
+"""In an address: nodes without this value."""
 
 _PLACE: Final = {state: place for place, state in enumerate(STATES)}
 _RANK: Final = {standing: rank for rank, standing in enumerate(STANDINGS)}
 _WHILE: Final = {
-    "preparing": "its engine is not up yet",
+    "preparing": "its engine is starting",
     "fetching": "the newest version",
-    "paused": "as its owner's settings have it",
-    "draining": "it leaves once it has finished",
+    "paused": "by its owner's settings",
+    "draining": "leaves after its current work",
 }
 
 
 class WrongFleetQueryError(ValueError):
-    """What of a query cannot be, as the page says it."""
+    """An invalid filter value, described for the page."""
 
 
 def state_of(node: NodeView) -> str:
-    """One of `STATES`: what it does, unless it was told that it gets no work, or is not there."""
+    """Return one of `STATES`: the node's activity, or a state that overrides it (banned, away, standing_by)."""
     if node.banned:
         return "banned"
     if not node.connected:
@@ -65,12 +65,12 @@ def state_of(node: NodeView) -> str:
 
 
 def standing_of(node: NodeView) -> str:
-    """One of `STANDINGS`."""
+    """Return one of `STANDINGS`."""
     return node.totals.standing or UNCHECKED
 
 
 def why_idle(node: NodeView, run: RunView) -> str:
-    """Why a connected node does not draw, in a few words; empty where it does."""
+    """Return a few words on why a connected node does not sample; empty if it does."""
     if node.standby:
         return node.standby
     if node.activity != "waiting":
@@ -79,7 +79,7 @@ def why_idle(node: NodeView, run: RunView) -> str:
         return "the run is finished"
     if run.leasing != "open":
         return f"leasing is {run.leasing}"
-    return "nothing is leased to it" if node.capacity else "it takes no work now"
+    return "it has no lease now" if node.capacity else "it accepts no work now"
 
 
 COLUMNS: Final[tuple[Column[NodeView], ...]] = (
@@ -127,41 +127,41 @@ COLUMNS: Final[tuple[Column[NodeView], ...]] = (
 
 
 def columns(*, has_costs: bool) -> tuple[Column[NodeView], ...]:
-    """What nodes cost has one where any does."""
+    """Return the table's columns; the cost column only if any node has costs."""
     return tuple(column for column in COLUMNS if has_costs or column.key != "cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetQuery:
-    """Which nodes are asked for: those that fit all of it. "" asks for nothing."""
+    """A filter for nodes; all its conditions must match. "" matches every node."""
 
     sort: str = ""
-    """A column's key, "-" before it turns its order round; empty: in the order that they are given in."""
+    """A column's key, with "-" in front for the reverse order; empty keeps the given order."""
     search: str = ""
-    """In the name, the engine, the device or the name of the invite, whatever the case; or the start of the id."""
+    """A part of the name, engine, device or invite name, without case; or a prefix of the id."""
     state: str = ""
     standing: str = ""
     engine: str = ""
     precision: str = ""
     after: int = 0
-    """So many are left out at the front."""
+    """Number of rows to skip."""
     limit: int = NODES_SHOWN
 
     @property
     def asked(self) -> dict[str, str]:
-        """The fields of an address that ask for these nodes in this order."""
+        """Return the query fields of an address that asks for these nodes in this order."""
         fields = {"q": self.search, "state": self.state, "standing": self.standing, "engine": self.engine}
         fields |= {"precision": self.precision, "sort": self.sort}
         return {name: value for name, value in fields.items() if value}
 
     @property
     def is_narrow(self) -> bool:
-        """It does not ask for all nodes."""
+        """True if any filter is set."""
         return bool(self.asked.keys() - {"sort"})
 
 
 def fleet_query(query: Mapping[str, str], *, limit: int = NODES_SHOWN) -> FleetQuery:
-    """What an address asks for. Raises WrongFleetQueryError."""
+    """Parse an address's query. Raises WrongFleetQueryError."""
     given = {
         name: " ".join(query.get(name, "").split())[:MOST_ASKED]
         for name in ("q", "state", "standing", "engine", "precision", "after")
@@ -186,16 +186,17 @@ def fleet_query(query: Mapping[str, str], *, limit: int = NODES_SHOWN) -> FleetQ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPart:
-    """A page of the nodes that were asked for."""
+    """One page of the matching nodes."""
 
     nodes: Sequence[NodeView]
     num_found: int
 
 
 def find_nodes(nodes: Iterable[NodeView], wanted: FleetQuery) -> FleetPart:
-    """Those that fit, sorted, and cut; without a column to sort by, those whose work counts most come first."""
+    """Return a page of the matching, sorted nodes. Without a sort column, nodes with most useful work come first."""
     found = [node for node in nodes if _fits(node, wanted)] if wanted.is_narrow else list(nodes)
-    found.sort(key=_ID if wanted.sort else _work)  # Whoever comes or goes, equals keep their order.
+    # Sort first by a unique key, so that ties keep their order between snapshots.
+    found.sort(key=_ID if wanted.sort else _work)
     ordered = sort_rows(found, COLUMNS, wanted.sort)
     return FleetPart(nodes=ordered[wanted.after : wanted.after + wanted.limit], num_found=len(ordered))
 
@@ -216,14 +217,16 @@ def _fits(node: NodeView, wanted: FleetQuery) -> bool:
         return False
     if not wanted.search:
         return True
-    looked_for = wanted.search.casefold()  # Of one line: none is found across two texts.
+    looked_for = wanted.search.casefold()  # A single line, so a match cannot span two of the texts joined below.
     texts = f"{totals.name}\n{totals.device}\n{totals.backend}\n{totals.invite}"
     return looked_for in texts.casefold() or totals.node_id.startswith(looked_for)
 
 
 def foremost(nodes: Fleet) -> list[NodeView]:
-    """A few that an operator wants to see: those that the hub mistrusts, then the fastest; of all, those that are there
-    before the others."""
+    """Return the few nodes of most interest: mistrusted ones first, then the fastest.
+
+    Connected nodes precede others.
+    """
     here = [node for node in nodes.here.values() if node.connected]
     first = heapq.nsmallest(FOREMOST_SHOWN, here, key=_mistrust_and_speed)
     left = [node for node in nodes.here.values() if not node.connected]
@@ -243,7 +246,7 @@ def _mistrust_and_speed(node: NodeView) -> tuple[bool, float, float, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Nodes that have something in common, and the address at which they are listed."""
+    """Nodes with a common property, and the address of their list."""
 
     name: str
     number: int
@@ -252,18 +255,18 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """How many nodes there are of each kind, and how many all in all."""
+    """Numbers of nodes by kind, and in total."""
 
     number: int
     states: tuple[Kind, ...]
-    """In the order of `STATES`; of those that there are."""
+    """States with any node, in the order of `STATES`."""
     standings: tuple[Kind, ...]
     engines: tuple[Kind, ...]
-    """With their precisions, those of the most nodes; not all."""
+    """The most frequent pairs of engine and precision."""
     num_other_engines: int
-    """Kinds that are not listed."""
+    """Number of pairs that are not listed."""
     all_engines: tuple[str, ...]
-    """To choose from; without their precisions, and not all."""
+    """The most frequent engines for the filter's list, without precisions."""
     all_precisions: tuple[str, ...]
     has_costs: bool
 
@@ -274,7 +277,7 @@ def _kinds_away(away: NodesAway) -> Counter[tuple[str, str, str, str, bool]]:
 
 
 def kinds(nodes: Fleet) -> Kinds:
-    """Of all nodes, whatever is asked for."""
+    """Count all nodes by kind, ignoring filters."""
     by_state, by_standing = Counter[str](), Counter[str]()
     engines = Counter[tuple[str, str]]()
     has_costs = False
@@ -323,7 +326,7 @@ def _choices(counted: Iterable[tuple[str, int]]) -> tuple[str, ...]:
 
 
 def page_links(wanted: FleetQuery, part: FleetPart) -> tuple[str, str]:
-    """Addresses of the page before this one and of the one behind it; empty where there is none."""
+    """Return the addresses of the previous and next page, or "" where no such page exists."""
     return tables.page_links(
         wanted.asked, after=wanted.after, limit=wanted.limit, shown=len(part.nodes), found=part.num_found
     )

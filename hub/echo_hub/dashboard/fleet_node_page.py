@@ -1,7 +1,7 @@
-"""The operator's page of one node, `/fleet/ID`: what it says of itself, does and has done, what is thought of it and
-why, and what can be done about it. As JSON: /api/v1/nodes/ID.
+"""The operator's page of one node, `/fleet/ID`: its own reports, its history, its trust standing and the possible
+actions.
 
-`/nodes/ID` is the public one, with what counted and nothing else.
+As JSON: /api/v1/nodes/ID. The public page of a node is `/nodes/ID`; it shows only credited work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from echo_shared.node_books import NodeRecord
 EVENTS_SHOWN: Final = 20
 MOST_ID: Final = 64
 _IN_JSON: Final = ("public_key", "outcomes", "shown", "decisions", "checked", "rollouts")
-"""Of a `NodeRecord`."""
+"""Fields of `NodeRecord`."""
 
 
 class FleetNodePage:
@@ -72,7 +72,7 @@ class FleetNodePage:
         return await self._live.answer(request, Look(key=("fleet node", node_id), prepare=prepare))
 
     async def serve_json(self, request: web.Request) -> web.Response:
-        """GET /api/v1/nodes/{node}: {"node": `NodeView`, and what else a `NodeRecord` has}"""
+        """GET /api/v1/nodes/{node}: {"node": `NodeView`, ...} with the other fields of `NodeRecord`."""
         record = await self._record(request.match_info["node"])
         if record is None:
             return json_response({"error": "there is no node of this id"}, status=404)
@@ -80,12 +80,12 @@ class FleetNodePage:
         return json_response({"node": view, **{name: getattr(record, name) for name in _IN_JSON}})
 
     async def _record(self, node_id: str) -> NodeRecord | None:
-        is_possible = len(node_id) <= MOST_ID and "\0" not in node_id  # PostgreSQL takes no NUL.
+        is_possible = len(node_id) <= MOST_ID and "\0" not in node_id  # PostgreSQL rejects NUL in texts.
         return await self._source.node(node_id) if is_possible else None
 
 
 def _view(snapshot: Snapshot, record: NodeRecord) -> NodeView:
-    """As the others are shown; of one that is beyond those that the pages list, what the books say."""
+    """Return the snapshot's view of the node. A node beyond the listed ones gets a view of its stored totals."""
     return snapshot.nodes.get(record.totals.node_id) or NodeView(
         totals=record.totals,
         connected=False,

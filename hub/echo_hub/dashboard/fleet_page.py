@@ -1,7 +1,7 @@
-"""The operator's room for the fleet, `/fleet`: nodes by what they do, are and have done, a page of them at a time.
+"""The operator's fleet page, `/fleet`: nodes by state, standing and work, one page of them at a time.
 
-The first page of what a filter asks for lives; of what is searched for, and of pages behind the first, there are as
-many as anybody likes, and they stand still.
+Only the first page of a filter is live. Searches and later pages are static, because clients can request any number of
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers, times and names as people read them; None is an en dash everywhere."""
+"""Format numbers, times and names for readers. None becomes an en dash."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ _SPANS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def display_name(name: str, node_id: str = "") -> str:
-    """A node's own text without what could hide or reorder its neighbours; `node_id`'s start where nothing is left."""
+    """Return a node's name without characters that hide or reorder others.
+
+    If nothing is left, a prefix of `node_id`.
+    """
     visible = "".join(" " if unicodedata.category(c) in _INVISIBLE else c for c in name)
     return " ".join(visible.split()) or node_id[:8] or UNKNOWN
 
 
 def visible(text: str) -> str:
-    """A text as it is, lines and tabs too, but for what is not seen or reorders its neighbours: that is written out,
-    control characters as their pictures (␛), others by their number (⟨U+202E⟩)."""
+    """Return the text with invisible and reordering characters written out.
+
+    Control characters become their pictures (␛), others their number (⟨U+202E⟩). Newlines and tabs stay.
+    """
     if text.isprintable():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) not in _INVISIBLE else _written_out(c) for c in text)
@@ -37,30 +42,30 @@ def _written_out(character: str) -> str:
 
 
 def excerpt(text: str, characters: int = 120) -> str:
-    """The beginning of a text in one line, nothing of it unseen."""
+    """Return the beginning of a text in one line, with invisible characters written out."""
     line = " ".join(visible(text[: 4 * characters]).split())
     return line if len(line) <= characters and len(text) <= 4 * characters else f"{line[:characters]}…"
 
 
 def count(value: int | None) -> str:
-    """12,480"""
+    """Format as 12,480."""
     return UNKNOWN if value is None else f"{value:,}"
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    """0.71"""
+    """Format as 0.71."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def rate(value: float | None) -> str:
-    """About three digits, whatever the size: 0, 0.42, 7.30, 64.2, 112, 4,820."""
+    """Format with about three digits at any size: 0, 0.42, 7.30, 64.2, 112, 4,820."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value >= 99.95 or value == 0 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def dollars(value: float | None) -> str:
-    """$0, $0.40, $12.30, $4,820; of less than a cent three digits: $0.000123."""
+    """Format as $0, $0.40, $12.30, $4,820; below a cent with three digits: $0.000123."""
     if value is None:
         return UNKNOWN
     if 0 < value < 0.01:
@@ -69,12 +74,12 @@ def dollars(value: float | None) -> str:
 
 
 def scientific(value: float | None) -> str:
-    """0.0031, or 2.1e-05 where that is shorter."""
+    """Format as 0.0031, or as 2.1e-05 if that is shorter."""
     return UNKNOWN if value is None else f"{value:.2g}"
 
 
 def in_unit(value: float | None, unit: Unit) -> str:
-    """As people read a figure of this unit."""
+    """Format a figure of this unit."""
     match unit:
         case "s":
             return duration(value)
@@ -89,12 +94,12 @@ def in_unit(value: float | None, unit: Unit) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """88.3 %"""
+    """Format as 88.3 %."""
     return UNKNOWN if value is None else f"{100 * value:.{digits}f}{_THIN_SPACE}%"
 
 
 def size(value: int | None) -> str:
-    """1.4 MB, in powers of ten."""
+    """Format as 1.4 MB, in powers of ten."""
     if value is None:
         return UNKNOWN
     scaled = float(value)
@@ -106,7 +111,7 @@ def size(value: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units: 42 s, 3 min 20 s, 2 d 4 h."""
+    """Format with the two largest units: 42 s, 3 min 20 s, 2 d 4 h."""
     if seconds is None:
         return UNKNOWN
     if seconds < 10:
@@ -121,7 +126,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(at: float, as_of: float) -> str:
-    """The largest unit only: now, 42 s ago, 3 min ago."""
+    """Format the age with its largest unit: now, 42 s ago, 3 min ago."""
     seconds = as_of - at
     if seconds < 5:
         return "now"
@@ -130,20 +135,20 @@ def ago(at: float, as_of: float) -> str:
 
 
 def iso(at: float) -> str:
-    """For machines and tooltips: 2026-03-01T12:00:00Z"""
+    """Format for machines and tooltips: 2026-03-01T12:00:00Z."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def date(at: float) -> str:
-    """2026-03-01, UTC."""
+    """Format as 2026-03-01 in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
 def path_part(name: str) -> str:
-    """A name as one part of an address's path."""
+    """Quote a name as one part of an address's path."""
     return quote(name, safe="")
 
 
 def clock(at: float) -> str:
-    """12:00:00, UTC."""
+    """Format as 12:00:00 in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")

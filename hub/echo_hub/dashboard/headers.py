@@ -1,7 +1,7 @@
-"""What every answer of the hub's port carries, whatever it answers: what a browser may do with it.
+"""Security headers for every response of the hub's port.
 
-A name that a node made up must never run as a script here, and nothing is fetched from elsewhere or shown in another
-site's frame. Style elements and attributes are refused as scripts are; what scripts set of an element's style is not.
+Node names are untrusted and must never run as scripts. Nothing is loaded from other hosts or shown in another site's
+frame. Inline style elements and attributes are refused like inline scripts; scripts may still set styles.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "same-origin",  # With none at all, browsers would not say which page a form came from.
+    "Referrer-Policy": "same-origin",  # With no-referrer, browsers would not tell which page sent a form.
     "X-Content-Type-Options": "nosniff",
 }
 TRANSPORT_SECURITY: Final = f"max-age={180 * 86_400}"
-"""Only where the hub itself speaks TLS: behind a proxy the proxy knows."""
+"""Sent only if the hub itself terminates TLS. Behind a proxy, that is the proxy's decision."""
 
 
 async def add_security_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """For `web.Application.on_response_prepare`."""
+    """Set the headers; for `web.Application.on_response_prepare`."""
     response.headers.update(SECURITY_HEADERS)
     if request.secure:
         response.headers["Strict-Transport-Security"] = TRANSPORT_SECURITY

@@ -1,5 +1,5 @@
-"""A page of its own for each node and each team: `/nodes/ID` and `/teams/NAME`, with history, what its work did, and a
-picture to share.
+"""Public pages of single nodes and teams, `/nodes/ID` and `/teams/NAME`: history, effect of the work, and a picture to
+share.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class HolderPages:
         """GET /nodes/{node}/picture.png, GET /teams/{team}/picture.png"""
         found = await self._find(request.match_info)
         if found is None:
-            raise web.HTTPNotFound(text="Nothing of it has counted yet.\n")
+            raise web.HTTPNotFound(text="No work of this node or team has counted yet.\n")
         holder_id, holder = found
         kind = holder.standing.kind
 
@@ -103,7 +103,7 @@ class HolderPages:
         """GET /api/v1/leaderboard/nodes/{node}, GET /api/v1/leaderboard/teams/{team}: a `Holder` and its `WorkCurve`"""
         found = await self._find(request.match_info)
         if found is None:
-            return json_response({"error": "nothing of it has counted yet"}, status=404)
+            return json_response({"error": "no work of this node or team has counted yet"}, status=404)
         holder_id, holder = found
         return json_response(
             {

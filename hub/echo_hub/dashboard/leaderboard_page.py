@@ -1,7 +1,7 @@
-"""The public boards: `/leaderboard`, whose machines taught the model, and `/teams`; and how to lend another machine.
+"""The public boards: `/leaderboard` of nodes and `/teams`, with instructions for lending a machine.
 
-The database sorts, searches and cuts: a page is `ROWS_SHOWN` rows, whatever the board has. Of ids a start is enough,
-and nothing more of them is shown here.
+The database sorts, searches and cuts: a page has `ROWS_SHOWN` rows at any board size. Only a prefix of each node's id
+is shown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from echo_hub.dashboard.templating import Template
 from echo_shared.credit_books import Board, BoardKind, BoardQuery, Standing
 
 ROWS_PER_ANSWER: Final = 1_000
-"""Of the board as JSON."""
+"""Rows of one JSON answer."""
 _NODE: Final = re.compile(r"[0-9a-z]{1,64}")
 
 _RANK: Final[Column[Standing]] = Column(key="rank", title="Rank", order=lambda row: row.rank, css="number")
@@ -56,7 +56,7 @@ _SEEN: Final[Column[Standing]] = Column(
 
 
 def columns(kind: BoardKind, *, has_elsewhere: bool = False) -> tuple[Column[Standing], ...]:
-    """Those of a board; what nodes did in other runs has one where there are any."""
+    """Return a board's columns; the column for other runs only if any are known."""
     title = "Team" if kind == "team" else "Node"
     name: Column[Standing] = Column(key="name", title=title, order=lambda row: (row.name.casefold(), row.node))
     if kind == "team":
@@ -93,7 +93,7 @@ class LeaderboardPage:
         ]
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """GET /leaderboard?sort=KEY&q=SEARCH&after=ROWS; with node=ID the page of that node"""
+        """GET /leaderboard?sort=KEY&q=SEARCH&after=ROWS; with node=ID it redirects to that node's page."""
         if _NODE.fullmatch(node := request.query.get("node", "")):
             return see_other(f"/nodes/{node[:10]}")
         return await self._serve(request, "node")
@@ -103,8 +103,9 @@ class LeaderboardPage:
         return await self._serve(request, "team")
 
     async def _serve(self, request: web.Request, kind: BoardKind) -> web.StreamResponse:
-        """The board's first page lives; of what is searched for, and of pages behind the first, there are as many as
-        anybody likes, and they stand still."""
+        """Answer with the board; only its first page is live. Clients can request any number of searches and later
+        pages, so these are static.
+        """
         wanted = board_query(request.query, kind=kind)
         snapshot = await self._snapshots.get()
         own, address = snapshot.run.address, self._visits.address(request)
@@ -113,7 +114,9 @@ class LeaderboardPage:
             return partial(self._render, snapshot, await self._board.board(wanted), wanted)
 
         def personal(text: str) -> str:
-            """Under the address at which this reader reached the hub: of a host's letters alone."""
+            """Put in the address that this reader used. It comes from the Host header, checked to hold only a host's
+            characters.
+            """
             return text.replace(own, address) if own and address else text
 
         if wanted.search or wanted.after:

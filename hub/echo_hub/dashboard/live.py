@@ -1,18 +1,19 @@
-"""How a page lives: its address, asked for as HTML, is the page, and as `text/event-stream` what changes in it.
+"""Live pages: an address returns the page as HTML, or the page's changes as `text/event-stream`.
 
-A room says what is looked at (`Look`) and leaves the answer to `LivePages.answer`; its template marks what lives
-(`live_parts`). The page is rendered once a snapshot for all who look at the same, and each watcher is sent what changed
-since the rendering that it shows. Pages are rendered on a thread, for the hub has more to do. Events of a stream, each
+A page module describes a page by a `Look` and calls `LivePages.answer`. Its template marks the live parts
+(`live_parts`). A page is rendered once per snapshot for all its watchers. Each watcher is sent the changes since the
+rendering that it shows. Rendering runs on a thread, because the event loop has other work. Events of a stream, each
 with a JSON object:
 
-    hello    {"of": which run and which files these are: another one's page is loaded anew, "now": the hub's time,
-             "silent_s": after as long without an event the stream is dead}
-    parts    {"revision": what the page shows then, and what `live_parts.difference` says}
-    curves   {"width", "since", "points"}: what is new in /api/v1/curves, for who has the points up to step `since`
+    hello    {"of": id of run and static files; if it differs, the browser reloads the page, "now": the hub's time,
+             "silent_s": after this time without an event the stream is dead}
+    parts    {"revision": the revision shown after this event, and the fields of `live_parts.difference`}
+    curves   {"width", "since", "points"}: new points of /api/v1/curves, for a browser that has those up to `since`
     beat     {}: nothing has changed for a while
-    gone     {}: there is no such page any more, and the stream ends
+    gone     {}: the page no longer exists, and the stream ends
 
-The browser asks with `live=REVISION` in the query, the one that its page shows; what is not known of it is sent whole.
+The browser sends the revision that it shows as `live=REVISION` in the query. Parts of an unknown revision are sent in
+full.
 """
 
 from __future__ import annotations
@@ -38,37 +39,37 @@ from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
 
 MOST_PAGES: Final = 64
-"""That are kept as rendered, those that were looked at last."""
+"""Rendered pages kept in memory, the most recently used."""
 MOST_REVISIONS: Final = 64
-"""Of each page, that a browser may come back with."""
+"""Revisions remembered for each page, for browsers that reconnect."""
 SILENT_BEATS: Final = 2.5
-"""Heartbeats without an event, after which a browser takes a stream for dead."""
+"""Heartbeats without an event after which a browser considers a stream dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What an address asks for."""
+    """A request for a live page."""
 
     key: tuple[str, ...]
-    """The same for all who are to see the same rendering."""
+    """Requests with equal keys share one rendering."""
     prepare: Callable[[Snapshot], Awaitable[Callable[[], str]]]
-    """Reads what the page needs, and says what makes the whole of it; raises web.HTTPException where there is none, or
-    none any more."""
+    """Read the page's data and return a function that renders it. Raises web.HTTPException if the page does not
+    exist."""
     personal: Callable[[str], str] = str
-    """Puts what is one viewer's own into a page, or into a part of it as JSON."""
+    """Insert a viewer's own values into a page, or into an event's JSON."""
     has_curves: bool = False
-    """Its charts draw /api/v1/curves."""
+    """True if the page's charts draw /api/v1/curves."""
 
 
 def _timed(make: Callable[[], str]) -> tuple[Rendering, float]:
-    """What is made, and what that takes of the processor."""
+    """Return the rendering and its processor time in seconds."""
     began_s = time.thread_time()
     made = rendering(make())
     return made, time.thread_time() - began_s
 
 
 class _Page:
-    """One page as all see it who look at it."""
+    """One page, shared by all its watchers."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -76,15 +77,15 @@ class _Page:
         self._newest: Rendering | None = None
         self._known: OrderedDict[str, Marks] = OrderedDict()
         self._news: dict[str, str | None] = {}
-        """By the revision that they follow."""
+        """Events by the revision that they update."""
         self.took_s = 0.0
-        """What the newest rendering took of the processor."""
+        """Processor seconds of the newest rendering."""
 
     def is_of(self, snapshot: Snapshot) -> bool:
         return self._of is not None and self._of.taken_at >= snapshot.taken_at
 
     async def rendered(self, look: Look, snapshot: Snapshot) -> Rendering:
-        """Of this snapshot or a newer one."""
+        """Return a rendering of this snapshot or a newer one."""
         async with self._lock:
             if self._newest is None or not self.is_of(snapshot):
                 make = await look.prepare(snapshot)
@@ -98,12 +99,14 @@ class _Page:
             return self._newest
 
     def known(self, revision: str) -> tuple[str, Marks]:
-        """A rendering that a browser says it shows; of one that is not known here nothing."""
+        """Return a browser's revision and its marks; empty if the revision is unknown."""
         return (revision, self._known[revision]) if revision in self._known else ("", {})
 
     def news(self, revision: str, seen: Marks) -> tuple[str | None, str, Marks]:
-        """The event of what changed since the rendering of that revision, None where nothing did, and what its browser
-        shows then."""
+        """Return the event since that revision, the new revision and its marks.
+
+        The event is None if nothing changed.
+        """
         newest = self._newest
         assert newest is not None
         if revision not in self._news:
@@ -114,8 +117,7 @@ class _Page:
 
 
 class _Turns:
-    """Lets renderings be made one by one, of all watched pages together, with a rest after each: the more there are,
-    the seldomer they change."""
+    """Render watched pages one at a time, with a rest after each. With more pages, each is updated less often."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -124,7 +126,7 @@ class _Turns:
     async def render(self, page: _Page, look: Look, snapshot: Snapshot) -> None:
         clock = asyncio.get_running_loop().time
         async with self._lock:
-            if page.is_of(snapshot):  # By now, for somebody else.
+            if page.is_of(snapshot):  # Another watcher's turn has rendered the page meanwhile.
                 return
             await asyncio.sleep(max(0.0, self._free_at - clock()))
             await page.rendered(look, snapshot)
@@ -132,7 +134,7 @@ class _Turns:
 
 
 class LivePages:
-    """`of` names the files that pages load (`Assets.version`)."""
+    """All live pages. `of` identifies the static files that pages load (`Assets.version`)."""
 
     def __init__(
         self, snapshots: Snapshots, guard: Guard, viewers: Viewers, curves: CurvesRoom, *, of: str, heartbeat_s: float
@@ -147,7 +149,7 @@ class LivePages:
         self._turns = _Turns()
 
     async def answer(self, request: web.Request, look: Look) -> web.StreamResponse:
-        """The page, or its stream."""
+        """Answer with the page or with its event stream."""
         if request.method == "GET" and "text/event-stream" in request.headers.get("Accept", ""):
             return await self._viewers.admit(request, lambda request: self._stream(request, look))
         made = await self._page(look).rendered(look, await self._snapshots.get())
@@ -166,10 +168,11 @@ class LivePages:
     async def _stream(self, request: web.Request, look: Look) -> web.StreamResponse:
         page, is_operator = self._page(look), self._guard.is_operator(request)
         snapshot = await self._snapshots.get()
-        await page.rendered(look, snapshot)  # Where there is no such page, it is answered so.
+        # Raises HTTPException for a page that does not exist, before the stream starts.
+        await page.rendered(look, snapshot)
         async with sse_response(request, ping_interval=self._heartbeat_s, headers={"Vary": "Accept"}) as stream:
             watcher = _Watcher(stream, look, page, self._curves, shows=request.query.get("live", ""))
-            # The viewer goes away, or no longer reads; or the books cannot be read now, and it comes back later.
+            # The viewer left or stopped reading, or the database cannot be read now; the browser reconnects later.
             with suppress(ConnectionResetError, TimeoutError, StorageError):
                 of = f"{snapshot.run.run_id}.{self._of}"
                 silent_s = SILENT_BEATS * self._heartbeat_s
@@ -192,7 +195,7 @@ class LivePages:
 
 
 class _Watcher:
-    """One open stream, and what its browser shows."""
+    """One open stream, and the revision that its browser shows."""
 
     def __init__(self, stream: EventSourceResponse, look: Look, page: _Page, curves: CurvesRoom, *, shows: str) -> None:
         self._stream = stream
@@ -207,7 +210,7 @@ class _Watcher:
         await self._stream.send(json.dumps(what, separators=(",", ":")), event=event)
 
     async def show(self, snapshot: Snapshot) -> None:
-        """Tells what changed."""
+        """Send the changes of a snapshot."""
         news, self._revision, self._seen = self._page.news(self._revision, self._seen)
         if news is not None:
             await self._stream.send(self._look.personal(news), event="parts")

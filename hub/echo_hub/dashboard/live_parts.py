@@ -1,16 +1,16 @@
-"""What of a rendered page lives: its parts, their rows, and what changed in them between two renderings.
+"""The live parts of a rendered page, their rows, and the difference between two renderings.
 
-A template marks an element that lives with `data-live` and an id; one whose children are rows, each with an id of its
-own, with `data-live="rows"`:
+A template marks a live element with `data-live` and an id. The mark `data-live="rows"` is for elements whose children
+are rows with own ids:
 
     <p id="facts" data-live>...</p>
     <tbody id="nodes" data-live="rows"><tr id="node-1">...</tr> <tr id="node-2">...</tr></tbody>
 
-Of the first all is sent again when something in it is another; of the second only the rows that are, and the order of
-all where that is another. A live element stands in no other, and is on its page in every state of the run. Templates
-are the hub's own and escape what they are given, so a tag here is one that a template wrote.
+A changed element of the first kind is sent in full. Of the second kind, only changed rows are sent, and the order of
+ids if it changed. Live elements are never nested, and exist on their page in every state of the run. Templates belong
+to the hub and escape their inputs, so every tag here was written by a template.
 
-What a browser counts by itself does not make a part another: `<time data-ago>`, how long ago something was.
+`<time data-ago>` shows an age that the browser updates itself; a different age does not count as a change.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _TITLE: Final = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _COUNTED: Final = re.compile(r"(<time\b[^>]* data-ago[^>]*>)[^<]*")
 
 Marks = Mapping[str, int]
-"""What tells two renderings apart: by part, and by "part/row", a hash of its text; of a part of rows that of their ids'
-order. They are of this process alone."""
+"""Fingerprints of a rendering, valid in this process only. Keys are parts and "part/row"; values are hashes of the
+text, or for parts with rows, of the order of row ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
-    """A page at one moment, whole and in its live parts."""
+    """A rendered page: the full text and its live parts."""
 
     text: str
     title: str
     parts: Mapping[str, str]
-    """What is within each part that has no rows, by its id."""
+    """Inner HTML of each part without rows, by id."""
     rows: Mapping[str, Mapping[str, str]]
-    """The rows of the others, whole, by their ids, in order."""
+    """Full HTML of each row in parts with rows, by part and row id, in order."""
     marks: Marks
 
     @property
     def revision(self) -> str:
-        """The same for two renderings whose live parts do not differ."""
+        """Return an id that is equal for renderings with equal live parts."""
         return f"{hash(frozenset(self.marks.items())) & (2**64 - 1):016x}"
 
 
 def rendering(text: str) -> Rendering:
-    """Of a whole page."""
+    """Parse a rendered page."""
     parts: dict[str, str] = {}
     rows: dict[str, Mapping[str, str]] = {}
     title = _TITLE.search(text)
@@ -69,10 +69,11 @@ def rendering(text: str) -> Rendering:
 
 
 def difference(seen: Marks, now: Rendering) -> dict[str, Any]:
-    """What a browser that shows the rendering of `seen` lacks, in JSON's types; of no marks, everything.
+    """Return the changes from the rendering of `seen` to `now`, as JSON values. With empty marks, return everything.
 
-    {"title": text, "parts": {part: HTML}, "rows": {part: {"changed": {row: HTML}, "order": [row, ...]}}}, each of them
-    only where there is something to say.
+    {"title": text, "parts": {part: HTML}, "rows": {part: {"changed": {row: HTML}, "order": [row, ...]}}}
+
+    Each key is present only if it has a change.
     """
     marks = now.marks
     news: dict[str, Any] = {}
@@ -94,7 +95,7 @@ def difference(seen: Marks, now: Rendering) -> dict[str, Any]:
 
 
 def _live(text: str) -> Iterator[tuple[str, str, str]]:
-    """Id, kind and content of every live element."""
+    """Yield the id, kind and inner HTML of each live element."""
     place = 0
     while opening := _LIVE.search(text, place):
         found = _ID.search(opening[0])
@@ -104,7 +105,7 @@ def _live(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _end_of(tag: str, text: str, start: int) -> int:
-    """Where the element's closing tag begins whose content begins at `start`."""
+    """Return the start of the closing tag of an element whose content begins at `start`."""
     depth = 1
     for found in re.compile(rf"<(/?){tag}\b").finditer(text, start):
         depth += -1 if found[1] else 1
@@ -120,7 +121,7 @@ def _rows(inner: str) -> Iterator[tuple[str, str]]:
         assert found is not None, f"a row without an id: {opening[2]}"
         place = inner.index(">", _end_of(opening[1], inner, opening.end())) + 1
         yield found[1], inner[opening.start(2) : place]
-    assert not inner[place:].strip(), f"what is no row stands among rows: {inner[place:][:80]}"
+    assert not inner[place:].strip(), f"text outside rows in a part with rows: {inner[place:][:80]}"
 
 
 def _mark(text: str) -> int:

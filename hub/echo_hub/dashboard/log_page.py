@@ -1,7 +1,7 @@
-"""The operator's room for what has happened, /log: events, the newest first, by kind, severity and subject. As JSON:
-/api/v1/log, with the same query.
+"""The operator's event log, /log: events by kind, severity and subject, newest first.
 
-Texts hold what nodes said of themselves: they are escaped as all text is, on one line.
+As JSON: /api/v1/log, with the same query. Event texts may contain texts from nodes; they are escaped and shown on one
+line.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SEVERITIES: Final = tuple(severity.value for severity in Severity)
 
 
 class WrongLogQueryError(ValueError):
-    """What of a query cannot be, as the page says it."""
+    """An invalid query value, described for the page."""
 
 
 def event_filter_of(query: Mapping[str, str]) -> EventFilter:
-    """What an address or a command asks for; empty values ask for nothing. Raises WrongLogQueryError."""
+    """Parse the query of an address or a command. Empty values mean no condition. Raises WrongLogQueryError."""
     given = {name: query.get(name, "").strip() for name in ("kind", "severity", "subject", "before")}
     for name in ("kind", "subject"):
-        if len(given[name]) > MAX_TEXT or "\0" in given[name]:  # PostgreSQL takes no NUL.
+        if len(given[name]) > MAX_TEXT or "\0" in given[name]:  # PostgreSQL rejects NUL in texts.
             raise WrongLogQueryError(f"{name} must be at most {MAX_TEXT} characters, without NUL")
     if given["severity"] and given["severity"] not in SEVERITIES:
         raise WrongLogQueryError(f"severity must be one of: {', '.join(SEVERITIES)}")
@@ -76,8 +76,10 @@ class LogRoom:
         return html_response(text, status=400 if wrong else 200)
 
     async def serve_json(self, request: web.Request) -> web.Response:
-        """GET /api/v1/log: {"events": [`RunEvent`, ...]}; ask again with `before` = the last one's number for those
-        before them, until one answer has fewer than `limit`."""
+        """GET /api/v1/log: {"events": [`RunEvent`, ...]}.
+
+        For older events, ask again with `before` = the last number, until an answer has fewer than `limit`.
+        """
         try:
             wanted = event_filter_of(request.query)
             limit = whole_number(request.query.get("limit", str(ROWS_SHOWN)))

@@ -1,5 +1,8 @@
-"""The Prometheus room, /metrics. Each scrape builds its registry from one snapshot, on a thread: nothing is counted
-here. Nodes are told of in sums; a series of each is there where the settings ask for it."""
+"""The Prometheus endpoint, /metrics.
+
+Each scrape builds its registry from one snapshot, on a thread; nothing is counted here. Figures of nodes are sums over
+the fleet. Series for each node exist only if the settings ask for them.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,20 @@ from echo_hub.dashboard.model import (
     Readiness,
     RunState,
     RunView,
-    TrustView,
 )
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_shared import step_figures
 from echo_shared.books import StepRecord, VersionRecord
 from echo_shared.health import HubState
+from echo_shared.node_books import TrustStatus
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
-"""The version of a format. The library fails on other versions, and repeats the one that it was asked for in its
-answer."""
+"""A valid format version. The library fails on other versions and repeats the requested version in its answer."""
 
 
 class Metrics:
     def __init__(self, snapshots: Snapshots, *, node_series: bool = False) -> None:
-        """`node_series`: of each node that the pages know of there are some."""
+        """`node_series` adds series for each node that the pages know."""
         self._snapshots = snapshots
         self._node_series = node_series
 
@@ -53,7 +55,7 @@ class Metrics:
 
 
 def _understood(accept: str) -> str:
-    """The Accept header without the formats whose version is none."""
+    """Return the Accept header without formats whose version is invalid."""
     formats = []
     for wanted in accept.split(","):
         parameters = (part.strip().partition("=") for part in wanted.split(";")[1:])
@@ -90,11 +92,11 @@ class _OfSnapshot:
         if self._node_series:
             yield from _nodes(self._snapshot.nodes)
         took_s = self._snapshot.took_s
-        yield _gauge("echo_pages_snapshot_seconds", "What the pages' newest picture of the run took to take.", took_s)
+        yield _gauge("echo_pages_snapshot_seconds", "Time that the pages' newest snapshot of the run took.", took_s)
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Metric:
-    """A gauge, without a sample where its value is not known."""
+    """Return a gauge, without a sample if its value is unknown."""
     family = GaugeMetricFamily(name, help_text)
     if value is not None:
         family.add_metric([], value)
@@ -111,13 +113,13 @@ def _labelled(family: Metric, samples: Iterable[tuple[list[str], float]]) -> Met
 def _run(run: RunView) -> Iterator[Metric]:
     about = {"run_id": run.run_id, "name": run.name, "mode": run.mode, "task": run.task, "base_model": run.base_model}
     yield InfoMetricFamily("echo_run", "The run that this hub serves.", about)
-    states = GaugeMetricFamily("echo_run_state", "1 for the state that the run is in.", labels=["state"])
+    states = GaugeMetricFamily("echo_run_state", "1 for the current state of the run.", labels=["state"])
     yield _labelled(states, (([state], float(state is run.state)) for state in RunState))
-    words = GaugeMetricFamily("echo_hub_state", "1 for the state that the hub is in: /healthz.", labels=["state"])
+    words = GaugeMetricFamily("echo_hub_state", "1 for the current state of the hub, as in /healthz.", labels=["state"])
     yield _labelled(words, (([state], float(state is run.health.state)) for state in HubState))
     yield _gauge("echo_healthy", "0 while something is broken; /readyz says what.", float(not run.broken))
-    yield _gauge("echo_alarms", "Problems that the hub goes on with by itself; /readyz says which.", len(run.alarms))
-    problems = GaugeMetricFamily("echo_problem", "1 for each kind of problem that there is.", labels=["kind"])
+    yield _gauge("echo_alarms", "Problems from which the hub recovers by itself; see /readyz.", len(run.alarms))
+    problems = GaugeMetricFamily("echo_problem", "1 for each kind of current problem.", labels=["kind"])
     yield _labelled(problems, (([kind], 1.0) for kind in run.problem_kinds))
     ready = float(run.readiness is Readiness.READY)
     yield _gauge("echo_ready", "1 once the hub can train; 0 while it starts or something is broken.", ready)
@@ -132,7 +134,7 @@ def _run(run: RunView) -> Iterator[Metric]:
 
 
 def _learner(step: StepRecord) -> Iterator[Metric]:
-    """The figures of the newest step."""
+    """Yield the figures of the newest step."""
     family = GaugeMetricFamily(
         "echo_reward_component", "Mean of each component of the newest step's rewards.", labels=["component"]
     )
@@ -143,11 +145,11 @@ def _learner(step: StepRecord) -> Iterator[Metric]:
 
 
 def _tasks(step: StepRecord) -> Iterator[Metric]:
-    """Of the newest step, where the run has several tasks."""
+    """Yield the newest step's figures by task, if the run has several tasks."""
     groups = GaugeMetricFamily("echo_task_groups", "Groups of a task in the newest step's batch.", labels=["task"])
-    reward = GaugeMetricFamily("echo_task_mean_reward", "Mean reward of a task in it.", labels=["task"])
-    solved = GaugeMetricFamily("echo_task_share_solved", "Completions of a task in it that solve it.", labels=["task"])
-    flat = GaugeMetricFamily("echo_task_flat_groups", "Groups of a task for it with equal rewards.", labels=["task"])
+    reward = GaugeMetricFamily("echo_task_mean_reward", "Mean reward of a task in that batch.", labels=["task"])
+    solved = GaugeMetricFamily("echo_task_share_solved", "Share of a task's right completions.", labels=["task"])
+    flat = GaugeMetricFamily("echo_task_flat_groups", "Groups of a task dropped for equal rewards.", labels=["task"])
     for key, figures in step.by_task.items():
         groups.add_metric([key], figures.num_groups)
         flat.add_metric([key], figures.num_flat)
@@ -158,10 +160,10 @@ def _tasks(step: StepRecord) -> Iterator[Metric]:
 
 
 def _sets(run: RunView) -> Iterator[Metric]:
-    """The newest evaluation of each of several sets."""
-    greedy = GaugeMetricFamily("echo_heldout_set_accuracy", "Of a set, greedy, 0..1.", labels=["set"])
-    error = GaugeMetricFamily("echo_heldout_set_accuracy_error", "Its standard error.", labels=["set"])
-    mean = GaugeMetricFamily("echo_heldout_set_mean_at_k", "Share of k samples that solve.", labels=["set", "k"])
+    """Yield the newest evaluation of each set, if there are several."""
+    greedy = GaugeMetricFamily("echo_heldout_set_accuracy", "Greedy accuracy on a set, 0..1.", labels=["set"])
+    error = GaugeMetricFamily("echo_heldout_set_accuracy_error", "Standard error of that accuracy.", labels=["set"])
+    mean = GaugeMetricFamily("echo_heldout_set_mean_at_k", "Share of k samples that succeed.", labels=["set", "k"])
     for one in run.evaluation_sets:
         if one.newest is not None:
             greedy.add_metric([one.name], one.newest.greedy.accuracy)
@@ -174,14 +176,14 @@ def _sets(run: RunView) -> Iterator[Metric]:
 def _evaluation(newest: EvaluationView) -> Iterator[Metric]:
     greedy = newest.greedy
     yield _gauge("echo_heldout_policy_version", "The newest evaluated version.", greedy.policy_version)
-    yield _gauge("echo_heldout_problems", "How many it was evaluated on.", greedy.num_problems)
-    yield _gauge("echo_heldout_accuracy", "Of the newest evaluated version, greedy, 0..1.", greedy.accuracy)
-    yield _gauge("echo_heldout_accuracy_error", "Its standard error.", greedy.accuracy_error)
-    yield _gauge("echo_heldout_mean_reward", "Greedy.", greedy.mean_reward)
-    yield _gauge("echo_heldout_share_truncated", "Of the greedy completions, 0..1.", greedy.share_truncated)
-    yield _gauge("echo_heldout_eval_seconds", "Of the sampling engine's time.", newest.seconds)
+    yield _gauge("echo_heldout_problems", "Number of problems of the newest evaluation.", greedy.num_problems)
+    yield _gauge("echo_heldout_accuracy", "Greedy accuracy of the newest evaluated version, 0..1.", greedy.accuracy)
+    yield _gauge("echo_heldout_accuracy_error", "Standard error of that accuracy.", greedy.accuracy_error)
+    yield _gauge("echo_heldout_mean_reward", "Mean reward of the greedy completions.", greedy.mean_reward)
+    yield _gauge("echo_heldout_share_truncated", "Share of greedy completions cut off, 0..1.", greedy.share_truncated)
+    yield _gauge("echo_heldout_eval_seconds", "Sampling time of the newest evaluation.", newest.seconds)
     mean = GaugeMetricFamily("echo_heldout_mean_at_k", "Share of k samples that solve a problem.", labels=["k"])
-    error = GaugeMetricFamily("echo_heldout_mean_at_k_error", "Its standard error.", labels=["k"])
+    error = GaugeMetricFamily("echo_heldout_mean_at_k_error", "Standard error of mean@k.", labels=["k"])
     passed = GaugeMetricFamily("echo_heldout_pass_at_k", "Problems that one of k samples solves.", labels=["k"])
     if newest.mean_at_k is not None and newest.mean_at_k_error is not None:
         mean.add_metric([str(newest.samples)], newest.mean_at_k)
@@ -201,26 +203,26 @@ def _rollouts(run: RunView) -> Iterator[Metric]:
     yield _labelled(ended, ((["dropped", reason], number) for reason, number in accounting.dropped.items()))
     yield _gauge("echo_rollouts_in_flight", "Rollouts leased and not yet in a final state.", accounting.in_flight)
     yield _gauge("echo_rollouts_per_second", "Rollouts received per second.", run.rollouts_per_s)
-    gone_on = CounterMetricFamily("echo_rollouts_gone_on", "Received, and begun on another node or before a restart.")
+    gone_on = CounterMetricFamily("echo_rollouts_gone_on", "Received rollouts resumed from another node or a restart.")
     yield _labelled(gone_on, [([], run.rollouts_gone_on)])
-    saved = CounterMetricFamily("echo_tokens_saved", "Tokens of these rollouts that were not drawn again.")
+    saved = CounterMetricFamily("echo_tokens_saved", "Tokens of resumed rollouts that were not sampled again.")
     yield _labelled(saved, [([], run.tokens_saved)])
     yield _gauge("echo_buffered_groups", "Complete groups that wait for the learner.", run.buffered_groups)
 
 
 def _turned_away(run: RunView) -> Metric:
     family = CounterMetricFamily(
-        "echo_turned_away", "Connections closed, nodes not let in, frames taken amiss.", labels=["what", "reason"]
+        "echo_turned_away", "Connections closed, nodes refused, invalid frames.", labels=["what", "reason"]
     )
     reasons = ((what, reason, number) for what, counts in run.turned_away.items() for reason, number in counts.items())
     return _labelled(family, (([what, reason], number) for what, reason, number in reasons))
 
 
 def _judges(run: RunView) -> Iterator[Metric]:
-    """What the judges of rewards have been asked since the hub's start."""
+    """Yield the counts of requests to reward judges since the hub's start."""
     asked = CounterMetricFamily("echo_judge_calls", "Requests to a judge of rewards.", labels=["judge"])
-    failed = CounterMetricFamily("echo_judge_failures", "What of them gave no value.", labels=["judge", "why"])
-    tokens = CounterMetricFamily("echo_judge_tokens", "What a judge says it has computed.", labels=["judge", "of"])
+    failed = CounterMetricFamily("echo_judge_failures", "Judge requests without a verdict.", labels=["judge", "why"])
+    tokens = CounterMetricFamily("echo_judge_tokens", "Tokens computed, as a judge reports.", labels=["judge", "of"])
     for name, counts in run.judged.items():
         asked.add_metric([name], counts["calls"])
         failed.add_metric([name, "unanswered"], counts["unanswered"])
@@ -233,45 +235,45 @@ def _judges(run: RunView) -> Iterator[Metric]:
 def _dissemination(run: RunView) -> Iterator[Metric]:
     fetches = CounterMetricFamily("echo_fetches", "Versions fetched by nodes.", labels=["transport"])
     yield _labelled(fetches, (([transport], number) for transport, number in run.fetches_by_transport.items()))
-    yield _gauge("echo_hub_uplink_bytes_per_second", "What the hub can send, set or measured.", run.uplink_bytes_s)
+    yield _gauge("echo_hub_uplink_bytes_per_second", "The hub's uplink, set or measured.", run.uplink_bytes_s)
     yield _gauge("echo_nodes_on_newest_version", "Connected nodes that hold the newest version.", run.nodes_on_newest)
     for newest in run.versions[:1]:
-        yield _gauge("echo_version_size_bytes", "Adapter of the newest version.", newest.size_bytes)
-        yield _gauge("echo_version_payload_bytes", "What travels in its place.", newest.record.payload_bytes)
+        yield _gauge("echo_version_size_bytes", "Size of the newest version's adapter.", newest.size_bytes)
+        yield _gauge("echo_version_payload_bytes", "Transferred size of that version.", newest.record.payload_bytes)
         sources = GaugeMetricFamily(
-            "echo_version_fetched_bytes", "Of the newest version, by where nodes had them from.", labels=["source"]
+            "echo_version_fetched_bytes", "Bytes of the newest version fetched, by source.", labels=["source"]
         )
         yield _labelled(sources, (([source], number) for source, number in newest.record.bytes_by_transport.items()))
         yield _seconds(
-            "echo_version_dissemination_seconds", "Until this share of nodes had the newest one.", newest.record
+            "echo_version_dissemination_seconds", "Time until this share of nodes had the version.", newest.record
         )
     if run.dissemination is not None:
         told, reached = run.dissemination.num_told, run.dissemination.num_reached
-        yield _gauge("echo_version_nodes_told", "Nodes that are to get the newest version, or have it.", told)
-        yield _gauge("echo_version_nodes_reached", "How many of the nodes told have it.", reached)
+        yield _gauge("echo_version_nodes_told", "Nodes told of the newest version.", told)
+        yield _gauge("echo_version_nodes_reached", "Nodes told that have that version.", reached)
     for version in (view.record for view in run.versions):
         if version.policy_version == run.newest_complete:
             number = version.policy_version
-            yield _gauge("echo_complete_version", "The newest version that all have who were told of it.", number)
+            yield _gauge("echo_complete_version", "The newest version that all nodes told of it have.", number)
             yield _seconds("echo_complete_version_dissemination_seconds", "Until this share of nodes had it.", version)
 
 
 def _capacity(capacity: CapacityView) -> Iterator[Metric]:
-    yield _gauge("echo_learner_idle_ratio", "Of the learner's recent time, not training, 0..1.", capacity.idle_share)
-    reasons = GaugeMetricFamily("echo_learner_idle_reason_ratio", "The same by what it waited for.", labels=["reason"])
+    yield _gauge("echo_learner_idle_ratio", "Share of recent time without training, 0..1.", capacity.idle_share)
+    reasons = GaugeMetricFamily("echo_learner_idle_reason_ratio", "The idle share by its reason.", labels=["reason"])
     yield _labelled(reasons, (([reason], share) for reason, share in capacity.idle_by_reason.items()))
     expected = capacity.predicted_utilisation
-    yield _gauge("echo_capacity_utilisation_ratio", "Of its time the learner can train, by the model, 0..1.", expected)
+    yield _gauge("echo_capacity_utilisation_ratio", "Share of time with training, by the model, 0..1.", expected)
     there, needed = capacity.rollouts_per_s, capacity.needed_per_s
     yield _gauge("echo_capacity_rollouts_per_second", "Rollouts that the connected nodes can return.", there)
-    yield _gauge("echo_capacity_needed_rollouts_per_second", "What a learner takes that never waits.", needed)
+    yield _gauge("echo_capacity_needed_rollouts_per_second", "Rollouts that a busy learner consumes.", needed)
     missing = capacity.missing_per_s
     yield _gauge("echo_capacity_missing_rollouts_per_second", "Throughput that the nodes lack.", missing)
-    yield _gauge("echo_capacity_broadcast_seconds", "Until nodes have what a step made.", capacity.broadcast_s)
-    nodes = GaugeMetricFamily("echo_capacity_nodes_to_add", "Of one kind, to keep the learner busy.", labels=["kind"])
+    yield _gauge("echo_capacity_broadcast_seconds", "Time from training to nodes' fetch.", capacity.broadcast_s)
+    nodes = GaugeMetricFamily("echo_capacity_nodes_to_add", "Nodes to add so that no step waits.", labels=["kind"])
     yield _labelled(nodes, (([row.kind], row.count) for row in capacity.advised_nodes if row.count is not None))
     bound = capacity.advised_staleness
-    yield _gauge("echo_capacity_staleness_bound_needed", "The smallest that keeps the learner busy.", bound)
+    yield _gauge("echo_capacity_staleness_bound_needed", "Smallest bound that keeps the learner busy.", bound)
 
 
 def _curriculum(curriculum: CurriculumView) -> Iterator[Metric]:
@@ -285,18 +287,18 @@ def _curriculum(curriculum: CurriculumView) -> Iterator[Metric]:
 
 
 def _cost(cost: CostView) -> Iterator[Metric]:
-    total = CounterMetricFamily("echo_cost_dollars", "What nodes have cost while they were active, US dollars.")
+    total = CounterMetricFamily("echo_cost_dollars", "Cost of nodes while active, in US dollars.")
     yield _labelled(total, [([], cost.total)])
-    yield _gauge("echo_cost_dollars_per_hour", "What active nodes cost now, in an hour.", cost.spend_per_hour)
-    yield _gauge("echo_cost_cap_dollars_per_hour", "What that may come to.", cost.spend_cap_per_hour)
+    yield _gauge("echo_cost_dollars_per_hour", "Hourly cost of the active nodes.", cost.spend_per_hour)
+    yield _gauge("echo_cost_cap_dollars_per_hour", "Upper limit of the hourly cost.", cost.spend_cap_per_hour)
     each = cost.per_trained_rollout
     yield _gauge("echo_cost_dollars_per_trained_rollout", "The total over all rollouts trained on.", each)
     states = GaugeMetricFamily("echo_nodes_priced", "Connected nodes that cost something.", labels=["state"])
     yield _labelled(states, [(["active"], cost.nodes_active), (["standby"], cost.nodes_standing_by)])
 
 
-def _trust(trust: TrustView) -> Iterator[Metric]:
-    checks = CounterMetricFamily("echo_checks", "Verdicts on what nodes drew.", labels=["numerics", "result"])
+def _trust(trust: TrustStatus) -> Iterator[Metric]:
+    checks = CounterMetricFamily("echo_checks", "Verdicts on nodes' rollouts.", labels=["numerics", "result"])
     for numerics, number in trust.checks.items():
         failed = trust.failed_checks.get(numerics, 0)
         checks.add_metric([numerics, "passed"], number - failed)
@@ -306,20 +308,21 @@ def _trust(trust: TrustView) -> Iterator[Metric]:
     yield _labelled(abandoned, [([], trust.abandoned_checks)])
     yield _gauge("echo_checks_waiting", "Rollouts that wait for their check.", trust.waiting_checks)
     yield _gauge("echo_checkers", "Connected nodes that check others.", trust.checkers)
-    opinions = CounterMetricFamily("echo_check_opinions", "What nodes found of others' rollouts.", labels=["result"])
+    opinions = CounterMetricFamily("echo_check_opinions", "Checks by nodes of others' rollouts.", labels=["result"])
     yield _labelled(opinions, [(["all"], trust.opinions), (["outvoted"], trust.outvoted)])
-    disagreements = CounterMetricFamily("echo_check_disagreements", "Rollouts of which the first two disagreed.")
+    disagreements = CounterMetricFamily("echo_check_disagreements", "Rollouts whose first two checks disagreed.")
     yield _labelled(disagreements, [([], trust.disagreements)])
-    tokens = CounterMetricFamily("echo_check_tokens", "What nodes have computed of others' rollouts.")
+    tokens = CounterMetricFamily("echo_check_tokens", "Tokens recomputed by nodes for checks.")
     yield _labelled(tokens, [([], trust.checked_tokens)])
-    yield _gauge("echo_nodes_quarantined", "Nodes that are given no work, for they are not trusted.", trust.quarantined)
-    yield _gauge("echo_verdicts_suspended", "What so many nodes fail on that none is blamed.", len(trust.suspended))
+    yield _gauge("echo_nodes_quarantined", "Nodes without work, because they are not trusted.", trust.quarantined)
+    yield _gauge("echo_verdicts_suspended", "Checks failed by too many nodes to blame any.", len(trust.suspended))
 
 
 def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
-    """A gauge of the seconds from the announcement until a share of the nodes had the version, complete and intact.
+    """Return a gauge of the seconds from the announcement until a share of the nodes had the complete, verified
+    version.
 
-    The label is not called `quantile`: that one belongs to summaries.
+    The label is not called `quantile`, which is reserved for summaries.
     """
     known = {
         "0.5": version.dissemination_p50_s,
@@ -331,12 +334,12 @@ def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
 
 
 def _fleet(nodes: Fleet) -> Iterator[Metric]:
-    """Of all connected nodes together."""
+    """Yield sums over all connected nodes."""
     here = [node for node in nodes.here.values() if node.connected]
-    connected = GaugeMetricFamily("echo_nodes_connected", "Nodes by what they do.", labels=["activity"])
+    connected = GaugeMetricFamily("echo_nodes_connected", "Connected nodes by activity.", labels=["activity"])
     yield _labelled(connected, (([a], n) for a, n in sorted(Counter(node.activity for node in here).items())))
     standings = Counter(node.totals.standing or "unchecked" for node in here)
-    standing = GaugeMetricFamily("echo_nodes_standing", "Connected nodes by how they stand.", labels=["standing"])
+    standing = GaugeMetricFamily("echo_nodes_standing", "Connected nodes by trust standing.", labels=["standing"])
     yield _labelled(standing, (([name], number) for name, number in sorted(standings.items())))
     speed = sum(node.tokens_per_s for node in here)
     yield _gauge("echo_nodes_tokens_per_second", "Sampling speed of all connected nodes, by their reports.", speed)
@@ -344,20 +347,20 @@ def _fleet(nodes: Fleet) -> Iterator[Metric]:
 
 def _nodes(nodes: Fleet) -> Iterator[Metric]:
     about = GaugeMetricFamily(
-        "echo_node_info", "What the node says of itself.", labels=["node", "name", "backend", "device"]
+        "echo_node_info", "The node's own description.", labels=["node", "name", "backend", "device"]
     )
     yield _labelled(about, (([n.totals.node_id, n.totals.name, n.totals.backend, n.totals.device], 1.0) for n in nodes))
     up = GaugeMetricFamily("echo_node_connected", "1 while the node is connected.", labels=["node"])
     yield _labelled(up, (([n.totals.node_id], float(n.connected)) for n in nodes))
-    standing = GaugeMetricFamily("echo_node_standing", "1 for how the node stands.", labels=["node", "standing"])
+    standing = GaugeMetricFamily("echo_node_standing", "1 for the node's trust standing.", labels=["node", "standing"])
     yield _labelled(standing, (([n.totals.node_id, n.totals.standing], 1.0) for n in nodes if n.totals.standing))
     verified = GaugeMetricFamily("echo_node_verified_in_a_row", "Its checked rollouts that passed.", labels=["node"])
     yield _labelled(verified, (([n.totals.node_id], n.totals.verified_in_a_row) for n in nodes if n.totals.checks))
     speed = GaugeMetricFamily("echo_node_tokens_per_second", "Sampling speed, by the node's report.", labels=["node"])
     yield _labelled(speed, (([n.totals.node_id], n.tokens_per_s) for n in nodes))
-    paid = CounterMetricFamily("echo_node_cost_dollars", "What the node has cost, US dollars.", labels=["node"])
+    paid = CounterMetricFamily("echo_node_cost_dollars", "Cost of the node, in US dollars.", labels=["node"])
     yield _labelled(paid, (([n.totals.node_id], n.totals.cost) for n in nodes if n.totals.cost))
-    standby = GaugeMetricFamily("echo_node_standby", "1 while the node is told why it has no work.", labels=["node"])
+    standby = GaugeMetricFamily("echo_node_standby", "1 while the node stands by without work.", labels=["node"])
     yield _labelled(standby, (([n.totals.node_id], float(bool(n.standby))) for n in nodes if n.connected))
     version = GaugeMetricFamily("echo_node_policy_version", "Newest version it can sample from.", labels=["node"])
     yield _labelled(version, (([n.totals.node_id], n.policy_version) for n in nodes if n.policy_version is not None))

@@ -1,4 +1,4 @@
-"""What a node or a team has come to: powers of ten of rollouts, tokens and steps, and days in a row."""
+"""Milestones of a node or a team: powers of ten of rollouts, tokens and steps, and streaks of days."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ STREAKS: Final = (3, 7, 30, 100, 365, 1_000)
 class Milestone:
     text: str
     day: int | None = None
-    """When it was reached, a UTC day from 1970-01-01; None = not yet, or the books do not say."""
+    """UTC day on which it was reached, counted from 1970-01-01; None if not reached or not known."""
     reached: bool
 
 
 def milestones(standing: Standing, days: Sequence[CreditDay]) -> tuple[Milestone, ...]:
-    """Those that are reached, and of each kind the next."""
-    is_whole = sum(day.rollouts for day in days) == standing.rollouts  # Else some days are not there any more.
+    """Return the reached milestones, and the next one of each kind."""
+    # Otherwise the first days are missing, and sums over days would be too small.
+    is_whole = sum(day.rollouts for day in days) == standing.rollouts
     by_day = {"rollouts": [day.rollouts for day in days], "tokens": [day.tokens for day in days]}
     found = []
     for kind, marks in (("rollouts", ROLLOUTS), ("tokens", TOKENS), ("steps", STEPS)):

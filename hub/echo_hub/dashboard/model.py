@@ -1,8 +1,8 @@
-"""All that the pages read: frozen views of the run.
+"""All data that the pages read: frozen views of the run.
 
-What the books say is shown as it is (`echo_shared.books`); a view adds what no book knows. The same dataclasses are the
-JSON of /api/v1/: a field's name is a promise. Times are seconds since the epoch on the hub's clock, durations end in
-`_s`, sizes in `_bytes`, shares and accuracies lie in 0..1. None = not known yet.
+Stored figures are shown as they are (`echo_shared.books`); a view adds live figures that are not stored. The same
+dataclasses are the JSON of /api/v1/, so field names must not change. Times are seconds since the epoch on the hub's
+clock. Durations end in `_s`, sizes in `_bytes`; shares and accuracies are in 0..1. None means not known yet.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from echo_shared.books import (
     VersionRecord,
 )
 from echo_shared.health import Health, HubState
+from echo_shared.node_books import TrustStatus
 
 _PUBLIC_DIGITS: Final = 10
 
 
 def public_id(node_id: str) -> str:
-    """What everybody may know of a node's id."""
+    """Return the prefix of a node's id that is public."""
     return node_id[:_PUBLIC_DIGITS]
 
 
@@ -37,7 +38,7 @@ class RunState(StrEnum):
 
 
 class Doing(StrEnum):
-    """What a run does at this moment, or waits for."""
+    """The run's current activity, or the reason why it waits."""
 
     STARTING = "starting"
     LEARNER_DOWN = "learner_down"
@@ -48,12 +49,12 @@ class Doing(StrEnum):
     COLLECTING = "collecting"
     TRAINING = "training"
     EVALUATING = "evaluating"
-    """All is trained; the last version is measured."""
+    """All steps are trained; the last version is being evaluated."""
     FINISHED = "finished"
 
 
 class Readiness(StrEnum):
-    """Whether the hub can train."""
+    """Readiness of the hub to train."""
 
     STARTING = "starting"
     READY = "ready"
@@ -62,52 +63,52 @@ class Readiness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationView:
-    """How one version does on the held-out problems: greedy, and by several samples where the run asks for them."""
+    """One version's results on the held-out problems: greedy, and with several samples if the run asks for them."""
 
     greedy: Evaluation = field(metadata=FLAT)
-    """In JSON its fields stand among those below, which go before."""
+    """In JSON these fields stand among the ones below, which take precedence."""
     samples: int = 0
-    """Completions of each problem at the run's temperature; 0 = only the greedy one."""
+    """Completions of each problem at the run's temperature; 0 means greedy only."""
     mean_at_k: float | None = None
-    """The share of a problem's samples that solve it, mean over problems."""
+    """Share of a problem's samples that solve it, averaged over problems."""
     mean_at_k_error: float | None = None
     pass_at: Mapping[int, float] = field(default_factory=dict)
-    """k -> the probability that one of k samples solves a problem."""
+    """Maps k to the probability that at least one of k samples solves a problem."""
     seconds: float
-    """Of the sampling engine's time, for all of it."""
+    """Sampling time of the whole evaluation."""
 
     @property
     def pass_at_k(self) -> float | None:
-        """The probability that one of all samples solves a problem."""
+        """Probability that at least one of all samples solves a problem."""
         return self.pass_at.get(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSetView:
-    """How the versions do on one of several sets of held-out problems."""
+    """Results of all versions on one of several held-out sets."""
 
     name: str
     evaluations: tuple[EvaluationView, ...]
-    """In the order of the versions."""
+    """In the order of versions."""
 
     @property
     def newest(self) -> EvaluationView | None:
-        """None before the first."""
+        """The newest evaluation; None before the first."""
         return self.evaluations[-1] if self.evaluations else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionView:
-    """One published version, how it reached the nodes, and what it takes on the hub's disk."""
+    """One published version, its distribution to nodes, and its size on the hub's disk."""
 
     record: VersionRecord = field(metadata=FLAT)
     size_bytes: int
-    """Of the whole adapter."""
+    """Size of the whole adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisseminationView:
-    """The newest announced version on its way."""
+    """Distribution of the newest announced version."""
 
     policy_version: int
     carrier: str
@@ -115,13 +116,14 @@ class DisseminationView:
     size_bytes: int
     payload_bytes: int
     since_s: float
-    """Since the announcement; from there to the last node's report once all have it."""
+    """Seconds since the announcement. Once all nodes have it: seconds from the announcement to the last node's
+    report."""
     num_told: int
-    """Nodes that were connected at the announcement and have it, or are still there to get it."""
+    """Nodes told at the announcement. Nodes that left without the version are not counted."""
     num_reached: int
-    """Of the nodes told: how many have it."""
+    """Nodes among `num_told` that have the version."""
     share_arrived: float
-    """Of all bytes that the nodes told are to get."""
+    """Share of all bytes that these nodes need which has arrived."""
 
     @property
     def under_way(self) -> bool:
@@ -130,52 +132,54 @@ class DisseminationView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedNodes:
-    """How many more nodes of a kind would keep the learner busy."""
+    """Number of nodes of one kind to add so that the learner stays busy."""
 
     kind: str
-    """Engine and device, as such nodes say of themselves: hostile input."""
+    """Engine and device as reported by such nodes: untrusted text."""
     count: int | None
-    """None: no number of them would."""
+    """None if no number of them is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityView:
-    """Whether the learner is kept busy: over the newest steps, and by the capacity model from what was measured."""
+    """How busy the learner is, as measured over the newest steps, and as the capacity model predicts."""
 
     window_s: float
-    """What the shares below are of."""
+    """Duration that the shares below refer to."""
     idle_share: float
-    """Of the window, the learner trained for the rest."""
+    """Share of the window without training."""
     idle_by_reason: Mapping[str, float]
-    """`rollouts` that it waited for, `hand_off`, `evaluation`, `down`, `start` of the run: shares of the window."""
+    """Idle time by reason, as shares of the window: waiting for `rollouts`, `hand_off`, `evaluation`, learner
+    `down`, `start` of the run."""
     step_s: float
-    """A step's training and hand-off."""
+    """Seconds of one step's training and hand-off."""
     broadcast_s: float
-    """From a version's training to when nodes have it."""
+    """Seconds from a version's training until nodes have it."""
     predicted_utilisation: float
-    """Share of the time that the learner can train with the nodes that are connected."""
+    """Share of time the learner can train, given the connected nodes."""
     rollouts_per_s: float
-    """What these nodes can return."""
+    """Rollouts that the connected nodes can return."""
     needed_per_s: float
-    """What a learner takes that never waits."""
+    """Rollouts that a learner without waits consumes."""
     missing_per_s: float
-    """0 where the nodes are fast enough, though what they return may be too late."""
+    """0 if the nodes are fast enough; their rollouts may still arrive too late."""
     advised_nodes: tuple[AdvisedNodes, ...]
-    """Each alone would keep the learner busy."""
+    """Each entry alone would keep the learner busy."""
     advised_staleness: int | None
-    """The smallest bound that would, with these nodes; None = none does, or no bound is heeded in this mode."""
+    """Smallest staleness bound that would keep the learner busy with these nodes. None if no bound does, or if the
+    mode ignores it."""
     advised_interval: int | None
-    """The fewest steps between two published versions that would."""
+    """Smallest number of steps between published versions that would keep the learner busy."""
     verdict: str
-    """All that in words."""
+    """A summary in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthsView:
-    """The completions of one outcome among the newest rollouts, in sampled tokens."""
+    """Lengths of one outcome's completions among the newest rollouts, in sampled tokens."""
 
     outcome: str
-    """`trained`, `in flight`, or the reason they were dropped for."""
+    """`trained`, `in flight` or the drop reason."""
     rollouts: int
     mean: float
     p10: float
@@ -186,104 +190,65 @@ class LengthsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkView:
-    """What became of the newest rollouts, some seconds ago at most."""
+    """Outcomes and ages of the newest rollouts, at most some seconds old."""
 
     lengths: tuple[LengthsView, ...] = ()
-    """Of the newest 5,000 leased rollouts those of training that have come in."""
+    """Received training completions among the newest 5,000 leased rollouts."""
     groups_by_staleness: Mapping[int, int] = field(default_factory=dict)
-    """How many groups of the newest steps' batches were so many steps old when they were trained."""
+    """Number of groups by their staleness when trained, over the newest steps' batches."""
     steps: int = 0
-    """Over how many steps that is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MismatchView:
-    """How far a node's claims are from what the learner finds, over its rollouts of the newest steps."""
-
-    node_id: str
-    kl: float
-    """Nats per token."""
-    num_tokens: int
+    """Number of steps that this covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostView:
-    """What nodes cost. All money is in US dollars."""
+    """Costs of nodes, in US dollars."""
 
     spend_per_hour: float
-    """Of all nodes that are active now."""
+    """Hourly cost of all active nodes."""
     spend_cap_per_hour: float
-    """What that may come to; 0 = gifts alone work."""
+    """Upper limit of the hourly cost; 0 means that only free nodes work."""
     total: float
-    """Of the run so far, by the books: seconds behind at most."""
+    """Cost of the run so far, from the store: at most seconds behind."""
     active_s: float
-    """The time that this is for, summed over nodes."""
+    """Active seconds that were paid for, summed over nodes."""
     per_trained_rollout: float | None
-    """The total over all rollouts that were trained on, those of gifts too; None before the first."""
+    """Total cost divided by all trained rollouts, including those of free nodes; None before the first."""
     nodes_active: int
-    """Connected nodes that cost something and may be leased to."""
+    """Connected nodes with a price that may get leases."""
     nodes_standing_by: int
-    """Connected nodes that cost something and may not."""
+    """Connected nodes with a price that may not get leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumView:
-    """Of how many problems, or tasks, it is known how well the run does on them."""
+    """Number of problems, or tasks, by their newest pass rate."""
 
     by: str
-    """problem or task."""
+    """"problem" or "task"."""
     solved: int
     hopeless: int
     between: int
-    """Those that teach something."""
+    """Those with some success: they give a training signal."""
     passed_over: int
-    """Problems, since the hub's start."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrustView:
-    """What the hub has found of its nodes by computing rollouts again. Counts are since its start."""
-
-    checks: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts by what nodes say of their engines: backend/precision/device."""
-    failed_checks: Mapping[str, int] = field(default_factory=dict)
-    """Those of them by which a node was found not to draw as it was asked to."""
-    abandoned_checks: int = 0
-    """Rollouts that could not be checked."""
-    waiting_checks: int = 0
-    quarantined: int = 0
-    """Nodes that are given no work now."""
-    checkers: int = 0
-    """Connected nodes that check others."""
-    opinions: int = 0
-    """What nodes have found of others' rollouts; several of one rollout count each."""
-    disagreements: int = 0
-    """Rollouts of which the first two found what does not go together."""
-    outvoted: int = 0
-    """Findings that two other nodes contradict."""
-    checked_tokens: int = 0
-    """What nodes have computed for it, prompts included."""
-    mismatch: tuple[MismatchView, ...] = ()
-    """Of the nodes whose claims are farthest from what the learner finds, the farthest first."""
-    suspended: tuple[str, ...] = ()
-    """What so many nodes fail on that none is quarantined for it."""
+    """Problems that the curriculum left out since the hub's start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingView:
-    """Another run of this hub."""
+    """Another run of the same hub."""
 
     run_id: str
     name: str
     address: str
-    """Where people reach it; empty = it has not been served since it was made."""
+    """Address for people; empty if the run was never served."""
     trained_step: int
     steps_total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The run at one moment, `as_of`; every age on the pages is counted from it."""
+    """The run at the time `as_of`. The pages compute all ages from it."""
 
     ALSO_IN_JSON: ClassVar = ("mean_reward", "staleness_mean", "staleness_max", "accuracy_before", "accuracy_after")
 
@@ -294,99 +259,99 @@ class RunView:
     task: str
     base_model: str
     join_command: str
-    """The one line with which a volunteer joins, this hub's address in it."""
+    """Command for volunteers to join, with this hub's address."""
     state: RunState
     state_detail: str = ""
-    """What it does, or waits for, in words."""
+    """Current activity, or the reason for waiting, in words."""
     doing: Doing = Doing.TRAINING
     """The same for programs."""
     health: Health = field(default_factory=lambda: Health(state=HubState.READY))
-    """The hub's state in a word, and why it is no better one."""
+    """The hub's health: its state in a word, and the reasons against a better state."""
     install_command: str = ""
-    """The one line that installs a node from this hub and joins; empty where the operator does not offer it."""
+    """Command that installs a node from this hub and joins; empty if the operator does not offer it."""
     windows_install_command: str = ""
     """The same for PowerShell."""
     address: str = ""
-    """The hub's, that stands in these lines."""
+    """The hub's address, used in these commands."""
     problems: tuple[str, ...] = ()
-    """What is broken, for the operator, and the alarms."""
+    """Everything that is broken, for the operator, including the alarms."""
     alarms: tuple[str, ...] = ()
-    """Those of the problems that the hub goes on after by itself."""
+    """Problems from which the hub tries to recover by itself."""
     problem_kinds: tuple[str, ...] = ()
-    """Kinds of the problems that the hub watches for and has found."""
+    """Kinds of the problems found by the hub's monitoring."""
     starting: bool = False
-    """The hub is not up yet: nodes may join, and nothing is trained."""
+    """True while the hub starts: nodes may join, and nothing is trained."""
     started_at: float
     finished_at: float | None = None
     steps_total: int
     first_version: int = 0
-    """What the run began with; 0 = the base."""
+    """Version at the run's start; 0 is the base model."""
     lineage: tuple[str, ...] = ()
-    """Where that comes from, in words, the nearest first."""
+    """Origins of the first version in words, nearest first."""
     trained_step: int = 0
     published_version: int = 0
     group_size: int
     max_staleness: int
     leasing: str = "open"
-    """open, paused, draining or drained, as the operator has said."""
+    """open, paused, draining or drained, as set by the operator."""
     live: Mapping[str, float] = field(default_factory=dict)
-    """The settings that operators may change while the run goes on, as they are now."""
+    """Current values of the settings that operators may change during the run."""
     newest_step: StepRecord | None = None
-    """None before the first is trained."""
+    """None before the first trained step."""
     rollouts_per_s: float = 0.0
-    """Received, over the last minute or so."""
+    """Rate of received rollouts over about the last minute."""
     rollouts_gone_on: int = 0
-    """Received since the hub's start, and begun on another node or before their node's restart."""
+    """Rollouts received since the hub's start that were resumed from another node or after their node's restart."""
     tokens_saved: int = 0
-    """Of these, that were not drawn again."""
+    """Tokens of these rollouts that were not sampled again."""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Since the hub's start, by what it was (a connection, a node, a frame) and why."""
+    """Refusals since the hub's start, by kind (connection, node, frame) and reason."""
     curriculum: CurriculumView | None = None
-    """None where problems are taken as they come."""
+    """None if the run has no curriculum."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """What each judge of rewards has been asked since the hub's start: calls, unanswered, without_verdict,
-    tokens_read, tokens_written."""
+    """Counts for each reward judge since the hub's start: calls, unanswered, without_verdict, tokens_read,
+    tokens_written."""
     buffered_groups: int = 0
-    """Complete, scored, and waiting for the learner."""
+    """Complete, scored groups that wait for the learner."""
     accounting: Accounting = field(default_factory=Accounting)
     evaluations: tuple[EvaluationView, ...] = ()
-    """In the order of their versions; of many, some between are left out. Where there are several sets of held-out
-    problems, their weighted mean."""
+    """In the order of versions; if there are many, some are left out. With several held-out sets, their weighted
+    mean."""
     evaluation_sets: tuple[EvaluationSetView, ...] = ()
-    """Each of several sets."""
+    """One entry for each of several held-out sets."""
     tasks: tuple[str, ...] = ()
-    """The keys of the tasks that are trained on, where there are several."""
+    """Keys of the training tasks, if there are several."""
     versions: tuple[VersionView, ...] = ()
     """Newest first; old ones may be left out."""
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """Over all versions and nodes."""
+    """Number of fetches over all versions and nodes."""
     dissemination: DisseminationView | None = None
-    newest_complete: int | None = None
-    """The newest version that every node has that was told of it, or a newer one."""
     """None before the hub has announced a version since its start."""
+    newest_complete: int | None = None
+    """Newest version that every node told of it has, counting nodes that have a newer version."""
     nodes_on_newest: int = 0
     """Connected nodes that hold the newest published version."""
     nodes_connected: int = 0
     nodes_known: int = 0
-    """That ever joined: more than the pages list."""
+    """Nodes that ever joined; the pages may list fewer."""
     nodes_useful: int = 0
-    """Of whose rollouts some were trained on or evaluated."""
+    """Nodes with any rollout trained on or evaluated."""
     uplink_bytes_s: float | None = None
-    """What the hub can send, as set or measured."""
+    """The hub's uplink, as configured or measured."""
     events: tuple[RunEvent, ...] = ()
     """Newest first; old ones may be left out."""
     capacity: CapacityView | None = None
     """None before the first step."""
     work: WorkView = field(default_factory=WorkView)
     cost: CostView | None = None
-    """None while no node costs anything, and none has."""
-    trust: TrustView = field(default_factory=TrustView)
+    """None if no node has or had a price."""
+    trust: TrustStatus = field(default_factory=TrustStatus)
     siblings: tuple[SiblingView, ...] = ()
     """Other runs of this hub, by name."""
 
     @property
     def broken(self) -> bool:
-        """Whether any of the problems is more than an alarm."""
+        """True if any problem is more than an alarm."""
         return len(self.problems) > len(self.alarms)
 
     @property
@@ -397,59 +362,60 @@ class RunView:
 
     @property
     def mean_reward(self) -> float | None:
-        """Of the newest trained step."""
+        """Mean reward of the newest trained step."""
         return self.newest_step.mean_reward if self.newest_step else None
 
     @property
     def staleness_mean(self) -> float | None:
-        """Of the newest trained step."""
+        """Mean staleness of the newest trained step."""
         return self.newest_step.staleness_mean if self.newest_step else None
 
     @property
     def staleness_max(self) -> int | None:
-        """Of the newest trained step."""
+        """Largest staleness of the newest trained step."""
         return self.newest_step.staleness_max if self.newest_step else None
 
     @property
     def beginning(self) -> str:
-        """What the run began with."""
+        """The run's first version, in words."""
         return f"version {self.first_version}" if self.first_version else "the base model"
 
     @property
     def accuracy_before(self) -> float | None:
-        """Held-out accuracy of what the run began with, most often the base model."""
+        """Held-out accuracy of the run's first version, usually the base model."""
         first = self.first_version
         return next((e.greedy.accuracy for e in self.evaluations if e.greedy.policy_version == first), None)
 
     @property
     def accuracy_after(self) -> float | None:
-        """Held-out accuracy of the newest version that was evaluated."""
+        """Held-out accuracy of the newest evaluated version."""
         first = self.first_version
         return next((e.greedy.accuracy for e in reversed(self.evaluations) if e.greedy.policy_version > first), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node that has ever joined: what it did, by the books, and what it does, by its own last report."""
+    """One node that has ever joined: its stored totals, and its last live report."""
 
     ALSO_IN_JSON: ClassVar = ("banned", "trained", "evaluated")
 
     totals: NodeTotals = field(metadata=FLAT)
     connected: bool
     activity: str
-    """As it last reported: preparing, waiting, fetching, sampling, paused, draining; empty = it is away."""
+    """Activity in its last report: preparing, waiting, fetching, sampling, paused or draining. Empty if the node is
+    away."""
     policy_version: int | None
-    """Newest it can sample from."""
+    """Newest version that the node can sample from."""
     capacity: int
     in_flight: int
-    """Rollouts leased to it and not yet received."""
+    """Rollouts leased to the node and not yet received."""
     tokens_per_s: float
     precision: str = ""
-    """Of its engine's weights, as it says, or said when it was last checked; empty = not known."""
+    """Precision of the engine's weights, as reported now or at the last check; empty if unknown."""
     costs_per_hour: float = 0.0
-    """What it costs while it is active, in US dollars, its power included where the hub counts that."""
+    """Hourly cost while active, in US dollars. Includes power if the hub counts power."""
     standby: str = ""
-    """Why it has no work, as it was told; empty = it was told nothing."""
+    """Reason for standing by, as told to the node; empty if none was told."""
 
     @property
     def banned(self) -> bool:
@@ -457,29 +423,30 @@ class NodeView:
 
     @property
     def trained(self) -> int:
-        """How many of its rollouts were trained on."""
+        """Number of the node's rollouts that were trained on."""
         return self.totals.trained_rollouts
 
     @property
     def evaluated(self) -> int:
-        """How many of its rollouts an evaluation used."""
+        """Number of the node's rollouts that an evaluation used."""
         return self.totals.evaluated_rollouts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodesAway:
-    """Nodes that are away and hold nothing. The same object as long as nothing of any of them changes: what is made of
-    it may be kept."""
+    """Nodes that are away and hold no rollouts. A change of any node in it replaces the whole object, so derived values
+    can be cached.
+    """
 
     by_id: Mapping[str, NodeView]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """All nodes that the pages know of."""
+    """All nodes that the pages know."""
 
     here: Mapping[str, NodeView]
-    """By their ids those that are connected, or hold rollouts."""
+    """Nodes that are connected or hold rollouts, by id."""
     away: NodesAway
 
     def __iter__(self) -> Iterator[NodeView]:

@@ -1,6 +1,6 @@
-"""What scripts may ask this hub for, as OpenAPI 3.1: GET /api/v1/openapi.json.
+"""The API for scripts as OpenAPI 3.1: GET /api/v1/openapi.json.
 
-Made of the very classes that requests are checked by and answers are made of, so that it cannot say anything else.
+Generated from the classes that validate requests and form answers, so document and behaviour always agree.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final, get_args, get_type_hints
 
+import numpy as np
 from aiohttp import web
 from pydantic import TypeAdapter
 
@@ -23,6 +24,7 @@ from echo_hub.dashboard.responses import json_response
 from echo_hub.dashboard.work_curve import WorkCurve
 from echo_shared.books import RunEvent, StepRecord
 from echo_shared.credit_books import BOARD_ORDERS, CreditDay, PublicReceipt, RunElsewhere, Standing
+from echo_shared.messages.fields import PackedArray
 from echo_shared.node_books import CheckEvidence, NodeOutcome, TrustDecision
 from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage, RolloutSummary
 
@@ -34,7 +36,7 @@ ANSWERS: Final = (
     *(NodeOutcome, CheckEvidence, TrustDecision, RolloutSummary),
 )
 SECRETS: Final = {"ApiToken": ("token_hash",)}
-"""Fields that no answer has."""
+"""Fields that are removed from answers."""
 _WHOLE: Final = {"type": "integer", "minimum": 0, "maximum": 2**53}
 
 
@@ -45,7 +47,7 @@ async def serve(_request: web.Request) -> web.Response:
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole description."""
+    """Return the OpenAPI document."""
     return {
         "openapi": VERSION,
         "info": {
@@ -65,11 +67,13 @@ def document() -> dict[str, Any]:
 
 
 def answer_schemas() -> dict[str, Any]:
-    """A JSON schema of each class that answers are made of, by its name, as `responses.jsonable` writes them."""
+    """Return the JSON schema of each class used in answers, by name, in the form that `responses.jsonable` writes."""
     classes = {kind.__name__: kind for top in ANSWERS for kind in _dataclasses_in(top)}
     inputs: list[Any] = [(name, "serialization", TypeAdapter(kind)) for name, kind in classes.items()]
     _, generated = TypeAdapter.json_schemas(inputs, ref_template=_REF)
     schemas: dict[str, Any] = generated["$defs"]
+    for name, kind in classes.items():
+        _write_arrays(schemas[name]["properties"], kind)
     for name, kind in classes.items():
         _write_as_answered(schemas, schemas[name], kind)
     for schema in schemas.values():
@@ -80,7 +84,7 @@ def answer_schemas() -> dict[str, Any]:
 
 
 def _dataclasses_in(kind: Any) -> Iterator[type]:
-    """The class and those in its fields, however deep."""
+    """Yield a dataclass and all dataclasses nested in its fields."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         yield kind
         for hint in get_type_hints(kind).values():
@@ -89,8 +93,18 @@ def _dataclasses_in(kind: Any) -> Iterator[type]:
         yield from _dataclasses_in(part)
 
 
+def _write_arrays(properties: dict[str, Any], kind: Any) -> None:
+    """Describe arrays as lists of numbers."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if (packed := PackedArray.of(hint)) is not None:
+            item = "integer" if np.dtype(packed.dtype).kind == "i" else "number"
+            properties[name] = {"type": "array", "items": {"type": item}}
+
+
 def _write_as_answered(schemas: dict[str, Any], schema: dict[str, Any], kind: Any) -> None:
-    """Flat fields' items stand among the others, and some properties do, too."""
+    """Adapt a schema to the answers: flat fields are merged into the parent, and the properties of ALSO_IN_JSON are
+    added.
+    """
     properties: dict[str, Any] = schema["properties"]
     for secret in SECRETS.get(kind.__name__, ()):
         del properties[secret]
@@ -110,47 +124,47 @@ def _write_as_answered(schemas: dict[str, Any], schema: dict[str, Any], kind: An
 
 
 def _reads() -> dict[str, Any]:
-    before = _query("before", "Of smaller numbers than this.", _WHOLE)
+    before = _query("before", "Only numbers smaller than this.", _WHOLE)
     return {
         "/api/v1/run": _get("The run now.", _ref(RunView)),
         **_nodes(),
         "/api/v1/steps": _get(
-            "The first 1,000 steps after one, in order.",
+            "The first 1,000 steps after `since`, in order.",
             _list("steps", StepRecord),
-            _query("since", "The last step that you have.", _WHOLE),
+            _query("since", "The last known step.", _WHOLE),
         ),
         "/api/v1/log": _get(
-            "What has happened, the newest first.",
+            "Events, the newest first.",
             _list("events", RunEvent),
             *(_query(name, "", {"type": "string"}) for name in ("kind", "severity", "subject")),
             before,
-            _query("limit", "So many at most.", _WHOLE),
+            _query("limit", "Largest number of events.", _WHOLE),
         ),
         **_public(),
         "/api/v1/rollouts": _get(
             "Rollouts, newest first.",
             _ref(RolloutsPage),
             *(_query(field.name, "", {}) for field in dataclasses.fields(RolloutFilter)),
-            _query("before", "Of those before this rollout.", {"type": "string"}),
-            _query("limit", "So many at most.", _WHOLE),
+            _query("before", "Only rollouts before this one.", {"type": "string"}),
+            _query("limit", "Largest number of rollouts.", _WHOLE),
         ),
-        "/api/v1/rollouts/{group}": _get("One prompt, and all that was drawn of it.", _ref(GroupView), _path("group")),
-        "/api/v1/actions": _get("What operators did, the newest 100 first.", _list("actions", ActionRecord), before),
-        "/api/v1/tokens": _get("Tokens of scripts; takes one of scope admin.", _list("tokens", ApiToken)),
+        "/api/v1/rollouts/{group}": _get("One prompt with all its rollouts.", _ref(GroupView), _path("group")),
+        "/api/v1/actions": _get("Operators' actions, the newest 100 first.", _list("actions", ActionRecord), before),
+        "/api/v1/tokens": _get("API tokens; needs a token of scope admin.", _list("tokens", ApiToken)),
     }
 
 
 def _nodes() -> dict[str, Any]:
     text = {"type": "string"}
     of_fleet = (
-        _query("q", "A part of the name, engine, device or invite's name, or the start of the id.", text),
-        _query("state", "Those that do this.", {"enum": list(STATES)}),
-        _query("standing", "Those that the hub thinks this of.", {"enum": list(STANDINGS)}),
+        _query("q", "A part of the name, engine, device or invite's name, or a prefix of the id.", text),
+        _query("state", "Only nodes in this state.", {"enum": list(STATES)}),
+        _query("standing", "Only nodes with this trust standing.", {"enum": list(STANDINGS)}),
         _query("engine", f"{NOT_SAID} = not known.", text),
         _query("precision", f"{NOT_SAID} = not known.", text),
         _query("sort", "", {"enum": [f"{turn}{column.key}" for column in COLUMNS for turn in ("", "-")]}),
-        _query("after", "So many are left out at the front.", _WHOLE),
-        _query("limit", "So many at most; all, if it is left out.", {"type": "integer", "minimum": 1}),
+        _query("after", "Number of nodes to skip.", _WHOLE),
+        _query("limit", "Largest number of nodes; default: all.", {"type": "integer", "minimum": 1}),
     )
     lists = {"outcomes": NodeOutcome, "decisions": TrustDecision, "checked": RolloutSummary, "rollouts": RolloutSummary}
     one = {
@@ -161,16 +175,16 @@ def _nodes() -> dict[str, Any]:
     }
     listed = _object({"nodes": {"type": "array", "items": _ref(NodeView)}, "found": _WHOLE})
     return {
-        "/api/v1/nodes": _get("Nodes: those that are connected, and the foremost others.", listed, *of_fleet),
-        "/api/v1/nodes/{node}": _get("All that is known of one node.", _object(one), _path("node", text)),
+        "/api/v1/nodes": _get("Connected nodes, and the foremost others.", listed, *of_fleet),
+        "/api/v1/nodes/{node}": _get("One node in full.", _object(one), _path("node", text)),
     }
 
 
 def _public() -> dict[str, Any]:
     of_board = (
-        _query("after", "So many rows are left out at the front.", _WHOLE),
-        _query("limit", "So many at most, and 1,000.", {"type": "integer", "minimum": 1}),
-        _query("q", "A part of the name, or the start of a node's id.", {"type": "string"}),
+        _query("after", "Number of rows to skip.", _WHOLE),
+        _query("limit", "Largest number of rows, up to 1,000.", {"type": "integer", "minimum": 1}),
+        _query("q", "A part of the name, or a prefix of a node's id.", {"type": "string"}),
         _query("sort", "", {"enum": [*BOARD_ORDERS, *(f"-{order}" for order in BOARD_ORDERS)]}),
     )
     board = {name: _board(name) for name in ("leaderboard", "teams")}
@@ -184,11 +198,11 @@ def _public() -> dict[str, Any]:
     )
     text = {"type": "string"}
     return {
-        "/api/v1/leaderboard": _get("Nodes by what counted.", board["leaderboard"], *of_board, public=True),
-        "/api/v1/teams": _get("Teams by what counted.", board["teams"], *of_board, public=True),
-        "/api/v1/leaderboard/nodes/{node}": _get("A node.", holder, _path("node", text), public=True),
-        "/api/v1/leaderboard/teams/{team}": _get("A team.", holder, _path("team", text), public=True),
-        "/api/v1/receipts/{rollout}": _get("A rollout's.", _ref(PublicReceipt), _path("rollout", text), public=True),
+        "/api/v1/leaderboard": _get("Nodes by credited work.", board["leaderboard"], *of_board, public=True),
+        "/api/v1/teams": _get("Teams by credited work.", board["teams"], *of_board, public=True),
+        "/api/v1/leaderboard/nodes/{node}": _get("A node's credit.", holder, _path("node", text), public=True),
+        "/api/v1/leaderboard/teams/{team}": _get("A team's credit.", holder, _path("team", text), public=True),
+        "/api/v1/receipts/{rollout}": _get("A receipt.", _ref(PublicReceipt), _path("rollout", text), public=True),
     }
 
 
@@ -207,7 +221,7 @@ def _actions() -> dict[str, Any]:
             "post": {
                 "operationId": name,
                 "summary": summary(kind),
-                "description": f"Takes a token of scope {kind.SCOPE}.",
+                "description": f"Needs a token of scope {kind.SCOPE}.",
                 "requestBody": body,
                 "responses": _told(),
             }
@@ -215,7 +229,7 @@ def _actions() -> dict[str, Any]:
     paths["/api/v1/actions/{number}/undo"] = {
         "post": {
             "operationId": "undo",
-            "summary": "Do what takes a done action back.",
+            "summary": "Reverse a finished action.",
             "parameters": [_path("number")],
             "responses": _told(),
         }
@@ -226,19 +240,19 @@ def _actions() -> dict[str, Any]:
 def _told() -> dict[str, Any]:
     answered = {"content": {"application/json": {"schema": {"$ref": _REF.format(model="Answered")}}}}
     return {
-        "200": {"description": "It is done.", **answered},
-        "202": {"description": "The hub has it, and is at it.", **answered},
-        "409": {"description": "It was refused; record.detail says why.", **answered},
+        "200": {"description": "The action is done.", **answered},
+        "202": {"description": "The hub has accepted the action and is carrying it out.", **answered},
+        "409": {"description": "The action was refused; record.detail says why.", **answered},
         **_errors("400", "401", "403", "404"),
     }
 
 
 def _errors(*codes: str) -> dict[str, Any]:
     why = {
-        "400": "This cannot be.",
-        "401": "A token is missing, or wrong.",
-        "403": "The token is not good for this.",
-        "404": "There is no such thing.",
+        "400": "The request is invalid.",
+        "401": "The token is missing or wrong.",
+        "403": "The token's scope does not permit this.",
+        "404": "Not found.",
     }
     content = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     return {code: {"description": why[code], "content": content} for code in codes}
@@ -272,5 +286,5 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answered() -> dict[str, Any]:
-    secret = {"type": "string", "description": "The token that was made; nowhere else is it told."}
+    secret = {"type": "string", "description": "The new token; it is shown only here."}
     return _object({"record": _ref(ActionRecord), "secret": secret})

@@ -1,4 +1,4 @@
-"""The operator's room, `/`: is the run learning, is it fed, is anything wrong; then plane by plane."""
+"""The operator's front page, `/`: is the run learning, is it fed, is anything wrong; then the details by topic."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHARTS: Final = {
 
 
 class OperatorPage:
-    """All operators see one rendering."""
+    """The front page. All operators share one rendering."""
 
     def __init__(self, source: PagesSource, live: LivePages, templates: jinja2.Environment, curves: CurvesRoom) -> None:
         self._source = source
@@ -91,12 +91,12 @@ class OperatorPage:
 
 
 def rail_ticks(run: RunView) -> tuple[tuple[float, float], ...]:
-    """(place along the run in thousandths, accuracy) of the evaluations, as far as they can be told apart."""
+    """Return (position along the run in thousandths, accuracy) for at most `TICKS_SHOWN` evaluations."""
     shown = [view.greedy for view in run.evaluations[:: 1 + len(run.evaluations) // TICKS_SHOWN]]
     return tuple((1000 * min(e.policy_version / run.steps_total, 1.0), e.accuracy) for e in shown)
 
 
 def newest_evaluations(run: RunView) -> tuple[EvaluationView, ...]:
-    """Newest first, and always the base, which the others are compared with."""
+    """Return the newest evaluations, newest first, and always the first one for comparison."""
     newest = run.evaluations[: -EVALUATIONS_SHOWN - 1 : -1]
     return newest if len(newest) == len(run.evaluations) else (*newest[:-1], run.evaluations[0])

@@ -1,4 +1,4 @@
-"""The pages' front door: every route that people, scripts and Prometheus use. Each room is a module of its own."""
+"""All routes for people, scripts and Prometheus. Each page is a module of its own."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def routes(
     heartbeat_s: float = 15.0,
     node_series: bool = False,
 ) -> list[web.AbstractRouteDef]:
-    """All that the pages add to the hub's application, whose middleware is `guard.middleware`.
+    """Return the routes that the pages add to the hub's application, whose middleware is `guard.middleware`.
 
-    Viewers see nothing older than `min_interval_s`; a live connection carries something every `heartbeat_s`. Without
-    `rollouts` there are no rooms for them. `node_series`: /metrics has some of each node.
+    Viewers see nothing older than `min_interval_s`. A live connection sends something every `heartbeat_s`. Without
+    `rollouts`, rollout pages do not exist. `node_series` adds series for each node to /metrics.
     """
     snapshots = Snapshots(source, min_interval_s=min_interval_s)
     assets = Assets()

@@ -1,4 +1,4 @@
-"""Pictures to share, drawn when somebody first asks and kept for a while: one at a time, whoever asks for how many."""
+"""Pictures to share, drawn on first request and cached. They are drawn one at a time, however many are requested."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aiohttp import hdrs, web
 from echo_hub.dashboard.share_picture import Picture, draw
 
 GOOD_S: Final = 600.0
-"""A picture is drawn anew no sooner than this."""
+"""Seconds for which a picture is cached."""
 MOST_KEPT: Final = 256
-"""Some 40 kB each."""
+"""Pictures cached, about 40 kB each."""
 MOST_WAITING: Final = 16
-"""To be drawn. More are told to come again."""
+"""Requests that may wait for drawing; a further one gets "try again"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Pictures:
         self.num_drawn = 0
 
     async def serve(self, request: web.Request, holder: str, make: Callable[[], Awaitable[Picture]]) -> web.Response:
-        """The picture of this holder; `make` says what is on it, if it is to be drawn."""
+        """Return the holder's picture; `make` supplies its contents if it has to be drawn."""
         drawn = self._good(holder)
         if drawn is None:
             if self._waiting >= MOST_WAITING:

@@ -1,4 +1,4 @@
-"""Two small public rooms: `/about`, what is lent to and how, and `/receipts`, what became of one rollout."""
+"""Two small public pages: `/about` describes the run and how to join; `/receipts` shows one rollout's outcome."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from echo_hub.dashboard.templating import Template
 _ROLLOUT: Final = re.compile(r"[0-9]{1,19}-[0-9]{1,9}")
 
 WHAT_IT_MEANS: Final = {
-    "leased": "It is with its node, which draws it.",
-    "received": "The hub has it, and has not scored it yet.",
-    "scored": "It has its reward, and waits for a step.",
-    "trained": "The model was trained on it: it counts.",
-    "evaluated": "It has measured how good a version is: it counts.",
-    "dropped": "It was of no use, and counts for nothing.",
-    "quarantined": "Its node was quarantined before a step had used it, so it counts for nothing. A pardon of the node "
-    "does not change that: the node draws new work.",
-    "forged": "The hub computed it again: it is not what the named version draws. It counts for nothing.",
+    "leased": "The node is sampling this rollout.",
+    "received": "The hub has received this rollout and will score it.",
+    "scored": "This rollout has its reward and waits for a training step.",
+    "trained": "The model was trained on this rollout: it counts.",
+    "evaluated": "This rollout was used to measure a version: it counts.",
+    "dropped": "This rollout could not be used. It does not count.",
+    "quarantined": "The node was quarantined before a step used this rollout, so it does not count. A pardon of the "
+    "node does not change that: the node samples new work.",
+    "forged": "The hub recomputed this rollout: the named version does not produce it. It does not count.",
 }
-"""By `ReceiptState`, or by the `DropReason` where that says more."""
+"""Explanations by `ReceiptState`, or by `DropReason` if that tells more."""
 
 
 class PublicRooms:

@@ -1,4 +1,4 @@
-"""How the pages answer: HTML from templates, JSON from views, and where to go instead."""
+"""Responses of the pages: HTML from templates, JSON from views, and redirects."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import numpy as np
 from aiohttp import web
 
 MAX_NUMBER: Final = 2**53
@@ -16,10 +17,13 @@ _FRESH: Final = {"Cache-Control": "no-store"}
 
 
 def jsonable(value: Any) -> Any:
-    """`value` in JSON's types: dataclasses become objects, with the items of their `flat` fields among the others and
-    the properties that their `ALSO_IN_JSON` names; numbers that are not finite become null."""
+    """Convert `value` to JSON types.
+
+    Dataclasses become objects: items of fields marked `flat` are merged in, and the properties in `ALSO_IN_JSON` added.
+    Numbers that are not finite become null.
+    """
     if value is None or isinstance(value, (str, int)):
-        return value  # Most of all that there is, so first.
+        return value  # The most frequent case, so it comes first.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
         for field in dataclasses.fields(value):
@@ -30,13 +34,15 @@ def jsonable(value: Any) -> Any:
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [jsonable(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return jsonable(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def whole_number(text: str) -> int | None:
-    """What a query may ask for: 0 to 2**53; None for anything else."""
+    """Parse a number in a query: 0 to 2**53; None for anything else."""
     number = int(text) if len(text) <= 16 and text.isascii() and text.isdigit() else MAX_NUMBER + 1
     return number if number <= MAX_NUMBER else None
 
@@ -47,7 +53,7 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 
 
 async def large_json_response(make: Callable[[], Any]) -> web.Response:
-    """Of what `make` makes, all on a thread: a fleet takes a second."""
+    """Build and serialise the value on a thread: a large fleet takes a second."""
     return await asyncio.to_thread(lambda: json_response(make()))
 
 
@@ -56,12 +62,12 @@ def html_response(text: str, *, status: int = 200) -> web.Response:
 
 
 def plain_html_response(body: bytes, *, status: int = 200) -> web.Response:
-    """What costs the hub next to nothing to send: to compress a small page costs more than its bytes are worth."""
+    """Return an uncompressed page. For a small page, compression costs more than it saves."""
     return web.Response(body=body, status=status, content_type="text/html", charset="utf-8", headers=_FRESH)
 
 
 def see_other(path: str) -> web.Response:
-    """To be asked for with GET."""
+    """Return a redirect that is followed with GET."""
     return web.Response(status=303, headers={**_FRESH, "Location": path})
 
 

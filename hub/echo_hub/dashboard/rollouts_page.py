@@ -1,8 +1,9 @@
-"""The operator's rooms for what the model writes: /rollouts, a list that is looked through, and /rollouts/GROUP, one
-prompt with all that was drawn of it. As JSON: /api/v1/rollouts and /api/v1/rollouts/GROUP, with the same query.
+"""The operator's pages of completions: /rollouts, a searchable list, and /rollouts/GROUP, one prompt with all its
+rollouts.
 
-Both work without a script, and every list and group has an address of its own. Completions are hostile input: they are
-escaped as all text is, kept in their own direction, and what could hide or reorder text is written out (`visible`).
+As JSON: /api/v1/rollouts and /api/v1/rollouts/GROUP, with the same query. Both pages work without scripts. Every list
+and group has its own address. Completions are untrusted: they are escaped and keep their own text direction, and
+invisible or reordering characters are written out (`visible`).
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage
 ROWS_SHOWN: Final = 50
 MOST_ROWS: Final = 500
 MAX_TEXT: Final = 200
-"""Characters that may be looked for."""
+"""Longest search text, in characters."""
 
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "state": tuple(state.value for state in ReceiptState),
     "drop": tuple(reason.value for reason in DropReason),
     "check": tuple(checked.value for checked in Checked),
 }
-"""What may be asked for of each field that has few values."""
+"""Allowed values of the fields that have few."""
 
 
 class RolloutsSource(Protocol):
-    """What the hub supplies to these rooms."""
+    """Interface that the hub supplies to these pages."""
 
     async def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage: ...
 
@@ -44,11 +45,11 @@ class RolloutsSource(Protocol):
 
 
 class WrongQueryError(ValueError):
-    """What of a query cannot be, as the page says it."""
+    """An invalid query value, described for the page."""
 
 
 def filter_of(query: Mapping[str, str]) -> RolloutFilter:
-    """What an address or a command asks for; empty values ask for nothing. Raises WrongQueryError."""
+    """Parse the query of an address or a command. Empty values mean no condition. Raises WrongQueryError."""
     found: dict[str, Any] = {}
     for field in fields(RolloutFilter):
         given = query.get(field.name, "").strip() if field.name != "text" else query.get("text", "")
@@ -63,7 +64,7 @@ def _value(name: str, given: str) -> int | float | str:
             raise WrongQueryError(f"{name} must be one of: {', '.join(CHOICES[name])}; not {given[:40]!r}")
         return given
     if name in ("node", "text"):
-        if len(given) > MAX_TEXT or "\0" in given:  # PostgreSQL takes no NUL.
+        if len(given) > MAX_TEXT or "\0" in given:  # PostgreSQL rejects NUL in texts.
             raise WrongQueryError(f"{name} must be at most {MAX_TEXT} characters, without NUL")
         return given
     if name in ("reward_min", "reward_max"):
@@ -81,7 +82,7 @@ def _value(name: str, given: str) -> int | float | str:
 
 
 def place_of(query: Mapping[str, str]) -> str:
-    """Before which rollout the list goes on; "" = from the newest. Raises WrongQueryError."""
+    """Return the rollout id before which the list continues; "" means from the newest. Raises WrongQueryError."""
     given = query.get("before", "")
     lease, _, index = given.partition("-")
     if given and (whole_number(lease) is None or whole_number(index) is None):
@@ -90,7 +91,7 @@ def place_of(query: Mapping[str, str]) -> str:
 
 
 def asked(wanted: RolloutFilter) -> dict[str, str]:
-    """The query that asks for it."""
+    """Return the query fields for a filter."""
     return {name: str(value) for name, value in asdict(wanted).items() if value not in (None, "")}
 
 
@@ -148,7 +149,7 @@ class RolloutsRoom:
         colour = next((known for known in colours if known == chosen), colours[0])
         group = await self._find(request)
         if group is None:
-            raise web.HTTPNotFound(text="There is no such group, or nothing of it is in the books.")
+            raise web.HTTPNotFound(text="There is no such group, or its rollouts were deleted.")
         versions = sorted({piece.version for each in group.rollouts if each.drawn for piece in each.drawn.pieces})
         text = self._group.render(
             room="rollouts",
@@ -162,7 +163,7 @@ class RolloutsRoom:
         return html_response(text)
 
     async def serve_json(self, request: web.Request) -> web.Response:
-        """GET /api/v1/rollouts: `RolloutsPage`; ask again with `before` = its `before` for those before them."""
+        """GET /api/v1/rollouts: `RolloutsPage`. For older rollouts, ask again with its `before`."""
         try:
             wanted, before = filter_of(request.query), place_of(request.query)
             limit = whole_number(request.query.get("limit", str(ROWS_SHOWN)))
@@ -176,7 +177,7 @@ class RolloutsRoom:
         """GET /api/v1/rollouts/{group}: `GroupView`"""
         group = await self._find(request)
         if group is None:
-            return json_response({"error": "there is no such group, or nothing of it is in the books"}, status=404)
+            return json_response({"error": "there is no such group, or its rollouts were deleted"}, status=404)
         return json_response(group)
 
     async def _find(self, request: web.Request) -> GroupView | None:

@@ -1,6 +1,6 @@
-"""What the run does at this moment, in a word, and how long it still takes.
+"""The run's current state in one word, and the remaining time.
 
-One word for one moment: a run that waits is never called running, and where nothing goes on there is no time to go.
+A waiting run is never called running. The remaining time is unknown while no steps are trained.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ Tone = Literal["good", "waiting", "bad", "over"]
 
 STALLED: Final = "stalled"
 STALLED_TIMES: Final = 3.0
-"""Times the longest of the newest steps: an evaluation before a step is in that already."""
+"""Multiple of the longest recent step after which a run counts as stalled. Evaluations before a step are part of its
+time."""
 STALLED_S: Final = 60.0
-"""Sooner, nothing is called stalled."""
+"""A run is never called stalled before this time."""
 LEAST_STEPS: Final = 3
-"""Of fewer steps no pace is known."""
+"""Steps needed to estimate a pace."""
 
 WORDS: Final[dict[Doing, tuple[str, Tone]]] = {
     Doing.STARTING: ("starting", "waiting"),
@@ -37,50 +38,49 @@ WORDS: Final[dict[Doing, tuple[str, Tone]]] = {
     Doing.FINISHED: ("finished", "over"),
 }
 MOVING: Final = (Doing.COLLECTING, Doing.TRAINING)
-"""What it does while steps follow each other."""
+"""States in which steps follow each other."""
 DETAILS: Final = {
     Doing.STARTING: "The learner loads the base model. Nodes may join; nothing is trained yet.",
-    Doing.LEARNER_DOWN: "The learner has died and is started again from its newest checkpoint. Nodes go on sampling.",
+    Doing.LEARNER_DOWN: "The learner stopped and restarts from its newest checkpoint. Nodes continue to sample.",
     Doing.PAUSED: "Paused by the operator: nothing is leased. Resume it at Actions.",
-    Doing.DRAINING: "Draining, as the operator said: what is open is leased to its end, nothing new is begun.",
-    Doing.DRAINED: "Drained, as the operator said: nothing is under way. Resume it at Actions.",
+    Doing.DRAINING: "Draining by the operator: open groups are finished, and no new ones begin.",
+    Doing.DRAINED: "Drained by the operator: no work is open. Resume it at Actions.",
     Doing.LACKS_NODES: "Nothing is sampled while no node is connected.",
-    Doing.EVALUATING: "All steps are trained; the last version is measured.",
+    Doing.EVALUATING: "All steps are trained; the last version is being evaluated.",
 }
-"""A sentence, where the word is not enough."""
+"""A sentence for the states whose word is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNow:
-    """The headline."""
+    """The headline of the run."""
 
     word: str
     tone: Tone
     detail: str
-    """A sentence or two, or nothing."""
+    """One or two sentences, or empty."""
     remaining_s: float | None
-    """What the steps to come take at the pace of the recent ones; None where they do not follow each other now."""
+    """Estimated time of the remaining steps at the recent pace; None if steps do not follow each other now."""
 
 
 def run_now(run: RunView, recent: Sequence[StepRecord]) -> RunNow:
-    """`recent`: the newest trained steps, in order."""
+    """Return the headline. `recent` holds the newest trained steps, in order."""
     idle_s = stalled_s(run, recent)
     word, tone = WORDS[run.doing]
     detail = DETAILS.get(run.doing, "")
     if run.doing is Doing.LACKS_NODES and not run.nodes_known:
-        detail = ""  # The page says how a first one joins.
+        detail = ""  # The page itself explains how the first node joins.
     if idle_s is not None:
         word, tone = STALLED, "bad"
         longest = duration(_longest_s(recent))
         detail = (
-            f"No step for {duration(idle_s)}, and none of the newest took longer than {longest}: look at what the "
-            "nodes do, and at the log."
+            f"No step for {duration(idle_s)}; recent steps took at most {longest}. Check the nodes' states and the log."
         )
     return RunNow(word=word, tone=tone, detail=detail, remaining_s=remaining_s(run, recent))
 
 
 def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
-    """What the steps to come take at the pace of the recent ones, waiting included; None while that says nothing."""
+    """Return the remaining time at the recent pace, including waits; None if the pace means nothing now."""
     if run.doing not in MOVING or len(recent) < LEAST_STEPS or stalled_s(run, recent) is not None:
         return None
     pace_s = (recent[-1].trained_at - recent[0].trained_at) / (len(recent) - 1)
@@ -88,7 +88,9 @@ def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
 
 
 def stalled_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
-    """Since when there was no step, if that is far longer than any of the recent ones took and nothing explains it."""
+    """Return the seconds since the last step if they far exceed every recent step's time without a
+    reason; else None.
+    """
     if run.doing not in MOVING or len(recent) < LEAST_STEPS:
         return None
     idle_s = run.as_of - recent[-1].trained_at

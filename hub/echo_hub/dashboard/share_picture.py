@@ -1,7 +1,8 @@
-"""A node's or a team's standing as a picture to share: PNG, 1200 x 630, as social networks and messengers show one.
+"""A node's or a team's standing as a picture to share: PNG, 1200 x 630, the size that social networks and messengers
+show.
 
-Drawn by Pillow with a font that is on this machine or in Pillow itself; nothing is fetched. Names are hostile input: of
-what the font has no shape for, the picture says so by the start of the node's id.
+Pillow draws it with an installed font or its built-in one; nothing is downloaded. Names are untrusted: if the font
+lacks a character, the picture shows a prefix of the node's id instead.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _FONTS: Final = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial.ttf", "segoeui
 _PAPER, _INK, _FAINT, _ACCENT, _BAR, _LINE = "#fdfcf8", "#14213d", "#5b6782", "#0b7a75", "#bfe3df", "#d9d4c4"
 _MARGIN: Final = 64
 _CURVE: Final = (_MARGIN, 396, WIDTH - _MARGIN, 560)
-"""Left, top, right, bottom of the curve's place."""
+"""Left, top, right and bottom edge of the curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What is on it."""
+    """Contents of a picture."""
 
     run_name: str
     standing: Standing
@@ -39,7 +40,7 @@ class Picture:
 
 
 def draw(said: Picture) -> bytes:
-    """The file. Takes some tens of milliseconds: not for an event loop."""
+    """Return the PNG file. Takes tens of milliseconds, so do not call it on an event loop."""
     from PIL import Image, ImageDraw
 
     standing = said.standing
@@ -51,7 +52,7 @@ def draw(said: Picture) -> bytes:
     _write(pen, (_MARGIN, 84), _drawable(said.run_name, "a language model"), 34, _FAINT)
     fallback = f"node {standing.node}" if standing.node else "a team"
     _write(pen, (_MARGIN, 140), _drawable(standing.name, fallback), 72, _INK)
-    place = f"#{count(standing.rank)} of {count(said.num_ranked)}" if standing.rollouts else "just begun"
+    place = f"#{count(standing.rank)} of {count(said.num_ranked)}" if standing.rollouts else "new"
     figures = [
         (place, "by rollouts"),
         (count(standing.rollouts), "rollouts that counted"),
@@ -63,7 +64,7 @@ def draw(said: Picture) -> bytes:
         _write(pen, (left, 252), figure, 46, _INK, most=256)
         _write(pen, (left, 312), label, 22, _FAINT, most=256)
     _draw_curve(pen, said.curve)
-    share = f"{percent(standing.share)} of all that counted; {rate(standing.recent)} tokens a day of late"
+    share = f"{percent(standing.share)} of all counted rollouts; {rate(standing.recent)} tokens a day recently"
     _write(pen, (_MARGIN, 578), share.replace("\u202f", " "), 22, _FAINT)
     out = io.BytesIO()
     image.save(out, "PNG", optimize=True)
@@ -79,14 +80,14 @@ def _draw_curve(pen: ImageDraw, curve: WorkCurve) -> None:
     if len(line) > 1:
         pen.line(line, fill=_ACCENT, width=4, joint="curve")
     if not curve.is_empty:
-        said = f"reward over {count(curve.points[-1].step)} steps; bars: this one's share of each"
+        said = f"reward over {count(curve.points[-1].step)} steps; bars: share of each step's tokens"
         _write(pen, (left, top - 34), said, 20, _FAINT)
 
 
 def _write(
     pen: ImageDraw, place: tuple[float, float], text: str, size: int, fill: str, most: int = WIDTH - 2 * _MARGIN
 ) -> None:
-    """At this size, or at the largest at which it is no wider than `most` pixels."""
+    """Write a text at this size, or at the largest size at which it fits `most` pixels."""
     wide = _font(size).getlength(text)
     fitting = size if wide <= most else max(8, int(size * most / wide))
     pen.text(place, text, font=_font(fitting), fill=fill)
@@ -112,7 +113,7 @@ def _font(size: int) -> FreeTypeFont:
 
 
 def _has_shape(character: str) -> bool:
-    """Whether the font draws it as something else than what it draws for characters that there are not."""
+    """Return True if the font has a glyph for the character, not the placeholder for missing ones."""
     if character == " ":
         return True
     font = _font(24)

@@ -1,4 +1,4 @@
-"""One picture of the run that all viewers share, so that a thousand of them ask the hub no more than one does."""
+"""Snapshots of the run, shared by all viewers: a thousand viewers cost the hub as much as one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from echo_hub.dashboard.model import Fleet, RunView
 from echo_hub.dashboard.source import PagesSource
 
 REST: Final = 40.0
-"""Times what was computed for the pages: looking again and again then takes a fortieth of a processor."""
+"""Rest after computing for the pages, as a multiple of the processor time. Repeated snapshots then use 1/40 of a
+core."""
 LONGEST_REST_S: Final = 1.5
-"""But no more, so that pages are of now also where the machine is busy with something else ..."""
+"""Upper limit of the rest, so that pages stay current on a busy machine."""
 LEAST_REST: Final = 9.0
-"""... unless it would take more than a tenth of a processor."""
+"""Smallest multiple, which overrides `LONGEST_REST_S`: snapshots never use more than a tenth of a core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """`change` is the newest change that is surely in it; `taken_at` is the event loop's time, and so is `good_until`,
-    up to which nobody sees another; `took_s` is from when it was wanted to when it was there."""
+    """The run and its nodes at one moment.
+
+    `change` is the newest change that is surely included. `taken_at` and `good_until` are event-loop times; no newer
+    snapshot is taken before `good_until`. `took_s` is the time from the request to the result.
+    """
 
     change: int
     taken_at: float
@@ -31,14 +35,18 @@ class Snapshot:
 
 
 def rest_s(processor_s: float) -> float:
-    """How long nothing is done for the pages after what took so much of the processor. What was waited for is no
-    measure: on a machine that is busy with something else pages would be the older for it."""
+    """Return the rest after work that used this much processor time.
+
+    Waiting time does not count: on a busy machine, it would make the pages needlessly old.
+    """
     return max(min(REST * processor_s, LONGEST_REST_S), LEAST_REST * processor_s)
 
 
 class Snapshots:
-    """Takes at most one snapshot every `min_interval_s`, seldomer where it takes long, and only when somebody looks;
-    with 0 one for each look."""
+    """Takes snapshots on demand, at most one every `min_interval_s`, fewer if they are expensive.
+
+    With `min_interval_s` 0, every look takes one.
+    """
 
     def __init__(self, source: PagesSource, *, min_interval_s: float) -> None:
         self._source = source
@@ -47,7 +55,7 @@ class Snapshots:
         self._newest: Snapshot | None = None
 
     async def get(self) -> Snapshot:
-        """The newest snapshot, at most `min_interval_s` old, or `rest_s` of what it took."""
+        """Return the newest snapshot, or take one if it is older than `min_interval_s` and its rest."""
         async with self._lock:
             newest = self._newest
             if newest is None or asyncio.get_running_loop().time() >= newest.good_until:
@@ -55,7 +63,7 @@ class Snapshots:
             return newest
 
     async def after(self, seen: int) -> Snapshot:
-        """The newest snapshot, as soon as there is one with a change above `seen`."""
+        """Wait for a snapshot that includes a change above `seen`."""
         while (snapshot := await self.get()).change <= seen:
             await self._source.changes.wait(seen)
             await asyncio.sleep(max(snapshot.good_until - asyncio.get_running_loop().time(), 0.0))

@@ -1,4 +1,4 @@
-"""What the pages ask the hub for: the protocol of whoever answers, and how they learn that something has changed."""
+"""The interface through which pages read from the hub and learn of changes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from echo_shared.node_books import NodeRecord
 
 
 class Changes:
-    """Says that something changed, never what: who waits then reads the newest state, so a missed change is harmless.
+    """Announces that something changed, without saying what.
 
-    Belongs to one event loop.
+    Waiting tasks then read the newest state, so a missed change is harmless. Belongs to one event loop.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        """How many changes there were."""
+        """Number of changes so far."""
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Says that something has changed. Cheap: call it at every change."""
+        """Announce a change. Cheap: call it at every change."""
         self.number += 1
         woken, self._next = self._next, asyncio.Event()
         woken.set()
 
     async def wait(self, seen: int) -> int:
-        """Returns `number` once it is above `seen`. Cancel-safe."""
+        """Return `number` once it exceeds `seen`. Cancel-safe."""
         while self.number <= seen:
             await self._next.wait()
         return self.number
@@ -43,11 +43,11 @@ class Picture:
     run: RunView
     nodes: Fleet
     processor_s: float
-    """What it took of the processor."""
+    """Processor time that it took."""
 
 
 class PagesSource(Protocol):
-    """What the hub supplies to the pages. Reads may overlap; each returns the newest state that is there."""
+    """Interface that the hub supplies to the pages. Reads may overlap; each returns the newest state."""
 
     @property
     def changes(self) -> Changes: ...
@@ -57,17 +57,17 @@ class PagesSource(Protocol):
     async def picture(self) -> Picture: ...
 
     def health(self) -> Health:
-        """From memory: whoever asks whether the hub is alive waits for nothing else."""
+        """Return the hub's health from memory: a liveness probe must not wait for anything."""
         ...
 
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
-        """At most `limit` of the events that fit, the newest first."""
+        """Return at most `limit` events that match, newest first."""
         ...
 
     async def node(self, node_id: str) -> NodeRecord | None:
-        """By its whole id; None: no node of this id ever joined or was leased to."""
+        """Return a node by its full id; None if no such node ever joined or got a lease."""
         ...
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
-        """The trained steps after step `since`, in order; where there are many, at least the first 1,000."""
+        """Return trained steps after `since`, in order: all of them, or at least the first 1,000."""
         ...

@@ -1,4 +1,4 @@
-"""Tables that a reader sorts by following a link, so that sorting needs no script and a sorted table has an address."""
+"""Tables that readers sort by following a link, so sorting needs no script and a sorted table has its own address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
-    """`key` names it in the address and gives `order`, ascending; a `descending` column starts with its largest."""
+    """A column. `key` names it in the address; `order` is its ascending sort key. A `descending` column shows its
+    largest value first.
+    """
 
     key: str
     title: str
@@ -23,7 +25,7 @@ class Column(Generic[Row]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What the template shows of a column: `sorted` is the value of aria-sort, empty for all columns but one."""
+    """A column's heading for the template. `sorted` is the value of aria-sort, empty for all columns but one."""
 
     title: str
     href: str
@@ -32,12 +34,12 @@ class Heading:
 
 
 def known_sort(columns: Iterable[Column[Row]], requested: str) -> str:
-    """`requested` if it names a column, "" otherwise."""
+    """Return `requested` if it names a column, else ""."""
     return requested if requested.removeprefix("-") in {column.key for column in columns} else ""
 
 
 def sort_rows(rows: Iterable[Row], columns: Iterable[Column[Row]], requested: str) -> tuple[Row, ...]:
-    """Sorted by the column `requested`; "-key" turns its order round; an unknown one leaves the rows as they are."""
+    """Sort rows by the column `requested`; "-key" reverses the order. An unknown column leaves the rows as they are."""
     for column in columns:
         if requested.removeprefix("-") == column.key:
             return tuple(sorted(rows, key=column.order, reverse=column.descending != requested.startswith("-")))
@@ -45,7 +47,10 @@ def sort_rows(rows: Iterable[Row], columns: Iterable[Column[Row]], requested: st
 
 
 def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[str, str], anchor: str) -> list[Heading]:
-    """Each links to its order, or to the reverse where the rows have it; `kept` = the address's other fields."""
+    """Return headings that link to their column's order, or to its reverse if the rows have that order.
+
+    `kept` holds the address's other fields.
+    """
     result = []
     for column in columns:
         here, reverse = requested.removeprefix("-") == column.key, requested.startswith("-")
@@ -60,8 +65,11 @@ def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[st
 
 
 def page_links(asked: Mapping[str, str], *, after: int, limit: int, shown: int, found: int) -> tuple[str, str]:
-    """Addresses of the page of rows before this one and of the one behind it; empty where there is none. `asked` = the
-    address's other fields; `after` rows are passed over, `shown` of at most `limit` are there, `found` in all."""
+    """Return the addresses of the previous and next page, or "" where no such page exists.
+
+    `asked` holds the address's other fields. `after` rows are skipped, `shown` of at most `limit` are on this page, and
+    `found` exist.
+    """
 
     def link(after: int) -> str:
         return f"?{urlencode({**asked, **({'after': after} if after else {})})}#table"

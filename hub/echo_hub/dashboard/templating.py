@@ -1,4 +1,4 @@
-"""The Jinja2 environment of all rooms. Autoescaping is always on; no template marks anything as safe."""
+"""The Jinja2 environment of all pages. Autoescaping is always on, and no template marks a text as safe."""
 
 from __future__ import annotations
 
@@ -50,13 +50,12 @@ def environment(assets: Assets) -> jinja2.Environment:
 
 
 class Template:
-    """One of the environment's, compiled when it is rendered first: all of them take a hub's start some tenths of a
-    second, and most are not looked at for long."""
+    """A template, compiled on first use. Compiling all of them would add tenths of a second to the hub's start."""
 
     def __init__(self, templates: jinja2.Environment, name: str) -> None:
         self._templates = templates
         self._name = name
 
     def render(self, *args: Any, **kwargs: Any) -> str:
-        """See `jinja2.Template.render`. From any thread."""
+        """Render as `jinja2.Template.render` does. Thread-safe."""
         return self._templates.get_template(self._name).render(*args, **kwargs)

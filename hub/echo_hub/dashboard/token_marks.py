@@ -1,7 +1,7 @@
-"""A completion as marked text: how likely its tokens were, or which version drew them.
+"""A completion as marked text, coloured by token probability or by policy version.
 
-A mark is a class of the style sheet, for the pages' policy allows no colours of their own. What a colour says is in the
-legend, and each mark's number in its title.
+A mark is a class of the style sheet, because the pages' security policy forbids inline colours. The legend explains the
+colours; each mark's title has its figures.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Literal
 
+import numpy as np
+
 from echo_hub.dashboard.formats import visible
 from echo_shared.rollout_books import Piece, RolloutText
 
 Colour = Literal["logprob", "version", "none"]
 
 MOST_PIECES: Final = 4_000
-"""That are marked; of longer completions the rest is shown without marks."""
+"""Pieces that are marked; the rest of a longer completion is shown without marks."""
 BOUNDS: Final = (0.9, 0.5, 0.1, 0.01)
-"""Probabilities of a token: below each of them its mark is one stronger."""
+"""Token probabilities; each bound that a token falls below makes its mark one level stronger."""
 NUM_VERSION_MARKS: Final = 6
-"""Versions that can be told apart; further ones have the same marks again."""
+"""Number of distinct version marks; further versions reuse them."""
 _LEAST_LIKELY: Final = 3
 
 
@@ -32,22 +34,22 @@ class Mark:
 
     text: str
     css: str
-    """Empty: no mark."""
+    """Style class; empty for no mark."""
     title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the marks of one completion say, in words."""
+    """Figures of one completion's tokens."""
 
     mean_logprob: float
-    """Nats a token."""
+    """Nats per token."""
     least_likely: tuple[tuple[str, float], ...]
-    """Texts of its least likely tokens, and the probabilities of those."""
+    """Texts and probabilities of the least likely tokens."""
 
 
 def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[Mark, ...]:
-    """The whole completion. `versions`: all that are to be told apart, ascending."""
+    """Return the whole completion as marks. `versions` are all versions in the group, ascending."""
     if colour == "none":
         return (Mark(text=visible(drawn.text), css="", title=""),)
     shown, rest = drawn.pieces[:MOST_PIECES], drawn.pieces[MOST_PIECES:]
@@ -68,7 +70,7 @@ def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[
 
 
 def legend(colour: Colour, versions: Sequence[int]) -> list[tuple[str, str]]:
-    """(class, words) of each mark."""
+    """Return the (class, text) of each mark."""
     if colour == "none":
         return []
     if colour == "version":
@@ -78,15 +80,18 @@ def legend(colour: Colour, versions: Sequence[int]) -> list[tuple[str, str]]:
 
 
 def summary_of(drawn: RolloutText) -> Figures:
+    logprobs = drawn.payload.behavior_logprobs
     least = sorted(drawn.pieces, key=lambda piece: piece.logprob)[:_LEAST_LIKELY]
     return Figures(
-        mean_logprob=sum(drawn.behavior_logprobs) / max(1, len(drawn.behavior_logprobs)),
+        mean_logprob=float(logprobs.sum(dtype=np.float64)) / max(1, len(logprobs)),
         least_likely=tuple((piece.text, _probability(piece)) for piece in least),
     )
 
 
 def _probability(piece: Piece) -> float:
-    """Of one token of it, on the geometric mean; a stranger may claim anything."""
+    """Return the geometric mean of the piece's token probabilities. Claims may be invalid, so the result is limited to
+    0..1.
+    """
     return math.exp(min(0.0, piece.logprob / piece.num_tokens)) if math.isfinite(piece.logprob) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Who watches: places for open streams, so that strangers cannot take all that the hub has. Operators need none."""
+"""Limits for open event streams, so that strangers cannot use up the hub. Operators are not limited."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from echo_shared.errors import RemoteProtocolError
 
 MAX_VIEWERS: Final = 2_000
 MAX_VIEWERS_OF_ADDRESS: Final = 100
-"""So that nobody takes all places; a proxy's viewers have one address unless the hub trusts it."""
+"""Prevents one address from taking all places. Viewers behind a proxy share an address unless the hub trusts the
+proxy."""
 
 
 class Viewers:
-    """Of the public more than `MAX_VIEWERS` at once are sent away, and more than `MAX_VIEWERS_OF_ADDRESS` of one
-    address."""
+    """Admits at most `MAX_VIEWERS` public viewers, and `MAX_VIEWERS_OF_ADDRESS` from one address."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._viewers: Counter[str] = Counter()
-        """The public's, by what counts as one address."""
+        """Public viewers by address key."""
 
     def __len__(self) -> int:
         return self._viewers.total()
@@ -32,7 +32,7 @@ class Viewers:
     async def admit(
         self, request: web.Request, stream: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """What `stream` answers, which may take as long as somebody watches, or why it is not asked."""
+        """Run `stream` until the viewer leaves, or answer why the viewer is not admitted."""
         if self._guard.is_operator(request):
             return await stream(request)
         try:
@@ -40,7 +40,7 @@ class Viewers:
         except RemoteProtocolError as error:
             return json_response({"error": error.what}, status=400)
         if len(self) >= MAX_VIEWERS or self._viewers[place] >= MAX_VIEWERS_OF_ADDRESS:
-            return json_response({"error": "too many viewers; reload the page now and then"}, status=503)
+            return json_response({"error": "too many viewers for live updates; reload the page instead"}, status=503)
         self._viewers[place] += 1
         try:
             return await stream(request)

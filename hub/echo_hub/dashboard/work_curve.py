@@ -1,6 +1,6 @@
-"""What one's work did: the run's reward curve, and one's share of the tokens that each of its steps was trained on.
+"""The effect of a holder's work: the run's reward curve, and the holder's share of each step's training tokens.
 
-The points are those of /api/v1/curves, a point for `width` consecutive steps, with a share beside the reward.
+Points are those of /api/v1/curves, one for `width` consecutive steps, with the share added.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from echo_shared.credit_books import StepShare
 
 WIDE: Final = 1_000.0
 HIGH: Final = 200.0
-"""Of the drawing, in units of its own."""
+"""Height of the drawing; both sizes are in its own units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkPoint:
     step: int
-    """The last of those that it stands for."""
+    """The last step that the point stands for."""
     mean_reward: float | None
     rollouts: int
-    """One's own, of these steps."""
+    """The holder's rollouts in these steps."""
     share: float
-    """Of the tokens that these steps were trained on."""
+    """The holder's share of the tokens trained on in these steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCurve:
     width: int
-    """Steps that a point stands for."""
+    """Steps in each point."""
     points: tuple[WorkPoint, ...]
 
     @property
@@ -42,7 +42,7 @@ class WorkCurve:
         return max((point.share for point in self.points), default=0.0)
 
     def reward_line(self, wide: float = WIDE, high: float = HIGH) -> list[tuple[float, float]]:
-        """The reward as x to the right and y downwards; the lowest lies at the bottom, the highest on top."""
+        """Return the reward curve as points: x to the right, y downwards, the lowest reward at the bottom."""
         known = [(i, p.mean_reward) for i, p in enumerate(self.points) if p.mean_reward is not None]
         if not known:
             return []
@@ -51,7 +51,7 @@ class WorkCurve:
         return [(i * step, high - high * (reward - low) / ((top - low) or 1.0)) for i, reward in known]
 
     def bars(self, wide: float = WIDE, high: float = HIGH) -> list[tuple[float, float, float]]:
-        """Left edge, width and height of each point's share, the largest of them half as high as the drawing."""
+        """Return left edge, width and height of each point's share. The largest is half as high as the drawing."""
         each = wide / max(len(self.points), 1)
         largest = self.largest_share or 1.0
         return [
@@ -64,7 +64,7 @@ class WorkCurve:
 
 
 def work_curve(width: int, points: Sequence[Mapping[str, float | None]], shares: Mapping[int, StepShare]) -> WorkCurve:
-    """`points` as /api/v1/curves has them; `shares` by the number of their `width` steps, from 0."""
+    """Combine points of /api/v1/curves with `shares`, which are numbered by buckets of `width` steps from 0."""
     found = []
     for point in points:
         step = int(point["step"] or 0)

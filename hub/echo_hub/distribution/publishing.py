@@ -1,19 +1,18 @@
-"""Versions on their way out, one after the other: exported adapters become artefacts that every node can fetch."""
+"""Publish versions, one after the other: exported adapters become artefacts that every node can fetch."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from echo_hub.config.sections import HubConfig
 from echo_hub.core.events import VersionPublished, VersionUnusable
-from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.evaluation.due import is_due
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.net.distributor import Distributor
 from echo_hub.run.directory import RunDirectory
+from echo_hub.training.own_sampler import OwnSampler
 from echo_shared.adapter import WEIGHTS_FILE, not_finite
 from echo_shared.errors import CodecError
 from echo_shared.room import Room
@@ -23,30 +22,31 @@ log = logging.getLogger(__name__)
 
 
 class Publishing:
-    """`report` tells the coordinator of each version that is out, and of each one that no engine could use: that is not
-    published."""
+    """Publishes versions, and reports each to the coordinator. A version that no engine can use is not published."""
 
     def __init__(
         self,
         *,
         distributor: Distributor,
         directory: RunDirectory,
-        report: Callable[[VersionPublished | VersionUnusable], Awaitable[None]],
+        queue: EventQueue,
         room: Room,
+        own_sampler: OwnSampler | None = None,
     ) -> None:
+        """`room`: waits for disk space. `own_sampler`: the hub's own sampler, in co-located mode."""
         self._distributor = distributor
         self._directory = directory
-        self._report = report
+        self._queue = queue
         self._room = room
+        self._own_sampler = own_sampler
         self._waiting: asyncio.Queue[int] = asyncio.Queue()
 
     async def reopen(
         self, base_dir: Path, *, base_source: str | None, published_version: int, banned: Collection[str]
     ) -> None:
-        """Publishes again what the run has published: at once unless an artefact was damaged or removed; at its first
-        start, the base.
+        """Publish again the base and the newest version. Takes long at the first start, and for damaged artefacts.
 
-        `base_source`: where nodes find the base on a model hub, if they are to look there first.
+        `base_source`: the base's id and revision on a model hub, where nodes fetch it first.
         """
         await self._distributor.open()
         self._distributor.bar(frozenset(banned))
@@ -55,7 +55,7 @@ class Publishing:
             await self._distributor.publish(published_version, self._directory.adapter(published_version))
 
     def submit(self, policy_version: int) -> None:
-        """Queues a version. At most one waits for each step that the learner is ahead, so the queue needs no bound."""
+        """Queue a version. The learner is at most two steps ahead, so the queue is not bounded."""
         self._waiting.put_nowait(policy_version)
 
     async def run(self) -> None:
@@ -66,21 +66,23 @@ class Publishing:
             if reason := await asyncio.to_thread(_fault, adapter):
                 extra = {"event": "version_unusable", "subject": str(version)}
                 log.error("version %d is not published: %s", version, reason, extra=extra)
-                await self._report(VersionUnusable(policy_version=version, reason=reason))
+                await self._queue.put(VersionUnusable(policy_version=version, reason=reason))
                 continue
             await self._room.until_done(partial(self._distributor.publish, version, adapter))
-            await self._report(VersionPublished(policy_version=version))
+            await self._queue.put(VersionPublished(policy_version=version))
+            if self._own_sampler is not None:
+                await self._own_sampler.holds(version)
 
     async def keep_for_evaluation(self, policy_version: int) -> None:
-        """Nodes can fetch this version from now on, however old it is; the base they have."""
+        """Keep this version published, however old it is. Nodes have the base in any case."""
         if policy_version:
             adapter = self._directory.adapter(policy_version)
             await self._room.until_done(partial(self._distributor.keep_for_evaluation, policy_version, adapter))
 
 
 def _fault(adapter_dir: Path) -> str:
-    """Why no engine can use an exported adapter; empty = nothing is known against it. Publishing it says why it cannot
-    be read."""
+    """Return why no engine can use an exported adapter; empty: no fault was found. Unreadable files are found when the
+    adapter is published."""
     try:
         lost = not_finite(TensorFile(adapter_dir / WEIGHTS_FILE))
     except CodecError as error:
@@ -88,8 +90,3 @@ def _fault(adapter_dir: Path) -> str:
     except OSError:
         return ""
     return f"{len(lost)} tensors of its adapter hold values that are not finite, the first {lost[0]}" if lost else ""
-
-
-def export_path(config: HubConfig, directory: RunDirectory, settings: CoordinatorSettings, step: int) -> Path | None:
-    """Where the adapter of this step goes: None when the version is neither published nor evaluated."""
-    return directory.adapter(step) if settings.is_due(step) or is_due(config, step) else None

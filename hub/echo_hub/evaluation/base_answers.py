@@ -1,8 +1,8 @@
-"""What the base model answers to a task's problems before any training, and whether GRPO can learn from that.
+"""Sample the base model's answers to a task's problems before training, and judge whether GRPO can learn from them.
 
 Each problem is answered by one group, as in training: `training.group_size` completions with the run's sampling
-settings. A group teaches something only if its rewards differ. So the share of such groups counts, and the rate at
-which the base solves problems says why it is low: at 0 % there is nothing to reinforce, at 100 % nothing to learn.
+settings. A group gives a training signal only if its rewards differ. So the share of such groups decides. The solve
+rate explains a low share: at 0 % there is nothing to reinforce, at 100 % nothing to learn.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from echo_shared.errors import ScorerError
 from echo_shared.rewards import all_equal, components_of
 
 GOOD: Final = (0.05, 0.6)
-"""Rates of solving from which GRPO learns well."""
+"""Solve rates from which GRPO learns well."""
 MANY_ALIKE: Final = 0.8
-"""Share of groups with equal rewards from which on most of the work is for nothing."""
+"""Share of groups with equal rewards above which most work is wasted."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
-"""Shares of the completions that are worth a warning."""
+"""Shares of completions above which a warning is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ class Answer:
     text: str
     num_tokens: int
     reward: float | None
-    """None: the scorer failed, with `error`."""
+    """None if the scorer failed; `error` says why."""
     is_solved: bool
     is_cut: bool
-    """It ended at sampling.max_tokens."""
+    """True if it was cut off at sampling.max_tokens."""
     error: str = ""
     paid_as: str = ""
-    """The same answer in a form that solves the problem, where the completion itself does not."""
+    """The same answer in a form that would be solved; "" if the completion itself is solved or no form is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +58,18 @@ class AnsweredProblem:
     """One problem and its group."""
 
     prompt: str
-    """As the task has it."""
+    """As the task states it."""
     rendered: str
-    """As the base model is asked."""
+    """As the base model receives it."""
     reference: str | None
     answers: tuple[Answer, ...]
     is_mixed: bool
-    """Its rewards differ, so that the group teaches something."""
+    """True if its rewards differ, so that the group gives a training signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseAnswers:
-    """All groups, their figures and what follows from them."""
+    """All groups, their figures and the verdict."""
 
     task: str
     base: str
@@ -80,22 +80,22 @@ class BaseAnswers:
     num_solved: int
     solved_rate: float
     solved_error: float
-    """Standard error of `solved_rate`, by problem."""
+    """Standard error of `solved_rate`, clustered by problem."""
     mean_reward: float
     num_mixed: int
     seconds: float
-    """The engine's time."""
+    """Seconds of engine time."""
     verdict: str
-    """Whether GRPO has something to work with."""
+    """Says whether GRPO has a training signal."""
     warnings: tuple[str, ...]
 
 
 async def base_answers(
     config: HubConfig, problems: Problems, *, pool: ScoringPool, generate: Generator, count: int
 ) -> BaseAnswers:
-    """Answers the first `count` problems of a run's only task by the base, which `generate` draws from.
+    """Let the base model, sampled by `generate`, answer the first `count` problems of a run's only task.
 
-    Raises ScorerError where not one completion can be scored.
+    Raises ScorerError if no completion can be scored.
     """
     task = problems.tasks[""]
     asked = HeldOut(
@@ -124,7 +124,7 @@ async def base_answers(
 async def _paid_as(
     episodes: Sequence[Episode], codec: PromptCodec, of_score: RewardBounds, pool: ScoringPool
 ) -> dict[tuple[int, int], str]:
-    """By an episode's number and index: a form in which its answer solves the problem, if it does not as it is."""
+    """Map (episode number, index) of unsolved answers to a form that would be solved."""
     forms = [
         (episode, form)
         for episode in episodes
@@ -175,9 +175,9 @@ def _figures(config: HubConfig, answered: tuple[AnsweredProblem, ...], seconds: 
     if not every:
         errors = [answer.error for problem in answered for answer in problem.answers]
         raise ScorerError(
-            "Not one of the base's answers could be scored.",
+            "None of the base model's answers could be scored.",
             got=f"{len(errors)} completions; the first: {errors[0]}",
-            do="Mend the task's scorer: echo-hub try-task without --sample shows what it does.",
+            do="Fix the task's scorer: echo-hub try-task without --sample shows what it does.",
         )
     rates = [float(np.mean([answer.is_solved for answer in answers])) for answers in scored if answers]
     num_mixed = sum(problem.is_mixed for problem in answered)
@@ -200,18 +200,18 @@ def _figures(config: HubConfig, answered: tuple[AnsweredProblem, ...], seconds: 
 
 
 def verdict(solved_rate: float, mixed_share: float, *, num_scored: int) -> str:
-    """Whether GRPO has something to work with, and what to do where it has not."""
+    """Judge the training signal for GRPO, and suggest changes if it is weak."""
     if solved_rate >= 1 - 1e-9:
         return "Nothing to learn: the base solves all of it. Make the problems harder."
     if mixed_share == 0 and solved_rate == 0:
         return (
-            f"Nothing to reinforce: not one of {num_scored} completions is solved, and no group has unlike rewards. "
-            f"A rate below {min(1.0, 3 / num_scored):.1%} would most likely look the same. Make the problems easier, "
-            "say in the prompt what form the answer should have, or begin with demonstrations: echo-hub sft."
+            f"Nothing to reinforce: none of {num_scored} completions is solved, and no group has differing rewards. "
+            f"A solve rate below {min(1.0, 3 / num_scored):.1%} would look the same. Make the problems easier, "
+            "describe the answer's form in the prompt, or begin with demonstrations: echo-hub sft."
         )
     if mixed_share == 0:
         return (
-            "Nothing to work with: every group is solved as a whole or not at all, so no group teaches anything. "
+            "No training signal: every group is solved either completely or not at all. "
             "Raise training.group_size or sampling.temperature."
         )
     if mixed_share <= 1 - MANY_ALIKE:
@@ -219,20 +219,20 @@ def verdict(solved_rate: float, mixed_share: float, *, num_scored: int) -> str:
         why = "few are solved" if rare else "most are solved" if solved_rate > GOOD[1] else "groups agree"
         do = "Easier" if rare else "Harder" if solved_rate > GOOD[1] else "Other"
         return (
-            f"Little to work with: {why}, and {1 - mixed_share:.0%} of the groups teach nothing. {do} problems, or a "
-            "larger training.group_size, would waste less."
+            f"Little training signal: {why}, and {1 - mixed_share:.0%} of the groups have equal rewards. {do} "
+            "problems, or a larger training.group_size, would waste less."
         )
     if solved_rate > GOOD[1]:
         return (
-            "Something to work with, but little is left to learn: the base solves most of it. Harder problems last "
+            "Some training signal, but little is left to learn: the base solves most problems. Harder problems last "
             "longer."
         )
     if solved_rate < GOOD[0]:
         return (
-            f"Something to work with: few completions are solved, but rewards differ within {mixed_share:.0%} of the "
-            "groups, from which GRPO learns what earns more."
+            f"Some training signal: few completions are solved, but rewards differ within {mixed_share:.0%} of the "
+            "groups, and GRPO learns from these."
         )
-    return f"Good: GRPO has something to work with. Rewards differ within {mixed_share:.0%} of the groups."
+    return f"Good training signal: rewards differ within {mixed_share:.0%} of the groups."
 
 
 def _warnings(config: HubConfig, answered: Sequence[AnsweredProblem], every: Sequence[Answer]) -> list[str]:
@@ -240,9 +240,9 @@ def _warnings(config: HubConfig, answered: Sequence[AnsweredProblem], every: Seq
     misformed = [answer for answer in every if answer.paid_as]
     if len(misformed) > MANY_MISFORMED * len(every):
         found.append(
-            f"{len(misformed)} of {len(every)} completions hold the right answer in a form that is not paid: one of "
-            f'them would be solved as "{misformed[0].paid_as}". Say in task.system_prompt or task.prompt_suffix what '
-            "form the answer should have, or take the answer out of the text in the scorer."
+            f"{len(misformed)} of {len(every)} completions contain the right answer in a form that is not rewarded: "
+            f'one would be solved as "{misformed[0].paid_as}". Describe in task.system_prompt or task.prompt_suffix '
+            "the form of the answer, or extract the answer from the text in the scorer."
         )
     cut = sum(answer.is_cut for answer in every)
     if cut > MANY_CUT * len(every):
@@ -252,7 +252,7 @@ def _warnings(config: HubConfig, answered: Sequence[AnsweredProblem], every: Seq
         )
     failed = [answer for problem in answered for answer in problem.answers if answer.reward is None]
     if failed:
-        found.append(f"The scorer failed on {len(failed)} completions; on the first by {failed[0].error}")
+        found.append(f"The scorer failed on {len(failed)} completions; the first error: {failed[0].error}")
     if config.model.start_from:
         found.append(f"These are the base's answers: the run itself starts from {config.model.start_from}.")
     return found

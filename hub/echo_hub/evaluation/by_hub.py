@@ -1,11 +1,11 @@
-"""Evaluation on held-out problems by the hub's own device, pinned to one policy version.
+"""Evaluate one policy version on held-out problems, on the hub's own device.
 
-Every completion of one evaluation comes from exactly the version that it names. The draws of problem n are seeded by
-the run's seed and n, never by the version, so versions are compared on the same uniforms.
+Every completion of an evaluation comes from exactly the named version. The draws of problem n are seeded by the run's
+seed and n, never by the version, so that versions are compared on the same random numbers.
 
-Who generates is one small interface, `Generator`; who answers, with a reward or with what an environment says to a
-turn, is another, `Judge`. In an evaluation by nodes the coordinator does both, as for training
-(`echo_hub.evaluation.by_nodes`). What comes of either are attempts (`echo_hub.evaluation.figures`).
+Two small interfaces: a `Generator` samples completions; a `Judge` answers each completion with a reward or with an
+environment's reply. For evaluations on nodes the coordinator does both (`echo_hub.evaluation.by_nodes`). Both kinds of
+evaluation produce attempts (`echo_hub.evaluation.figures`).
 """
 
 from __future__ import annotations
@@ -37,46 +37,46 @@ Played = tuple[int, Sequence[Ids], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """All rollouts of some requests, in any order, and how long the engine was at work on them."""
+    """Rollouts of some requests in any order, and the engine's time."""
 
     rollouts: Sequence[FinishedRollout]
     seconds: float
 
 
 class Generator(Protocol):
-    """The engine that draws. All requests of one call name the same version, and every completion is by exactly that
-    one."""
+    """The engine that samples. All requests of one call name the same version, which samples every completion."""
 
     async def __call__(self, requests: Sequence[GroupRequest], *, greedy: bool) -> Generated: ...
 
 
 class Judge(Protocol):
-    """Gives an answer to each (problem, completions of its turns so far, tokens of what was said to these), in order.
+    """Answers each (problem, completions of its turns so far, tokens of the replies to these), in order.
 
-    With the reward of an episode that has ended; with the ids between this completion and the next turn, if it goes on;
-    or with the error of a scorer that failed.
+    An answer is the reward of a finished episode, the ids between this completion and the next turn, or a scorer's
+    error.
     """
 
     async def __call__(self, played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]: ...
 
 
 class VersionSampler(Protocol):
-    """What draws for the hub, by the adapter in a directory or, None, by the base: `Trainer.generate` is one."""
+    """Draws on the hub's own device: `echo_hub.training.trainer` and `echo_hub.evaluation.evaluator`."""
 
-    async def __call__(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated: ...
+    async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+        """Return all rollouts of `requests`. `adapter`: its directory; None: the bare base."""
 
 
 def drawn_by(sampler: VersionSampler, adapter: Path | None) -> Generator:
-    """A generator of the version that has this adapter."""
+    """Return a generator for the version with this adapter."""
 
     async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
-        return await sampler(requests, adapter=adapter, greedy=greedy)
+        return await sampler.generate(requests, adapter=adapter, greedy=greedy)
 
     return generate
 
 
 def scored_by(pool: ScoringPool) -> Judge:
-    """The run's task, in the pool's processes."""
+    """Return a judge that uses the run's task in the pool's processes."""
 
     async def judge(played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]:
         return await pool.rewards("heldout_respond", played)
@@ -86,16 +86,16 @@ def scored_by(pool: ScoringPool) -> Judge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """One evaluation set, and how its problems are asked: `prompts[n]` is problem `first` + n of all sets'."""
+    """One evaluation set and its sampling parameters; `prompts[n]` is problem `first` + n of all sets together."""
 
     name: str = ""
     first: int = 0
     weight: float = 1.0
-    """In the run's own accuracy."""
+    """Weight in the run's own accuracy."""
     prompts: Sequence[Ids]
     run_seed: int
     samples: int
-    """Completions of each problem at `temperature`, beside the greedy one; 0 = none."""
+    """Completions of each problem at `temperature`, in addition to the greedy one; 0 = none."""
     temperature: float
     max_tokens: int
     """Most tokens of one turn's completion."""
@@ -105,7 +105,7 @@ class HeldOut:
 
     @classmethod
     def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> tuple[HeldOut, ...]:
-        """The evaluation sets of a run by its settings. Samples their problems: off the event loop."""
+        """Return the run's evaluation sets. Samples their problems, so call it off the event loop."""
         return tuple(
             cls(
                 name=chosen.name,
@@ -126,20 +126,20 @@ class HeldOut:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Episode(Attempt):
-    """One episode, while it is played and when it has ended."""
+    """One episode, in progress or finished."""
 
     index: int
     prompt_ids: Ids
-    """The next turn's prompt: the whole conversation so far."""
+    """Prompt of the next turn: the whole conversation so far."""
     turns: list[Ids] = field(default_factory=list)
     observations: list[Ids] = field(default_factory=list)
-    """What each turn but the last was answered: the ids between it and the next one."""
+    """The reply to each turn but the last: the ids between it and the next turn."""
     error: str = ""
-    """What the scorer failed with, where there is no reward."""
+    """The scorer's error, if there is no reward."""
 
     @property
     def observed_tokens(self) -> int:
-        """Tokens of all observations."""
+        """Total tokens of all observations."""
         return sum(map(len, self.observations))
 
     def take(self, rollout: FinishedRollout) -> None:
@@ -153,7 +153,7 @@ class Episode(Attempt):
 
 
 Watch = Callable[[HeldOut, EvaluationKind, Sequence[Episode]], None]
-"""Is given the episodes of an evaluation set, of one kind, when all of them have ended."""
+"""Receives the finished episodes of one evaluation set and kind."""
 
 
 def _unwatched(_heldout: HeldOut, _kind: EvaluationKind, _episodes: Sequence[Episode]) -> None:
@@ -168,7 +168,7 @@ async def evaluate_sets(
     judge: Judge,
     watch: Watch = _unwatched,
 ) -> list[Evaluation]:
-    """Measures every set, one after the other: the run's own figures first, where there are several. Raises as
+    """Evaluate every set, one after the other. With several sets, the run's own figures come first. Raises like
     `evaluate`."""
     measured: list[Evaluation] = []
     for heldout in sets:
@@ -179,8 +179,7 @@ async def evaluate_sets(
 async def evaluate(
     policy_version: int, heldout: HeldOut, *, generate: Generator, judge: Judge, watch: Watch = _unwatched
 ) -> list[Evaluation]:
-    """Measures every kind that is asked for, greedy first. Raises ScorerError when not one completion could be
-    scored."""
+    """Evaluate every configured kind, greedy first. Raises ScorerError if no completion could be scored."""
     results = []
     for kind, samples in ((EvaluationKind.GREEDY, 1), (EvaluationKind.SAMPLED, heldout.samples)):
         if samples:
@@ -202,7 +201,7 @@ async def evaluate(
 async def play(
     policy_version: int, heldout: HeldOut, kind: EvaluationKind, *, generate: Generator, judge: Judge
 ) -> tuple[list[Episode], float]:
-    """All episodes of one kind, played to their end, and the seconds that the engine worked."""
+    """Play all episodes of one kind to the end. Return them and the engine's seconds."""
     samples = 1 if kind is EvaluationKind.GREEDY else heldout.samples
     episodes = [
         Episode(number=number, index=index, prompt_ids=prompt)
@@ -221,7 +220,7 @@ async def _play(
     generate: Generator,
     judge: Judge,
 ) -> float:
-    """Plays all episodes to their end, turn by turn; returns the seconds that the engine worked."""
+    """Play all episodes to the end, turn by turn. Return the engine's seconds."""
     seconds, turn, playing = 0.0, 0, list(episodes)
     while playing:
         requests, who = _requests(playing, policy_version, heldout, turn)
@@ -246,7 +245,10 @@ async def _play(
 def _requests(
     playing: Sequence[Episode], policy_version: int, heldout: HeldOut, turn: int
 ) -> tuple[list[GroupRequest], dict[tuple[int, int], Episode]]:
-    """One request a problem in the first turn, where all share its prompt, then one an episode; whose each draw is."""
+    """Build the requests of one turn, and map each draw to its episode.
+
+    In the first turn all episodes of a problem share its prompt and one request; later each episode has its own.
+    """
     together: dict[tuple[int, int], list[Episode]] = {}
     for episode in playing:
         together.setdefault((episode.number, episode.index if turn else 0), []).append(episode)

@@ -1,12 +1,11 @@
-"""Evaluation by nodes: the coordinator leases the held-out problems, and the figures are made of what the store has.
+"""Evaluation on nodes: the coordinator leases the held-out problems, and the figures are computed from the store.
 
-It goes on through restarts of hub and nodes. It waits for nodes as training does; but once the run's last version is
-out, a hub that no node works for any more is not kept waiting: it is told so, and evaluates by itself.
+It survives restarts of hub and nodes, and waits for nodes as training does. After the run's last version, a hub that
+gets no more rollouts stops waiting and evaluates the version itself.
 
-A greedy completion is the limit of sampling as the temperature goes to 0, so engines draw it as they draw all else. At
-`GREEDY_TEMPERATURE` two logits of size 1 or more that float32 can tell apart have weights of at most e^-59 to 1, and
-the draws, which every engine makes in float64, do not overflow. Only exactly equal logits share the draw, and then each
-of them is a greedy choice.
+A greedy completion is the limit of sampling as the temperature approaches 0, so engines sample it like all others. At
+`GREEDY_TEMPERATURE`, two logits of size 1 or more that differ in float32 have weights of at most e^-59 to 1. The draws,
+in float64 on every engine, do not overflow. Only exactly equal logits share the draw, and each is a greedy choice.
 """
 
 from __future__ import annotations
@@ -15,13 +14,17 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from echo_hub.config.task_sections import ChosenSet
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.driving.progress import RunProgress
 from echo_hub.evaluation.figures import Attempt, summary, with_headline
-from echo_hub.store.reading import EvaluatedEpisode
+from echo_hub.net.live_nodes import LiveNodes
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.reading import EvaluatedEpisode, read_evaluated
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
@@ -30,54 +33,58 @@ log = logging.getLogger(__name__)
 
 GREEDY_TEMPERATURE: Final = 1e-9
 LOOK_S: Final = 5.0
-"""How often it is looked whether nodes are still there for the last version."""
+"""Interval, in seconds, between checks for working nodes after the last version."""
 PATIENCE_DEADLINES: Final = 2
-"""After so many deadlines of leases without a single rollout, the nodes that are there are of no use either."""
+"""Lease deadlines without a single rollout after which connected nodes count as useless."""
+
+
+class Keeps(Protocol):
+    """Keeps a version published while nodes evaluate it: `echo_hub.distribution.publishing`."""
+
+    async def keep_for_evaluation(self, policy_version: int) -> None: ...
 
 
 class NodeEvaluations:
-    """One version at a time. `publish` lets nodes fetch a version, `load` reads what they have drawn; `num_received`
-    counts rollouts that came in; `sets` are those of the run, each with the bounds of its rewards; `is_alone` says that
-    no node is connected, `run_is_over` that the last version is out."""
+    """Evaluations by nodes, one version at a time. `sets` are the run's held-out sets, with the bounds of rewards."""
 
     def __init__(
         self,
         *,
         sets: Mapping[ChosenSet, RewardBounds],
-        report: Callable[[EvaluationWanted | EvaluationAbandoned], Awaitable[None]],
-        publish: Callable[[int], Awaitable[None]],
-        load: Callable[[int], Awaitable[Sequence[EvaluatedEpisode]]],
-        num_received: Callable[[], int],
-        is_alone: Callable[[], bool],
-        run_is_over: Callable[[], bool],
+        queue: EventQueue,
+        publishing: Keeps,
+        store: AsyncStore,
+        progress: RunProgress,
+        live: LiveNodes,
     ) -> None:
         self._sets = sets
-        self._report = report
-        self._publish = publish
-        self._load = load
-        self._num_received = num_received
-        self._is_alone = is_alone
-        self._run_is_over = run_is_over
+        self._queue = queue
+        self._publishing = publishing
+        self._store = store
+        self._progress = progress
+        self._live = live
         self._done: dict[int, asyncio.Event] = {}
 
     def done(self, policy_version: int) -> None:
-        """Takes the coordinator's word that the nodes have finished with this version."""
+        """Note that the coordinator has received all rollouts of this version."""
         if policy_version in self._done:
             self._done[policy_version].set()
 
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
-        """The figures of every kind that is asked for, greedy first; None when nodes have not finished it, and will
-        not, or when not one of their completions could be scored: by a scorer that was mended since, the hub's own can
-        be."""
+        """Return the figures of every configured kind, greedy first; None if the hub must evaluate the version itself.
+
+        Reasons: the nodes will not finish, or no completion could be scored: a scorer that was fixed since may be able
+        to score the hub's completions.
+        """
         done = self._done[policy_version] = asyncio.Event()
         try:
-            await self._publish(policy_version)
-            await self._report(EvaluationWanted(policy_version=policy_version))
+            await self._publishing.keep_for_evaluation(policy_version)
+            await self._queue.put(EvaluationWanted(policy_version=policy_version))
             if not await self._finished(done, patience_s):
-                log.warning("no node evaluates version %d any more: the hub does it", policy_version)
-                await self._report(EvaluationAbandoned(policy_version=policy_version))
+                log.warning("no node evaluates version %d any more: the hub evaluates it", policy_version)
+                await self._queue.put(EvaluationAbandoned(policy_version=policy_version))
                 return None
-            return of_sets(policy_version, await self._load(policy_version), self._sets)
+            return of_sets(policy_version, await self._store.read(read_evaluated, policy_version), self._sets)
         except ScorerError as error:
             log.warning("version %d is evaluated again, by the hub: %s", policy_version, error)
             return None
@@ -85,7 +92,7 @@ class NodeEvaluations:
             del self._done[policy_version]
 
     async def _finished(self, done: asyncio.Event, patience_s: float) -> bool:
-        received, heard_at = self._num_received(), time.monotonic()
+        received, heard_at = self._progress.num_received, time.monotonic()
         while True:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -93,17 +100,19 @@ class NodeEvaluations:
                 return True
             except TimeoutError:
                 now = time.monotonic()
-                if self._num_received() != received or not self._run_is_over():
-                    received, heard_at = self._num_received(), now
-                elif self._is_alone() or now - heard_at > patience_s:
+                if self._progress.num_received != received or not self._progress.last_is_published:
+                    received, heard_at = self._progress.num_received, now
+                elif not self._live or now - heard_at > patience_s:
                     return False
 
 
 def of_sets(
     policy_version: int, episodes: Sequence[EvaluatedEpisode], sets: Mapping[ChosenSet, RewardBounds]
 ) -> list[Evaluation]:
-    """The figures of every set, each with the bounds of its rewards, as an evaluation by the hub has them. Raises
-    ScorerError when not one completion of a set could be scored."""
+    """Return the figures of every set, computed like those of the hub's own evaluations.
+
+    Raises ScorerError if no completion of a set could be scored.
+    """
     measured: list[Evaluation] = []
     for chosen, rewards in sets.items():
         of_set = [one for one in episodes if one.about.number in chosen.numbers]
@@ -114,9 +123,10 @@ def of_sets(
 def figures(
     policy_version: int, episodes: Sequence[EvaluatedEpisode], *, rewards: RewardBounds, name: str = ""
 ) -> list[Evaluation]:
-    """Figures as an evaluation by the hub has them. Raises ScorerError when not one completion could be scored.
+    """Return the figures of one set, computed like those of the hub's own evaluations.
 
-    An episode's stored reward may be none of the task's: the task's code can change between two starts of a run.
+    Raises ScorerError if no completion could be scored. A stored reward outside the bounds counts as unscored: the
+    task's code may have changed between two starts of a run.
     """
     results = []
     for kind in EvaluationKind:

@@ -1,10 +1,11 @@
-"""Which versions are evaluated, and when."""
+"""Decide which versions to evaluate, and when."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
@@ -14,68 +15,98 @@ log = logging.getLogger(__name__)
 
 
 def is_due(config: HubConfig, policy_version: int) -> bool:
-    """True for the base, the last version of the run, and those between at the interval that is set."""
+    """Return True for the base, the run's last version, and versions at the configured interval."""
     every = config.evaluation.every
     return policy_version in (0, config.training.steps) or (every > 0 and policy_version % every == 0)
 
 
-class Evaluations:
-    """Which versions are due, and their evaluations, one after the other, lowest version first. `first_version`, which
-    the run began with, is due, too.
+class DueVersions:
+    """Queue of versions to evaluate. `first_version`, with which the run began, is due as well.
 
-    What was due and is not in the store is due again after a restart; what is in it never is.
+    A due version whose evaluation is not in the store is due again after a restart.
     """
 
     def __init__(
-        self,
-        config: HubConfig,
-        directory: RunDirectory,
-        *,
-        done: Collection[int],
-        first_version: int = 0,
-        measure: Callable[[int], Awaitable[Sequence[Evaluation]]],
-        record: Callable[[Sequence[Evaluation]], Awaitable[None]],
+        self, config: HubConfig, directory: RunDirectory, *, done: Collection[int], first_version: int = 0
     ) -> None:
+        """`done`: versions whose evaluation is in the store."""
         self._config = config
         self._directory = directory
         self._first_version = first_version
-        self._measure = measure
-        self._record = record
         self._queue: asyncio.Queue[int] = asyncio.Queue()
         self._done = set(done)
         self.waiting: set[int] = set()
         """Versions whose adapters are still needed."""
+        self._actions: dict[int, set[int]] = {}
+        """Operators' actions that wait for the evaluation of a version, by their numbers."""
 
     def reached(self, policy_version: int) -> None:
-        """The learner holds this version, so that it and those before it can be evaluated."""
+        """Queue the due versions up to this one, which the learner holds."""
         for version in sorted({0, *self._directory.adapter_versions()}):
             known = version in self._done or version in self.waiting
             is_wanted = version == self._first_version or is_due(self._config, version)
             if version <= policy_version and not known and is_wanted:
-                self.waiting.add(version)
-                self._queue.put_nowait(version)
+                self._add(version)
 
-    def want(self, version: int | None) -> tuple[int, str]:
-        """Has a version evaluated, due or not, None = the newest that is there. Which it is; and why not, if not."""
+    def want(self, version: int | None, *, action: int) -> str:
+        """Queue a version for an operator's action, due or not. None: the newest version. Return why it is refused, or
+        "" if it is queued."""
         there = [0, *self._directory.adapter_versions()]
         version = there[-1] if version is None else version
         if version in self._done:
-            return version, f"Version {version} is evaluated already: another time would give the same."
+            return f"Version {version} is already evaluated: repeating it would give the same result."
         if version not in there:
-            return version, f"There is no adapter of version {version} (any more)."
+            return f"Version {version} has no adapter, or no longer has one."
         if version not in self.waiting:
-            self.waiting.add(version)
-            self._queue.put_nowait(version)
-        return version, ""
+            self._add(version)
+        self._actions.setdefault(version, set()).add(action)
+        return ""
+
+    def _add(self, version: int) -> None:
+        self.waiting.add(version)
+        self._queue.put_nowait(version)
+
+    async def next(self) -> int:
+        """Wait for the next version. Versions come in the order in which they were queued."""
+        return await self._queue.get()
+
+    def done(self, version: int) -> None:
+        """Note that the version's evaluation is in the store."""
+        self.waiting.discard(version)
+        self._done.add(version)
+
+    def take_actions(self, version: int) -> frozenset[int]:
+        """Return, and forget, the operators' actions that wait for the evaluation of this version."""
+        return frozenset(self._actions.pop(version, ()))
+
+
+class Measures(Protocol):
+    """Evaluates one version: `echo_hub.evaluation.measuring`."""
+
+    async def measure(self, policy_version: int) -> Sequence[Evaluation]: ...
+
+
+class EvaluationBooks(Protocol):
+    """Records evaluations: `echo_hub.evaluation.records`."""
+
+    async def record(self, measured: Sequence[Evaluation]) -> None: ...
+
+
+class Evaluations:
+    """Evaluates the queued versions, one after the other."""
+
+    def __init__(self, due: DueVersions, *, measuring: Measures, books: EvaluationBooks) -> None:
+        self._due = due
+        self._measuring = measuring
+        self._books = books
 
     async def run(self) -> None:
-        """Evaluates for ever. Raises what makes it impossible."""
+        """Evaluate until cancelled. Raises the errors that make evaluation impossible."""
         while True:
-            version = await self._queue.get()
-            measured = await self._measure(version)
-            await self._record(measured)
-            self.waiting.discard(version)
-            self._done.add(version)
+            version = await self._due.next()
+            measured = await self._measuring.measure(version)
+            await self._books.record(measured)
+            self._due.done(version)
             extra = {"event": "version_evaluated", "subject": str(version)}
             solved = "; ".join(evaluation.text for evaluation in measured)
             log.info("version %d solves %s", version, solved, extra=extra)

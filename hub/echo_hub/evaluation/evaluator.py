@@ -1,7 +1,7 @@
-"""Draws evaluations in a process of their own, beside the hub or in its Ray cluster; loads no torch.
+"""Sample evaluations in a separate process, next to the hub or in its Ray cluster; loads no torch.
 
-What a process had drawn when it died, or was lost, stays; what it had not is asked of the next one. So each rollout
-counts once, and has the draws that it would have had: in other company, one in a million of them differs.
+If the process dies or is lost, finished rollouts are kept and the others are requested from the next process. Each
+rollout counts once and has the same draws; in a differently composed batch, one draw in a million differs.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from echo_shared.sampling import FinishedRollout, GroupRequest
 log = logging.getLogger(__name__)
 
 KEPT: Final = 2
-"""Adapters."""
+"""Adapters kept by the process."""
 DEATHS_IN_A_ROW: Final = 5
-"""Without a rollout in between, and evaluating is given up."""
+"""Consecutive deaths without a rollout after which evaluation is given up."""
 LOSSES_IN_A_ROW: Final = 8
-"""Likewise, of processes lost while the cluster is there: something in what they are asked may end machines."""
+"""The same for processes lost although the cluster is available: a request may crash machines."""
 RESTART_S: Final = 1.0
-"""Seconds before the first new start, or up to half less; doubled with every further one, up to half a minute."""
+"""Seconds before the first restart, minus up to half; doubled with each further one, up to half a minute."""
 _WORKER: Final = "echo_hub.evaluation.worker"
 _Key = tuple[int, int]
 
 
 def program(settings: LearnerSettings) -> Program:
-    """The evaluator's process."""
-    # Without the first, matrix products on CUDA may differ from run to run.
+    """Return the evaluator's process description."""
+    # Required for deterministic matrix products on CUDA.
     env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if settings.learner.threads:
         env["OMP_NUM_THREADS"] = str(settings.learner.threads)
@@ -49,10 +49,10 @@ def program(settings: LearnerSettings) -> Program:
 
 
 class Evaluator:
-    """A `VersionSampler`: one call at a time. Its process is started by the first."""
+    """A `VersionSampler` for one call at a time. The first call starts its process."""
 
     def __init__(self, process: ModelProcess, *, is_patient: bool = True) -> None:
-        """`is_patient`: a cluster that is away is waited for."""
+        """`is_patient`: wait for a cluster that is unavailable."""
         self._process = process
         self._is_patient = is_patient
         self.drawn: Callable[[], object] = lambda: None
@@ -60,11 +60,11 @@ class Evaluator:
 
     @property
     def absence(self) -> str:
-        """Why nothing is drawn, where the cluster is waited for; empty = nothing is amiss."""
+        """Why nothing is sampled while waiting for the cluster; "" if there is no problem."""
         return self._process.absence
 
-    async def __call__(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        """Raises LearnerError when no process can be kept at work."""
+    async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+        """Sample the requests. Raises LearnerError if no process stays alive."""
         done = _Done()
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         while missing := _without(requests, done.rollouts):
@@ -80,7 +80,7 @@ class Evaluator:
         return Generated(rollouts=list(done.rollouts.values()), seconds=done.seconds)
 
     async def stop(self) -> None:
-        """Ends its process. Harmless when there is none."""
+        """Stop the process, if there is one."""
         await self._process.stop()
 
     async def _draw(self, requests: Sequence[GroupRequest], done: _Done, *, adapter: Path | None, greedy: bool) -> None:
@@ -99,22 +99,22 @@ class Evaluator:
             self.drawn()
 
     def _wait_s(self, error: ChildExited | ChildLost, done: _Done, restarts: Restarts) -> float:
-        """Until another process is tried. Raises LearnerError when none is."""
+        """Return the seconds until the next attempt. Raises LearnerError if evaluation is given up."""
         if isinstance(error, ChildExited):
             wait_s = restarts.died()
             extra = {"event": "evaluator_died", "data": {"deaths": restarts.deaths}}
             log.warning("the evaluator died (%d in a row): %s", restarts.deaths, error, extra=extra)
             if wait_s is None:
-                raise LearnerError("No process for evaluations can be kept at work.", got=str(error))
+                raise LearnerError("The evaluator process keeps dying.", got=str(error))
             return wait_s
         is_away = isinstance(error, ClusterUnusable)
         if is_away and not self._is_patient:
-            raise LearnerError("Nothing can be evaluated.", got=str(error))
+            raise LearnerError("Evaluation is impossible because the Ray cluster is unavailable.", got=str(error))
         if not is_away:
             log.warning("the evaluator is lost: %s", error, extra={"event": "evaluator_died"})
             done.losses += 1
             if done.losses == LOSSES_IN_A_ROW:
-                raise LearnerError(f"Each of {done.losses} processes for evaluations was lost.", got=str(error))
+                raise LearnerError(f"{done.losses} evaluator processes in a row were lost.", got=str(error))
         done.tries += 1
         return backoff_s(done.tries, random.random(), first_s=RESTART_S, limit_s=30.0)
 
@@ -122,7 +122,10 @@ class Evaluator:
 def evaluator_of(
     learner: LearnerSettings, *, logs: Path, cluster: RayLink | None, is_patient: bool = True
 ) -> Evaluator:
-    """As the learner would draw, alone in its process; in a `cluster`, by whatever device and threads there are."""
+    """Return an evaluator that samples like the learner, in one process.
+
+    In a `cluster` it uses whatever device and threads are available there.
+    """
     changed: dict[str, object] = {"processes": 1, "hosts": 1, "address": ""}
     if cluster is not None:
         changed |= {"device": "auto", "threads": 0}
@@ -133,12 +136,12 @@ def evaluator_of(
 
 @dataclass(slots=True, eq=False)
 class _Done:
-    """Of one call."""
+    """Progress of one call."""
 
     rollouts: dict[_Key, FinishedRollout] = field(default_factory=dict)
     seconds: float = 0.0
     losses: int = 0
-    """In a row, while the cluster was there."""
+    """Consecutive losses while the cluster was available."""
     tries: int = 0
 
 

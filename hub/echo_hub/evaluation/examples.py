@@ -1,4 +1,4 @@
-"""A few answers of an evaluation, for people to read: a figure does not say what a model does wrong."""
+"""Collect a few answers of an evaluation for people to read: figures do not show what a model does wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_hub.scoring.problems import Problems
 from echo_shared.books import EvaluationKind
 
 EXAMPLES: Final = 3
-"""Of a version and an evaluation set."""
+"""Examples per version and evaluation set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,20 +22,23 @@ class Example:
     policy_version: int
     """0 = the base."""
     name: str
-    """The evaluation set's; empty where there is one alone."""
+    """Name of the evaluation set; "" if there is only one."""
     prompt: str
     completion: str
     num_tokens: int
     reward: float | None
-    """None: the scorer failed, with `error`."""
+    """None if the scorer failed; `error` says why."""
     is_solved: bool
     is_cut: bool
     error: str
 
 
 def choosing(policy_version: int, problems: Problems, into: list[Example]) -> Watch:
-    """Puts examples of what it watches `into` a list: the first solved and the first unsolved answer, then the next
-    ones, in the order of the problems. Versions are compared on the same problems where they solve the same ones."""
+    """Return a watcher that appends examples to the list `into`.
+
+    It takes the first solved and the first unsolved answer, then the next ones in problem order. Versions with the same
+    solved problems therefore show the same problems.
+    """
 
     def watch(heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
         if kind is not EvaluationKind.GREEDY:
@@ -64,7 +67,7 @@ def choosing(policy_version: int, problems: Problems, into: list[Example]) -> Wa
 
 
 def transcript(episode: Episode, codec: PromptCodec) -> str:
-    """What the model has said, turn by turn, with what each turn was answered."""
+    """Return the model's text, turn by turn, with the answer to each turn."""
     parts = [codec.decode(episode.turns[0])]
     for observed, turn in zip(episode.observations, episode.turns[1:], strict=False):
         parts += [f"[answered: {codec.decode(observed).strip()}]", codec.decode(turn)]

@@ -1,4 +1,4 @@
-"""The figures of an evaluation, made of its attempts, whoever drew them."""
+"""Compute the figures of an evaluation from its attempts, wherever they were sampled."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One episode at one held-out problem, when it has ended."""
+    """One finished episode on one held-out problem."""
 
     number: int
     num_tokens: int = 0
-    """Tokens drawn, over all turns."""
+    """Sampled tokens, over all turns."""
     truncated: bool = False
-    """Any of its turns was cut off by length."""
+    """True if any turn was cut off by length."""
     reward: float | None = None
-    """None: the scorer failed."""
+    """None if the scorer failed."""
 
 
 def pass_at(solved: int, samples: int, k: int) -> float:
-    """The probability that one of k completions solves a problem of which `solved` of `samples` did; k <= samples.
+    """Estimate the probability that at least one of k completions solves a problem, if `solved` of `samples` did.
 
     1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al., https://arxiv.org/abs/2107.03374, section 2.1.
+    Requires k <= samples.
     """
     return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
 
 
 def standard_error(means: Sequence[float]) -> float:
-    """The standard error of the mean of `means`, one a problem: problems are the independent draws, their completions
-    are not.
+    """Return the standard error of the mean of `means`, one per problem; 0 for a single problem.
 
-    Clustered by problem as in Miller, https://arxiv.org/abs/2411.00640, section 2.2; 0 for a single problem.
+    Problems are the independent draws, their completions are not: clustered by problem as in Miller,
+    https://arxiv.org/abs/2411.00640, section 2.2.
     """
     return float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
 
@@ -58,7 +59,7 @@ def summary(
     rewards: RewardBounds,
     name: str = "",
 ) -> Evaluation:
-    """The figures of all attempts of one kind. Raises ScorerError when not one of them could be scored."""
+    """Return the figures of all attempts of one kind. Raises ScorerError if no attempt could be scored."""
     by_problem: dict[int, list[float]] = {}
     for attempt in attempts:
         if attempt.reward is not None:
@@ -66,9 +67,9 @@ def summary(
     num_unscored = len(attempts) - sum(map(len, by_problem.values()))
     if not by_problem:
         raise ScorerError(
-            "Not one held-out completion could be scored.",
+            "None of the held-out completions could be scored.",
             got=f"{len(attempts)} completions by version {policy_version}",
-            do="Mend the task's scorer; see the newest of RUN/logs/scorer-*.log.",
+            do="Fix the task's scorer; see the newest RUN/logs/scorer-*.log.",
         )
     if num_unscored:
         log.warning(
@@ -76,7 +77,7 @@ def summary(
         )
     solved = [(sum(map(rewards.is_solved, earned)), len(earned)) for earned in by_problem.values()]
     means = [count / total for count, total in solved]
-    # A problem of which fewer than k completions could be scored says nothing about k.
+    # A problem with fewer than k scored completions gives no estimate for k.
     ks = sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})
     possible = {k: [pass_at(count, total, k) for count, total in solved if total >= k] for k in ks}
     return Evaluation(
@@ -100,8 +101,11 @@ def summary(
 
 
 def with_headline(measured: Sequence[Evaluation], weights: Mapping[str, float]) -> list[Evaluation]:
-    """The figures of all sets of one version, behind those of the run: of each kind the mean over the sets, by the
-    sets' weights, and its standard error, for sets are drawn independently. A single set is the run's own."""
+    """Put the run's own figures in front of the figures of all sets of one version.
+
+    They are means over the sets, weighted, per kind; their standard error assumes independent sets. A single set is the
+    run's own figure.
+    """
     if len(weights) == 1:
         return list(measured)
     headlines = []

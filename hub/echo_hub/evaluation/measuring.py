@@ -1,4 +1,4 @@
-"""Who evaluates a version: the run's nodes where the settings say so and there are any, else the hub's own device."""
+"""Evaluate a version on the run's nodes, if configured and available; else on the hub's own device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echo_shared.books import Evaluation
 
 
 class Measuring:
-    """`sample` is the hub's own device."""
+    """Evaluates versions. `own` draws on the hub's own device."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Measuring:
         stop_ids: tuple[int, ...],
         problems: Problems,
         scoring: ScoringPool,
-        sample: VersionSampler,
+        own: VersionSampler,
         by_nodes: NodeEvaluations,
     ) -> None:
         self._config = config
@@ -33,12 +33,11 @@ class Measuring:
         self._stop_ids = stop_ids
         self._problems = problems
         self._scoring = scoring
-        self._sample = sample
+        self._own = own
         self._by_nodes = by_nodes
 
-    async def __call__(self, policy_version: int) -> Sequence[Evaluation]:
-        """Measures every kind that is asked for, greedy first. Raises ScorerError when not one completion could be
-        scored."""
+    async def measure(self, policy_version: int) -> Sequence[Evaluation]:
+        """Evaluate every configured kind, greedy first. Raises ScorerError if no completion could be scored."""
         if self._config.evaluation.by == "nodes":
             patience_s = PATIENCE_DEADLINES * self._config.leases.deadline_s
             measured = await self._by_nodes.measure(policy_version, patience_s=patience_s)
@@ -46,5 +45,5 @@ class Measuring:
                 return measured
         sets = await asyncio.to_thread(HeldOut.of_run, self._config, self._problems, stop_ids=self._stop_ids)
         adapter = self._directory.adapter(policy_version) if policy_version else None
-        generate = drawn_by(self._sample, adapter)
+        generate = drawn_by(self._own, adapter)
         return await evaluate_sets(policy_version, sets, generate=generate, judge=scored_by(self._scoring))

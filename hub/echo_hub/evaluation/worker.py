@@ -1,7 +1,8 @@
-"""A process that draws evaluations: `python -m echo_hub.evaluation.worker`, driven by `echo_hub.evaluation.evaluator`.
+"""A process that samples evaluations: `python -m echo_hub.evaluation.worker`, driven by
+`echo_hub.evaluation.evaluator`.
 
-It samples as the learner does, by the adapter that each request names, or by the base, and answers with each rollout as
-soon as it is finished.
+It samples like the learner, with the adapter named in each request or with the base. It returns each rollout as soon as
+it is finished.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from echo_shared.torch_draws import draw, most_likely
 
 
 class Drawer:
-    """Made by `open`."""
+    """Created by `open`."""
 
     def __init__(self, policy: Policy, settings: LearnerSettings) -> None:
         self._policy = policy
@@ -34,7 +35,7 @@ class Drawer:
 
     @classmethod
     def open(cls, frame: Frame) -> Drawer:
-        """Loads the base. Raises LearnerError when it cannot."""
+        """Load the base model. Raises LearnerError if that fails."""
         settings = LearnerSettings.model_validate(frame["settings"])
         if settings.learner.threads:
             torch.set_num_threads(settings.learner.threads)
@@ -42,8 +43,10 @@ class Drawer:
         return cls(Policy.load(settings), settings)
 
     def draw(self, request: Frame) -> Iterator[Frame]:
-        """One answer for each rollout of `groups`, all of which name one version. Raises LearnerError when its adapter
-        cannot be read."""
+        """Yield one answer per rollout of `groups`, which all name the same version.
+
+        Raises LearnerError if the version's adapter cannot be read.
+        """
         began = time.perf_counter()
         adapters: list[str] = list(request["adapters"].values())
         held: AbstractContextManager[Any] = self._policy.model.disable_adapter()

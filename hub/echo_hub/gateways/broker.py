@@ -1,7 +1,7 @@
-"""A connection to NATS and its JetStream, as hub and gateways use it; nothing else here knows the library.
+"""A connection to NATS and its JetStream for hub and gateways; the only module that uses the NATS client library.
 
-The connection is made again by itself whenever it breaks, for ever. What was published meanwhile may be lost: who must
-know uses `store`, which returns once JetStream has it on disk.
+A broken connection is re-established forever. Messages published meanwhile may be lost. `store` is reliable: it returns
+once JetStream has the message on disk.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ log = logging.getLogger(__name__)
 CONNECT_S: Final = 10
 RETRY_S: Final = 0.5
 STORE_S: Final = 5.0
-"""JetStream has answered by then, or it is asked again."""
+"""Timeout of one JetStream request, in seconds; after that the request is repeated."""
 LEAST_PAYLOAD: Final = MAX_FRAME_BYTES + 2**16
-"""The largest message to a node, and what is around it."""
+"""The largest message to a node, plus its overhead."""
 BUFFER_BYTES: Final = 4 * LEAST_PAYLOAD
 DUPLICATES_S: Final = 600.0
-"""What JetStream is sent again within this time it has once."""
+"""JetStream drops a repeated message id within this many seconds."""
 UNDER_WAY: Final = 64
-"""Stored messages that the hub has been given and not settled."""
+"""Messages delivered to the hub and not settled yet."""
 SETTLED_WITHIN_S: Final = 86_400.0
-"""A hub that waits for room on its disk is not sent everything again meanwhile; one that connects again is."""
+"""Seconds until JetStream redelivers an unsettled message. Long, because a hub may wait for disk space for hours."""
 CONSUMER: Final = "hub"
 _NO_SUCH_CONSUMER: Final = 10014
 _FULL: Final = frozenset({10077, 10023, 10047, 10028})
-"""JetStream's codes where it lacks room: of messages, bytes, resources, storage."""
+"""JetStream error codes for lack of space: messages, bytes, resources, storage."""
 
 Settle = Callable[[], Awaitable[None]]
-"""Lets JetStream forget a stored message."""
+"""Tell JetStream to forget a stored message."""
 TakeStored = Callable[[bytes, Settle], Awaitable[None]]
 
 
 class BrokerFullError(ConnectError):
-    """JetStream has no room for more."""
+    """JetStream has no space for more messages."""
 
 
 class Broker:
-    """Made by `open`."""
+    """Created by `open`."""
 
     def __init__(self, client: Client, settings: GatewaysConfig) -> None:
         self._client = client
@@ -63,11 +63,11 @@ class Broker:
         self._is_closing = False
         self._num_lost = 0
         self.connected_again = asyncio.Event()
-        """Set whenever a broken connection has been made again; whoever waits for it clears it."""
+        """Set when a broken connection has been re-established; the waiting task clears it."""
 
     @classmethod
     async def open(cls, settings: GatewaysConfig, *, name: str) -> Broker:
-        """Raises ConfigError where there is no broker, or none of use."""
+        """Connect to NATS. Raises ConfigError if no server answers or its limits are too small."""
         try:
             from nats.aio.client import Client
             from nats.errors import Error
@@ -86,7 +86,7 @@ class Broker:
                 tls=_tls(settings),
                 connect_timeout=CONNECT_S,
                 max_reconnect_attempts=1,
-                reconnect_time_wait=RETRY_S,  # type: ignore[arg-type]  # It sleeps for so long.
+                reconnect_time_wait=RETRY_S,  # type: ignore[arg-type]  # Used as a sleep time.
                 ping_interval=10,
                 pending_size=BUFFER_BYTES,
                 error_cb=_say_error,
@@ -101,11 +101,11 @@ class Broker:
                 got=f"{without_password(settings.url)}: {error or type(error).__name__}",
                 do="Start it (nats-server --jetstream), or correct gateways.url.",
             ) from error
-        client.options["max_reconnect_attempts"] = -1  # From here on it is awaited for ever.
+        client.options["max_reconnect_attempts"] = -1  # From here on, reconnect forever.
         if client.max_payload < LEAST_PAYLOAD:
             await client.close()
             raise ConfigError(
-                "The NATS server takes no messages as large as Echo's.",
+                "The NATS server's message size limit is too small for Echo.",
                 got=f"max_payload of {client.max_payload} bytes",
                 do=f"Set max_payload: {LEAST_PAYLOAD} or more in its configuration, and restart it.",
             )
@@ -114,10 +114,10 @@ class Broker:
     async def _lost(self) -> None:
         self._num_lost += 1
         if not self._is_closing:
-            log.warning("the connection to the NATS server is lost; it is made again by itself")
+            log.warning("the connection to the NATS server is lost; reconnecting")
 
     async def _came_back(self) -> None:
-        log.warning("the NATS server is there again")
+        log.warning("the connection to the NATS server is re-established")
         self.connected_again.set()
 
     @property
@@ -125,18 +125,20 @@ class Broker:
         return self._client.is_connected
 
     async def publish(self, subject: str, message: bytes) -> None:
-        """Sends it to whoever listens now. Raises ConnectError where it cannot even wait to be sent."""
+        """Send a message to current subscribers. Raises ConnectError if it cannot even be buffered."""
         from nats.errors import Error
 
         try:
             await self._client.publish(subject, message)
         except (Error, OSError) as error:
-            raise ConnectError("Nothing can be sent to the NATS server.", got=str(error)) from error
+            raise ConnectError("A message cannot be sent to the NATS server.", got=str(error)) from error
         _heed_cancellation()
 
     async def subscribe(self, subject: str, take: Callable[[bytes], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Gives `take` every message from now on, in order, one at a time; what is returned ends that. Raises
-        ConnectError."""
+        """Pass every later message to `take`, in order, one at a time. Returns a function that unsubscribes.
+
+        Raises ConnectError.
+        """
         from nats.errors import Error
 
         async def taken(message: Msg) -> None:
@@ -155,7 +157,7 @@ class Broker:
         return end
 
     async def make_stream(self, name: str, subject: str) -> None:
-        """Makes the stream, or gives it the settings that hold now. Raises ConfigError where JetStream does not."""
+        """Create the stream, or update its settings. Raises ConfigError if JetStream refuses."""
         from nats.errors import Error
         from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
         from nats.js.errors import BadRequestError
@@ -177,15 +179,17 @@ class Broker:
                 await self._streams.update_stream(stream)
         except (Error, TimeoutError) as error:
             raise ConfigError(
-                "JetStream does not make the stream that gateways store into.",
+                "JetStream cannot create the stream in which gateways store messages.",
                 got=str(error),
-                do="Enable JetStream (nats-server --jetstream), give it disk for gateways.max_bytes, and take a "
+                do="Enable JetStream (nats-server --jetstream), give it disk for gateways.max_bytes, and use a "
                 "cluster for gateways.replicas above 1.",
             ) from error
 
     async def store(self, subject: str, message: bytes, *, message_id: str) -> None:
-        """Returns once JetStream has it on disk; the same id again within DUPLICATES_S is the same message. Raises
-        BrokerFullError, and ConnectError when it is not known whether it has."""
+        """Store a message and return once JetStream has it on disk. The same id within DUPLICATES_S is stored once.
+
+        Raises BrokerFullError, or ConnectError if it is unknown whether the message was stored.
+        """
         from nats.errors import Error
         from nats.js.errors import APIError
 
@@ -193,14 +197,16 @@ class Broker:
             await self._streams.publish(subject, message, timeout=STORE_S, headers={"Nats-Msg-Id": message_id})
         except APIError as error:
             kind = BrokerFullError if error.err_code in _FULL else ConnectError
-            raise kind("JetStream does not store what nodes send.", got=error.description) from error
+            raise kind("JetStream does not store messages from nodes.", got=error.description) from error
         except (Error, OSError, TimeoutError, ValueError) as error:
             raise ConnectError("JetStream does not answer.", got=str(error) or type(error).__name__) from error
         _heed_cancellation()
 
     async def consume(self, stream: str, take: TakeStored) -> None:
-        """Gives `take` for ever what is stored, oldest first and one at a time; from the oldest that is not settled
-        again after each loss of the connection. Only the newest caller is given anything."""
+        """Pass stored messages to `take` forever, oldest first, one at a time.
+
+        After a lost connection it resumes with the oldest unsettled message. Only the newest caller receives messages.
+        """
         from nats.errors import Error
 
         while True:
@@ -208,14 +214,14 @@ class Broker:
             inbox = self._client.new_inbox()
 
             async def taken(message: Msg, number: int = self._num_lost) -> None:
-                if number == self._num_lost:  # Else it comes again, in its turn.
+                if number == self._num_lost:  # Otherwise JetStream redelivers the message on the new connection.
                     await take(message.data, partial(_acknowledge, message))
 
             try:
                 subscription = await self._client.subscribe(inbox, cb=taken, pending_bytes_limit=0)
                 await self._deliver_to(stream, inbox)
             except (Error, OSError, TimeoutError) as error:
-                log.warning("JetStream hands nothing out: %s", str(error) or type(error).__name__)
+                log.warning("JetStream delivers no messages: %s", str(error) or type(error).__name__)
                 await asyncio.sleep(RETRY_S)
                 continue
             _heed_cancellation()
@@ -242,7 +248,7 @@ class Broker:
         await self._streams.add_consumer(stream, consumer)
 
     async def waiting(self, stream: str) -> int:
-        """Stored messages that are not settled. Raises ConnectError."""
+        """Return the number of unsettled stored messages. Raises ConnectError."""
         from nats.errors import Error
 
         try:
@@ -251,7 +257,7 @@ class Broker:
             raise ConnectError("JetStream does not answer.", got=str(error)) from error
 
     async def close(self) -> None:
-        """Sends what waits to be sent, as far as it can be."""
+        """Flush buffered messages if possible, and disconnect."""
         from nats.errors import Error
 
         self._is_closing = True
@@ -268,39 +274,43 @@ async def _acknowledge(message: Msg) -> None:
 
     try:
         await message.ack()
-    except (Error, OSError) as error:  # It comes again, and is known then.
-        log.info("JetStream was not told that something is settled: %s", error)
+    except (Error, OSError) as error:  # JetStream redelivers the message, and the hub recognises it.
+        log.info("a stored message could not be settled: %s", error)
     _heed_cancellation()
 
 
 def _heed_cancellation() -> None:
-    """The library lets a cancellation go by that comes while it writes."""
+    """Raise CancelledError if the task was cancelled: the NATS library swallows a cancellation that arrives while
+    writing."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 def without_password(url: str) -> str:
-    """For people to read."""
+    """Return the URLs without credentials, for display."""
     found = [urlsplit(one) for one in url.split(",")]
     return ",".join(f"{one.scheme}://{one.netloc.rpartition('@')[2]}" for one in found)
 
 
 def _tls(settings: GatewaysConfig) -> ssl.SSLContext | None:
-    """Raises ConfigError for files of no use."""
+    """Return the TLS context; None without TLS. Raises ConfigError for unusable files."""
     if not (settings.tls_ca or settings.tls_certificate or "tls://" in settings.url):
         return None
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca or None)
         if settings.tls_certificate:
             context.load_cert_chain(settings.tls_certificate, settings.tls_key)
-    except OSError as error:  # ssl.SSLError is one, too.
+    except OSError as error:  # ssl.SSLError is an OSError, too.
         raise ConfigError(
-            "A file of gateways.tls_ca, tls_certificate and tls_key is of no use.", got=str(error), do="Correct it."
+            "One of the files gateways.tls_ca, tls_certificate and tls_key cannot be used.",
+            got=str(error),
+            do="Correct it.",
         ) from error
     return context
 
 
 async def _say_error(error: Exception) -> None:
-    level = logging.INFO if isinstance(error, OSError | EOFError) else logging.WARNING  # That it is away is said once.
+    # The lost connection is already logged once.
+    level = logging.INFO if isinstance(error, OSError | EOFError) else logging.WARNING
     log.log(level, "NATS: %s", str(error) or type(error).__name__)

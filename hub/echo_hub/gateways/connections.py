@@ -1,4 +1,4 @@
-"""All connected nodes, by whichever door they came in: those on the hub's own port, and those by gateways."""
+"""All connected nodes, through the hub's own port and through gateways."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ ELSEWHERE: Final = "This node has connected again elsewhere."
 
 
 class Connections:
-    """`send` and `push` never wait. `has_news` is called when something waits for gateways."""
+    """`send` and `push` never wait. `has_news` is called when messages for gateways are queued."""
 
     def __init__(self, gateway: Gateway) -> None:
-        """`gateway`: the hub's own port."""
+        """`gateway`: serves the nodes on the hub's own port."""
         self._gateway = gateway
         gateway.displace_elsewhere = self._displace_by_gateway
         self.sessions = Sessions()
         self.has_news: Callable[[], None] = lambda: None
 
     def send(self, node_id: str, message: FromHub) -> bool:
-        """Queues the message; False when the node is not connected."""
+        """Queue a message; return False if the node is not connected."""
         if node_id not in self.sessions:
             return self._gateway.send(node_id, message)
         frame = encode(message)
         return self._say(node_id, Kind.SEND, frame, num_bytes=len(frame))
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queues a message that yields to all others, to be made when its turn comes: to be sent, or to be given to the
-        node's gateway, where it yields again."""
+        """Queue a low-priority message that is built when its turn comes.
+
+        For nodes behind gateways, the message is built when the hub sends it to the gateway, which again gives it low
+        priority.
+        """
         if node_id not in self.sessions:
             return self._gateway.push(node_id, make, rank)
 
@@ -48,15 +51,17 @@ class Connections:
         return is_queued
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Ends this node's connection, if it has one, and tells it why; the inbox hears that it left."""
+        """Close this node's connection, if open, report the reason to the node, and notify the inbox."""
         if node_id not in self.sessions:
             self._gateway.dismiss(node_id, code, what)
-        else:  # Its gateway says that it left.
+        else:  # Its gateway reports the disconnect.
             self._say(node_id, Kind.PART, code.value, what)
 
     async def close(self, code: RefusalCode, what: str) -> None:
-        """Tells every node why the hub ends the connection, and ends it. Those by gateways stay when it only stops, and
-        what they send is stored."""
+        """Close all nodes' connections and tell them why.
+
+        If the hub only stops, nodes behind gateways stay connected, and JetStream stores what they send.
+        """
         if code is RefusalCode.FINISHED:
             for line in self.sessions.lines.values():
                 line.put([Kind.CLOSE, code.value, what])
@@ -64,7 +69,7 @@ class Connections:
         await self._gateway.close(code, what)
 
     def displace(self, node_id: str) -> bool:
-        """Ends the node's connection, which has connected again. Whether it had one; its inbox does not hear of it."""
+        """Close the old connection of a reconnected node; return True if it had one. The inbox is not notified."""
         return self._displace_by_gateway(node_id) or self._gateway.displace(node_id)
 
     def _displace_by_gateway(self, node_id: str) -> bool:
@@ -75,7 +80,8 @@ class Connections:
         return True
 
     def untold(self, node_id: str, receipts: Sequence[Receipt]) -> Sequence[Receipt]:
-        """Of these, those that the node was not told by its gateway: that says itself what is received."""
+        """Leave out receipts that the node's gateway has already sent: a gateway itself reports rollouts as
+        received."""
         if node_id not in self.sessions:
             return receipts
         return [one for one in receipts if one.state is not ReceiptState.RECEIVED or one.checked is not Checked.NO]

@@ -1,6 +1,6 @@
-"""The hub's end of its gateways: keeps a line to each, lets their nodes in, and takes in what they have stored.
+"""The hub's end of its gateways: keeps a line to each, admits their nodes, and takes in their stored messages.
 
-Without gateways.url there is no broker, and nothing here does anything.
+This component is inactive unless gateways.url is set.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.hub_line import GONE_S, HERE_S
-from echo_hub.gateways.intake import Intake
+from echo_hub.gateways.intake import Books, Intake
 from echo_hub.gateways.items import Item, Kind, node_of, refusal_item
 from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.sessions import Line
@@ -29,15 +28,15 @@ from echo_shared.identity import Identity
 log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.005
-"""What is said to a gateway's nodes within this time goes in one message."""
+"""Batching interval in seconds for messages to one gateway."""
 TOLD_BYTES: Final = 2**20
-"""Of one message, about: a larger frame goes alone."""
+"""Approximate size limit of one message; a larger frame is sent alone."""
 A_GAP: Final = 2**62
-"""The number of a message that no gateway expects: it begins anew."""
+"""An unexpected message number: the gateway detects a gap and begins a new line."""
 
 
 class Fleet:
-    """All gateways. `nonces` are theirs and the hub's; `connections` knows which node is connected where."""
+    """All gateways. `nonces` are shared with them; `connections` knows each node's connection."""
 
     def __init__(
         self,
@@ -67,19 +66,19 @@ class Fleet:
         connections.has_news = self._there_is_news.set
 
     async def open(self) -> None:
-        """Raises ConfigError where the broker is of no use."""
+        """Connect to the broker, if one is configured. Raises ConfigError if that fails."""
         if self._settings.url:
             self._broker = await Broker.open(self._settings, name="echo-hub")
             await self._broker.make_stream(self._subjects.stream, self._subjects.sent)
 
     async def close(self) -> None:
-        """Says what still waits to be said."""
+        """Send queued messages and disconnect from the broker."""
         if self._broker is not None:
             await self._tell_all(self._broker)
             await self._broker.close()
 
-    async def run(self, inbox: Inbox, committed: Callable[[], Awaitable[None]]) -> None:
-        """Serves gateways for ever. `committed`: as `Intake` has it."""
+    async def run(self, inbox: Inbox, books: Books) -> None:
+        """Serve gateways until cancelled."""
         broker, self._inbox = self._broker, inbox
         if broker is None:
             return
@@ -88,7 +87,7 @@ class Fleet:
             subject=self._subjects.sent,
             inbox=inbox,
             connections=self._connections,
-            committed=committed,
+            books=books,
         )
         await broker.subscribe(self._subjects.asked, self._asked)
         async with asyncio.TaskGroup() as tasks:
@@ -110,14 +109,14 @@ class Fleet:
         for line in tuple(self._sessions.lines.values()):
             while line.pushes and line.num_bytes < TOLD_BYTES:
                 line.make_push()
-            if line.pushes:  # They have another turn, behind what is said until then.
+            if line.pushes:  # The remaining pushes follow in the next round, after messages queued meanwhile.
                 self._there_is_news.set()
             try:
                 while line.outbox and not line.is_over:
                     line.sent += 1
                     await self._publish(broker, line.gateway_id, line.sent, _some(line))
             except ConnectError as error:
-                log.warning("gateway %s cannot be told anything: %s", line.gateway_id, error.brief)
+                log.warning("no message can be sent to gateway %s: %s", line.gateway_id, error.brief)
                 line.is_over = True
             if line.is_over:
                 await self._lose(line)
@@ -134,11 +133,11 @@ class Fleet:
             try:
                 await broker.publish(self._beacon, self._seal.close(self._beacon, body))
             except ConnectError as error:
-                log.info("gateways were not told that the hub is there: %s", error.brief)
+                log.info("the hub's beacon could not be sent to the gateways: %s", error.brief)
             now = time.monotonic()
             was_asleep, last = now - last > GONE_S / 2, now
             for line in tuple(self._sessions.lines.values()):
-                if was_asleep:  # What they said meanwhile is not read yet.
+                if was_asleep:  # Gateway messages that arrived meanwhile have not been read yet.
                     line.heard_at = now
                 elif now - line.heard_at > GONE_S:
                     log.warning("gateway %s is gone, and so are %d nodes", line.gateway_id, len(line.sessions))
@@ -149,7 +148,7 @@ class Fleet:
             await asyncio.sleep(HERE_S)
 
     async def _lose(self, line: Line) -> None:
-        """The gateway is gone: whoever was connected by it connects again."""
+        """Drop a lost gateway: its nodes count as disconnected and will reconnect."""
         assert self._inbox is not None, "lines begin once it runs"
         for node_id in self._sessions.end_line(line):
             await self._inbox.node_left(node_id)
@@ -173,13 +172,13 @@ class Fleet:
         try:
             await self._answer(line, item)
         except Exception:
-            log.exception("a gateway was not answered, by an error of the hub's own")
+            log.exception("an error in the hub prevented an answer to a gateway")
 
     async def _begun(self, gateway_id: str, number: int, item: Item) -> Line | None:
-        """The new line; None, and the gateway begins another, where this one has had its time."""
+        """Return a new line for a gateway's first message; else None, and make the gateway begin a new line."""
         assert self._broker is not None
         if number == 1 and item[0] == Kind.HERE:
-            log.info("gateway %s is there", gateway_id)
+            log.info("gateway %s has connected", gateway_id)
             line = Line(gateway_id, time.monotonic())
             self._sessions.lines[gateway_id] = line
             line.put([Kind.HERE])
@@ -204,7 +203,7 @@ class Fleet:
                 self._joining.add(joining)
                 joining.add_done_callback(self._joining.discard)
             case kind:
-                raise LocalProtocolError("A gateway asks for nothing of this kind.", got=kind.name)
+                raise LocalProtocolError("A gateway sent a request of an unexpected kind.", got=kind.name)
 
     async def _met(self, request: int, node_id: str, token: str | None, nonce: bytes) -> Item:
         assert self._inbox is not None
@@ -226,10 +225,10 @@ class Fleet:
         except RefusedError as error:
             line.put(refusal_item(request, error))
         except Exception:
-            log.exception("a node was not let in, by an error of the hub's own")
+            log.exception("an error in the hub prevented a node from joining")
             line.put(refusal_item(request, RefusedError("The hub failed on this connection.", do="Try again later.")))
         else:
-            self._connections.displace(node.node_id)  # Another connection of this node may have been quicker.
+            self._connections.displace(node.node_id)  # Another connection of this node may have joined first.
             if line.is_over:
                 await inbox.node_left(node.node_id)
                 return
@@ -240,7 +239,7 @@ class Fleet:
 
 
 def _some(line: Line) -> list[Item]:
-    """What goes in one message of all that waits."""
+    """Remove and return the items of the next message."""
     taken, size = list[Item](), 0
     for item in line.outbox:
         num_bytes = sum(len(part) for part in item if isinstance(part, bytes))

@@ -1,6 +1,7 @@
-"""All that a gateway is asked for beside nodes' websockets, fetched from the hub: files, books, tracker and pages.
+"""Forward all requests other than node websockets to the hub: files, records, tracker and pages.
 
-Both bodies stream. The hub is told the client's address and its scheme, as by any proxy (server.trusted_proxies).
+Request and response bodies are streamed. The hub learns the client's address and scheme from X-Forwarded headers
+(server.trusted_proxies).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from echo_shared.errors import RemoteProtocolError
 
 CONNECT_S: Final = 5.0
 SILENT_S: Final = 60.0
-"""A hub that sends nothing for so long is given up: its own pages that stay open say something more often."""
+"""Seconds of silence after which a response is abandoned. The hub's live pages send data more often."""
 CHUNK_BYTES: Final = 2**18
 _OF_ONE_HOP: Final = frozenset(
     name.casefold()
@@ -33,11 +34,11 @@ _OF_ONE_HOP: Final = frozenset(
         hdrs.UPGRADE,
     )
 )
-"""RFC 9110, section 7.6.1."""
+"""Hop-by-hop headers, RFC 9110, section 7.6.1."""
 
 
 class Forwarding:
-    """`open` it in the loop, `close` it. `hub_url` without a path."""
+    """Call `open` inside the event loop, and `close` at the end. `hub_url` has no path."""
 
     def __init__(self, hub_url: str, trusted_proxies: Collection[str]) -> None:
         self._hub_url = hub_url
@@ -56,7 +57,7 @@ class Forwarding:
             await self._session.close()
 
     def routes(self) -> list[web.AbstractRouteDef]:
-        """Behind all others."""
+        """Return a catch-all route; add it after all other routes."""
         return [web.route("*", "/{path:.*}", self._forward)]
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
@@ -97,13 +98,14 @@ async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> we
             await response.write(part)
         await response.write_eof()
     except (TimeoutError, aiohttp.ClientError):
-        if request.transport is not None:  # Half an answer must not look like a whole one.
+        # Abort: the client could mistake a truncated response for a complete one.
+        if request.transport is not None:
             request.transport.abort()
     return response
 
 
 def _end_to_end(headers: CIMultiDict[str] | aiohttp.typedefs.LooseHeaders) -> CIMultiDict[str]:
-    """Without what is for the next hop alone."""
+    """Return the headers without those meant only for the next hop."""
     given = CIMultiDict(headers)
     named = {name.strip().casefold() for each in given.getall(hdrs.CONNECTION, ()) for name in each.split(",")}
     return CIMultiDict(

@@ -1,11 +1,11 @@
-"""A gateway's inbox: asks the hub who may come in, stores what nodes send, and passes on what the hub has for them.
+"""A gateway's inbox: asks the hub about new nodes, stores what nodes send, and relays what the hub sends them.
 
     node ──frame──► net.Gateway ──message──► Front ──► Uplink ──► JetStream ──► the hub, in order
                         ▲        ◄──received── as soon as JetStream has it on disk
                         └──frames── Front ◄── HubLine ◄── the hub
 
-That a node's rollout is received is said here; all else that a node is told comes from the hub. While the hub is away,
-nodes that are here stay, and what they send is stored.
+The gateway itself reports rollouts as received; all other messages to nodes come from the hub. While the hub is away,
+connected nodes stay connected, and what they send is stored.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from echo_shared.messages import (
 )
 
 ANSWER_S: Final = 15.0
-"""The hub has answered by then: a node that joins waits no longer."""
-HUB_AGAIN: Final = "The hub has restarted. Your node connects again."
+"""Seconds to wait for the hub's answer while a node joins."""
+HUB_AGAIN: Final = "The hub has restarted. Your node reconnects."
 
 
 @dataclass(slots=True)
 class _Session:
-    """A node's, on one connection of this gateway's."""
+    """A node's session on one of this gateway's connections."""
 
     node_id: str
     number: int
     early: list[Item] | None = field(default_factory=list)
-    """What came for it before its Welcome was on its way; None: it is."""
+    """Items that arrived before the Welcome was queued; None after that."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """What the hub has said of a node: the door's list of one guest."""
+    """The hub's facts about one node, as a guest list."""
 
     front: Front
     invite_id: int | None
@@ -71,13 +71,13 @@ class _Met:
 
 
 class Front:
-    """`line` and `uplink` are given to it before it is used, for they are made with its methods."""
+    """Set `line` and `uplink` before use: they are built with this object's methods."""
 
     line: HubLine
     uplink: Uplink
 
     def __init__(self, gateway: Gateway, *, hub_host: str = "") -> None:
-        """`hub_host`: where the hub is, if it is not at the address that nodes use."""
+        """`hub_host`: the hub's host, if it differs from the address that nodes use."""
         self._gateway = gateway
         self._hub_host = hub_host
         self._requests = itertools.count(1)
@@ -108,12 +108,12 @@ class Front:
         )
         welcome = decode_from_hub(frame)
         session = self._sessions.get(number)
-        if session is None:  # The hub has taken another connection of the node's since, or is gone.
+        if session is None:  # The hub has accepted another connection of this node since, or has gone.
             raise _hub_away()
-        assert isinstance(welcome, Welcome), "JOINED carries nothing else"
+        assert isinstance(welcome, Welcome), "JOINED carries a Welcome"
         session.node_id = node.node_id
         self._of_node[node.node_id] = session
-        # Behind the Welcome, which is queued as soon as this returns.
+        # Runs after the Welcome, which is queued as soon as this function returns.
         asyncio.get_running_loop().call_soon(self._open, session)
         return welcome
 
@@ -136,7 +136,7 @@ class Front:
     # --- what is stored
 
     def stored(self, items: Sequence[Item]) -> None:
-        """JetStream has these on disk: nodes need not send them again."""
+        """Send receipts for rollouts that JetStream has on disk: nodes need not resend them."""
         received: dict[str, list[Receipt]] = {}
         for item in items:
             if item[0] == Kind.ROLLOUT:
@@ -151,7 +151,7 @@ class Front:
     # --- what the hub says
 
     async def begun(self) -> None:
-        """The hub is another, or something that it said was lost."""
+        """Disconnect all nodes, because the hub process changed or one of its messages was lost."""
         for waiting in self._answers.values():
             if not waiting.done():
                 waiting.set_exception(_hub_away())
@@ -159,7 +159,7 @@ class Front:
         await self._gateway.close(RefusalCode.SHUTTING_DOWN, HUB_AGAIN)
 
     def take(self, item: Item) -> None:
-        """One item of what the hub has for this gateway."""
+        """Handle one item from the hub."""
         match Kind(item[0]):
             case Kind.HERE:
                 pass
@@ -177,7 +177,7 @@ class Front:
                 _, code, what = item
                 self._begin(self._gateway.close(RefusalCode(code), what))
             case kind:
-                raise LocalProtocolError("The hub says nothing of this kind to a gateway.", got=kind.name)
+                raise LocalProtocolError("The hub sent an item of an unexpected kind to a gateway.", got=kind.name)
 
     def _answered(self, item: Item) -> None:
         waiting = self._answers.get(item[1])
@@ -191,7 +191,7 @@ class Front:
             waiting.set_result(item)
 
     def _not_wanted(self, answer: Item) -> None:
-        """It came too late: of a node that the hub has let in, it hears that it is not here."""
+        """Handle an answer that came too late: tell the hub that a node it admitted is not connected here."""
         if answer[0] == Kind.JOINED:
             self._sessions.pop(answer[2], None)
             self._begin(self.uplink.put([Kind.LEFT, "", answer[2]], 0))
@@ -219,7 +219,7 @@ class Front:
             self._gateway.relay(session.node_id, item[2], (item[3][0], bool(item[3][1])))
 
     async def _ask(self, kind: Kind, *content: Any) -> Item:
-        """The hub's answer. Raises RefusedError: its no, or that it says nothing."""
+        """Return the hub's answer. Raises RefusedError if the hub refuses or does not answer."""
         if not self.line.is_open:
             raise _hub_away()
         request = next(self._requests)
@@ -247,7 +247,7 @@ def _received(rollout_id: str) -> Receipt:
 
 def _hub_away() -> RefusedError:
     return RefusedError(
-        "The hub is not there right now; this gateway is.",
+        "The gateway works, but the hub cannot be reached right now.",
         do="The node tries again by itself.",
         code=RefusalCode.SHUTTING_DOWN,
     )

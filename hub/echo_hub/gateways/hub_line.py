@@ -1,12 +1,12 @@
-"""A gateway's end of its line to the hub: who the hub is now, what it says, and whether anything of that was missed.
+"""A gateway's connection to the hub: finds the current hub process and detects lost messages.
 
-The hub says by its beacon that it is there. A line is of one hub process and one number of messages without a gap: when
-the hub is another than before, or a message is missing, the gateway parts with its nodes and begins a new line under a
-new name. So nothing is kept here that could be wrong: a node that connects again is told anew all that it is to know.
+The hub announces itself by a beacon. A line belongs to one hub process and numbers its messages without gaps. If the
+hub process changes or a message is missing, the gateway disconnects its nodes and begins a new line under a new name.
+The gateway therefore keeps no state that could be outdated: nodes reconnect, and the hub informs them again.
 
-    beacon  [epoch, number, run id, run name]     epoch and number only grow: what was said before says nothing new. A
-                                                  lower epoch counts once the hub is silent: clocks are set back, too
-    told    [epoch, number, items]                1, 2, 3, …; a lower one has come again, a higher one tells of a gap
+    beacon  [epoch, number, run id, run name]     both numbers only grow; older beacons are ignored. A lower epoch is
+                                                  valid once the hub is silent: its clock may have been set back
+    told    [epoch, number, items]                1, 2, 3, …; a lower number is a repetition, a higher one shows a gap
     asked   [gateway, epoch, number, item]        only grows
 """
 
@@ -27,14 +27,16 @@ from echo_shared.errors import CodecError, ConnectError
 log = logging.getLogger(__name__)
 
 HERE_S: Final = 1.0
-"""Hub and gateways say so often that they go on."""
+"""Heartbeat interval of hub and gateways, in seconds."""
 GONE_S: Final = 5.0
-"""Whoever has been silent for so long is taken for gone."""
+"""Seconds of silence after which the other end counts as gone."""
 
 
 class HubLine:
-    """`take` gets what the hub says, in order; `begun` is called when a line begins and all that was said before is
-    over. `now`: any clock that only goes forward, in seconds."""
+    """`take` receives the hub's items in order. `begun` runs when a new line begins and all earlier state is void.
+
+    `now`: a monotonic clock, in seconds.
+    """
 
     def __init__(
         self,
@@ -55,11 +57,11 @@ class HubLine:
         self._begun = begun
         self._now = now
         self.subjects: Subjects | None = None
-        """Once the hub has been there."""
+        """Set by the first beacon."""
         self.is_known = asyncio.Event()
-        """Set with them."""
+        """Set together with `subjects`."""
         self.has_begun = asyncio.Event()
-        """Set while the hub hears this gateway."""
+        """Set while the hub receives this gateway's messages."""
         self._name = ""
         self._newest = (0, 0)
         self._epoch = 0
@@ -71,11 +73,11 @@ class HubLine:
 
     @property
     def is_open(self) -> bool:
-        """Whether the hub is there and hears this gateway."""
+        """True if the hub is present and receives this gateway's messages."""
         return self._expected > 1 and not self._is_to_begin.is_set() and self._now() - self._heard_at < GONE_S
 
     async def run(self) -> None:
-        """Keeps the line for ever. Raises ConnectError when the broker does not answer at the start."""
+        """Maintain the line forever. Raises ConnectError if the broker does not answer at the start."""
         await self._broker.subscribe(self._beacon, self._beacon_heard)
         while True:
             try:
@@ -85,11 +87,11 @@ class HubLine:
             except TimeoutError:
                 await self.ask([Kind.HERE])
             except ConnectError as error:
-                log.warning("the line to the hub is not there: %s", error.brief)
+                log.warning("no connection to the hub: %s", error.brief)
                 await asyncio.sleep(HERE_S)
 
     async def ask(self, item: Item) -> None:
-        """Says it to the hub, if it is there to hear it."""
+        """Send an item to the hub; log a failure."""
         if self.subjects is None or not self._name:
             return
         self._number += 1
@@ -97,7 +99,7 @@ class HubLine:
         try:
             await self._broker.publish(self.subjects.asked, self._seal.close(self.subjects.asked, body))
         except ConnectError as error:
-            log.info("the hub was not asked: %s", error.brief)
+            log.info("a request could not be sent to the hub: %s", error.brief)
 
     async def _begin(self) -> None:
         await self.ask([Kind.GONE])
@@ -132,7 +134,7 @@ class HubLine:
         ):
             return
         if self.subjects is not None and run_id != self.subjects.run_id:
-            log.warning("another run of this hub's key is called %s, too: their names must differ", run_name)
+            log.warning("another run with this hub's key is also named %s: give them different names", run_name)
             return
         is_another = epoch != self._newest[0]
         self._newest, self._heard_at = (epoch, number), self._now()
@@ -150,7 +152,7 @@ class HubLine:
         if epoch != self._epoch or number < self._expected or self._is_to_begin.is_set():
             return
         if number > self._expected:
-            log.warning("something that the hub said was lost: nodes connect again")
+            log.warning("a message from the hub was lost: nodes reconnect")
             self._is_to_begin.set()
             return
         self._expected += 1

@@ -1,9 +1,8 @@
-"""What JetStream hands the hub: each stored message's items are said, in order, to the hub's inbox, and the message is
-settled once all that came of them is committed.
+"""Deliver messages stored in JetStream to the hub's inbox, in order.
 
-So a rollout whose node was told by its gateway that it is received is at JetStream or in the hub's books at any moment.
-A hub that is killed between the two is given it again, and knows it by its id. What comes to the same hub again, after
-a loss of the connection or from somebody who has kept it, says nothing new.
+A message is settled, which removes it from JetStream, once its effects are committed. A rollout reported as received is
+therefore always in JetStream or in the database. A hub killed in between receives the message again and recognises its
+rollouts by id. Messages redelivered after a lost connection, or replayed by an attacker, are recognised by number.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from echo_hub.gateways.broker import Settle
 from echo_hub.gateways.connections import Connections
@@ -25,8 +24,15 @@ from echo_shared.messages import RefusalCode
 log = logging.getLogger(__name__)
 
 
+class Books(Protocol):
+    """Commits what nodes say: `echo_hub.driving.driver`."""
+
+    async def settled(self) -> None:
+        """Wait until everything that the inbox was told before is committed."""
+
+
 class Intake:
-    """`committed` returns once all that the inbox was told before is in the books."""
+    """Says stored messages to the inbox. `books` tells when what came of them is committed."""
 
     def __init__(
         self,
@@ -35,7 +41,7 @@ class Intake:
         subject: str,
         inbox: Inbox,
         connections: Connections,
-        committed: Callable[[], Awaitable[None]],
+        books: Books,
     ) -> None:
         self.num_rollouts: Counter[str] = Counter()
         """By gateway."""
@@ -43,14 +49,14 @@ class Intake:
         self._subject = subject
         self._inbox = inbox
         self._connections = connections
-        self._committed = committed
+        self._books = books
         self._newest: dict[str, int] = {}
-        """The number of what each gateway has stored last."""
+        """Number of the newest stored message, by gateway."""
         self._unsettled: list[Settle] = []
         self._there_are = asyncio.Event()
 
     async def take(self, message: bytes, settle: Settle) -> None:
-        """Says what is in it."""
+        """Deliver the items of one stored message to the inbox."""
         try:
             gateway, number, items = self._seal.open(self._subject, message)
         except CodecError as error:
@@ -69,14 +75,14 @@ class Intake:
                 log.info("refusing a node: %s", error.brief, extra={"event": "node_refused", "subject": item[1]})
                 self._connections.dismiss(item[1], RefusalCode.PROTOCOL_ERROR, error.what)
             except Exception:
-                log.exception("what a node said by a gateway was not understood, by an error of the hub's own")
+                log.exception("an error in the hub prevented it from handling a message of a node behind a gateway")
                 self._connections.dismiss(item[1], RefusalCode.PROTOCOL_ERROR, "The hub failed on this connection.")
         self._unsettled.append(settle)
         self._there_are.set()
 
     async def _say(self, item: Item) -> None:
         kind, node_id, number = item[0], item[1], item[2]
-        if kind == Kind.ROLLOUT:  # Its node may have left since, or the hub begun anew.
+        if kind == Kind.ROLLOUT:  # Accept it even if the node has left or the hub has restarted since.
             await self._inbox.node_said(node_id, rollout_of(item))
         elif kind == Kind.SAID:
             if self._connections.sessions.current(node_id, number):
@@ -86,14 +92,14 @@ class Intake:
             if left is not None:
                 await self._inbox.node_left(left)
         else:
-            raise CodecError("A gateway has stored something of another kind.", got=str(kind))
+            raise CodecError("A gateway has stored an item of an unexpected kind.", got=str(kind))
 
     async def settle(self) -> None:
-        """Settles for ever what is committed."""
+        """Settle committed messages, forever."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()
             settling, self._unsettled = self._unsettled, []
-            await self._committed()
+            await self._books.settled()
             for each in settling:
                 await each()

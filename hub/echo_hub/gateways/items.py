@@ -1,8 +1,8 @@
-"""What travels between gateways and hub, as short lists of plain values that are read in one go.
+"""Items exchanged between gateways and hub: short lists of plain values that are cheap to decode.
 
-Sealed lists need no second look: the gateway has validated what comes from nodes, and only hub and gateways can seal.
+Sealed items are not validated again: the gateway has validated node messages, and only hub and gateways can seal.
 
-    stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order in which nodes sent
+    stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order of the nodes' messages
     asked:   [gateway, epoch, number, item]  HERE, MEET, JOIN, GONE
     told:    [epoch, number, [item, …]]      HERE, MET, JOINED, REFUSED, SEND, PUSH, PART, CLOSE
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import IntEnum
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -21,26 +22,26 @@ from echo_shared.errors import RefusedError
 from echo_shared.messages import FinishReason, Rollout, VersionSpan
 
 Item = list[Any]
-"""Its Kind, then what that says."""
+"""A Kind, then the fields listed with that kind."""
 
 
 class Kind(IntEnum):
     ROLLOUT = 0
-    """node, session, a rollout's fields."""
+    """node, session, fields of the rollout."""
     SAID = 1
-    """node, session, any other frame of the node's."""
+    """node, session, any other frame from the node."""
     LEFT = 2
     """node, session."""
     HERE = 3
-    """The gateway, or the hub, goes on."""
+    """Heartbeat of a gateway or the hub."""
     MEET = 4
-    """request, node, invite token, nonce: what does the hub say of this node, which has proven who it is?"""
+    """request, node, invite token, nonce: asks for the hub's facts about this authenticated node."""
     MET = 5
-    """request, invite or None, whether it is known."""
+    """request, invite id or None, True if the node is known."""
     JOIN = 6
-    """request, NodeInfo: the node wants its Welcome."""
+    """request, NodeInfo: the node asks to join."""
     JOINED = 7
-    """request, session, Welcome's frame."""
+    """request, session, encoded Welcome."""
     REFUSED = 8
     """request, code, what, got, do."""
     SEND = 9
@@ -48,72 +49,58 @@ class Kind(IntEnum):
     PUSH = 10
     """session, frame, rank."""
     PART = 11
-    """session, code, what: the connection is to end."""
+    """session, code, what: close this connection."""
     CLOSE = 12
-    """code, what: all connections are."""
+    """code, what: close all connections."""
     GONE = 13
-    """The gateway has ended, and so have its connections."""
+    """The gateway and all its connections have ended."""
 
 
+_NAMES: Final = tuple(name for name in Rollout.model_fields if name != "type")
+_IN_ORDER: Final = itemgetter(*_NAMES)
 _REASONS: Final[Mapping[str, FinishReason]] = {reason.value: reason for reason in FinishReason}
 
 
 def rollout_item(node_id: str, session: int, rollout: Rollout) -> Item:
-    """A validated rollout."""
-    return [
-        Kind.ROLLOUT,
-        node_id,
-        session,
-        rollout.rollout_id,
-        rollout.lease_id,
-        rollout.group_id,
-        rollout.index,
-        rollout.policy_version_start,
-        rollout.policy_version_end,
-        rollout.completion_ids.astype("<i4", copy=False).tobytes(),
-        rollout.behavior_logprobs.astype("<f4", copy=False).tobytes(),
-        rollout.finish_reason.value,
-        rollout.sampling_s,
-        rollout.num_given,
-        [[span.policy_version, span.num_tokens] for span in rollout.versions],
-    ]
+    """Encode a validated rollout."""
+    values = {
+        **rollout.__dict__,
+        "completion_ids": rollout.completion_ids.astype("<i4", copy=False).tobytes(),
+        "behavior_logprobs": rollout.behavior_logprobs.astype("<f4", copy=False).tobytes(),
+        "finish_reason": rollout.finish_reason.value,
+        "versions": [[span.policy_version, span.num_tokens] for span in rollout.versions],
+    }
+    return [Kind.ROLLOUT, node_id, session, *_IN_ORDER(values)]
 
 
 def rollout_of(item: Item) -> Rollout:
-    """The rollout again, not validated a second time."""
-    return Rollout.model_construct(
-        type="rollout",
-        rollout_id=item[3],
-        lease_id=item[4],
-        group_id=item[5],
-        index=item[6],
-        policy_version_start=item[7],
-        policy_version_end=item[8],
-        completion_ids=np.frombuffer(item[9], "<i4"),
-        behavior_logprobs=np.frombuffer(item[10], "<f4"),
-        finish_reason=_REASONS[item[11]],
-        sampling_s=item[12],
-        num_given=item[13],
-        versions=tuple(VersionSpan(policy_version=version, num_tokens=count) for version, count in item[14]),
+    """Decode a rollout without validating it again."""
+    values = dict(zip(_NAMES, item[3:], strict=True))
+    values["completion_ids"] = np.frombuffer(values["completion_ids"], "<i4")
+    values["behavior_logprobs"] = np.frombuffer(values["behavior_logprobs"], "<f4")
+    values["finish_reason"] = _REASONS[values["finish_reason"]]
+    values["versions"] = tuple(
+        VersionSpan(policy_version=version, num_tokens=count) for version, count in values["versions"]
     )
+    return Rollout.model_construct(type="rollout", **values)
 
 
 def node_fields(node: NodeInfo) -> dict[str, Any]:
-    """For JOIN."""
+    """Encode the node of a JOIN."""
     return asdict(node)
 
 
 def node_of(fields: dict[str, Any]) -> NodeInfo:
-    """Whom JOIN is about."""
+    """Decode the node of a JOIN."""
     return NodeInfo(**fields)
 
 
 def refusal_item(request: int, error: RefusedError) -> Item:
-    """The hub's no."""
+    """Encode the hub's refusal."""
     return [Kind.REFUSED, request, error.code, error.what, error.got, error.do]
 
 
 def refusal_of(item: Item) -> RefusedError:
-    """The hub's no again."""
+    """Decode the hub's refusal."""
     _, _, code, what, got, do = item
     return RefusedError(what, got=got, do=do, code=code)

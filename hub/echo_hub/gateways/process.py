@@ -1,4 +1,4 @@
-"""One gateway: a port like the hub's, behind which nodes' websockets are held and all else is forwarded."""
+"""One gateway process: a port like the hub's. It holds nodes' websockets and forwards all other requests to the hub."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from echo_shared.messages import RefusalCode
 log = logging.getLogger(__name__)
 
 LAST_STORED_S: Final = 10.0
-"""A gateway that stops has stored by then what its nodes had sent."""
+"""Seconds that a stopping gateway has to store what its nodes sent."""
 
 
 class GatewayProcess:
-    """Made by `open_gateway`."""
+    """Created by `open_gateway`."""
 
     def __init__(self, server: Server, line: HubLine, uplink: Uplink) -> None:
         self.server = server
@@ -42,7 +42,7 @@ class GatewayProcess:
         self._uplink = uplink
 
     async def serve(self) -> None:
-        """Works until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._line.run())
             tasks.create_task(self._store())
@@ -53,8 +53,8 @@ class GatewayProcess:
         await self._uplink.run(self._line.subjects.sent)
 
     async def close(self, gateway: Gateway) -> None:
-        """Parts with the nodes, and stores what they had sent."""
-        await gateway.close(RefusalCode.SHUTTING_DOWN, "This gateway stops. Your node connects to another.")
+        """Disconnect the nodes and store what they sent."""
+        await gateway.close(RefusalCode.SHUTTING_DOWN, "This gateway is stopping. Your node connects to another one.")
         if self._line.subjects is None:
             return
         storing = asyncio.create_task(self._uplink.run(self._line.subjects.sent))
@@ -62,7 +62,7 @@ class GatewayProcess:
             async with asyncio.timeout(LAST_STORED_S):
                 await self._uplink.flushed()
         except TimeoutError:
-            log.warning("what nodes sent last was not stored: they send it again to another gateway")
+            log.warning("the last messages from nodes were not stored; the nodes send them again to another gateway")
         finally:
             storing.cancel()
             await asyncio.wait([storing])
@@ -71,7 +71,7 @@ class GatewayProcess:
 
 @asynccontextmanager
 async def open_gateway(config: HubConfig, me: Identity) -> AsyncIterator[GatewayProcess]:
-    """A gateway whose port is open, for the hub whose key `me` is. Raises ConfigError."""
+    """Open a gateway and its port, for the hub whose identity is `me`. Raises ConfigError."""
     settings, serving = config.gateways, config.server
     if not settings.url:
         raise ConfigError(

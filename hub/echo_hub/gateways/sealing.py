@@ -1,8 +1,8 @@
-"""What hub and gateways say to each other is sealed by a key that follows from the hub's own.
+"""Authenticate messages between hub and gateways with a key derived from the hub's identity key.
 
-A stranger at the broker's port can delay or delete, as whoever runs the broker can, and can say nothing in their names:
-every message carries a MAC over its subject, which names the run, the direction and the addressee, and its body. That
-an old message comes again its reader sees by its number (`hub_line`, `fleet`, `intake`).
+Strangers with access to the broker, and its operator, can delay or delete messages, but cannot forge them. Each message
+carries a MAC over its body and its subject, which names run, direction and recipient. Receivers detect replayed
+messages by number (`hub_line`, `fleet`, `intake`).
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ MAC_BYTES: Final = 16
 
 
 def secret_of(me: Identity, purpose: str) -> bytes:
-    """What only holders of the hub's key can make, another for each purpose. 32 bytes."""
+    """Derive a 32-byte secret for this purpose. Only holders of the hub's key can compute it."""
     return blake2b(me.sign(b"echo: gateways: " + purpose.encode()), digest_size=32).digest()
 
 
 class Seal:
-    """Of one hub's key."""
+    """Seals and opens messages with the key of one hub."""
 
     def __init__(self, me: Identity) -> None:
         self._key = secret_of(me, "messages")
 
     def close(self, subject: str, body: Any) -> bytes:
-        """A message for this subject."""
+        """Encode and authenticate a message for this subject."""
         data: bytes = msgpack.packb(body)
         return self._mac(subject, data) + data
 
     def open(self, subject: str, message: bytes) -> Any:
-        """What was sealed for this subject, lists as lists. Raises CodecError for anything else."""
+        """Decode a message sealed for this subject; msgpack arrays become lists. Raises CodecError if the MAC is
+        wrong."""
         data = message[MAC_BYTES:]
         if not hmac.compare_digest(message[:MAC_BYTES], self._mac(subject, data)):
             raise CodecError(
                 "A message at the broker was not sealed by this hub's key.",
                 got=f"{len(message)} bytes at {subject}",
-                do="Give hub and gateways the same hub.key, and nobody else the broker's password.",
+                do="Give hub and gateways the same hub.key, and keep the broker's password secret.",
             )
         return msgpack.unpackb(data, strict_map_key=False)
 

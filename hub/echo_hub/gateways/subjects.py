@@ -1,4 +1,4 @@
-"""Under which names hub and gateways speak at the broker."""
+"""Names of the NATS subjects and streams through which hub and gateways communicate."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from dataclasses import dataclass
 
 
 def beacon(hub_id: str) -> str:
-    """Where a hub says that it is there, and which run it serves."""
+    """Return the subject on which a hub announces its presence and its run."""
     return f"echo.hub.{hub_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Of one run."""
+    """The subjects of one run."""
 
     run_id: str
 
     @property
     def stream(self) -> str:
-        """The JetStream stream of what nodes have sent and the hub has not committed."""
+        """JetStream stream of node messages that the hub has not committed yet."""
         return f"echo-{self.run_id}"
 
     @property
     def sent(self) -> str:
-        """The stream's one subject."""
+        """Subject of the messages in that stream."""
         return f"echo.run.{self.run_id}.sent"
 
     @property
     def asked(self) -> str:
-        """What gateways ask the hub, or let it know, now or never."""
+        """Subject of requests and notices from gateways to the hub; not stored."""
         return f"echo.run.{self.run_id}.asked"
 
     def told(self, gateway_id: str) -> str:
-        """What the hub has for one gateway and its nodes."""
+        """Return the subject of messages from the hub to one gateway and its nodes."""
         return f"echo.run.{self.run_id}.told.{gateway_id}"

@@ -1,7 +1,7 @@
-"""What a gateway's nodes send, on its way to JetStream's disk: gathered, in order, and one message at a time.
+"""Batch what a gateway's nodes send, and store one batch at a time in JetStream, in order.
 
-A node's next message waits while too much does, down to its socket. What is not stored is tried again until it is, by
-the same id, so that JetStream has it once however often it was sent.
+If too much waits, backpressure reaches each node's socket. A failed store is retried with the same message id, so that
+JetStream keeps only one copy.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from echo_shared.errors import ConnectError
 log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.02
-"""What a message costs the hub, it costs once for all that came in this time."""
+"""Batching interval in seconds: one stored message carries everything that arrives within it."""
 STORED_BYTES: Final = 2**20
-"""Of one stored message: with so much nothing more is gathered."""
+"""Size limit of a batch in bytes; a full batch is stored without waiting longer."""
 WAITING_BYTES: Final = 2**24
 RETRY_S: Final = 0.5
 AROUND_BYTES: Final = 128
-"""Of an item, beside its frame."""
+"""Estimated overhead of an item in addition to its frame."""
 
 
 class Uplink:
-    """`stored` is told of all items of a message that JetStream has on disk, in the order in which they were put."""
+    """`stored` receives all items of a batch once JetStream has written the batch to disk, in the order of `put`."""
 
     def __init__(self, broker: Broker, seal: Seal, *, name: str, stored: Callable[[Sequence[Item]], None]) -> None:
         self._broker = broker
@@ -38,7 +38,7 @@ class Uplink:
         self._stored = stored
         self._items: list[tuple[Item, int]] = []
         self._in_hand: list[Item] = []
-        """What is being stored."""
+        """The batch being stored."""
         self._num_bytes = 0
         self._number = 0
         self._there_are = asyncio.Event()
@@ -48,7 +48,7 @@ class Uplink:
         self._is_empty.set()
 
     async def put(self, item: Item, num_bytes: int) -> None:
-        """Waits while there is too much."""
+        """Queue an item; wait while more than WAITING_BYTES is queued."""
         while self._num_bytes >= WAITING_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
@@ -58,7 +58,7 @@ class Uplink:
         self._there_are.set()
 
     async def run(self, subject: str) -> None:
-        """Stores for ever; begun again after it was cancelled, it goes on with what it had in hand."""
+        """Store batches forever. After a cancellation, a new call resumes with the unfinished batch."""
         while True:
             if not self._in_hand:
                 await self._there_are.wait()
@@ -74,7 +74,7 @@ class Uplink:
                 self._is_empty.set()
 
     async def flushed(self) -> None:
-        """Until nothing waits."""
+        """Wait until the queue is empty."""
         await self._is_empty.wait()
 
     def _take(self) -> list[Item]:
@@ -99,10 +99,10 @@ class Uplink:
                 await self._broker.store(subject, message, message_id=message_id)
             except ConnectError as error:
                 if not is_said:
-                    log.warning("what nodes send waits: %s", error.brief)
+                    log.warning("messages from nodes wait because JetStream does not store them: %s", error.brief)
                     is_said = True
                 await asyncio.sleep(RETRY_S)
             else:
                 if is_said:
-                    log.warning("what nodes send is stored again")
+                    log.warning("JetStream stores messages from nodes again")
                 return

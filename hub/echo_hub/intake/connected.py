@@ -1,15 +1,13 @@
-"""The connected nodes as people see them, and the translation of what they say into the coordinator's events."""
+"""Connected nodes: admits them, and turns their messages into events of the coordinator."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
+from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.events import (
-    Event,
     LeaseGivenBack,
     NodeConnected,
     NodeDisconnected,
@@ -17,16 +15,17 @@ from echo_hub.core.events import (
     RolloutArrived,
     RolloutsBegun,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.intake.partials import Finished, Partials
 from echo_hub.net.client_address import origin_of
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
+from echo_hub.net.live_nodes import LiveNode, LiveNodes
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.tracker import Tracker
-from echo_hub.store.async_store import AsyncStore
+from echo_hub.scoring.stop_strings import StopStrings
 from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.messages import (
     CheckResult,
@@ -43,16 +42,15 @@ from echo_shared.messages import (
     ReceiptsWanted,
     Rollout,
     RolloutParts,
-    Standby,
-    StandbyReason,
     TeamWanted,
     Welcome,
 )
+from echo_shared.rollout_books import RolloutPayload
 
 log = logging.getLogger(__name__)
 
 SHOWN_TOKENS_PER_S: Final = 1e9
-"""No node is shown as faster than this, whatever it claims, so that sums stay numbers."""
+"""Upper bound of the displayed speed of a node, so that sums of claimed speeds stay finite."""
 
 
 _KINDS: Final = {
@@ -60,30 +58,11 @@ _KINDS: Final = {
     "metal": ("apple", "metal"),
     "gpu": ("radeon", "amd gpu", "intel arc", "rocm", "vulkan", "gpu"),
 }
-"""Whose numerics are alike, by words in what nodes say of their hardware; all else computes on its processor."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LiveNode:
-    """What a connected node last said of itself. Claims, for display only: nothing is credited from here."""
-
-    info: NodeInfo
-    activity: str = "preparing"
-    capacity: int = 0
-    policy_version: int | None = None
-    tokens_per_s: float = 0.0
-    precision: str = ""
-    """Of its engine's weights; empty = not known, or no engine is up."""
-    cost_per_hour: float = 0.0
-    """What it costs while it is active, its power included where that is counted."""
-    standby: str = ""
-    """Why it has no work, as it was told; empty = it was told nothing. The hub's own words, all of it."""
-    affordable: bool = True
-    """The spend cap does not keep it from work."""
+"""Device kinds with alike numerics, by words in the device names that nodes report. All other devices are CPUs."""
 
 
 class Distribution(Protocol):
-    """Who may be here, and what of: `echo_hub.net.distributor`."""
+    """Admits nodes and takes their messages about versions: `echo_hub.net.distributor`."""
 
     def admit(self, node_id: str) -> None:
         """Raises RefusedError for a node that may not join."""
@@ -96,46 +75,66 @@ class Distribution(Protocol):
 
 
 class Checks(Protocol):
-    """What nodes find of each other's rollouts: `echo_hub.verify.by_nodes`."""
+    """Takes the checks that nodes make of other nodes' rollouts: `echo_hub.verify.by_nodes`."""
 
     async def answered(self, node_id: str, result: CheckResult) -> None: ...
 
     def left(self, node_id: str) -> None: ...
 
 
+class Register(Protocol):
+    """Checks and records the nodes that join: `echo_hub.intake.known_nodes`."""
+
+    async def check_name(self, node: NodeInfo) -> None:
+        """Raises RefusedError for a name that looks like that of another node."""
+
+    async def remember(self, node: NodeInfo) -> None: ...
+
+
+class LookUps(Protocol):
+    """Answers nodes that ask for receipts: `echo_hub.intake.receipts.ReceiptLookUps`."""
+
+    async def answer(self, node_id: str, rollout_ids: tuple[str, ...]) -> None: ...
+
+
+class Welcomes(Protocol):
+    """Makes the answer to a node that joins: `Welcoming`."""
+
+    def welcome(self, node: NodeInfo) -> Welcome: ...
+
+
 class ConnectedNodes:
-    """The gateway's inbox. `welcome` makes the answer to a node that joins; `check_name` raises
-    RefusedError for one that looks like another; `remember` commits who it is; `look_up`
-    answers a node that asks what became of its rollouts, with what the store says of each; `partials` keeps what they
-    have drawn of unfinished ones; `checks` takes what they find of each other's; `invitations` are people's."""
+    """The gateway's inbox: every message of every connected node comes here."""
 
     def __init__(
         self,
         *,
-        report: Callable[[Event], Awaitable[None]],
-        check_name: Callable[[NodeInfo], Awaitable[None]],
-        remember: Callable[[NodeInfo], Awaitable[None]],
-        look_up: Callable[[str, Sequence[str]], Awaitable[None]],
-        welcome: Callable[[NodeInfo], Welcome],
+        queue: EventQueue,
+        live: LiveNodes,
+        register: Register,
+        welcoming: Welcomes,
         distributor: Distribution,
-        partials: Partials,
+        look_ups: LookUps,
         checks: Checks,
+        partials: Partials,
+        stop_strings: StopStrings,
         invitations: Invitations,
         electricity_per_kwh: float = 0.0,
     ) -> None:
-        self._report = report
-        self._check_name = check_name
-        self._remember = remember
-        self._look_up = look_up
-        self._welcome = welcome
+        """`partials` keeps unfinished rollouts, `stop_strings` cuts finished ones. `live` is kept up to date here."""
+        self._queue = queue
+        self._live = live
+        self._register = register
+        self._welcoming = welcoming
         self._distributor = distributor
-        self._partials = partials
+        self._look_ups = look_ups
         self._checks = checks
+        self._partials = partials
+        self._stop_strings = stop_strings
         self._invitations = invitations
         self._electricity_per_kwh = electricity_per_kwh
-        self.live: dict[str, LiveNode] = {}
         self._useful: frozenset[str] = frozenset()
-        self._log = PeerLog(log)  # Keys cost nothing.
+        self._log = PeerLog(log)  # A new key costs nothing, so log lines about joins are limited.
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> ConnectedNodes:
         return self
@@ -150,19 +149,19 @@ class ConnectedNodes:
         return self._invitations.find(node_id, token)
 
     def note_useful(self, node_ids: frozenset[str]) -> None:
-        """These, and no others, have done something that was of use."""
+        """Set the nodes whose work has been of use."""
         self._useful = node_ids
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         self._distributor.admit(node.node_id)
-        await self._check_name(node)
+        await self._register.check_name(node)
         if node.invite_id is not None:
             self._invitations.take(node.node_id, node.invite_id)
-        await self._remember(node)
+        await self._register.remember(node)
         extra = {"event": "node_joined", "subject": node.node_id, "data": {"name": node.name, "backend": node.backend}}
         self._log.info("node %s (%s, %s) joined", node.name, node.node_id, node.backend, extra=extra)
         cost = node.cost_per_hour + node.power_watts / 1000 * self._electricity_per_kwh
-        await self._report(
+        await self._queue.put(
             NodeConnected(
                 node_id=node.node_id,
                 cost_per_hour=cost,
@@ -172,65 +171,40 @@ class ConnectedNodes:
             )
         )
         try:
-            self._distributor.admit(node.node_id)  # It may have been banned meanwhile.
+            self._distributor.admit(node.node_id)  # The node may have been banned meanwhile.
         except RefusedError:
-            await self._report(NodeDisconnected(node_id=node.node_id))
+            await self._queue.put(NodeDisconnected(node_id=node.node_id))
             raise
-        self.live[node.node_id] = LiveNode(info=node, cost_per_hour=cost)
+        self._live[node.node_id] = LiveNode(info=node, cost_per_hour=cost)
         self._distributor.node_joined(node)
-        # Last, with nothing awaited behind it: no version may be announced between this answer and the open session.
-        return self._welcome(node)
-
-    def told(self, node_id: str, reason: StandbyReason | None, detail: str) -> Standby:
-        """What the node is to be told of why it has no work, which pages show from now on."""
-        live = self.live.get(node_id)
-        if live is not None:
-            live.affordable = reason is not StandbyReason.SPEND_CAP
-            live.standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
-        return Standby(reason=reason, detail=detail)
-
-    def stands_by(self, node_id: str) -> bool:
-        """Whether it was told why it has no work, and nothing else since."""
-        live = self.live.get(node_id)
-        return live is not None and bool(live.standby)
+        # Last, without an await: no version may be announced between this answer and the open session.
+        return self._welcoming.welcome(node)
 
     async def node_left(self, node_id: str) -> None:
-        self.live.pop(node_id, None)
+        self._live.pop(node_id, None)
         self._distributor.node_left(node_id)
         self._checks.left(node_id)
-        await self._report(NodeDisconnected(node_id=node_id))
+        await self._queue.put(NodeDisconnected(node_id=node_id))
 
     async def node_said(self, node_id: str, message: FromNode) -> None:
         match message:
             case Fetched() | Have() | Links() | KeyframeWanted():
                 await self._distributor.node_said(node_id, message)
             case ReceiptsWanted():
-                await self._look_up(node_id, message.rollout_ids)
+                await self._look_ups.answer(node_id, message.rollout_ids)
             case NodeStatus():
-                live = self.live[node_id]
-                live.activity, live.capacity = message.activity, message.capacity
-                live.policy_version = message.policy_version
-                live.tokens_per_s = min(message.tokens_per_s, SHOWN_TOKENS_PER_S)
-                live.precision = message.precision
-                await self._report(
-                    NodeReported(
-                        node_id=node_id,
-                        capacity=message.capacity,
-                        policy_version=message.policy_version,
-                        precision=message.precision,
-                        checks=message.checks,
-                    )
-                )
+                await self._status(node_id, message)
             case CheckResult():
                 await self._checks.answered(node_id, message)
             case RolloutParts():
                 if begun := self._partials.take(node_id, message.parts):
-                    await self._report(RolloutsBegun(rollout_ids=begun))
+                    await self._queue.put(RolloutsBegun(rollout_ids=begun))
             case Rollout():
-                await self._report(_arrived(node_id, message, self._partials.finish(node_id, message)))
+                arrived = _arrived(node_id, message, self._partials.finish(node_id, message))
+                await self._queue.put(self._stop_strings.arrived(arrived))
             case LeaseReturned():
                 self._partials.given_back(node_id, message.lease_id, message.indices)
-                await self._report(
+                await self._queue.put(
                     LeaseGivenBack(
                         node_id=node_id,
                         lease_id=message.lease_id,
@@ -244,9 +218,25 @@ class ConnectedNodes:
             case _:
                 assert_never(message)
 
+    async def _status(self, node_id: str, said: NodeStatus) -> None:
+        live = self._live[node_id]
+        live.activity, live.capacity = said.activity, said.capacity
+        live.policy_version = said.policy_version
+        live.tokens_per_s = min(said.tokens_per_s, SHOWN_TOKENS_PER_S)
+        live.precision = said.precision
+        await self._queue.put(
+            NodeReported(
+                node_id=node_id,
+                capacity=said.capacity,
+                policy_version=said.policy_version,
+                precision=said.precision,
+                checks=said.checks,
+            )
+        )
+
 
 def _kind_of(device: str) -> str:
-    """The kind of device in what a node says of its hardware."""
+    """Return the kind of a device, by its reported name."""
     said = device.casefold()
     return next((kind for kind, signs in _KINDS.items() if any(sign in said for sign in signs)), "cpu")
 
@@ -260,13 +250,7 @@ def _arrived(node_id: str, rollout: Rollout, finished: Finished) -> RolloutArriv
         index=rollout.index,
         policy_version_start=rollout.policy_version_start,
         policy_version_end=rollout.policy_version_end,
-        payload=RolloutPayload(
-            completion_ids=rollout.completion_ids,
-            behavior_logprobs=rollout.behavior_logprobs,
-            finish_reason=rollout.finish_reason,
-            sampling_s=rollout.sampling_s,
-            spans=finished.spans,
-        ),
+        payload=RolloutPayload.of(rollout, finished.spans),
         problem=finished.problem,
         is_unattributed=finished.is_unattributed,
     )
@@ -274,17 +258,18 @@ def _arrived(node_id: str, rollout: Rollout, finished: Finished) -> RolloutArriv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcoming:
-    """What a node is told when it joins, or comes back."""
+    """Makes the answer to a node that joins or reconnects."""
 
     run_id: str
     run_name: str
     heartbeat_s: float
     tracker: Tracker
     distributor: Distributor
-    published_version: Callable[[], int]
+    coordinator: Coordinator
 
-    def __call__(self, node: NodeInfo) -> Welcome:
-        version = self.published_version()
+    def welcome(self, node: NodeInfo) -> Welcome:
+        """Return the answer, with the offers of the base and of the newest version."""
+        version = self.coordinator.published_version
         return Welcome(
             run_id=self.run_id,
             run_name=self.run_name,
@@ -297,19 +282,3 @@ class Welcoming:
             run_keys=self.distributor.run_keys(),
             mesh=self.distributor.mesh_for(node),
         )
-
-
-async def remember(store: AsyncStore, node: NodeInfo) -> None:
-    """Commits who a node is."""
-    await store.on_writer(
-        store.store.node_seen,
-        node_id=node.node_id,
-        public_key=node.public_key,
-        name=node.name,
-        backend=node.backend,
-        device=node.device,
-        cost_per_hour=node.cost_per_hour,
-        power_watts=node.power_watts,
-        invite_id=node.invite_id,
-        now=time.time(),
-    )

@@ -1,4 +1,4 @@
-"""All ways by which nodes are connected to the hub: its own port, and gateways."""
+"""Connections of nodes with the hub: by the hub's own port, and by gateways."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from echo_shared.identity import Identity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Made by `of`."""
+    """Construct with `of`."""
 
     own: Gateway
-    """The hub's own port."""
+    """Sessions on the hub's own port."""
     connections: Connections
-    """All nodes, wherever they are connected."""
+    """Sessions of all nodes, on the hub's own port and at gateways."""
     fleet: Fleet
-    """The gateways."""
+    """The hub's lines to its gateways."""
     limits: Limits
 
     @classmethod
@@ -44,5 +44,6 @@ class Doors:
         return cls(own=own, connections=connections, fleet=fleet, limits=limits)
 
     def turned_away(self, passkeys: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """What was not let in at the hub's own port, by what and why, since the start."""
+        """Return counts of refused connections since the hub's start, by kind and reason. `passkeys`: refused passkeys
+        by reason."""
         return {"connection": self.limits.counts, "passkey": dict(passkeys), **self.own.turned_away}

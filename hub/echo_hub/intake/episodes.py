@@ -1,7 +1,7 @@
-"""Conversations of several turns as token ids: what the next turn is asked with, what is scored, and trained on.
+"""Episodes as token ids: prompts of later turns, rollouts to score and to check, and training batches.
 
-Nothing is ever tokenised twice: a conversation is the prompt's ids, the drawn ids of each turn, and the ids that were
-made of each answer of the environment when it was given.
+No text is tokenised twice. A conversation joins the prompt's ids, each turn's drawn ids, and the stored ids of the
+environment's answers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from math import nan
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from echo_hub.core.effects import DrawnTurn
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import Span
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
@@ -36,33 +36,52 @@ from echo_hub.store.reading import (
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.messages import FinishReason
 
+PROMPTS: Final = 256
+"""Number of problems by which the rounding of engines is measured."""
+
 
 def conversation(prompt_ids: NDArray[np.int32], turns: Sequence[AnsweredTurn]) -> NDArray[np.int32]:
-    """All that the turn after `turns` is drawn after."""
+    """Return the prompt of the turn that follows `turns`."""
     return np.concatenate(
         [prompt_ids, *(part for turn in turns for part in (turn.completion_ids, turn.observation_ids))]
     )
 
 
-async def load_scoring_jobs(store: AsyncStore, rollout_ids: Sequence[str]) -> list[ScoringJob]:
-    """What the scorer is given of committed rollouts; those dropped meanwhile are left out."""
-    return [scoring_job(stored) for stored in await store.read(read_payloads, rollout_ids)]
+class ScoringJobs:
+    """Committed rollouts for the scorer."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+
+    async def load(self, rollout_ids: Sequence[str]) -> list[ScoringJob]:
+        """Return the rollouts, without those that were dropped meanwhile."""
+        return [scoring_job(stored) for stored in await self._store.read(read_payloads, rollout_ids)]
 
 
-async def load_drawn(
-    store: AsyncStore, problems: Problems, rollout_ids: Sequence[str], *, run_seed: int
-) -> dict[str, DrawnRollout | str]:
-    """What the verifier is given of committed rollouts, or why one cannot be checked; those whose tokens are not kept
-    any more are left out."""
-    found = await store.read(read_draws, rollout_ids)
-    # A problem that is not at hand any more is sampled again.
-    return await asyncio.to_thread(
-        lambda: {draw.stored.rollout_id: drawn_rollout(draw, problems, run_seed=run_seed) for draw in found}
-    )
+class DrawnRollouts:
+    """Committed rollouts for the verifier and for nodes that check others."""
+
+    def __init__(self, store: AsyncStore, problems: Problems, *, run_seed: int) -> None:
+        self._store = store
+        self._problems = problems
+        self._run_seed = run_seed
+
+    async def load(self, rollout_ids: Sequence[str]) -> dict[str, DrawnRollout | str]:
+        """Return the rollouts, or reasons against a check. Rollouts with deleted tokens are left out."""
+        found = await self._store.read(read_draws, rollout_ids)
+        # On a thread: a problem that is not cached is sampled again.
+        return await asyncio.to_thread(self._drawn, found)
+
+    def _drawn(self, found: Sequence[StoredDraw]) -> dict[str, DrawnRollout | str]:
+        return {draw.stored.rollout_id: drawn_rollout(draw, self._problems, run_seed=self._run_seed) for draw in found}
+
+    def prompts(self) -> list[NDArray[np.int32]]:
+        """Return the prompts of the run's first problems. Blocks."""
+        return [self._problems.prompt_ids(number) for number in range(PROMPTS)]
 
 
 def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> DrawnRollout | str:
-    """What the verifier is given of a committed rollout, or why it cannot be checked."""
+    """Return a committed rollout for the verifier, or why it cannot be checked."""
     stored, about = draw.stored, EvaluationGroup.of(draw.stored.group_id)
     group_seed = draw.group_seed if about is None else evaluation_seed(run_seed, about.number)
     if group_seed is None or len(stored.earlier_turns) < draw.turn:
@@ -70,8 +89,7 @@ def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> Dra
     return DrawnRollout(
         rollout_id=stored.rollout_id,
         prompt_ids=conversation(problems.prompt_ids(stored.group_id), stored.earlier_turns[: draw.turn]),
-        completion_ids=stored.payload.completion_ids,
-        behavior_logprobs=stored.payload.behavior_logprobs,
+        **stored.payload.content(),
         spans=stored.payload.spans,
         seed=turn_seed(group_seed, draw.turn, draw.scorer_failures),
         index=draw.index,
@@ -80,23 +98,23 @@ def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> Dra
 
 
 class TrainingBatches:
-    """What the learner trains on, from the store."""
+    """Training batches, from the store."""
 
     def __init__(self, store: AsyncStore, problems: Problems) -> None:
         self._store = store
         self._problems = problems
 
     async def batch(self, step: int) -> list[TrainingGroup]:
-        """The planned batch of a step, in the order of training."""
+        """Return the planned batch of a step, in the order of training."""
         return [self._for_training(group) for group in await self._store.read(read_batch, step)]
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> dict[int, TrainingGroup]:
-        """Groups all of which has come in, with their rollouts in the order of training; those dropped meanwhile are
-        left out."""
+        """Return complete groups, with their rollouts in the order of training, without groups that were dropped
+        meanwhile."""
         return {group.group_id: self._for_training(group) for group in await self._store.read(read_groups, wanted)}
 
     def at_hand(self, group_id: int, turns: Sequence[DrawnTurn]) -> TrainingGroup:
-        """A group that was just handed over, as the store has it: of one turn each, and without rewards."""
+        """Return a group of one-turn episodes as the store would return it, without rewards."""
         return TrainingGroup(
             prompt_ids=self._problems.prompt_ids(group_id), rollouts=tuple(map(_unscored_rollout, turns))
         )
@@ -109,7 +127,7 @@ class TrainingBatches:
 
 
 def scoring_job(stored: StoredPayload) -> ScoringJob:
-    """What the scorer is given of a committed rollout."""
+    """Return a committed rollout for the scorer."""
     return ScoringJob(
         rollout_id=stored.rollout_id,
         group_id=stored.group_id,
@@ -120,65 +138,44 @@ def scoring_job(stored: StoredPayload) -> ScoringJob:
 
 
 def training_rollout(episode: BatchEpisode) -> TrainingRollout:
-    """The whole episode as one sequence. What the environment said has no log-probability and is masked out.
+    """Return the episode as one sequence. The environment's tokens have no log-probability and are masked out.
 
-    It counts as truncated if any of its turns was cut off at sampling.max_tokens: what followed answers a fragment. An
-    episode that ended because the next turn would not fit the base's context does not count: all that it holds is
-    whole, and its reward is the one that the environment names for this case.
+    An episode is truncated if one of its turns was cut off at sampling.max_tokens: the later turns answer a fragment.
+    An episode whose next turn would not fit the base's context is not truncated: its turns are whole, and the
+    environment names its reward.
     """
-    if len(episode.turns) == 1 and not len(episode.turns[0].observation_ids):
-        return _single_turn(episode, episode.turns[0])
-    ids, drawn, logprobs = [], [], []
-    spans = [span for turn in episode.turns for span in turn.spans]
-    versions = [span.policy_version for span in spans]
-    for turn in episode.turns:
-        unseen = len(turn.observation_ids)
-        ids += [turn.completion_ids, turn.observation_ids]
-        drawn += [np.ones(len(turn.completion_ids), bool), np.zeros(unseen, bool)]
-        logprobs += [turn.behavior_logprobs, np.zeros(unseen, np.float32)]
+    turns = [turn.payload for turn in episode.turns]
+    content = turns[-1].content()
+    masks = [np.ones(len(turns[-1].completion_ids), bool)]
+    if len(turns) > 1 or len(turns[0].observation_ids):
+        ids, masks, logprobs = [], [], []
+        reasons = {turn.finish_reason for turn in turns}
+        for turn in turns:
+            unseen = len(turn.observation_ids)
+            ids += [turn.completion_ids, turn.observation_ids]
+            masks += [np.ones(len(turn.completion_ids), bool), np.zeros(unseen, bool)]
+            logprobs += [turn.behavior_logprobs, np.zeros(unseen, np.float32)]
+        content |= {
+            "completion_ids": np.concatenate(ids),
+            "behavior_logprobs": np.concatenate(logprobs),
+            "finish_reason": FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP,
+            "sampling_s": sum(turn.sampling_s for turn in turns),
+        }
     return TrainingRollout(
-        completion_ids=np.concatenate(ids),
-        loss_mask=np.concatenate(drawn),
-        behavior_logprobs=np.concatenate(logprobs),
+        **content,
+        spans=tuple(span for turn in turns for span in turn.spans),
+        loss_mask=np.concatenate(masks),
         reward=nan if episode.reward is None else episode.reward,
         turn_rewards=np.array([turn.turn_reward for turn in episode.turns[:-1]], np.float64),
-        truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in episode.turns),
-        mean_version=float(np.average(versions, weights=[span.num_tokens for span in spans])),
-        num_versions=len(set(versions)),
-        draws=np.array([(turn.seed, turn.index, len(turn.completion_ids)) for turn in episode.turns], np.uint64),
+        draws=np.array([(one.seed, one.index, len(one.payload.completion_ids)) for one in episode.turns], np.uint64),
     )
 
 
 def _unscored_rollout(turn: DrawnTurn) -> TrainingRollout:
-    payload = turn.payload
-    own = Span(node_id=turn.node_id, policy_version=turn.policy_version, num_tokens=len(payload.completion_ids))
     stored = BatchTurn(
         rollout_id=turn.rollout_id,
-        node_id=turn.node_id,
         seed=turn_seed(turn.group_seed, 0, turn.attempt),
         index=turn.rollout_index,
-        spans=payload.spans or (own,),
-        completion_ids=payload.completion_ids,
-        behavior_logprobs=payload.behavior_logprobs,
-        observation_ids=np.empty(0, np.int32),
-        finish_reason=payload.finish_reason,
+        payload=turn.payload.attributed(turn.node_id, turn.policy_version),
     )
     return training_rollout(BatchEpisode(turns=(stored,), reward=None))
-
-
-def _single_turn(episode: BatchEpisode, turn: BatchTurn) -> TrainingRollout:
-    """`training_rollout`, of what most episodes are: nothing is copied."""
-    versions = [span.policy_version for span in turn.spans]
-    num_tokens = len(turn.completion_ids)
-    drawn = sum(span.policy_version * span.num_tokens for span in turn.spans)
-    return TrainingRollout(
-        completion_ids=turn.completion_ids,
-        loss_mask=np.ones(num_tokens, bool),
-        behavior_logprobs=turn.behavior_logprobs,
-        reward=nan if episode.reward is None else episode.reward,
-        turn_rewards=np.empty(0, np.float64),
-        truncated=turn.finish_reason is FinishReason.LENGTH,
-        mean_version=drawn / num_tokens,
-        num_versions=len(set(versions)),
-        draws=np.array([(turn.seed, turn.index, num_tokens)], np.uint64),
-    )

@@ -1,20 +1,20 @@
-"""What nodes have drawn of rollouts that are not finished, in memory, so that another node can go on with them.
+"""Tokens of unfinished rollouts, in memory, so that another node can resume them.
 
     node a: lease 7, index 0:  [5 9 2] [8 8] ... gone        node b: lease 9, index 0, prefix [5 9 2 8 8]: [4] [1] ...
 
-Told of leases, their ends and every part, in the order of their happening. A part is taken when it goes on where the
-last one ended; what it repeats must be as it was. Any other is refused and counted by reason: it costs its own node a
-prefix, and nobody a connection. What is kept is a claim, as a rollout is: whether it was drawn honestly is checked on
-the finished one. It is lost when the hub ends, and sent again by the nodes when it is back.
+`Partials` is told of leases, their ends and every part, in order. A part is accepted if it continues the last part and
+repeats tokens without change. Other parts are refused and counted by reason: the node loses a prefix, and keeps its
+connection. Parts are claims, like rollouts; the finished rollout is checked for honest draws. They are lost when the
+hub ends. Nodes send them again when the hub is back.
 
-Who goes on sends the whole completion, and does not answer for what it was given: that must come back as it was, and
-the finished rollout says who drew how much of it. Of a lease from before the hub's start, what was given is not known.
-Where no other node held the rollout before, all of it counts as its own node's. Else, and where a lease is not kept any
-more, nobody can say who drew its beginning: nobody goes on with it, and finished with anything that was given it is
-drawn anew, for its node must not answer for what another may have forged.
+A node that resumes a rollout sends the whole completion. It is not responsible for the given prefix, which must come
+back unchanged; the finished rollout lists the nodes that drew its parts. For leases from before the hub's start the
+given prefix is unknown. If a single node ever held the rollout, all tokens count as that node's. If several nodes held
+it, or if its lease was dropped, the first tokens are unattributed. Unattributed rollouts are never resumed. Finished
+unattributed rollouts with a given prefix are drawn again: a node must not be blamed for another node's forgery.
 
-Every token comes with the version that drew it. What a node draws itself is by its lease's version; where the run
-interrupts completions (training.on_new_version), by that or newer ones that are published, which rise.
+Every token has a policy version. A node draws its own tokens with its lease's version. If the run interrupts
+completions (training.on_new_version), it may also use newer published versions, in ascending order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import numpy as np
 
 from echo_hub.core.effects import SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.payload import Span
 from echo_hub.core.snapshot import RolloutRow
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds
 from echo_shared.messages import (
@@ -42,23 +41,24 @@ from echo_shared.messages import (
     RolloutPart,
     rollout_id,
 )
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.version_spans import Spans, between, grown, num_tokens, problem
 
 BUDGET_BYTES: Final = 128 * 2**20
 """Sixteen million tokens."""
 ROLLOUT_BYTES: Final = 512
-"""What a rollout takes besides its tokens, its share of its lease included."""
+"""Memory of a rollout and its share of the lease, without tokens."""
 SPAN_BYTES: Final = 256
-"""What each further version takes that it was drawn by."""
+"""Memory of each further policy version in a rollout."""
 
 _Drawers = tuple[tuple[str, int], ...]
-"""Nodes and how many tokens each drew, one after the other."""
+"""Nodes with the number of tokens that each drew, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
     lease_id: int
-    """The earlier lease that the rollout goes on with."""
+    """Earlier lease whose tokens the rollout resumes."""
     drawn_by: _Drawers
 
 
@@ -67,52 +67,51 @@ _NEW: Final[Mapping[int, _Origin]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What is known of a finished rollout beside what its node says."""
+    """The hub's own knowledge of a finished rollout."""
 
-    spans: tuple[Span, ...] = ()
-    """Who drew how much of it by which version; empty = the node that it was leased to drew all, by its lease's
-    version."""
+    spans: tuple[DrawnSpan, ...] = ()
+    """Node and policy version of each part; empty: the leased node drew all tokens with the lease's version."""
     problem: str = ""
-    """What in it cannot be, or contradicts what its node was given; empty = nothing."""
+    """Contradiction in the rollout, or with the given prefix; empty: none."""
     is_unattributed: bool = False
-    """Nobody knows who drew its beginning."""
+    """True if the node that drew the first tokens is unknown."""
 
 
 class PartRefusal(StrEnum):
-    """Why a part is not taken."""
+    """Reason why a part is refused."""
 
     NOT_LEASED = "not_leased"
-    """The node does not hold this rollout, or what is kept of its lease had to make room for others."""
+    """The node does not hold this rollout, or its lease was dropped to keep the memory budget."""
     UNEQUAL_LENGTHS = "unequal_lengths"
     GAP = "gap"
-    """It begins behind the end of what is there."""
+    """The part begins after the end of the known tokens."""
     DIFFERENT = "different"
-    """It repeats what is there with other tokens."""
+    """The part repeats known tokens with changes."""
     TOO_LONG = "too_long"
     """An unfinished completion has fewer tokens than a finished one may."""
     BAD_TOKEN = "bad_token"
-    """Not of the vocabulary, or a stop token, with which it would have ended."""
+    """The vocabulary lacks a token, or a stop token occurs before the completion's end."""
     BAD_LOGPROB = "bad_logprob"
     BAD_VERSION = "bad_version"
-    """Not the lease's, or, where that may be, older than what is there or not published."""
+    """The version is not the lease's, or, where newer ones are allowed, unpublished or out of order."""
 
 
 @dataclass(slots=True)
 class _Partial:
-    """One rollout; ids and log-probabilities as little-endian bytes, which grow in place."""
+    """One rollout. Ids and log-probabilities are little-endian bytes, which grow in place."""
 
     ids: bytearray
     logprobs: bytearray
     versions: Spans = ()
     given: tuple[int, ...] | None = ()
-    """How long the prefixes are that its node was given, 0 = none: one, or more where its lease was sent again. None:
-    not known."""
+    """Lengths of the prefixes that were sent with the lease, 0 = no prefix; several if the lease was sent again. None:
+    unknown."""
     origin: _Origin | None = None
-    """Of what it was given at first."""
+    """Origin of the first given prefix."""
     others_held: bool = False
-    """Where it is not known what its node was given: another may have drawn that."""
+    """True if the given prefix is unknown and may come from another node."""
     is_open: bool = True
-    """Its node goes on with it."""
+    """True while its node draws more of it."""
 
     @property
     def num_tokens(self) -> int:
@@ -123,7 +122,7 @@ class _Partial:
         return ROLLOUT_BYTES + 8 * self.num_tokens + SPAN_BYTES * max(0, len(self.versions) - 1)
 
     def drawers(self, node_id: str, num_tokens: int, *, num_given: int) -> _Drawers:
-        """Who drew its first `num_tokens`, if `node_id` goes on behind the first `num_given`."""
+        """Return the nodes that drew the first `num_tokens`, if `node_id` resumed after the first `num_given`."""
         before = self.origin.drawn_by if self.origin is not None and num_given else ()
         own = num_tokens - sum(count for _, count in before)
         if own == 0:
@@ -133,8 +132,8 @@ class _Partial:
         return (*before, (node_id, own))
 
     def problem(self, rollout: Rollout, versions: Spans, oldest: int) -> str:
-        """What is wrong with how the finished rollout begins; empty = nothing. `oldest`: that may have drawn what its
-        node was not given."""
+        """Return the fault in the first tokens of the finished rollout; "" = none. `oldest`: the oldest version of the
+        node's own tokens."""
         if self.given is None:
             return ""
         count = rollout.num_given
@@ -148,7 +147,7 @@ class _Partial:
         return ""
 
     def _beginning_problem(self, rollout: Rollout, versions: Spans) -> str:
-        """Of what its node was given, and has sent of it before."""
+        """Compare the finished rollout with the given prefix and with the streamed parts."""
         count = rollout.num_given
         if rollout.completion_ids[:count].astype("<i4").tobytes() != self.ids[: 4 * count]:
             return "other tokens than were given"
@@ -168,7 +167,7 @@ class _Lease:
     node_id: str
     policy_version: int
     may_move_on: bool
-    """To newer versions."""
+    """True if the node may continue with newer versions."""
     rollouts: dict[int, _Partial]
 
     @property
@@ -177,8 +176,8 @@ class _Lease:
 
 
 class Partials:
-    """Rollouts in by `begin` or `leased`; out by `finish`, `arrived`, `revoked`, `forget`, or, the longest untouched
-    leases first, to keep the budget."""
+    """Unfinished rollouts of all leases. `begin` and `leased` add rollouts; `finish`, `arrived`, `revoked` and `forget`
+    remove them. Above the memory budget, the leases that were untouched for longest are dropped."""
 
     def __init__(
         self,
@@ -189,25 +188,26 @@ class Partials:
     ) -> None:
         self._bounds = bounds
         self.published_version = published_version
-        """The newest that nodes were told of."""
+        """Newest announced version."""
         self._first_known = published_version
         self._announced: set[int] = set()
-        """Versions that nodes were told of since the hub's start; those up to `_first_known` may be from before."""
+        """Versions announced since the hub's start. Versions up to `_first_known` may have been announced before."""
         self._goes_on = np.ones(bounds.vocabulary_size, np.bool_)
-        """Of each token, whether a completion may go on behind it."""
+        """For each token id: True if a completion may continue after it."""
         self._goes_on[[stop for stop in bounds.stop_ids if stop < bounds.vocabulary_size]] = False
         self._budget_bytes = budget_bytes
         self._leases: dict[int, _Lease] = {}
-        """The longest untouched first."""
+        """By id, the longest untouched first."""
         self.num_bytes = 0
         self.refused: Counter[PartRefusal] = Counter()
         self.num_gone_on = 0
-        """Rollouts that came in finished and that had begun elsewhere, or before their node's restart."""
+        """Finished rollouts that resumed a prefix of another node, or from before their node's restart."""
         self.tokens_saved = 0
-        """Tokens that their nodes did not have to draw."""
+        """Tokens in the given prefixes of these rollouts."""
 
     def begin(self, lease: SendLease) -> tuple[LeasedPrefix, ...]:
-        """The lease goes out: what it carries of what was drawn before, the longest first, as far as it has room."""
+        """Add the rollouts of a new lease. Return the prefixes to send with it, the longest first, within the message's
+        limit."""
         earlier = dict(lease.goes_on)
         found = (self.prefix(earlier_id, index) for index, earlier_id in lease.goes_on)
         prefixes: list[LeasedPrefix] = []
@@ -243,8 +243,9 @@ class Partials:
         again: bool = False,
         others_held: Collection[int] = (),
     ) -> None:
-        """A node holds these rollouts from now on, and has been given the prefixes. Told again, what is there stays;
-        `again`: what is not there has been told before, and of `others_held` other nodes had leases then."""
+        """Add the rollouts that a node holds, with the prefixes that it was given. Known tokens of the same lease stay.
+        `again`: the lease is older than this call; unknown rollouts then have an unknown prefix. Other nodes had leases
+        of the rollouts in `others_held`."""
         given = {prefix.index: prefix for prefix in prefixes}
         known = self._leases.get(lease_id)
         rollouts = known.rollouts if known is not None and known.node_id == node_id else {}
@@ -268,12 +269,12 @@ class Partials:
         self._make_room()
 
     def announced(self, policy_version: int) -> None:
-        """Nodes are told of this version, the newest one."""
+        """Note that this version was announced as the newest."""
         self.published_version = policy_version
         self._announced.add(policy_version)
 
     def take(self, node_id: str, parts: Iterable[RolloutPart]) -> tuple[str, ...]:
-        """Take what follows, and count what does not. Return the rollouts of which these are the first tokens."""
+        """Accept or refuse parts. Return the rollouts whose first tokens came with them."""
         begun: list[str] = []
         for part in parts:
             before = self._num_tokens(part.lease_id, part.index)
@@ -286,13 +287,13 @@ class Partials:
         return tuple(begun)
 
     def _num_tokens(self, lease_id: int, index: int) -> int:
-        """Of an unfinished rollout, that are here."""
+        """Return the number of known tokens of a rollout."""
         lease = self._leases.get(lease_id)
         partial = None if lease is None else lease.rollouts.get(index)
         return 0 if partial is None else partial.num_tokens
 
     def prefix(self, lease_id: int, index: int) -> LeasedPrefix | None:
-        """What is there of a rollout; None when that is nothing, or nobody knows whose."""
+        """Return the known tokens of a rollout; None if there are none, or if they are unattributed."""
         lease = self._leases.get(lease_id)
         partial = None if lease is None else lease.rollouts.get(index)
         if partial is None or not partial.ids or partial.others_held:
@@ -302,8 +303,8 @@ class Partials:
         return LeasedPrefix(index=index, ids=ids, logprobs=logprobs, versions=partial.versions)
 
     def finish(self, node_id: str, rollout: Rollout) -> Finished:
-        """The node has sent the finished rollout: what to make of it. What was there of it is forgotten, and so is what
-        it has gone on with, unless the node that drew that goes on as well and may still be first in the end."""
+        """Return the hub's knowledge of a finished rollout, and drop its tokens. Drop the rollouts that it resumed,
+        unless their nodes still draw and may finish first."""
         lease = self._leases.get(rollout.lease_id)
         partial = None if lease is None or lease.node_id != node_id else lease.rollouts.get(rollout.index)
         count = len(rollout.completion_ids)
@@ -328,27 +329,27 @@ class Partials:
         return Finished(spans=() if as_leased else spans)
 
     def _length_problem(self, count: int) -> str:
-        """What is as long as no completion can be is seen before its length counts in anybody's pace."""
+        """Return the fault in the length; "" = none. An impossible length must not count in a node's pace."""
         most = self._bounds.max_tokens
         return "" if 1 <= count <= most else f"{count} tokens, of 1 to {most} that a completion has"
 
     def _unpublished(self, versions: Spans, lease: _Lease) -> str:
-        """A version among these that no node can have; empty = there is none."""
+        """Return the first version that the node cannot have, as text; "" = none."""
         unknown = [span.policy_version for span in versions if not self._may_have(span.policy_version, lease)]
         return f"version {unknown[0]}, which is not published" if unknown else ""
 
     def _may_have(self, version: int, lease: _Lease) -> bool:
-        """Whether the lease's node may have this version: an evaluation's lease may name one that nobody is told of."""
+        """Return True if the lease's node may have this version. An evaluation's lease may name an unannounced one."""
         return version <= max(self._first_known, lease.policy_version) or version in self._announced
 
     def arrived(self, node_id: str, lease_id: int, index: int) -> None:
-        """The node has sent the finished rollout."""
+        """Drop the tokens of a rollout that its node has finished."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.node_id == node_id:
             self.forget(lease_id, index)
 
     def given_back(self, node_id: str, lease_id: int, indices: Iterable[int]) -> None:
-        """The node does not go on with these rollouts: what is there of them is kept, for who goes on."""
+        """Keep the tokens of these rollouts, which the node gave back, for the node that resumes them."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.node_id == node_id:
             for index in indices:
@@ -356,11 +357,11 @@ class Partials:
                     lease.rollouts[index].is_open = False
 
     def revoked(self, lease_id: int) -> None:
-        """Nobody wants the lease's rollouts any more."""
+        """Drop the lease's rollouts."""
         self._drop(lease_id)
 
     def forget(self, lease_id: int, index: int) -> None:
-        """What was there of this rollout is not needed any more."""
+        """Drop the rollout's tokens."""
         lease = self._leases.get(lease_id)
         if lease is not None and (partial := lease.rollouts.pop(index, None)) is not None:
             self.num_bytes -= partial.num_bytes
@@ -368,7 +369,7 @@ class Partials:
                 del self._leases[lease_id]
 
     def _origin(self, lease_id: int, index: int) -> _Origin:
-        """Of all that is there of a rollout, which is there."""
+        """Return the origin of a prefix with all tokens of a known rollout."""
         lease = self._leases[lease_id]
         partial = lease.rollouts[index]
         return _Origin(lease_id, partial.drawers(lease.node_id, partial.num_tokens, num_given=partial.num_tokens))
@@ -426,9 +427,9 @@ class Partials:
         return None
 
     def _may_draw(self, version: int, partial: _Partial, lease: _Lease) -> bool:
-        """Whether the node may have drawn more of it by this version."""
+        """Return True if the node may have drawn further tokens with this version."""
         there = partial.versions[-1].policy_version if partial.versions else 0
-        # What was given to a lease that is not known any more comes first, and is older than the lease.
+        # An unknown prefix comes first, and is older than the lease.
         oldest = 0 if partial.given is None and lease.may_move_on else lease.policy_version
         newest = self.published_version if lease.may_move_on else lease.policy_version
         has_room = version == there or len(partial.versions) < MAX_VERSION_SPANS
@@ -446,7 +447,7 @@ class Partials:
 
 
 def _version_problem(rollout: Rollout, versions: Spans) -> str:
-    """What in the versions that a node tells of a finished rollout cannot be; empty = nothing."""
+    """Return the contradiction in the claimed versions of a finished rollout; "" = none."""
     ends = (rollout.policy_version_start, rollout.policy_version_end)
     if not rollout.versions:
         return f"versions {ends[0]} to {ends[1]}, and not which tokens are whose" if ends[0] != ends[1] else ""
@@ -456,25 +457,25 @@ def _version_problem(rollout: Rollout, versions: Spans) -> str:
     return f"tokens by versions {told[0]} to {told[1]}, said to be {ends[0]} to {ends[1]}" if told != ends else ""
 
 
-def _spans(drawers: _Drawers, versions: Spans) -> Iterator[Span]:
-    """Who drew how much by which version, in order."""
+def _spans(drawers: _Drawers, versions: Spans) -> Iterator[DrawnSpan]:
+    """Yield node, version and number of tokens of each part, in order."""
     begin = 0
     for node_id, count in drawers:
         for span in between(versions, begin, begin + count):
-            yield Span(node_id=node_id, policy_version=span.policy_version, num_tokens=span.num_tokens)
+            yield DrawnSpan(node_id=node_id, policy_version=span.policy_version, num_tokens=span.num_tokens)
         begin += count
 
 
-def _are(spans: Sequence[Span], node_id: str, policy_version: int) -> bool:
-    """Whether this node drew it all by this version."""
+def _are(spans: Sequence[DrawnSpan], node_id: str, policy_version: int) -> bool:
+    """Return True if this node drew all parts with this version."""
     return all((span.node_id, span.policy_version) == (node_id, policy_version) for span in spans)
 
 
 def partials_of(
     bounds: SamplingBounds, rollouts: Iterable[RolloutRow], *, interrupts: bool = False, published_version: int = 0
 ) -> Partials:
-    """For a hub that starts: `rollouts` are unfinished in its store; nodes that hold some will send what they drew.
-    `interrupts`: nodes may have gone on by newer versions in mid-completion."""
+    """Return the state after a hub's start. `rollouts` are unfinished in its store; the nodes that hold them send their
+    tokens. `interrupts`: nodes may have continued with newer versions."""
     partials = Partials(bounds, published_version=published_version)
     leases: dict[int, list[RolloutRow]] = {}
     for row in rollouts:

@@ -1,59 +1,57 @@
-"""Receipts on their way to the nodes: the coordinator's own; those that it no longer has in memory, looked up in the
-store for nodes that ask; and those of a trained batch."""
+"""Send receipts to nodes: receipts from the coordinator, from the store, and of trained batches."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from echo_hub.core import effects
 from echo_hub.core.effects import LookUpReceipt, SendTrained
+from echo_hub.net.live_nodes import NodeSender
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.contribution import read_contribution
 from echo_hub.store.reading import read_receipts
-from echo_shared.contribution import sign
-from echo_shared.identity import Identity
-from echo_shared.messages import MAX_BATCHED, FromHub, Receipt, Receipts, ReceiptState
+from echo_shared.messages import MAX_BATCHED, Receipts, ReceiptState
+from echo_shared.messages import Receipt as ReceiptMessage
 
 LOOK_UPS_WAITING: Final = 4_096
 WAIT_S: Final = 2.0
 GATHER_S: Final = 0.05
-"""Between two times at which nodes are told: a trained step has news for all of them at the same moment."""
+"""Pause between two rounds of sending: after a trained step, all nodes have receipts at the same moment."""
 ONE_IN: Final = 20
-"""Of the nodes that wait, so few are told at one time, or `AT_LEAST`."""
+"""A round sends to one waiting node in 20, or to `AT_LEAST` nodes."""
 AT_LEAST: Final = 16
 _CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
-"""Nobody works differently for knowing it sooner."""
+"""States that do not change a node's work."""
 TOLD_AT_ONCE: Final = 512
-"""Rollouts of a trained batch of which nodes are told before others have their turn."""
+"""Rollouts of a trained batch that are sent before other tasks run."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """For one node."""
+    """Receipts that wait for one node."""
 
     since: float
-    """By a clock that only goes forward, in seconds."""
+    """Time of the first receipt, by the monotonic clock."""
     receipts: list[effects.Receipt] = field(default_factory=list)
 
 
 class ReceiptsOut:
-    """Acks and drops go out at once. That a rollout is scored, trained or evaluated waits for `WAIT_S`, and then for
-    its node's turn: it goes along with the node's next receipts, so that most rollouts cost two messages less. `send`
-    gives a node a message, or drops it when the node is not connected."""
+    """Sends receipts. Acks and drops are sent at once. Receipts of scored, trained and evaluated rollouts wait up to
+    `WAIT_S`, and then for their node's turn. They are sent with the node's next receipts, which saves most rollouts two
+    messages."""
 
-    def __init__(self, *, send: Callable[[str, FromHub], object]) -> None:
-        self._send = send
+    def __init__(self, connections: NodeSender) -> None:
+        self._connections = connections
         self._waiting: dict[str, _Waiting] = {}
-        """By node, the oldest first."""
+        """By node, the longest waiting first."""
         self._there_are = asyncio.Event()
 
     def tell(self, node_id: str, receipts: Sequence[effects.Receipt]) -> None:
-        """In the order in which they are told; at most MAX_BATCHED at once."""
+        """Queue or send receipts, in this order; at most MAX_BATCHED at a time."""
         waiting = self._waiting.get(node_id)
         if waiting is not None and len(waiting.receipts) + len(receipts) > MAX_BATCHED:
             self.flush(node_id)
@@ -67,17 +65,17 @@ class ReceiptsOut:
             self._there_are.set()
 
     def flush(self, node_id: str) -> None:
-        """Nothing more waits for this node."""
+        """Send all receipts that wait for this node."""
         if waiting := self._waiting.pop(node_id, None):
-            self._send(node_id, as_message(waiting.receipts))
+            self._connections.send(node_id, as_message(waiting.receipts))
 
     def flush_all(self) -> None:
-        """Nothing waits any more."""
+        """Send all waiting receipts."""
         for node_id in tuple(self._waiting):
             self.flush(node_id)
 
     async def run(self) -> None:
-        """Sends for ever what has waited for long enough."""
+        """Send receipts that have waited for `WAIT_S`, until cancelled."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()
@@ -91,51 +89,45 @@ class ReceiptsOut:
 
 
 class ReceiptLookUps:
-    """`send` gives a node a message; what `flush` still had for it goes before."""
+    """Reads receipts from the store for nodes that ask. Receipts that wait in `receipts` are sent before."""
 
-    def __init__(
-        self,
-        *,
-        store: AsyncStore,
-        send: Callable[[str, FromHub], object],
-        flush: Callable[[str], object] = lambda node_id: None,
-    ) -> None:
+    def __init__(self, *, store: AsyncStore, connections: NodeSender, receipts: ReceiptsOut) -> None:
         self._store = store
-        self._send = send
-        self._flush = flush
+        self._connections = connections
+        self._receipts = receipts
         self._waiting: asyncio.Queue[LookUpReceipt] = asyncio.Queue(LOOK_UPS_WAITING)
 
     def submit(self, action: LookUpReceipt) -> None:
-        """Queues a look-up; ignored when `LOOK_UPS_WAITING` wait: the node asks again after its next connection."""
+        """Queue a look-up. Ignored if the queue is full: the node asks again after its next connection."""
         if not self._waiting.full():
             self._waiting.put_nowait(action)
 
     async def run(self) -> None:
-        """Answers for ever."""
+        """Answer until cancelled."""
         while True:
             asked = await self._waiting.get()
             await self.answer(asked.node_id, (asked.rollout_id,))
 
     async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
-        """Tells the node what became of these rollouts, in one message."""
+        """Send the node the receipts of these rollouts, in one message."""
         receipts = await self._store.read_counted(read_receipts, node_id, rollout_ids)
-        self._flush(node_id)
-        self._send(node_id, Receipts(receipts=tuple(receipts)))
+        self._receipts.flush(node_id)
+        self._connections.send(node_id, Receipts(receipts=tuple(receipts)))
 
 
 class TrainedReceipts:
-    """Tells nodes what was trained, a part of a batch at a time: a large one does not hold up the hub."""
+    """Sends the receipts of trained batches part by part, so that a large batch does not hold up the hub."""
 
-    def __init__(self, *, tell: Callable[[str, Sequence[effects.Receipt]], object]) -> None:
-        self._tell = tell
+    def __init__(self, receipts: ReceiptsOut) -> None:
+        self._receipts = receipts
         self._waiting: asyncio.Queue[SendTrained] = asyncio.Queue()
 
     def submit(self, action: SendTrained) -> None:
-        """Queues a batch: one at most for each step, so the queue needs no bound of its own."""
+        """Queue a batch. The queue is not bounded: each step adds at most one batch."""
         self._waiting.put_nowait(action)
 
     async def run(self) -> None:
-        """Tells for ever."""
+        """Send until cancelled."""
         while True:
             trained = await self._waiting.get()
             for start in range(0, len(trained.rollout_ids), TOLD_AT_ONCE):
@@ -144,15 +136,15 @@ class TrainedReceipts:
                 for node_id, rollout_id in zip(trained.node_ids[part], trained.rollout_ids[part], strict=True):
                     of_nodes.setdefault(node_id, []).append(effects.Receipt(rollout_id, ReceiptState.TRAINED))
                 for node_id, receipts in of_nodes.items():
-                    self._tell(node_id, receipts)
+                    self._receipts.tell(node_id, receipts)
                 await asyncio.sleep(0)
 
 
 def as_message(receipts: Sequence[effects.Receipt]) -> Receipts:
-    """What a node is told. Not validated: ids, states and reasons are this software's own."""
+    """Return the message. It is not validated: ids, states and reasons come from the hub."""
     return Receipts.model_construct(
         receipts=tuple(
-            Receipt.model_construct(
+            ReceiptMessage.model_construct(
                 rollout_id=receipt.rollout_id,
                 state=receipt.state,
                 drop_reason=receipt.drop_reason,
@@ -161,11 +153,3 @@ def as_message(receipts: Sequence[effects.Receipt]) -> Receipts:
             for receipt in receipts
         )
     )
-
-
-async def certify(store: AsyncStore, me: Identity, node_id: str, *, run_id: str, run_name: str) -> bytes | None:
-    """What a node has done for the run, signed by the hub; None: it was never here."""
-    found = await store.read_counted(
-        read_contribution, node_id, run_id=run_id, run_name=run_name, hub_key=me.public_key, now=time.time()
-    )
-    return None if found is None else sign(found, me)

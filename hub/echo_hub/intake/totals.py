@@ -1,46 +1,45 @@
-"""Tells connected nodes what their keys have done over all time, and where that puts them on the leaderboard."""
+"""Send connected nodes their totals over all time, and their rank on the leaderboard."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from echo_hub.dashboard.model import public_id
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import NodeSender
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.credits import Credit, read_credits
-from echo_shared.messages import DroppedCount, FromHub, Totals
+from echo_shared.messages import DroppedCount, Totals
 
 FIRST_S: Final = 2.0
-"""A node that has joined is told within this time, together with all that joined in it."""
+"""Seconds until new nodes get their totals, all of them together."""
 EVERY_S: Final = 15.0
-"""The others are told again no more often than this, and only what has changed."""
+"""Minimum seconds between two messages to a node. Unchanged totals are not sent."""
 REST: Final = 19.0
-"""Times what it took to ask the store: that takes no more than a twentieth of its time, in any books."""
+"""Pause, as a multiple of the store's answering time: the totals take at most a twentieth of the store's time."""
 
 
 class Listening(Protocol):
-    """A connected node: `echo_hub.intake.connected.LiveNode`."""
+    """A connected node: `echo_hub.net.live_nodes.LiveNode`."""
 
     @property
     def info(self) -> NodeInfo: ...
 
 
 class TotalsNews:
-    """`nodes`: the connected ones, by their ids; a new connection is another object. `send` gives a node a message."""
+    """Sends totals. `nodes`: the connected nodes by id; a new connection of a node is another object."""
 
-    def __init__(
-        self, *, store: AsyncStore, nodes: Mapping[str, Listening], send: Callable[[str, FromHub], object]
-    ) -> None:
+    def __init__(self, *, store: AsyncStore, nodes: Mapping[str, Listening], connections: NodeSender) -> None:
         self._store = store
         self._nodes = nodes
-        self._send = send
+        self._connections = connections
         self._told: dict[str, tuple[Listening, Totals]] = {}
-        """What each connection was told last."""
+        """Last totals sent on each connection."""
 
     async def run(self) -> None:
-        """Tells for ever."""
+        """Send until cancelled."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -53,14 +52,14 @@ class TotalsNews:
             await asyncio.sleep(max(FIRST_S, REST * (clock() - began)))
 
     async def tell_all(self) -> None:
-        """Tells every node for which something has changed."""
+        """Send to every node whose totals have changed."""
         gone = [node_id for node_id in self._told if node_id not in self._nodes]
         for node_id in gone:
             del self._told[node_id]
         await self._tell(self._listening())
 
     async def tell_new(self) -> None:
-        """Tells the nodes that have joined since."""
+        """Send to the nodes that have joined since the last round."""
         is_told = {node_id: node for node_id, (node, _) in self._told.items()}
         new = {node_id: node for node_id, node in self._listening().items() if is_told.get(node_id) is not node}
         await self._tell(new)
@@ -76,11 +75,11 @@ class TotalsNews:
             totals = as_message(node_id, credits[node_id])
             if self._nodes.get(node_id) is node and self._told.get(node_id) != (node, totals):
                 self._told[node_id] = (node, totals)
-                self._send(node_id, totals)
+                self._connections.send(node_id, totals)
 
 
 def as_message(node_id: str, credit: Credit) -> Totals:
-    """What a node is told of itself."""
+    """Return the message for one node."""
     return Totals(
         trained_rollouts=credit.trained,
         trained_tokens=credit.trained_tokens,

@@ -1,4 +1,4 @@
-"""What a group's values are worth against each other. Loads no torch."""
+"""Advantages of rewards within their group. Loads no torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from echo_hub.config.objective_defaults import Advantage
 from echo_shared.rewards import all_equal
 
 STD_EPSILON: Final = 1e-4
-"""Added to a standard deviation before rewards are divided by it. Source: GRPOTrainer of TRL."""
+"""Added to a standard deviation before dividing rewards by it. Source: GRPOTrainer of TRL."""
 
 
 def advantages(rewards: Sequence[NDArray[np.float64]], kind: Advantage) -> list[NDArray[np.float64]]:
-    """Each group's advantages; exactly zero where a group's rewards are `all_equal`.
+    """Return each group's advantages [G]; exactly zero if a group's rewards are `all_equal`.
 
         mean            R_i - mean(R)                                     Dr. GRPO (arXiv 2503.20783)
         mean_std        (R_i - mean(R)) / (std(R) + ε)                    DeepSeekMath (arXiv 2402.03300)
@@ -44,11 +44,11 @@ def advantages(rewards: Sequence[NDArray[np.float64]], kind: Advantage) -> list[
 
 
 def centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Less their mean; exactly zero where they are `all_equal`."""
-    # Rounding's own differences would be made as large as any other by dividing by their deviation.
+    """Return the rewards minus their mean [G]; exactly zero if they are `all_equal`."""
+    # Test for equality first: dividing by the deviation would blow up rounding differences to normal size.
     return np.zeros_like(rewards_G) if all_equal(rewards_G.tolist()) else rewards_G - rewards_G.mean()
 
 
 def standard_deviation(rewards: NDArray[np.float64]) -> float:
-    """Of a sample (n - 1); 0 of one."""
+    """Return the sample standard deviation (n - 1); 0 for a single value."""
     return float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0

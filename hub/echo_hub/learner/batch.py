@@ -1,11 +1,11 @@
 """A step's rollouts as micro-batches of at most `micro_batch_tokens` tokens each, packed without padding.
 
-A micro-batch is one sequence: a prompt once, then the completions of it side by side, each of which counts its
-positions from the prompt's end, then the next prompt. `packing.Rows` says which prompt and which completion attention
-takes together. That is the same computation as one row a rollout, without padding and without repeated prompts.
+A micro-batch is one sequence: each prompt once, followed by its completions. Positions of every completion count from
+the end of its prompt. `packing.Rows` tells attention which prompt and completion belong together. The result equals
+that of one row per rollout, without padding or repeated prompts.
 
-Which positions predict a token that is trained on is listed, from the rollouts' own loss masks; it is never inferred
-from padding or from what a token is. The last token of a completion is predicted but is no input.
+Positions that predict a trained token are listed explicitly, from the rollouts' loss masks. They are never inferred
+from padding or token ids. A completion's last token is predicted; it is not an input.
 
 Dimensions: T positions of the packed sequence, N trained tokens, R rows of L positions.
 """
@@ -27,37 +27,37 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_shared.draws import all_uniforms
 
 _ROW_FILL: Final = 0.75
-"""Rows that are laid out together are at least this full; attention grows with the square of the length."""
+"""Rows in one rectangle fill at least this share of it; attention cost grows with the square of the row length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One forward and backward pass."""
+    """The input of one forward and backward pass."""
 
     input_ids_T: Tensor
     position_ids_T: Tensor
     rows: Rows
     predictors_N: Tensor
-    """Position whose output predicts the token: together, the loss mask."""
+    """Position whose output predicts each trained token: together, the loss mask."""
     target_ids_N: Tensor
     behavior_logprobs_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
-    """Weight of each token's loss in the step's: the loss is the sum of weight times loss over all micro-batches."""
+    """Weight of each token's loss. The step's loss is the sum of weight times loss over all micro-batches."""
     rollouts_N: Tensor
-    """Which rollout of this micro-batch the token belongs to, 0 .. num_rollouts - 1. No rollout is split."""
+    """Index of each token's rollout in this micro-batch, 0 .. num_rollouts - 1. No rollout is split."""
     num_rollouts: int
     uniforms_N: Tensor
-    """float32, what each token was drawn with; NaN where that is not known."""
+    """The uniform number u with which each token was drawn, float32; NaN if unknown."""
     turns_N: Tensor
-    """The turn of its rollout in which the token was drawn; 0 = the first."""
+    """Turn of the rollout in which each token was drawn; 0 is the first."""
     numbers: tuple[int, ...]
-    """Each rollout's place among those of the step."""
+    """Each rollout's index among all rollouts of the step."""
     groups: tuple[int, ...]
-    """Each rollout's group: its place among those of the step."""
+    """Index of each rollout's group among all groups of the step."""
 
     def of_tokens(self, kept_N: Tensor) -> MicroBatch:
-        """With those tokens alone in the loss. What is computed to predict them stays as it is."""
+        """Return the batch with only these tokens in the loss. The forward pass stays the same."""
         names = ("predictors_N", "target_ids_N", "behavior_logprobs_N", "advantages_N", "weights_N", "rollouts_N")
         return replace(self, **{name: getattr(self, name)[kept_N] for name in (*names, "uniforms_N", "turns_N")})
 
@@ -71,24 +71,26 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """A prompt and those of its rollouts that are in one micro-batch."""
+    """A prompt and its rollouts in one micro-batch."""
 
     group: WeightedGroup
     rollouts: list[WeightedRollout]
 
 
 def build_micro_batches(groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:
-    """All rollouts of `groups`, in order; a rollout longer than the budget goes alone.
+    """Return micro-batches of all rollouts in `groups`, in order. A rollout longer than the budget goes alone.
 
-    In the budget a prompt counts once for each of its rollouts, for that is what attention holds of it. They are as few
-    as the budget allows, and no larger than so many have to be: the largest decides how much memory a step takes.
+    A prompt counts once for each of its rollouts, like its copies in attention. The number of micro-batches is the
+    smallest that the budget allows. Their sizes are then evened out: the largest one decides the memory of a step.
     """
     return [_micro_batch(families) for families in _split(groups, micro_batch_tokens)]
 
 
 def halved(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int | None:
-    """The budget by which the largest micro-batches of several rollouts are half as large as by the given one; None
-    where each is of one rollout, which is never split."""
+    """Return the budget that halves the largest micro-batch with several rollouts.
+
+    Return None if every micro-batch holds a single, indivisible rollout.
+    """
     rows = [
         [_tokens(family.group, rollout) for family in families for rollout in family.rollouts]
         for families in _split(groups, micro_batch_tokens)
@@ -102,12 +104,12 @@ def _input_tokens(rollout: WeightedRollout) -> int:
 
 
 def _tokens(group: WeightedGroup, rollout: WeightedRollout) -> int:
-    """What it takes of a budget."""
+    """Return the tokens of a rollout that count towards the budget: prompt and inputs."""
     return len(group.prompt_ids) + _input_tokens(rollout)
 
 
 def _evened(tokens: Sequence[int], micro_batch_tokens: int) -> int:
-    """The smallest budget by which rollouts of so many tokens make no more micro-batches than by the given one."""
+    """Return the smallest budget that does not increase the number of micro-batches for rollouts of these lengths."""
 
     def count(budget: int) -> int:
         found, total = 1, 0
@@ -184,7 +186,7 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
 
 
 def _uniforms(rollouts: Sequence[WeightedRollout], drawn: Sequence[int]) -> NDArray[np.float64]:
-    """Of all their tokens, `drawn` of each, one after the other."""
+    """Return u for all tokens, `drawn` of each rollout, one rollout after the other [N]; NaN if unknown."""
     known = np.repeat([len(rollout.draws) > 0 for rollout in rollouts], drawn)
     found = np.full(len(known), np.nan)
     found[known] = all_uniforms(tuple(draw) for rollout in rollouts for draw in rollout.draws.tolist())
@@ -198,7 +200,7 @@ def _turns(rollout: WeightedRollout) -> NDArray[np.int64]:
 
 
 def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
-    """Longest first, a new rectangle whenever a row would fill too little of the one before."""
+    """Lay rows out in rectangles, longest first. A row that would fill too little of a rectangle begins a new one."""
     rectangles: list[list[NDArray[np.int64]]] = []
     for row in sorted(rows, key=len, reverse=True):
         if not rectangles or len(row) < _ROW_FILL * len(rectangles[-1][0]):
@@ -212,7 +214,7 @@ def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
         filled = np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in members])
         for number, row in enumerate(members):
             new = row[places_T[row] < 0]
-            # What is new in a row is its end, or all of it.
+            # New positions are the row's completion, or the whole row if its prompt is new.
             places_T[new] = offset + number * width + np.arange(len(row) - len(new), len(row))
         offset += filled.size
         positions_RL.append(torch.from_numpy(filled))
@@ -220,5 +222,5 @@ def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
 
 
 def _of_each(values: Sequence[float], counts: Sequence[int]) -> Tensor:
-    """A rollout's value at each of its tokens, float32."""
+    """Repeat each rollout's value for each of its tokens, float32 [N]."""
     return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), counts))

@@ -1,15 +1,15 @@
-"""Checkpoints: RUN/checkpoints/step-000012/ holds all that step 13 needs, to the bit.
+"""Checkpoints: RUN/checkpoints/step-000012/ holds everything that step 13 needs, bit for bit.
 
     adapter_model.safetensors, adapter_config.json   the policy, in PEFT's layout
     optimizer.safetensors                            Adam's state and the states of PyTorch's random generators
-    checkpoint.json                                  the step, what it and the step before have told, the history,
+    checkpoint.json                                  the step, results of this step and the one before, the history,
                                                      the other files' sizes; written last
 
-`take` copies what a checkpoint holds, so that `save` may write it while training goes on. Of a learner of several
-processes, rank 0 writes it. All in it is whole, so that any number of processes may go on.
+`take` copies the contents of a checkpoint, so that `save` can write it while training continues. With several learner
+processes, rank 0 writes it. Tensors are stored unsharded: a different number of processes can resume.
 
-A directory is written under a temporary name, synced to disk and renamed. One whose checkpoint.json is missing or does
-not match its files is never picked up.
+A directory is written under a temporary name, synced to disk and renamed. A directory whose checkpoint.json is missing
+or does not match its files is never used.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _ADAPTER: Final = "adapter:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Where the learner stands, but for its tensors."""
+    """The learner's state without its tensors."""
 
     step: int
     told: Mapping[int, StepTold]
-    """What the step and the one before it have told of themselves, by step: nobody may have heard either."""
+    """Results by step: this step's and the previous one's. The hub may have received neither."""
     history: History = NO_HISTORY
 
 
@@ -60,19 +60,21 @@ class Checkpoint(State):
 
 
 def take(policy: Policy, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
-    """What `restore` takes, copied to the host's memory; without an optimizer the adapter alone."""
+    """Return the tensors for `restore`, copied to host memory; without an optimizer, only the adapter."""
     adapter = {f"{_ADAPTER}{name}": _copy(parameter) for name, parameter in policy.parameters.items()}
     return adapter if optimizer is None else {**adapter, **_optimizer_tensors(policy, optimizer)}
 
 
 def adapter_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter's weights in what `take` or `read` gave, by PEFT's names."""
+    """Return the adapter's weights in a result of `take` or `read`, by PEFT's names."""
     return {name.removeprefix(_ADAPTER): tensor for name, tensor in tensors.items() if name.startswith(_ADAPTER)}
 
 
 def save(root: Path, policy: Policy, tensors: Mapping[str, Tensor], state: State) -> None:
-    """Writes what `take` gave as the checkpoint of the state's step below `root`; reads nothing of `policy` that
-    training changes."""
+    """Write the tensors of `take` as the checkpoint of `state.step` below `root`.
+
+    Safe during training: reads only constant attributes of `policy`.
+    """
     rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
     with atomic_directory(root / f"step-{state.step:06d}") as directory:
         policy.save_adapter(directory, adapter_in(tensors))
@@ -90,20 +92,23 @@ def save(root: Path, policy: Policy, tensors: Mapping[str, Tensor], state: State
 
 
 def prune(root: Path, *, kept: int, milestones: int) -> None:
-    """Removes all but the newest `kept` and those of the steps that `milestones` divides; 0 = there are none."""
+    """Delete all checkpoints except the newest `kept` and those whose step is a multiple of `milestones`.
+
+    With `milestones` 0, no further ones are kept.
+    """
     for checkpoint in complete(root)[kept:]:
         if not milestones or checkpoint.step % milestones:
             shutil.rmtree(checkpoint.directory, ignore_errors=True)
 
 
 def complete(root: Path) -> list[Checkpoint]:
-    """The complete checkpoints below `root`, newest first."""
+    """Return the complete checkpoints below `root`, newest first."""
     found = (_read(directory) for directory in root.glob("step-*"))
     return sorted((item for item in found if item is not None), key=lambda item: item.step, reverse=True)
 
 
 def read(checkpoint: Checkpoint, policy: Policy) -> dict[str, Tensor]:
-    """What `take` gave, in the host's memory. Raises LearnerError unless it is of this policy's shapes."""
+    """Return a checkpoint's tensors in host memory, as `take` does. Raises LearnerError if their shapes do not fit."""
     adapter = policy.read_adapter(checkpoint.directory)
     return {
         **{f"{_ADAPTER}{name}": tensor for name, tensor in adapter.items()},
@@ -112,10 +117,10 @@ def read(checkpoint: Checkpoint, policy: Policy) -> dict[str, Tensor]:
 
 
 def restore(tensors: dict[str, Tensor], policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Puts policy, optimizer and random generators where they stood when the checkpoint was written."""
+    """Restore policy, optimizer and random generators from the tensors of a checkpoint."""
     tensors = dict(tensors)
     policy.set_adapter({name: tensors.pop(f"{_ADAPTER}{name}") for name in policy.parameters})
-    # What a run starts with may have neither, or be of another kind of device.
+    # The checkpoint a run starts with may lack random states, or be from another kind of device.
     of_cpu, of_cuda = tensors.pop("rng.cpu", None), tensors.pop("rng.cuda", None)
     if of_cpu is not None:
         torch.set_rng_state(of_cpu)
@@ -126,7 +131,7 @@ def restore(tensors: dict[str, Tensor], policy: Policy, optimizer: torch.optim.O
     for key, tensor in tensors.items():
         name, _, field = key.rpartition("/")
         state.setdefault(indices[name], {})[field] = tensor
-    # The hyperparameters are the settings' and not the checkpoint's, so that a changed learning rate holds.
+    # Take hyperparameters from the settings, not from the checkpoint, so that a changed learning rate applies.
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -149,7 +154,7 @@ def _read(directory: Path) -> Checkpoint | None:
         marker = json.loads((directory / MARKER).read_bytes())
         for name, size in marker["files"].items():
             if (directory / name).stat().st_size != size:
-                raise ValueError(f"{name} does not have its {size} bytes")
+                raise ValueError(f"{name} should have {size} bytes")
         return Checkpoint(
             directory=directory,
             step=marker["step"],
@@ -157,12 +162,12 @@ def _read(directory: Path) -> Checkpoint | None:
             history=History.of_frame(marker),
         )
     except (OSError, ValueError, KeyError) as error:
-        log.warning("checkpoint %s is not complete and is left out: %s", directory.name, error)
+        log.warning("checkpoint %s is incomplete and ignored: %s", directory.name, error)
         return None
 
 
 def _told(marker: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A checkpoint without screens has the metrics of two steps in fields of their own."""
+    """Return the results in a marker. Markers without screens store the metrics of two steps in separate fields."""
     if "told" in marker:
         told: list[dict[str, Any]] = marker["told"]
         return told

@@ -1,26 +1,28 @@
-"""Which advantage each turn of an episode has: its episode's, or one of its own.
+"""The advantage of each turn of an episode: the episode's own, or one for each turn.
 
-With `training.credit` = "turn", from the rewards r_1 .. r_T of an episode's turns, which add up to the episode's:
+With `training.credit` = "turn", computed from the rewards r_1 .. r_T of an episode's turns, which add up to its reward:
 
     return       G_t = Σ_{s >= t} γ^(s - t) r_s, γ = training.discount
-    advantage    G_t less the mean of the G_t of all episodes of the group that came to turn t (leave_one_out: of the
-                 others); mean_std: over the deviation of all the group's returns from the means of their turns, one
-                 for all turns, for one of each would make as much of two episodes that hardly differ as of any;
-                 batch_std: over that of all returns of the step
+    advantage    G_t minus the mean of G_t over the group's episodes that reached turn t (leave_one_out: over the
+                 others); mean_std: divided by the pooled deviation of all the group's returns from their turns'
+                 means; batch_std: divided by the deviation of all returns of the step
 
-Sources: sums of what follows, against a group, are the process supervision of GRPO (DeepSeekMath, arXiv 2402.03300,
-section 4.1.3); discounted returns among steps, the micro level of GiGPO (arXiv 2505.10978). Departures: DeepSeekMath
-normalises the rewards of all steps together and adds them up then; GiGPO compares a step with those of its group at the
-same state, which needs states that come again, and adds the episode's advantage on top. Here returns are compared with
-those of the same turn, and nothing is added.
+One pooled deviation serves all turns of a group: a deviation for each turn would scale up two episodes that hardly
+differ.
 
-No critic is needed (ArCHer, arXiv 2402.19446, trains one): what others of the group got from a turn on does not depend
-on what this episode said in it, and so shifts no gradient in the mean, but for the share that the episode itself has in
-its group's mean and deviation, as in GRPO; with `leave_one_out` there is none. With γ = 1 that holds for the rewards of
-earlier turns too: G_t is the episode's reward less what it had earned by then. So the gradient has the direction of the
-episode's reward in the mean, whatever part of it an environment gives to which turn (for rewards that are differences
-of a potential: Ng, Harada and Russell, ICML 1999), and less noise where turns are told apart. A turn that only one
-episode came to has no advantage.
+Sources: sums of later rewards, compared within a group, are GRPO's process supervision (DeepSeekMath, arXiv 2402.03300,
+section 4.1.3). Discounted returns compared between steps are the micro level of GiGPO (arXiv 2505.10978). Departures:
+DeepSeekMath first normalises the rewards of all steps together, then sums them. GiGPO compares steps of a group at the
+same state, which needs recurring states, and adds the episode's advantage. Here a return is compared with returns of
+the same turn, without adding the episode's advantage.
+
+No critic is needed (ArCHer, arXiv 2402.19446, trains one). The baseline is other episodes' returns from this turn on.
+They do not depend on this episode's action in the turn, so the baseline adds no bias. An episode's own share in the
+group's mean and deviation does add bias, as in GRPO; `leave_one_out` avoids it. With γ = 1, rewards of earlier turns
+cancel too: G_t is the episode's reward minus its earlier rewards. So the expected gradient has the direction of the
+episode's reward, however an environment splits it over turns (for rewards that are differences of a potential: Ng,
+Harada and Russell, ICML 1999). Distinguishing turns only reduces noise. A turn that only one episode reached has no
+advantage.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ Values = list[NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRewards:
-    """`turn_rewards` [turns - 1]: what of `reward` each turn but the last has earned."""
+    """The rewards of one episode.
+
+    `turn_rewards` [turns - 1]: the part of `reward` earned by each turn except the last.
+    """
 
     reward: float
     turn_rewards: Sequence[float] = ()
@@ -51,7 +56,7 @@ class EpisodeRewards:
 def turn_advantages(
     groups: Sequence[Sequence[EpisodeRewards]], training: TrainingConfig, kind: Advantage
 ) -> list[Values]:
-    """The advantages [turns] of each episode of each group, by `kind` as `advantages` has it."""
+    """Return the advantages [turns] of each episode of each group; `kind` as in `advantages`."""
     if training.credit == "episode":
         whole = advantages([np.array([episode.reward for episode in group]) for group in groups], kind)
         return [
@@ -71,7 +76,7 @@ def turn_advantages(
 
 
 def _compared(groups: Sequence[Values], kind: Advantage) -> list[Values]:
-    """Each return less the mean of its turn's, as `kind` says; `groups` have those of each turn."""
+    """Return each return minus the mean of its turn, scaled as `kind` says. `groups` hold the returns by turn."""
     less_mean = [[centred(values) for values in of_turns] for of_turns in groups]
     match kind:
         case "mean":
@@ -92,12 +97,12 @@ def _compared(groups: Sequence[Values], kind: Advantage) -> list[Values]:
 
 
 def _pooled_std(less_mean: Values) -> float:
-    """Of a group's returns around the means of their turns: one deviation for all of its turns."""
+    """Return one deviation for a group: that of its returns around the means of their turns."""
     squares = sum(float((values**2).sum()) for values in less_mean)
     return float(np.sqrt(squares / max(1, sum(len(values) - 1 for values in less_mean))))
 
 
 def _of_episodes(group: Sequence[EpisodeRewards], by_turn: Sequence[NDArray[np.float64]]) -> Values:
-    """From the values of all that came to each turn to those of each episode."""
+    """Regroup values by turn, of all episodes that reached it, into values by episode."""
     left = [iter(values) for values in by_turn]
     return [np.array([next(left[turn]) for turn in range(1 + len(episode.turn_rewards))]) for episode in group]

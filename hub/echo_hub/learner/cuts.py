@@ -1,10 +1,10 @@
-"""What the steps of a run are cut into: RUN/checkpoints/micro-batches.json, one entry for each change.
+"""Memory settings of a run's steps: RUN/checkpoints/micro-batches.json, one entry for each change.
 
-It stands beside the checkpoints, and by step, so that a step that is trained again from an older checkpoint is cut as
-it was the first time, and its result is the same to the bit. It is written at once, before the step is begun anew: of a
-learner of several processes, which all end when one is out of memory, it is all that is left.
+The file is next to the checkpoints and keyed by step. So a step repeated from an older checkpoint uses the same
+micro-batches as before, and gives the same bits. It is written before the step starts again. Several learner processes
+all end when one runs out of memory; this file is then all that is left.
 
-What was found out on another device, or with other settings, does not count.
+Entries found on another device, or with other settings, are ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FILE: Final = "micro-batches.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How much is computed at once."""
+    """The memory settings of a step: size of micro-batches and use of gradient checkpointing."""
 
     micro_batch_tokens: int
     gradient_checkpointing: bool
 
 
 class Cuts:
-    """By the first step that each holds for."""
+    """Cuts by the first step to which each applies."""
 
     def __init__(self, checkpoints: Path, *, place: str = "") -> None:
         self._path = checkpoints / FILE
@@ -40,7 +40,7 @@ class Cuts:
 
     @classmethod
     def read(cls, checkpoints: Path, *, place: str) -> Cuts:
-        """`place`: device and settings. A file that is missing, broken or of another place is as good as none."""
+        """Read the file. `place` identifies device and settings; a missing, broken or foreign file gives no cuts."""
         cuts = cls(checkpoints, place=place)
         try:
             document = json.loads(cuts._path.read_bytes())
@@ -49,26 +49,28 @@ class Cuts:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            log.warning("%s cannot be read and does not count: %r", cuts._path, error)
+            log.warning("%s cannot be read and is ignored: %r", cuts._path, error)
         return cuts
 
     def take(self, frame: Mapping[str, Any]) -> None:
-        """Takes over what `frame` gave."""
+        """Replace all cuts by those of a frame."""
         self._by_step = {int(step): Cut(**_checked(cut)) for step, cut in frame["cuts"].items()}
         self._place = str(frame["place"])
 
     def frame(self) -> dict[str, Any]:
-        """All of them, for a file or another process."""
+        """Return all cuts as JSON values, for the file or for another process."""
         return {"place": self._place, "cuts": {str(step): asdict(cut) for step, cut in sorted(self._by_step.items())}}
 
     def at(self, step: int) -> Cut | None:
-        """What holds for this step."""
+        """Return the cut for this step; None if there is none."""
         known = [first for first in self._by_step if first <= step]
         return self._by_step[max(known)] if known else None
 
     def put(self, step: int, cut: Cut, *, write: bool = True) -> None:
-        """It holds from this step on, whatever was known of later ones. A disk that refuses costs the memory of it, and
-        so does a host that does not have the run's directory."""
+        """Set the cut for this step and all later ones.
+
+        If the disk fails, or if this host lacks the run directory, the cut is only kept in memory.
+        """
         self._by_step = {first: old for first, old in self._by_step.items() if first < step} | {step: cut}
         if not write or not self._path.parent.parent.is_dir():
             return
@@ -84,5 +86,5 @@ class Cuts:
 def _checked(cut: Mapping[str, Any]) -> dict[str, Any]:
     tokens, again = cut["micro_batch_tokens"], cut["gradient_checkpointing"]
     if type(tokens) is not int or tokens < 1 or type(again) is not bool:
-        raise ValueError(f"no cut: {cut}")
+        raise ValueError(f"not a valid cut: {cut}")
     return {"micro_batch_tokens": tokens, "gradient_checkpointing": again}

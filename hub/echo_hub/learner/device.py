@@ -1,4 +1,4 @@
-"""The device that a setting names."""
+"""The device of a setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from echo_shared.errors import LearnerError
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of a setting such as learner.device. Raises LearnerError where there is no CUDA device to be had."""
+    """Return the device of a setting such as learner.device. Raises LearnerError if it needs CUDA and there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

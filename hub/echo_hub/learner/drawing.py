@@ -1,11 +1,11 @@
 """Co-located sampling and evaluation: all groups in one continuous batch, as wide as the device's memory allows.
 
-What a step's micro-batch may hold says nothing of that: training holds every layer's activations of a token, sampling
-its keys and values alone. So sampling has a budget of its own, `learner.kv_cache_bytes`. Where it is too much all the
-same, what is not finished is drawn again in a batch half as wide, and so is all that follows.
+The micro-batch size says nothing about this width: training holds the activations of every layer, sampling only keys
+and values. So sampling has its own budget, `learner.kv_cache_bytes`. If memory still runs out, unfinished rollouts are
+sampled again with half the width, which then stays.
 
-In a run with episodes of several turns, half of it is for what was sampled by the weights that are held, which the
-prompts of the next turn begin with.
+In a run with multi-turn episodes, half of the budget caches the keys and values of sampled tokens for the current
+weights. The prompts of the next turn begin with these tokens.
 """
 
 from __future__ import annotations
@@ -30,26 +30,29 @@ from echo_shared.torch_sampler import Choose, sample_groups
 log = logging.getLogger(__name__)
 
 LOGIT_BYTES: Final = 2**30
-"""Of one step's logits in float64, by which tokens are drawn."""
+"""Memory limit of one step's float64 logits, from which tokens are drawn."""
 MOST_ROWS: Final = 1_024
 
 
 class Drawing:
-    """Remembers how wide a batch may be."""
+    """Samples groups, and remembers the batch width that fits."""
 
     def __init__(self, policy: Policy, *, kv_cache_bytes: int, multi_turn: bool = False) -> None:
-        """`kv_cache_bytes` 0: half of what a GPU has free, a quarter of a host's memory. `multi_turn`: prompts go on
-        from what was sampled."""
+        """`kv_cache_bytes` 0 means half of a GPU's free memory, or a quarter of a host's. `multi_turn` keeps a prefix
+        cache.
+        """
         self._policy = policy
         self._kv_cache_bytes = kv_cache_bytes
         self._multi_turn = multi_turn
         self._prefixes: tuple[str, PrefixCache] | None = None
-        """And by which weights."""
+        """Fingerprint of the weights, and the prefix cache filled with them."""
         self.rows = max(1, min(MOST_ROWS, LOGIT_BYTES // (8 * policy.vocab_size)))
 
     def draw(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[FinishedRollout]:
-        """Yields each rollout as soon as it is finished. Raises what the device says when it has too little memory for
-        a single one."""
+        """Yield each rollout as soon as it is finished.
+
+        Raises the device's error if memory is too small for a single rollout.
+        """
         model = self._policy.model
         cells = max(1, (self._kv_cache_bytes or spare_bytes(model.device)) // kv_bytes_per_token(model))
         if self._multi_turn:
@@ -71,17 +74,17 @@ class Drawing:
                 if width == 1 or not ran_out(error):
                     raise
                 said = str(error) or type(error).__name__
-            # Only here, behind the handler, does nothing refer any more to what the attempt held.
+            # Free memory outside the handler: inside it, the traceback still refers to the attempt's tensors.
             self._prefixes = prefixes = None
             gc.collect()
             if model.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.rows = width // 2
             waiting = _without(waiting, done)
-            log.warning("out of memory, sampling goes on with at most %d rollouts at a time: %s", self.rows, said)
+            log.warning("out of memory, sampling continues with at most %d rollouts at a time: %s", self.rows, said)
 
     def forget(self) -> None:
-        """Leaves the memory of what was sampled to others."""
+        """Free the memory of the prefix cache."""
         self._prefixes = None
 
     def _prefixes_by_what_is_held(self, max_tokens: int) -> PrefixCache | None:
@@ -94,7 +97,7 @@ class Drawing:
 
 
 def _fingerprint(policy: Policy) -> str:
-    """Of the weights that the policy computes by at this moment: the base's, or an adapter's with them."""
+    """Return a fingerprint of the active weights: "base", or a hash of the adapter."""
     adapted = (module for module in policy.model.modules() if isinstance(module, BaseTunerLayer))
     if any(layer.disable_adapters for layer in adapted):
         return "base"

@@ -1,17 +1,17 @@
-"""How much of the policy's entropy a step takes from its loss: always as much, or what keeps it at a target.
+"""The weight of the entropy bonus in a step's loss: constant, or adapted to keep the entropy at a target.
 
-With `objective.entropy_target`, where e is the entropy that the step before has measured:
+With `objective.entropy_target`, where e is the entropy measured by the step before:
 
     c_1 = objective.entropy_coefficient
     c_k = c_{k-1} + Δ where e < target, c_{k-1} - Δ where e > target; within 0 .. objective.entropy_max
     α_k = c_k where e <= target, else 0
 
-α_k is the step's. A step without trained tokens measures nothing and leaves e as it is. The first step has no e:
-its α is 0.
+α_k is the weight in step k. A step without trained tokens measures nothing and leaves e unchanged. The first step has
+no e, so its α is 0.
 
-Source: adaptive entropy control of Skywork-OR1 (arXiv 2505.22312, section 3.2.5; the bound is that of its code).
-Departure: there e is the entropy of the step's own batch before its update, which takes a pass of its own; here that of
-the step before, which comes out of the training's pass.
+Source: adaptive entropy control of Skywork-OR1 (arXiv 2505.22312, section 3.2.5; the upper bound is from its code).
+Departure: there, e is the entropy of the step's own batch before its update, which needs an extra forward pass. Here e
+is the step before's entropy, which the training pass computes anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from echo_hub.learner.history import History
 
 
 def adapt(history: History, objective: ObjectiveConfig) -> tuple[History, float]:
-    """The history with the next step's coefficient c, and that step's α."""
+    """Return the history with the next step's coefficient c, and that step's α."""
     target = objective.entropy_target
     if not target:
         return replace(history, entropy_coefficient=None), objective.entropy_coefficient

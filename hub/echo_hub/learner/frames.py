@@ -1,11 +1,14 @@
-"""How batches and rollouts stand in the frames between hub and learner process. Loads no torch.
+"""The frames between hub and learner process, and the encoding of batches and rollouts in them. Loads no torch.
 
-A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...} and then by one
-{call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The one item of "train" says
-that the step is computed; its result may come after answers to later requests, but not after that of the next "train".
-{call: 0, kind: "disk", full} says that writing waits for room on the disk, and what the disk says; empty: it goes on.
-"begin" is a "train" of groups that it names, which "hold" has given, and that is not written before a "confirm": that
-is the next request but for "hold". "hold" and "confirm" are not answered.
+A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...}, then by one {call, kind:
+"result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The only item of "train" says that the
+step is computed. Its result may follow answers to later requests, but not the result of the next "train".
+
+{call: 0, kind: "disk", full} says that writing waits for disk space, with the disk's message; an empty message means
+that writing continues.
+
+"begin" is a "train" on groups that it names and that "hold" sent before. Its results are not written before "confirm",
+which must be the next request except for "hold". "hold" and "confirm" have no answer.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from echo_hub.learner.settings import StepTold, TrainingGroup, TrainingRollout
 from echo_shared.child import Frame
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import pack_payload, unpack_payload
 from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 
 _ERRORS: dict[str, type[EchoError]] = {cls.default_code: cls for cls in (ConfigError, LearnerError, StorageError)}
@@ -29,14 +33,14 @@ def pack_groups(groups: Sequence[TrainingGroup]) -> list[Frame]:
 
 
 def pack_group(group: TrainingGroup) -> Frame:
-    return {"prompt_ids": group.prompt_ids, "rollouts": [_fields(rollout) for rollout in group.rollouts]}
+    return {"prompt_ids": group.prompt_ids, "rollouts": [pack_payload(rollout) for rollout in group.rollouts]}
 
 
 def unpack_groups(frames: Sequence[Frame]) -> list[TrainingGroup]:
     return [
         TrainingGroup(
             prompt_ids=frame["prompt_ids"],
-            rollouts=tuple(TrainingRollout(**rollout) for rollout in frame["rollouts"]),
+            rollouts=tuple(unpack_payload(TrainingRollout, rollout) for rollout in frame["rollouts"]),
         )
         for frame in frames
     ]
@@ -60,7 +64,7 @@ def unpack_rollout(frame: Frame) -> FinishedRollout:
 
 
 def pack_told(told: Mapping[int, StepTold]) -> list[Frame]:
-    """By step."""
+    """Return the steps' results as frames, one for each step."""
     return [{"step": step, **_fields(of_step)} for step, of_step in told.items()]
 
 
@@ -73,7 +77,7 @@ def pack_error(error: EchoError) -> Frame:
 
 
 def failure(error: Exception) -> Frame:
-    """The answer to a command that has failed, of whatever kind the error is."""
+    """Return the answer to a command that failed, for any kind of error."""
     if not isinstance(error, EchoError):
         got = f"{type(error).__name__}: {error}"
         error = LearnerError("The learner failed.", got=got, do="See logs/learner.log.")
@@ -86,7 +90,7 @@ def unpack_error(frame: Frame) -> EchoError:
 
 
 def _fields(value: Any) -> Frame:
-    """The fields of a dataclass, its arrays as they are."""
+    """Return the fields of a dataclass; arrays are not copied."""
     return {name: getattr(value, name) for name in _names(value.__class__)}
 
 

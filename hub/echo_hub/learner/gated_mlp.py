@@ -1,11 +1,11 @@
-"""The gated MLP of Llama, Qwen, Gemma and their like, which keeps less for the backward pass.
+"""The gated MLP of Llama, Qwen, Gemma and similar models, with less memory for the backward pass.
 
     y = down(act(gate(x)) * up(x))
 
-Of the four tensors of the MLP's width [tokens, intermediate] that autograd keeps, act(gate(x)) and its product with
-up(x) are computed again from the other two, which costs no matrix product: for the whole of a small model about a third
-less, with the same values and gradients to the bit. Source: GLU variants (arXiv 2002.05202); that cheap tensors are
-recomputed is selective activation recomputation (arXiv 2205.05198, section 5).
+Autograd keeps four tensors of shape [tokens, intermediate]. Two of them, act(gate(x)) and its product with up(x), are
+recomputed here from the other two, which needs no matrix product. A small model then needs about a third less memory in
+all, with bit-identical values and gradients. Source: GLU variants (arXiv 2002.05202). Recomputing cheap tensors is
+selective activation recomputation (arXiv 2205.05198, section 5).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PARTS: Final = ("gate_proj", "up_proj", "down_proj", "act_fn")
 
 
 def use_in(model: nn.Module) -> int:
-    """Has every gated MLP of `model` compute like this, and leaves what computes anything else as it is; how many do.
+    """Replace the forward pass of every gated MLP in `model`, and return their number. Other modules stay unchanged.
 
-    The model's weights are in memory, and not spread over several devices yet.
+    The weights must be in memory and not sharded yet.
     """
     found = [module for module in model.modules() if all(hasattr(module, part) for part in _PARTS)]
     gated = {kind for kind, module in {type(module): module for module in found}.items() if _is_gated(module)}
@@ -41,9 +41,9 @@ def use_in(model: nn.Module) -> int:
 
 @torch.no_grad()
 def _is_gated(module: Any) -> bool:
-    """Whether it computes what `_forward` does, of a random token."""
+    """Return True if the module computes the same as `_forward`, tested on a random token."""
     weight = module.gate_proj.weight
-    if not weight.dtype.is_floating_point:  # A quantised layer, which computes on its own device alone.
+    if not weight.dtype.is_floating_point:  # A quantised layer computes only on its own device.
         return False
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 1, module.gate_proj.in_features, generator=generator).to(weight)
@@ -64,7 +64,7 @@ def _forward(module: Any, x: Tensor) -> Tensor:
 
 
 class _Gated(Function):
-    """act(gate) * up, of gate and up [..., I]."""
+    """Compute act(gate) * up for gate and up [..., I]."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, act: Activation) -> Tensor:
@@ -81,7 +81,7 @@ class _Gated(Function):
 
 
 class _GatedLoraLinear(Function):
-    """`lora`'s layer of act(gate) * up, of gate and up [..., I]."""
+    """Apply the layer of `lora` to act(gate) * up, for gate and up [..., I]."""
 
     @staticmethod
     def forward(
@@ -111,7 +111,7 @@ class _GatedLoraLinear(Function):
 
 
 def _product(gate: Tensor, up: Tensor, act: Activation) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-    """act(gate) * up once more, and what makes of its gradient those of gate and up."""
+    """Return act(gate) * up, and a function from its gradient to the gradients of gate and up."""
     inputs = gate.detach().requires_grad_(), up.detach().requires_grad_()
     with torch.enable_grad():
         product = act(inputs[0]) * inputs[1]

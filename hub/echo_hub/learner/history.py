@@ -1,4 +1,4 @@
-"""What a step takes over from those before it, beside policy and optimizer: numbers alone."""
+"""Numbers that a step takes over from earlier steps, besides policy and optimizer."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Every rank of a learner has the same."""
+    """The history, equal at all ranks of a learner."""
 
     norms: tuple[float, ...] = ()
-    """Of the gradients of the newest updates: `echo_hub.learner.norms`."""
+    """Gradient norms of the newest updates: `echo_hub.learner.norms`."""
     newest_entropy: float | None = None
-    """What the newest step with trained tokens has measured, nats per token: `echo_hub.learner.entropy`."""
+    """Entropy measured by the newest step with trained tokens, nats per token: `echo_hub.learner.entropy`."""
     entropy_coefficient: float | None = None
-    """The newest one that followed a target; None: there was no target."""
+    """The newest entropy coefficient; None if there was no target."""
 
     def frame(self) -> dict[str, Any]:
-        """As JSON and frames have it."""
+        """Return the history as JSON values."""
         return {**asdict(self), "norms": list(self.norms)}
 
     @classmethod
     def of_frame(cls, frame: Mapping[str, Any]) -> History:
-        """What `frame` gave; fields that it lacks are as at a run's beginning."""
+        """Read a result of `frame`. Missing fields get the values of a run's start."""
         return cls(
             norms=tuple(frame.get("norms", ())),
             newest_entropy=frame.get("newest_entropy"),
@@ -33,4 +33,4 @@ class History:
 
 
 NO_HISTORY = History()
-"""Of a run's first step."""
+"""The history before a run's first step."""

@@ -1,11 +1,11 @@
-"""Starts the learner's processes of one host, watches them, and ends with them: torchrun's own agent.
+"""Start, watch and end the learner's processes on one host, using torchrun's agent.
 
-`python -m echo_hub.learner.launch SETTINGS` is the hub's child in place of the one worker process; its standard streams
-are rank 0's. On the other hosts `echo-hub learner` calls `serve_host`. When one process ends badly, all are ended: the
-hub starts them again from the newest checkpoint.
+`python -m echo_hub.learner.launch SETTINGS` is the hub's child instead of a single worker process; its standard streams
+are those of rank 0. On other hosts, `echo-hub learner` calls `serve_host`. If one process fails, all are ended, and the
+hub restarts them from the newest checkpoint.
 
-Ranks trust each other: whoever reaches the address could join, so it belongs on a network of one's own. Without one,
-they meet on the loopback interface. Importing this loads no torch.
+Ranks trust each other, and anyone who can reach the address can join: use a private network. Without an address, they
+meet on the loopback interface. Importing this module loads no torch.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from echo_shared.errors import LearnerError
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
-"""On another host, at least, from the end of its processes to the next try to meet the hub's; at most twice that."""
+"""Shortest pause on another host before it meets the hub's processes again; at most twice this."""
 
 _WAIT_FOR_HOSTS_S: Final = 86_400
 _LOOPBACK: Final = "127.0.0.1"
 
 
 class Launch(Section):
-    """The part of a learner that one host runs."""
+    """The part of a learner on one host."""
 
     processes: int
-    """Processes on this host, as on every other."""
+    """Processes on this host; the same on every host."""
     hosts: int = 1
     host_rank: int = 0
-    """The host's number; 0 = the hub's."""
+    """The host's number; 0 is the hub's host."""
     address: str = ""
-    """HOST:PORT at the hub's host; may be empty when there is no other."""
+    """HOST:PORT at the hub's host; may be empty with a single host."""
     base_dir: Path | None = None
-    """The base model, on a host that is not the hub's."""
+    """The base model, on a host other than the hub's."""
     parent_pid: int | None = None
-    """The hub, without which its host's part ends."""
+    """Process id of the hub; when the hub ends, so does this process."""
 
 
 def run(launch: Launch) -> None:
-    """Runs the processes to their end, after the other hosts' have come.
+    """Wait for the other hosts, then run the processes until they end.
 
-    Raises LearnerError when one ends badly, which ends all the others.
+    Raises LearnerError if a process fails, which ends all the others.
     """
     from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -67,7 +67,7 @@ def run(launch: Launch) -> None:
         _talk_over_loopback()
     store = None
     if launch.host_rank == 0:
-        # The agent opens no port of its own when its process listens on this one: on this address, and on no other.
+        # Pass a socket bound to this one address: the agent would listen on all addresses.
         listener = _listen(host, int(port))
         port = str(listener.getsockname()[1])
         store = TCPStore(
@@ -97,20 +97,21 @@ def run(launch: Launch) -> None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise LearnerError(
-            "A learner process ended, and the others with it.", got=f"rank {rank}: {describe_end(failure.exitcode)}"
+            "A learner process failed, so all were ended.", got=f"rank {rank}: {describe_end(failure.exitcode)}"
         ) from error
     except DistError as error:
-        raise LearnerError("The learner's other hosts are gone.", got=str(error).splitlines()[0]) from error
+        raise LearnerError("The learner lost its other hosts.", got=str(error).splitlines()[0]) from error
     finally:
         del store
 
 
 def serve_host(launch: Launch) -> None:
-    """Runs another host's part, as often as the hub starts its own, until Ctrl-C or SIGTERM."""
+    """Run another host's part, each time the hub starts its own, until Ctrl-C or SIGTERM."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     while True:
-        # At once, also in a call that waits; while processes run, torchrun handles both and ends them.
+        # The default action ends this process at once, even in a blocking call. While processes run, torchrun handles
+        # both signals and ends them.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         log.info("host %d of %d meets the hub's learner at %s", launch.host_rank, launch.hosts, launch.address)
@@ -125,7 +126,7 @@ def serve_host(launch: Launch) -> None:
 
 
 def end_with(pid: int) -> None:
-    """From now on, this process ends at once when the process `pid` does."""
+    """End this process as soon as the process `pid` ends."""
 
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):

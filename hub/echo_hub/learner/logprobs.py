@@ -1,20 +1,20 @@
-"""Log-probabilities of given tokens, without ever holding [tokens, vocabulary] in full.
+"""Log-probabilities of given tokens, without ever holding all [tokens, vocabulary] logits.
 
-The head is frozen, and each token's log-probability depends on its own hidden vector alone. So the forward pass, while
-it has a chunk's probabilities p at hand, also notes the gradient of each log-probability,
+The head is frozen, and each token's log-probability depends only on its own hidden vector. So the forward pass, while
+it holds a chunk's probabilities p, also stores the gradient of each log-probability,
 
     d log p_id / d hidden = (onehot(id) - p) W / temperature,
 
-which is as large as the hidden vectors themselves; the backward pass only scales it. That takes two products with the
-head where recomputing the logits takes three, and keeps one chunk of logits at a time.
+which has the shape of the hidden vectors. The backward pass only scales it. This needs two products with the head;
+recomputing the logits would need three. Only one chunk of logits exists at a time.
 
-The same probabilities say where a token's interval of the cumulative distribution lies, in which the u that it was
-drawn with must be (`echo_shared.draws`). Of a large vocabulary whole blocks are summed, and only the token's own block
-is looked at in full: it costs one more look at each chunk, beside two products with the head.
+The same probabilities give each token's interval of the cumulative distribution, which must contain the u that drew the
+token (`echo_shared.draws`). A large vocabulary is summed in blocks, and only the token's own block element by element.
+This reads each chunk once more, which is cheap compared with two products.
 
-Of the same logits z the policy's entropy at each place is log Σ exp z - Σ z exp z / Σ exp z. Its second sum needs z
-beside exp z, so it is taken of a few rows at a time: no second chunk is ever held. Where it is trained, the pass notes
-its gradient as well, which takes a third product with the head:
+The policy's entropy at each position is log Σ exp z - Σ z exp z / Σ exp z for logits z. The second sum needs both z and
+exp z, so it is computed for a few rows at a time, without a second chunk. If the entropy is trained, the pass also
+stores its gradient, with a third product:
 
     d H / d hidden = -Σ_v p_v (log p_v + H) W_v / temperature
 
@@ -34,31 +34,32 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from echo_shared import torch_draws
 
 CHUNK_ELEMENTS: Final = {"cpu": 2**23, "cuda": 2**27, "mps": 2**25}
-"""Logits that exist at once, by device: 32 MiB in float32 on a CPU, whose caches are small; 512 MiB on CUDA, where a
+"""Logits held at once, by device. 32 MiB in float32 on a CPU, whose caches are small. 512 MiB on CUDA, where a
 product needs about a thousand rows to keep the device busy."""
 CAST_ELEMENTS: Final = 2**20
-"""Elements of a bfloat16 head in float32 at once, where the device has no product of mixed precision: 4 MiB."""
+"""Elements of a bfloat16 head cast to float32 at once (4 MiB), on devices without mixed-precision products."""
 EXPONENT_ELEMENTS: Final = {"cpu": 2**17, "cuda": 2**23, "mps": 2**21}
-"""Logits that exist beside their exponentials at once, by device: as many as its caches hold."""
+"""Logits held together with their exponentials, by device: as many as fit its caches."""
 _BLOCK: Final = 1_024
 
 
 class Screened(NamedTuple):
-    """What one pass says of given tokens, all [N] and of one dtype; the first has a graph, and the last if its gradient
-    is asked for."""
+    """Results of one pass for given tokens, all [N] and of one dtype. `logprobs_N` has a graph; `entropies_N` has one
+    if its gradient is requested.
+    """
 
     logprobs_N: Tensor
-    """Nats."""
+    """In nats."""
     distances_N: Tensor
-    """How far u lies outside of the token's interval, in cumulative probability: 0 inside, NaN where u is."""
+    """Distance of u from the token's interval, in cumulative probability: 0 inside, NaN if u is NaN."""
     entropies_N: Tensor
-    """Of the whole distribution that the token was drawn from, nats."""
+    """Entropy of the distribution that the token was drawn from, in nats."""
 
 
 def selected_logprobs(
     hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, *, temperature: float, chunk_elements: int | None = None
 ) -> Tensor:
-    """log softmax(head(hidden) / temperature) at `ids_N`: nats [N], float32 (or float64, if `hidden_NH` is).
+    """Return log softmax(head(hidden) / temperature) at `ids_N`: nats [N], float32 (float64 if `hidden_NH` is).
 
     `head` is the model's output layer; it gets no gradient.
     """
@@ -75,7 +76,7 @@ def screened_logprobs(
     entropy_gradient: bool = False,
     chunk_elements: int | None = None,
 ) -> Screened:
-    """As `selected_logprobs`, and what the same logits say beside; `uniforms_N`: what each token was drawn with."""
+    """Return `selected_logprobs` and the other results of the same logits. `uniforms_N` holds each token's u."""
     return _apply(hidden_NH, head, ids_N, uniforms_N, temperature, chunk_elements, entropy_gradient=entropy_gradient)
 
 
@@ -97,7 +98,7 @@ def _apply(
 
 
 def _exponentiate(logits_NV: Tensor) -> Tensor:
-    """Puts exp z in the place of the logits z; Σ z exp z [N, 1]."""
+    """Replace the logits z by exp z in place, and return Σ z exp z [N, 1]."""
     rows = max(1, EXPONENT_ELEMENTS[logits_NV.device.type] // logits_NV.shape[1])
     sums_N1 = logits_NV.new_empty(len(logits_NV), 1)
     for part in _parts(len(logits_NV), rows):
@@ -107,7 +108,7 @@ def _exponentiate(logits_NV: Tensor) -> Tensor:
 
 
 def _to_entropy_error(p_NV: Tensor, entropies_N1: Tensor) -> None:
-    """Puts p (log p + H) in the place of the probabilities p; 0 where p is 0."""
+    """Replace the probabilities p by p (log p + H) in place; 0 where p is 0."""
     rows = max(1, EXPONENT_ELEMENTS[p_NV.device.type] // p_NV.shape[1])
     for part in _parts(len(p_NV), rows):
         products = torch.xlogy(p_NV[part], p_NV[part])
@@ -115,7 +116,7 @@ def _to_entropy_error(p_NV: Tensor, entropies_N1: Tensor) -> None:
 
 
 def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: Tensor) -> Tensor:
-    """How far u lies outside of the token's interval [N], where `weights_NV` are probabilities times their total."""
+    """Return the distance of u from the token's interval [N]. `weights_NV` are probabilities times `total_N1`."""
     size = weights_NV.shape[1]
     block_N1 = ids_N1 // _BLOCK
     below_N1 = torch.zeros_like(total_N1)
@@ -134,10 +135,10 @@ def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: T
 def intervals(
     hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, greedy_N: Tensor | None = None, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """`torch_draws.interval` of `ids_N` under softmax(head(hidden) / temperature): [N] and [N], float64; of greedy
-    choices `torch_draws.shortfall` in place of the interval's beginning.
+    """Return `torch_draws.interval` of `ids_N` under softmax(head(hidden) / temperature): two float64 tensors [N].
 
-    Computed on the device of `hidden_NH`, or on the CPU where that has no float64.
+    Where `greedy_N` is true, `torch_draws.shortfall` replaces the interval's lower end. Computed on the device of
+    `hidden_NH`, or on the CPU if that lacks float64.
     """
     found = []
     for part, logits in logits_in_chunks(hidden_NH, head):
@@ -152,7 +153,7 @@ def intervals(
 
 
 def logits_in_chunks(hidden_NH: Tensor, head: nn.Linear) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of `hidden_NH`, and their logits in float32, which are overwritten by the next ones."""
+    """Yield slices of rows and their float32 logits. The next chunk overwrites them."""
     chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // head.weight.shape[0])
     buffer = _buffer(hidden_NH, head.weight, chunk)
     for part in _parts(len(hidden_NH), chunk):
@@ -160,7 +161,7 @@ def logits_in_chunks(hidden_NH: Tensor, head: nn.Linear) -> Iterator[tuple[slice
 
 
 def exact(values: Tensor) -> Tensor:
-    """`values` where float64 can be computed: on their device, or on the CPU."""
+    """Return `values` on a device that has float64: their own, or the CPU."""
     return values.cpu() if values.device.type == "mps" else values
 
 
@@ -169,23 +170,22 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _buffer(hidden_NH: Tensor, weight_VH: Tensor, chunk: int) -> Tensor:
-    """One for all chunks of logits: a large one that is allocated anew costs the system as many fresh pages each
-    time."""
+    """Allocate one buffer for all chunks: allocating a large one each time costs as many page faults again."""
     exact = torch.promote_types(hidden_NH.dtype, torch.float32)
     return weight_VH.new_empty(min(chunk, len(hidden_NH)), weight_VH.shape[0], dtype=exact)
 
 
 def _logits(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, out: Tensor) -> Tensor:
-    """The chunk's logits [N, V], in the beginning of `out`."""
+    """Return the chunk's logits [N, V], written to the beginning of `out`."""
     logits = out[: len(hidden_NH)]
     _product(hidden_NH.to(weight_VH.dtype), weight_VH, out=logits)
     return logits if bias_V is None else logits.add_(bias_V)
 
 
 def _product(hidden_NH: Tensor, weight_VH: Tensor, *, out: Tensor) -> None:
-    """hidden · weightᵀ in `out`'s precision, which may be above that of the two.
+    """Compute hidden · weightᵀ in the precision of `out`, which may exceed that of the factors.
 
-    A logit rounded to bfloat16 is off by up to 2^-9 of itself: log-probabilities by hundredths.
+    Rounding a logit to bfloat16 has a relative error of up to 2^-9, which shifts log-probabilities by hundredths.
     """
     if weight_VH.dtype == out.dtype:
         torch.mm(hidden_NH, weight_VH.T, out=out)
@@ -200,7 +200,7 @@ def _product(hidden_NH: Tensor, weight_VH: Tensor, *, out: Tensor) -> None:
 
 
 class _Context(FunctionCtx):
-    """What autograd adds to it, for the type checker."""
+    """Attributes that autograd adds to the context, for the type checker."""
 
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
@@ -239,7 +239,7 @@ class _SelectedLogprobs(Function):
             if not gradients:
                 continue
             own = logits.div_(total).gather(1, ids)
-            # Subtracted before it is rounded to the head's type: near p = 1 the difference is all there is.
+            # Subtract before rounding to the head's dtype: near p = 1 the difference is the whole value.
             error = logits.scatter_add_(1, ids, -torch.ones_like(total)).to(weight_VH.dtype)
             gradients[0][part] = torch.mm(error, weight_VH).div_(-temperature)
             if entropy_gradient:

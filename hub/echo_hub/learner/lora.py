@@ -1,12 +1,12 @@
-"""A linear layer with LoRA whose base is frozen, computed in place.
+"""A linear layer with LoRA and a frozen base, computed with few temporaries.
 
     y = W x + b + s B A x;   dx = Wᵀ dy + Aᵀ dh,   dA = dh xᵀ,   dB = s dy (A x)ᵀ,   dh = s Bᵀ dy
 
-Source: LoRA (arXiv 2106.09685, eq. 3). PEFT's own layer writes B A x, its scaled copy and the sum to memory one after
-the other, and two gradients of x that are then added; here each is added into what is there already. Besides x, only
-A x [tokens, rank] is kept for the backward pass: about a third less for a whole model, in the same time.
+Source: LoRA (arXiv 2106.09685, eq. 3). PEFT's own layer writes B A x, its scaled copy and the sum to memory, and two
+gradients of x that are then added. Here each term is accumulated in place. Besides x, only A x [tokens, rank] is kept
+for the backward pass. A whole model needs about a third less memory, at equal speed.
 
-Who only computes may have several adapters take part in one pass, each for tokens of its own (`computing_by`).
+Without gradients, one pass can use several adapters, each for its own tokens (`computing_by`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 Part = tuple[Tensor, Tensor, int]
-"""A [R, I] and B [O, R] of an adapter, and how many tokens it computes."""
+"""A [R, I] and B [O, R] of one adapter, and its number of tokens."""
 
 
 def use_in(config: LoraConfig) -> None:
-    """Has PEFT make these layers, instead of its own, where the base model has plain linear ones."""
+    """Let PEFT create `LoraLinear` layers instead of its own for plain linear layers."""
     config._register_custom_module({nn.Linear: LoraLinear})
 
 
 class LoraLinear(lora.Linear):
-    """PEFT's layer with one adapter, without dropout; what PEFT does with it beside the computation is unchanged."""
+    """PEFT's layer with one adapter and no dropout. Only the computation differs from PEFT's."""
 
     parts: tuple[Part, ...] = ()
-    """See `computing_by`."""
+    """Adapters of `computing_by`; empty outside of it."""
 
     @property
     def linear(self) -> nn.Linear:
-        """The base's layer."""
+        """Return the base's linear layer."""
         return cast("nn.Linear", self.base_layer)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The layer's outputs [..., O] for its inputs `x` [..., I]."""
+        """Return the outputs [..., O] for inputs `x` [..., I]."""
         if self.disable_adapters or self.merged:
             result: Tensor = self.base_layer(x, *args, **kwargs)
             return result
@@ -55,7 +55,9 @@ class LoraLinear(lora.Linear):
 
     @property
     def adapter(self) -> tuple[Tensor, Tensor, float] | None:
-        """A [R, I], B [O, R] and the scaling of the one that computes all tokens; None: there is none."""
+        """Return A [R, I], B [O, R] and the scaling of the adapter for all tokens; None if no
+        single adapter is active.
+        """
         if self.disable_adapters or self.merged or self.parts:
             return None
         (name,) = self.active_adapters
@@ -64,7 +66,7 @@ class LoraLinear(lora.Linear):
 
 
 def layers(model: nn.Module) -> dict[str, LoraLinear]:
-    """All such layers of a model, by their names in PEFT's files."""
+    """Return all such layers of a model, by their names in PEFT's files."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
 
 
@@ -72,11 +74,11 @@ def layers(model: nn.Module) -> dict[str, LoraLinear]:
 def computing_by(
     layers: Mapping[str, LoraLinear], adapters: Sequence[tuple[Mapping[str, Tensor], int]]
 ) -> Iterator[None]:
-    """For as long as the block runs, the layers compute the first so many tokens by the first of `adapters`, as many as
-    it says by the next, and so on up to the last token; without a graph. Weights are by PEFT's names.
+    """Within the block, compute with several adapters, without a graph.
 
-    A pass of its own for each adapter costs as much as a larger one where their tokens are few: S-LoRA (arXiv
-    2311.03285) does the same for serving.
+    The first adapter computes the first `count` tokens, the next one the next `count`, up to the last token. Weights
+    are keyed by PEFT's names. With few tokens each, separate passes would cost as much as one larger pass. S-LoRA
+    (arXiv 2311.03285) does the same for serving.
     """
     for name, layer in layers.items():
         dtype = layer.linear.weight.dtype
@@ -90,7 +92,7 @@ def computing_by(
 
 
 def _by_parts(x: Tensor, base: nn.Linear, parts: Sequence[Part], scaling: float) -> Tensor:
-    """x [..., I] to outputs [..., O]."""
+    """Return outputs [..., O] for x [..., I], with each part's adapter for its own tokens."""
     x_TI = x.to(base.weight.dtype).flatten(0, -2)
     y_TO = nn.functional.linear(x_TI, base.weight, base.bias)
     begin = 0
@@ -105,8 +107,10 @@ def _by_parts(x: Tensor, base: nn.Linear, parts: Sequence[Part], scaling: float)
 def compute(
     x: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, lora_b: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [..., O] for inputs x [..., I] by weight [O, I], bias [O], lora_a [R, I] and lora_b [O, R]; and A x
-    [N, R] of all N tokens, for `gradients`."""
+    """Return the outputs [..., O], and A x [N, R] for all N tokens, which `gradients` needs.
+
+    Inputs: x [..., I], weight [O, I], bias [O], lora_a [R, I], lora_b [O, R].
+    """
     x_NI = _rows(x, weight)
     h_NR = x_NI @ lora_a.to(weight.dtype).T
     y_NO = nn.functional.linear(x_NI, weight, bias).addmm_(h_NR, lora_b.to(weight.dtype).T, alpha=scaling)
@@ -124,7 +128,7 @@ def gradients(
     *,
     of_input: bool = True,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Of x, if that is wanted, lora_a and lora_b, for the gradient `dy` of what `compute` gave."""
+    """Return the gradients of x (if `of_input`), lora_a and lora_b, for the gradient `dy` of `compute`'s outputs."""
     dy_NO = dy.flatten(0, -2)
     a_RI, b_OR = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
     dh_NR = (dy_NO @ b_OR).mul_(scaling)

@@ -1,15 +1,15 @@
-"""Whether an update's gradient is an outlier of the run's own history.
+"""Detection of outliers among gradient norms, by the run's own history.
 
-Norms are compared by their logarithm: with the median of the newest `WINDOW` updates, and their median absolute
-deviation, made comparable to a standard deviation. An update is held back when its norm is above the median by more
-than `DEVIATIONS` of these, and by a factor of `LEAST` at the least, for norms that hardly differ; below, never. Before
-`WARM_UP` updates there is nothing to compare with, and clipping alone bounds what an update does.
+Norms are compared by their logarithm with the median of the newest `WINDOW` updates. The unit is their median absolute
+deviation, scaled to a standard deviation. An update is held back if its norm exceeds the median by more than
+`DEVIATIONS` units and by a factor of at least `LEAST`. The factor matters when norms hardly differ. Small norms are
+never held back. Before `WARM_UP` updates there is no comparison; then only clipping limits an update.
 
-Held-back updates count in the history as well: if the gradients of a run have really grown, the median follows, after
-half a window at the latest, and the run goes on.
+Held-back updates enter the history too. If a run's gradients really have grown, the median follows after at most half a
+window, and updates are applied again.
 
-Measured, built-in model, two seeds at the default learning rate, everything up to four steps old: no norm was above
-twice the median, or above .16 of the limit.
+Measured with the built-in model, two seeds, the default learning rate and rollouts up to four steps old: no norm
+exceeded twice the median, or .16 of the limit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ WARM_UP: Final = 8
 DEVIATIONS: Final = 8.0
 LEAST: Final = 10.0
 _MAD_OF_NORMAL: Final = 0.6745
-"""Median absolute deviation of a normal distribution, over its standard deviation."""
+"""Median absolute deviation of a normal distribution, divided by its standard deviation."""
 
 
 def limit(recent: Sequence[float]) -> float:
-    """The largest norm that is applied after updates with these, all above 0, of which the newest `WINDOW` count."""
+    """Return the largest norm to apply, given the norms of recent updates (all above 0; the newest `WINDOW` count)."""
     if len(recent) < WARM_UP:
         return float("inf")
     logs = [log(norm) for norm in recent[-WINDOW:]]

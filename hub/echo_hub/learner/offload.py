@@ -1,7 +1,7 @@
-"""Room on the learner's device for sampling: the optimizer's state waits in the host's memory until the next step.
+"""Free device memory for sampling by moving the optimizer's state to host memory until the next step.
 
-The weights stay where they are: whoever samples uses the trained model's own tensors. Source: LlamaRL (arXiv
-2505.24034), which moves the trainer's state off the GPU while the generator beside it works.
+The weights stay on the device, because sampling uses the trained model's own tensors. Source: LlamaRL (arXiv
+2505.24034), which offloads the trainer's state while a co-located generator runs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from torch import Tensor
 
 
 class Offload:
-    """The state of one optimizer, here or there. Both methods do nothing when they are called again, and change no
-    value."""
+    """Moves the state of one optimizer between device and host. Values never change; repeated calls do nothing."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._optimizer = optimizer
         self._device = device
         self._away = False
-        # Kept from one time to the next: to pin memory takes longer than to fill it.
+        # Reused between calls, because pinning memory takes longer than copying.
         self._on_host: dict[tuple[Any, str], Tensor] = {}
 
     def make_room(self) -> None:
-        """Before sampling: drops the gradients and moves the state to the host."""
+        """Call before sampling: drop the gradients and move the state to the host."""
         self._optimizer.zero_grad(set_to_none=True)
         if self._away:
             return
@@ -37,7 +36,7 @@ class Offload:
         self._away = True
 
     def take_back(self) -> None:
-        """Before a step: gives back what sampling held (keys and values), and moves the state to the device."""
+        """Call before a step: free the memory of sampling (keys and values), and move the state back to the device."""
         if not self._away:
             return
         if self._device.type == "cuda":

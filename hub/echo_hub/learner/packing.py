@@ -1,10 +1,10 @@
-"""Attention over a packed sequence: the linear layers see every token once, attention sees rows.
+"""Attention over a packed sequence: linear layers see each token once, attention sees rows.
 
-A micro-batch is one sequence without padding: each prompt once, and behind it its completions. All that a transformer
-does token by token (projections, norms, feed-forward) is done on that sequence. Only attention mixes tokens: there the
-sequence is laid out in rows, a prompt and one completion in each, computed causally without a mask, and laid back. So
-a prompt's tokens are computed once for all of its completions, however long, and by the same kernels that rows of
-their own would use.
+A micro-batch is one sequence without padding: each prompt once, followed by its completions. Everything that a
+transformer computes token by token (projections, norms, feed-forward) runs on that sequence. Only attention mixes
+tokens. For attention, the sequence is gathered into rows of a prompt and one completion, computed causally without a
+mask, and scattered back. So a prompt's tokens are computed once for all completions. The kernels are those of separate
+rows.
 
 Dimensions: T positions of the packed sequence, R rows of L positions.
 """
@@ -22,21 +22,22 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION: Final = "echo_packed"
-"""What models are loaded with (`attn_implementation`); the same as "sdpa" wherever no rows are given."""
+"""Value of `attn_implementation` for loading models; without rows it behaves like "sdpa"."""
 
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Relative to the largest value; models that mix rows are off by the size of the values themselves."""
+"""Error relative to the largest value. Models that mix rows have errors of the order of the values themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Where the rows' tokens stand in the packed sequence, and back."""
+    """The mapping between rows and the packed sequence."""
 
     positions_RL: tuple[Tensor, ...]
-    """Rows of similar length together, each [R, L] int64; what is behind a row's end is any position at all."""
+    """Position of each row token in the packed sequence, int64 [R, L], one tensor for rows of similar length.
+    Padding repeats the last position."""
     places_T: Tensor
-    """Where each position's result stands when all of `positions_RL` are laid end to end. A prompt's is in its first
-    row: in the others it is computed as well, but nothing comes of it."""
+    """Index of each position's result in all `positions_RL` concatenated. A prompt takes the result of its first
+    row; its results in other rows are unused."""
 
     def to(self, device: torch.device) -> Rows:
         return Rows(
@@ -50,13 +51,14 @@ class Rows:
 
 
 def take(values_TF: Tensor, index: Tensor) -> Tensor:
-    """`values_TF[index]`. The gradient of repeated positions is summed by the embedding's backward pass, which is
-    deterministic on every device and the fastest there is on a CPU."""
+    """Return `values_TF[index]`. Gradients of repeated positions are summed by the embedding's backward pass, which is
+    deterministic on every device and the fastest option on a CPU.
+    """
     return embedding(index, values_TF)
 
 
 def register() -> None:
-    """Makes ATTENTION known to transformers."""
+    """Register ATTENTION with transformers."""
     AttentionInterface.register(ATTENTION, packed_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
@@ -71,7 +73,7 @@ def packed_attention(
     rows: Rows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention by transformers' interface: [1, heads, T, size] each in, [1, T, heads, size] out."""
+    """Attention with transformers' interface: inputs [1, heads, T, size], output [1, T, heads, size]."""
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     packed = [states[0].transpose(0, 1) for states in (query, key, value)]
@@ -88,11 +90,11 @@ def packed_attention(
 
 
 def packed_states(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, rows: Rows) -> Tensor:
-    """The last hidden states [T, H] of a transformers model without its head, computed packed."""
+    """Return the last hidden states [T, H] of a transformers model without its head, computed packed."""
     output = body(
         input_ids=input_ids_T[None],
         position_ids=position_ids_T[None],
-        # Of four dimensions, so that no mask is made; `packed_attention` needs none.
+        # A four-dimensional mask keeps transformers from making one; `packed_attention` needs none.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=input_ids_T.device),
         use_cache=False,
         rows=rows,
@@ -101,8 +103,10 @@ def packed_states(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, rows: 
 
 
 def separate_states(body: Any, input_ids_T: Tensor, rows: Rows) -> Tensor:
-    """The last hidden states [T, H], each row computed by itself: for models that mix tokens other than by
-    attention."""
+    """Return the last hidden states [T, H], each row computed separately.
+
+    For models that mix tokens by more than attention.
+    """
     results = [
         body(input_ids=input_ids_T[positions_RL], use_cache=False).last_hidden_state.flatten(0, 1)
         for positions_RL in rows.positions_RL
@@ -112,7 +116,7 @@ def separate_states(body: Any, input_ids_T: Tensor, rows: Rows) -> Tensor:
 
 @torch.no_grad()
 def can_pack(body: Any, device: torch.device) -> bool:
-    """Whether the model computes packed rows as it computes each by itself; tried on two rows with a common prompt."""
+    """Return True if the model gives the same for packed and separate rows, tested on two rows with a common prompt."""
     ids = torch.arange(7, device=device) % body.config.vocab_size
     position_ids = torch.tensor([0, 1, 2, 3, 4, 2, 3], device=device)
     rows = Rows(
@@ -123,6 +127,6 @@ def can_pack(body: Any, device: torch.device) -> bool:
     try:
         found = packed_states(body, ids, position_ids, rows)
     except (TypeError, ValueError, RuntimeError):
-        return False  # It does not know `rows`, or what to do with a mask of four dimensions.
+        return False  # The model rejects `rows` or a four-dimensional mask.
     error = (found - expected).abs().max() / expected.abs().max()
     return bool(error < _TOLERANCE[expected.dtype])

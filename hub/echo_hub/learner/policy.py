@@ -1,11 +1,11 @@
-"""The policy: a frozen base model with one trainable LoRA adapter, held by PEFT.
+"""The policy: a frozen base model with one trainable LoRA adapter, managed by PEFT.
 
-The adapter's weights are float32; the base and the computation are of `learner.precision`, and the base's linear layers
-of `learner.base_bits`. The reference policy is the base with the adapter off, or with the one that the run started
-with: there is no second model.
+The adapter's weights are float32. The base's weights and the computation use `learner.precision`, the base's linear
+layers `learner.base_bits`. The reference policy is the bare base, or the base with the run's starting adapter. There is
+no second model.
 
-What is published, and what samples for the hub itself, is `Policy.published`: the adapter in `dissemination.precision`.
-Training goes on from the float32 weights and never sees that rounding.
+`Policy.published` is the adapter in `dissemination.precision`, as nodes and the hub's own sampler get it. Training
+continues from the float32 weights and never sees that rounding.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from echo_shared.torch_precision import multiplies
 log = logging.getLogger(__name__)
 
 _PROCESSED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Configuration keys of models whose logits are more than their output layer's."""
+"""Configuration keys of models that transform their logits after the output layer."""
 
 
 class Policy:
-    """Made by `load`. `model` is in eval mode (there is no dropout) and ready for `echo_shared.torch_sampler`."""
+    """Create it with `load`. `model` is in eval mode (no dropout) and works with `echo_shared.torch_sampler`."""
 
     def __init__(
         self, model: PeftModel, settings: LearnerSettings, *, device: torch.device, dtype: torch.dtype, ranks: Ranks
@@ -66,29 +66,29 @@ class Policy:
         self._dtype = dtype
         self._published_dtype = _dtype(settings.publish_precision, auto=dtype)
         self.computed: Callable[[], object] = lambda: None
-        """Called after every forward pass of a micro-batch."""
+        """Called after each forward pass of a micro-batch."""
         self._temperature = settings.temperature
         self.checkpoints = settings.learner.gradient_checkpointing is True
-        """Whether layers are computed again in the backward pass; may be changed unless the setting is false."""
+        """True if gradient checkpointing is on; may be changed unless the setting is false."""
         self._packs_up_to = 0
-        """Tokens of the longest row that may be packed; longer ones are computed each by itself."""
+        """Length of the longest row that may be packed. Longer rows are computed separately."""
         self._layers = lora.layers(model)
         self.reference: Mapping[str, Tensor] | None = None
-        """The adapter that the policy is held to, in place of the base alone."""
+        """The adapter of the reference policy; None means the bare base."""
 
     @classmethod
     def load(cls, settings: LearnerSettings, ranks: Ranks = ALONE, *, dtype: torch.dtype | None = None) -> Policy:
-        """Return the base with a fresh adapter, which changes nothing yet: policy version 0. The same seed gives the
-        same adapter. `dtype`: the type in which the base is held; None: that of `learner.precision`.
+        """Load the base with a fresh adapter that changes nothing yet: policy version 0.
 
-        Raises LearnerError when the base cannot be loaded or is of a kind that cannot be trained here; at every rank
-        when it is so at one.
+        The same seed gives the same adapter. `dtype` is the type of the base's weights; None means `learner.precision`.
+        Raises LearnerError if the base cannot be loaded or trained here. With several ranks, all of them raise if one
+        does.
         """
         device = ranks.agree(lambda: resolve_device(settings.learner.device))
         dtype = dtype or _dtype(settings.learner.precision, auto=_suitable_dtype(device, ranks))
         if device.type == "cpu" and dtype is torch.bfloat16 and not multiplies(device, dtype):
             log.warning(
-                "This processor does not multiply bfloat16, which learner.precision asks for: a step may take hours. "
+                "This processor cannot multiply bfloat16, which learner.precision asks for: a step may take hours. "
                 "Set learner.precision to auto or float32."
             )
         model = ranks.agree(lambda: _load_model(settings, device, dtype))
@@ -98,28 +98,29 @@ class Policy:
 
     def _prepare(self, settings: LearnerConfig) -> None:
         if self.ranks.count == 1:
-            self.model.to(self.device)  # Else layer by layer, for all of it may be more than the device can hold.
+            self.model.to(self.device)  # Several ranks move the base layer by layer: a device may not hold all of it.
         if settings.base_bits == 4:
             for module in self._body.modules():
                 if type(module).__name__ == "Linear4bit":
-                    # In eval mode, bitsandbytes lays its weights out for CPU kernels that have no gradient.
+                    # In eval mode, bitsandbytes converts its weights for CPU kernels that have no gradient.
                     module.train()
         with self.autocast():
             if packing.can_pack(self._body, next(self._body.parameters()).device):
-                # Transformers limits attention to a window by a mask, which packed rows do without.
+                # Transformers implements window attention by a mask, which packed rows do not use.
                 config = self._body.config
                 windows = [getattr(config, key, None) for key in ("sliding_window", "attention_chunk_size")]
                 self._packs_up_to = min((window for window in windows if window), default=sys.maxsize)
         for layer in self._body.modules():
             if settings.gradient_checkpointing and isinstance(layer, GradientCheckpointingLayer):
                 layer.forward = self._checkpointed(layer.forward)
-        # Ranks that share a base go through its layers together. One that is not packed they hold whole, each of them.
+        # Ranks that share a base compute its layers in lockstep. If rows cannot be packed, each rank holds the whole
+        # base.
         if self._packs_up_to == sys.maxsize and not settings.base_bits:
             self.ranks.shard(self.model, self.device.type)
         self.model.to(self.device)
 
     def _checkpointed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Keeps what a layer is given, and computes the layer again in the backward pass."""
+        """Return a forward pass that keeps only the layer's inputs and recomputes the layer in the backward pass."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self.checkpoints or not torch.is_grad_enabled():
@@ -130,21 +131,23 @@ class Policy:
 
     @property
     def _body(self) -> Any:
-        """All but the output layer."""
+        """Return the model without its output layer."""
         return self.model.get_base_model().base_model
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16)
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
-        """The learner's log-probabilities of the batch's drawn tokens, float32 nats [N], with their graph."""
+        """Return the learner's log-probabilities of the batch's drawn tokens, float32 nats [N], with their graph."""
         with self.autocast():
             return selected_logprobs(
                 self._predicting_states(batch), self.head, batch.target_ids_N, temperature=self._temperature
             )
 
     def screened(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> Screened:
-        """As `logprobs`, and what the same pass says beside; `entropy_gradient`: the entropies have a graph as well."""
+        """Return `logprobs` and the other results of the same pass. With `entropy_gradient`, entropies have a graph
+        too.
+        """
         with self.autocast():
             return screened_logprobs(
                 self._predicting_states(batch),
@@ -163,9 +166,12 @@ class Policy:
         greedy_N: Tensor | None = None,
         adapters: Sequence[tuple[Mapping[str, Tensor], int]],
     ) -> tuple[Tensor, Tensor]:
-        """Where each token's interval begins, and its true log-probability, float64 [N] and [N]: see
-        `logprobs.intervals`. `adapters`: by weights of `read_adapter` or `published`, and how many positions T are
-        computed by each, one after the other; several only if `takes_several`."""
+        """Return the lower end of each token's interval and its true log-probability, float64 [N]: see
+        `logprobs.intervals`.
+
+        `adapters` holds weights of `read_adapter` or `published` and the number of consecutive positions T computed
+        with each. Several adapters need `takes_several`.
+        """
         if len(adapters) == 1:
             self.set_adapter(adapters[0][0])
             adapters = ()
@@ -176,36 +182,39 @@ class Policy:
 
     @torch.no_grad()
     def states(self, batch: MicroBatch) -> Tensor:
-        """The last hidden states [N, H] at the positions that predict a drawn token, by the adapter that is set."""
+        """Return the last hidden states [N, H] at the positions that predict a drawn token, with
+        the current adapter.
+        """
         with self.autocast():
             return self._predicting_states(batch)
 
     @property
     def base_storages(self) -> frozenset[int]:
-        """Addresses of the storages of the base's weights."""
+        """Return the addresses of the base weights' storages."""
         own = {id(parameter) for parameter in self.parameters.values()}
         return frozenset(
             parameter.untyped_storage().data_ptr() for parameter in self.model.parameters() if id(parameter) not in own
         )
 
     def takes_several(self, batch: MicroBatch) -> bool:
-        """Whether one pass can compute it by several adapters: its positions have to stay in their order, and all
-        adapted layers know how."""
+        """Return True if one pass can use several adapters: the batch is packed, and all adapted layers are
+        `LoraLinear`.
+        """
         return batch.rows.longest <= self._packs_up_to and 2 * len(self._layers) == len(self.parameters)
 
     @property
     def vocab_size(self) -> int:
-        """Ids of the base model."""
+        """Size of the base model's vocabulary."""
         return int(self._body.config.vocab_size)
 
     @property
     def head(self) -> Any:
-        """The output layer."""
+        """Return the output layer."""
         base: Any = self.model.get_base_model()
         return base.get_output_embeddings()
 
     def _predicting_states(self, batch: MicroBatch) -> Tensor:
-        """The last hidden states [N, H] of those positions alone that predict a drawn token."""
+        """Return the last hidden states [N, H] at the positions that predict a drawn token."""
         if batch.rows.longest <= self._packs_up_to:
             hidden_TH = packing.packed_states(self._body, batch.input_ids_T, batch.position_ids_T, batch.rows)
         else:
@@ -215,31 +224,35 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        """The reference's log-probabilities of the batch's drawn tokens, float32 nats [N]: the base's, with the adapter
-        off, or those of `reference`."""
+        """Return the reference policy's log-probabilities of the batch's drawn tokens, float32 nats [N]."""
         with self.model.disable_adapter() if self.reference is None else self.holding(self.reference):
             return self.logprobs(batch)
 
     def published(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The adapter, or `weights` in its place, as nodes get it, A [R, I] and B [O, R] by PEFT's names: in bfloat16,
-        if that is wanted, rounded to nearest, ties to even."""
+        """Return the adapter, or `weights`, as nodes get it: A [R, I] and B [O, R] by PEFT's names.
+
+        Conversion to bfloat16 rounds to nearest, ties to even.
+        """
         return {
             name: weight.detach().to(self._published_dtype) for name, weight in (weights or self.parameters).items()
         }
 
     def save_adapter(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Writes the adapter, or `weights` in its place, in PEFT's layout; the same weights give the same bytes."""
+        """Write the adapter, or `weights`, in PEFT's layout. Equal weights give equal bytes."""
         tensors = {name: weight.detach().cpu() for name, weight in (weights or self.parameters).items()}
-        # Not by its own hand, which does not say why a disk refuses it.
+        # Write the file here: safetensors' own writer hides why a disk refuses.
         (directory / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))
         config = {**self.model.peft_config["default"].to_dict(), "inference_mode": True}
         config["target_modules"] = sorted(config["target_modules"])
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def read_adapter(self, directory: Path) -> dict[str, Tensor]:
-        """The adapter in `directory`, in float32. Raises LearnerError unless it has exactly this policy's tensors."""
+        """Read the adapter in `directory` as float32.
+
+        Raises LearnerError unless it has exactly this policy's tensors.
+        """
         try:
-            # In one piece: to map the file takes more than twice the time for a small adapter.
+            # Read the file at once: mapping it takes more than twice as long for a small adapter.
             tensors = load((directory / WEIGHTS_FILE).read_bytes())
             weights = {name: weight.float() for name, weight in tensors.items()}
         except (OSError, SafetensorError) as error:
@@ -249,19 +262,19 @@ class Policy:
             raise LearnerError(
                 "An adapter does not fit the base model and LoRA settings of this run.",
                 got=f"{directory}: {len(weights)} tensors, {len(shapes)} expected",
-                do="Use the base model, training.lora_rank and training.lora_targets that it was trained with.",
+                do="Use the base model, training.lora_rank and training.lora_targets of the adapter's training.",
             )
         return weights
 
     @torch.no_grad()
     def set_adapter(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over weights of `read_adapter` or `published`."""
+        """Copy weights of `read_adapter` or `published` into the policy."""
         for name, parameter in self.parameters.items():
             parameter.copy_(weights[name])
 
     @contextmanager
     def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Puts weights of `read_adapter` or `published` in place of the policy's own, for as long as the block runs."""
+        """Replace the policy's weights by those of `read_adapter` or `published` within the block."""
         own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.set_adapter(weights)
         try:
@@ -271,7 +284,7 @@ class Policy:
 
 
 def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> PeftModel:
-    """Loads the base into the host's memory, but for one of fewer bits, which is made on its device."""
+    """Load the base into host memory. A quantised base is created on its device."""
     base = _load_base(settings, device, dtype)
     _check(base.config)
     config = LoraConfig(
@@ -295,7 +308,7 @@ def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dt
             raise LearnerError(
                 "The base model has no layer for the adapter.",
                 got=f"training.lora_targets = {settings.training.lora_targets}: {error}",
-                do="Set training.lora_targets to layers that it has, or choose another base model.",
+                do="Set training.lora_targets to layers of this base model, or choose another base model.",
             ) from error
     model.peft_config["default"].base_model_name_or_path = settings.base_name
     gated_mlp.use_in(model)
@@ -320,7 +333,7 @@ def _load_base(settings: LearnerSettings, device: torch.device, dtype: torch.dty
         if not settings.learner.base_bits:
             raise
         raise LearnerError(
-            "The base model cannot be loaded in fewer bits here.",
+            "The base model cannot be loaded in quantised form here.",
             got=f"learner.base_bits = {settings.learner.base_bits}: {error}",
             do="Choose another device, or set learner.base_bits to 0. If bitsandbytes is missing: "
             f"{how_to_install('quantized')}",
@@ -329,12 +342,12 @@ def _load_base(settings: LearnerSettings, device: torch.device, dtype: torch.dty
         raise LearnerError(
             "The base model cannot be loaded.",
             got=f"{settings.base_dir}: {error}",
-            do="Give model.base a causal LM in Hugging Face layout, with safetensors weights.",
+            do="Set model.base to a causal LM in Hugging Face layout, with safetensors weights.",
         ) from error
 
 
 def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """NF4 with double quantization is QLoRA's choice (arXiv 2305.14314, section 3)."""
+    """Return the quantisation. For 4 bits it is QLoRA's: NF4 with double quantization (arXiv 2305.14314, section 3)."""
     if bits == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
@@ -343,7 +356,7 @@ def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def _suitable_dtype(device: torch.device, ranks: Ranks) -> torch.dtype:
-    """bfloat16 on a GPU that multiplies it, else float32; what suits rank 0's device holds at every rank."""
+    """Return bfloat16 on a GPU with bfloat16 products, else float32. Rank 0's device decides for all ranks."""
     told = {"bfloat16": device.type == "cuda" and multiplies(device, torch.bfloat16)} if ranks.rank == 0 else None
     return torch.bfloat16 if ranks.tell(told)["bfloat16"] else torch.float32
 
@@ -356,7 +369,7 @@ def _check(config: Any) -> None:
     for key in _PROCESSED_LOGITS:
         if getattr(config, key, None) not in (None, 1, 1.0):
             raise LearnerError(
-                "This base model changes its logits after the output layer, which the learner does not do.",
+                "The learner cannot train a base model that transforms its logits after the output layer.",
                 got=f"{key} in {config.model_type}",
                 do="Choose another base model, such as Qwen or Llama.",
             )

@@ -1,6 +1,6 @@
-"""What a step is cut into at the start: as the settings say, or as a GPU's memory allows.
+"""The cut of the first step: from the settings, or as large as a GPU's memory allows.
 
-Measured is the step's own pass, `step.accumulate_gradient`, on random tokens.
+It is measured with the step's own pass, `step.accumulate_gradient`, on random tokens.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from echo_shared.out_of_memory import ran_out
 log = logging.getLogger(__name__)
 
 _ADAM_BYTES: Final = 8
-"""Of each trained weight: two averages in float32, which the first step makes."""
+"""Bytes of Adam's state for each trained weight: two float32 averages, allocated in the first step."""
 _LONGEST_ROW: Final = 512
-"""Tokens of the rollouts that are measured, at most."""
+"""Longest rollout in the measurement, in tokens."""
 
 
 class Meter(Protocol):
     """Measures a device's memory."""
 
     def free_bytes(self) -> int:
-        """What may still be allocated."""
+        """Return the bytes that can still be allocated."""
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """What `run` holds at most, over what is held before it."""
+        """Return the peak bytes that `run` holds, above those held before it."""
 
 
 class CudaMeter:
-    """A CUDA device, by PyTorch's own books and the driver's."""
+    """Measures a CUDA device, by PyTorch's and the driver's counters."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def free_bytes(self) -> int:
-        """What the driver has, and what PyTorch keeps for itself without using it."""
+        """Return the driver's free bytes plus PyTorch's unused cache."""
         torch.cuda.empty_cache()
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return int(torch.cuda.mem_get_info(self._device)[0]) + int(kept)
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """By the tensors' sizes."""
+        """Return the peak by the sizes of tensors."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -66,7 +66,7 @@ class CudaMeter:
 
 
 def place(policy: Policy, learner: LearnerConfig) -> str:
-    """What the cuts of a run hold for."""
+    """Return a text that identifies device and settings, for which a run's cuts are valid."""
     if policy.device.type == "cuda":
         name = torch.cuda.get_device_name(policy.device)
         memory_bytes = torch.cuda.get_device_properties(policy.device).total_memory
@@ -77,7 +77,9 @@ def place(policy: Policy, learner: LearnerConfig) -> str:
 
 
 def first_cut(policy: Policy, settings: LearnerSettings, meter: Meter | None = None) -> Cut:
-    """The same at every rank; `meter`: of the policy's device, None = that of its kind, if there is one."""
+    """Return the first cut, the same at every rank. `meter` measures the policy's device; None means CUDA's, if it is
+    one.
+    """
     learner = settings.learner
     again = None if learner.gradient_checkpointing == "auto" else learner.gradient_checkpointing
     if meter is None and policy.device.type == "cuda":
@@ -86,7 +88,7 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: Meter | None = N
         return Cut(micro_batch_tokens=learner.tokens_at_once, gradient_checkpointing=bool(again))
     trained = sum(parameter.numel() for parameter in policy.parameters.values())
     free_bytes = max(0, meter.free_bytes() - _ADAM_BYTES * trained)
-    # All ranks have to measure alike, for they compute each layer together.
+    # All ranks must measure the same sizes, because they compute each layer together.
     free_bytes = min(said["free"] for said in policy.ranks.exchange({"free": free_bytes}))
     held = meter
 
@@ -109,7 +111,9 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: Meter | None = N
 
 
 def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: Meter, tokens: int) -> int | None:
-    """None where there is too little memory; of several ranks, which cannot go on then, the error itself."""
+    """Return the peak bytes of one micro-batch; None if memory is too small. With several ranks, raise the device's
+    error: they cannot continue.
+    """
     (batch,) = build_micro_batches([_random_group(policy.vocab_size, tokens)], micro_batch_tokens=tokens)
     loss = StepLoss(settings.objective, entropy_coefficient=float(settings.objective.trains_entropy))
     peak: int | None = None
@@ -130,7 +134,7 @@ def _compute(policy: Policy, batch: MicroBatch, loss: StepLoss) -> None:
 
 
 def _random_group(vocab_size: int, tokens: int) -> WeightedGroup:
-    """Rollouts of so many tokens together, as a micro-batch counts them."""
+    """Return a group of rollouts with `tokens` tokens in all, as a micro-batch counts them."""
     rng = np.random.default_rng(tokens)
     length = min(_LONGEST_ROW, tokens)
     rollouts = [

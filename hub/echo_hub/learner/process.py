@@ -1,8 +1,7 @@
-"""The learner as its parent sees it: a child process that is given steps, samples and evaluations. Loads no torch.
+"""The learner as seen by its parent: a child process for steps, sampling and evaluations. Loads no torch.
 
-Commands may overlap; the process carries them out in the order in which they were given, each as soon as the one before
-is done: what a step has left is written beside the next command. Every await here may be cancelled: the process still
-finishes what it was told to do, and nobody reads that answer.
+Commands may overlap; the process executes them in the order given. A step's results are written in parallel to the next
+command. Every await here may be cancelled: the process still finishes the command, and its answer is discarded.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -22,34 +21,38 @@ from echo_hub.learner import frames, unquantized
 from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_shared.child import ChildExited, Frame
+from echo_shared.room import Room
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 WORKER: Final = "echo_hub.learner.serve"
 LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0)
-"""Once it is ready: until then it may wait for other hosts for hours."""
+"""Heartbeat limits of a ready process. Before that, it may wait for other hosts for hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What an evaluation has drawn, and how long the process was at it."""
+    """Rollouts of an evaluation, and the process's working time."""
 
     rollouts: list[FinishedRollout]
     seconds: float
 
 
 class Learner:
-    """Made by `start`. Every command raises LearnerError (refused, or failed) or ChildExited (the process is gone)."""
+    """The learner process; create it with `start`.
 
-    def __init__(self, child: SupervisedChild, opened: Frame, disk: Callable[[str], object]) -> None:
+    Every command raises LearnerError (refused or failed) or ChildExited (the process has ended).
+    """
+
+    def __init__(self, child: SupervisedChild, opened: Frame, room: Room | None) -> None:
         self.policy_version: int = opened["policy_version"]
-        """What the process holds, by its last answer; right even when nobody waited for that answer."""
+        """Version that the process holds, by its last answer; also updated by answers that are discarded."""
         self.resumed: Mapping[int, StepTold] = frames.unpack_told(opened["told"])
-        """What came with its checkpoint: of its step and of the one before, by step."""
+        """Results stored in its checkpoint, by step: the checkpoint's step and the previous one."""
         self._child = child
-        self._disk = disk
+        self._room = room
         self._numbers = itertools.count(1)
-        # Unbounded, but a call gets no more answers than it asked for rollouts.
+        # Unbounded queues, but a call gets no more answers than it requested rollouts.
         self._answers: dict[int, asyncio.Queue[Frame | ChildExited]] = {}
         self._ended: ChildExited | None = None
         self._reader = asyncio.create_task(self._read(), name="learner-reader")
@@ -60,15 +63,16 @@ class Learner:
         settings: LearnerSettings,
         run_dir: Path,
         *,
-        disk: Callable[[str], object] = lambda said: None,
+        room: Room | None = None,
         spawned: SupervisedChild | None = None,
     ) -> Learner:
-        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log. `disk` is
-        called with what a full disk says to the process, which waits; with nothing once it goes on, or is gone.
-        `spawned`: the process, where it was begun before (`begun`).
+        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log. `room` is
+        told while the process waits for disk space. `spawned`: the process, where it was begun before (`begun`).
 
-        With learner.processes or learner.hosts more than 1 it is the launcher of several (`echo_hub.learner.launch`),
-        which end and start together; this waits until the other hosts have come.
+        `disk` is called with the message of a full disk when the process waits for space, and with "" when it continues
+        or has ended. `spawned` is a process started earlier by `begun`. With learner.processes or learner.hosts above
+        1, the process is the launcher of several (`echo_hub.learner.launch`), which start and end together. This method
+        then waits for the other hosts.
         """
         child = spawned or await _spawn(settings.learner, run_dir)
         given = {"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir), "beat_s": LIMITS.beat_s}
@@ -76,15 +80,17 @@ class Learner:
         if child.ready["kind"] == "error":
             await child.stop()
             raise frames.unpack_error(child.ready)
-        return cls(child, child.ready, disk)
+        return cls(child, child.ready, room)
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
     async def hold(self, groups: Mapping[int, TrainingGroup]) -> None:
-        """Gives the process groups of steps to come, by their ids; it holds each until a step takes it or lets it
-        go. A reward that is not known yet is NaN."""
+        """Send the process groups of later steps, by id. It keeps each until a step takes or discards it.
+
+        A reward that is not known yet is NaN.
+        """
         await self._tell("hold", groups={group_id: frames.pack_group(group) for group_id, group in groups.items()})
 
     async def train(
@@ -96,9 +102,11 @@ class Learner:
         learning_rate: float | None = None,
         objective: str | None = None,
     ) -> StepUnderWay:
-        """Hands the process the step that turns version `step` - 1 into `step`, which it may not hold yet: it begins
-        once it has carried out what it was given before. `learning_rate` and `objective` (JSON): the step's; None: as
-        the settings have them."""
+        """Send the step that turns version `step` - 1 into `step`.
+
+        The process may still hold an older version: it starts the step after its earlier commands. `learning_rate` and
+        `objective` (JSON) override the settings for this step; None keeps them.
+        """
         fields = {
             "groups": frames.pack_groups(groups),
             "export_to": None if export_to is None else str(export_to),
@@ -117,11 +125,10 @@ class Learner:
         learning_rate: float | None = None,
         objective: str | None = None,
     ) -> StepUnderWay:
-        """As `train`, but nothing of the step is written, nor is it told as done, before `confirm`, before which the
-        process is to be told nothing but what to hold.
+        """Send a step like `train`, to be written and reported as done only after `confirm`.
 
-        Of groups that it holds, in the order of `rewards`, which has those of each group's rollouts. `let_go`: groups
-        that it holds and no step will take.
+        Until `confirm`, only `hold` may be sent. The step uses held groups in the order of `rewards`, which lists the
+        rewards of each group's rollouts. `let_go` names held groups that no step will use.
         """
         fields = {
             "rewards": [[group_id, list(of_group)] for group_id, of_group in rewards.items()],
@@ -133,11 +140,11 @@ class Learner:
         return StepUnderWay(await self._call("begin", step=step, **fields))
 
     async def confirm(self, step: int) -> None:
-        """The step that was begun may be written."""
+        """Allow the process to write the step that `begin` started."""
         await self._tell("confirm", step=step)
 
     async def sample(self, groups: Sequence[GroupRequest]) -> AsyncGenerator[FinishedRollout, None]:
-        """Draws all rollouts of `groups`, which must ask for `policy_version`; yields each when it is finished."""
+        """Draw all rollouts of `groups`, which must request `policy_version`. Yield each one when it is finished."""
         requests = [frames.pack_request(group) for group in groups]
         async with contextlib.aclosing(await self._call("sample", groups=requests)) as answers:
             async for frame in answers:
@@ -145,9 +152,9 @@ class Learner:
                     yield frames.unpack_rollout(frame["rollout"])
 
     async def evaluate(self, groups: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Drawn:
-        """Draws all rollouts of `groups`, by the PEFT `adapter` in a directory or, None, by the base; whatever is held.
+        """Draw all rollouts of `groups` with the PEFT `adapter` in a directory; None means the base model.
 
-        Greedy, or drawn from the requests' seeds.
+        Independent of the version that the process holds. Draws are greedy, or use the requests' seeds.
         """
         fields = {
             "groups": [frames.pack_request(group) for group in groups],
@@ -159,18 +166,18 @@ class Learner:
         return Drawn(rollouts=[frames.unpack_rollout(item["rollout"]) for item in items], seconds=result["at_work_s"])
 
     async def stop(self) -> None:
-        """Ends the process, after its step if that does not take long. Harmless when it has ended."""
+        """End the process, after its current step if that is short. Does nothing if it has ended."""
         await self._child.stop()
         await self._reader
 
     async def _tell(self, command: str, **fields: Any) -> None:
-        """Sends one command that is not answered."""
+        """Send one command that has no answer."""
         if self._ended is not None:
             raise self._ended
         await self._child.send({"call": next(self._numbers), "command": command, **fields})
 
     async def _call(self, command: str, **fields: Any) -> AsyncGenerator[Frame, None]:
-        """Sends one command; the answers to it, of which the last is its result."""
+        """Send one command, and return its answers; the last one is the result."""
         if self._ended is not None:
             raise self._ended
         number = next(self._numbers)
@@ -197,12 +204,12 @@ class Learner:
             del self._answers[number]
 
     async def _read(self) -> None:
-        """The only reader of the child's frames; ends with the child."""
+        """Read the child's frames until it ends. No other task reads them."""
         try:
             while True:
                 frame = await self._child.receive()
                 if frame["kind"] == "disk":
-                    self._disk(frame["full"])
+                    self._waits_for_space(frame["full"])
                 self.policy_version = frame.get("policy_version", self.policy_version)
                 answers = self._answers.get(frame["call"])
                 if answers is not None:
@@ -211,26 +218,29 @@ class Learner:
             self._ended = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
-            self._disk("")
+            self._waits_for_space("")
+
+    def _waits_for_space(self, said: str) -> None:
+        if self._room is not None:
+            self._room.elsewhere("the learner", said)
 
 
 class StepUnderWay:
-    """A step that the learner process was given."""
+    """A step that the learner process has received."""
 
     def __init__(self, answers: AsyncGenerator[Frame, None]) -> None:
         self._answers = answers
 
     async def computed(self) -> None:
-        """Waits until the process has computed the step and is free for what comes next; it may still be lost."""
+        """Wait until the step is computed and the process is free. A crash may still lose the step."""
         await anext(self._answers)
 
     async def metrics(self) -> Mapping[str, float]:
-        """Of what is `told`."""
+        """Return the metrics of `told`."""
         return (await self.told()).metrics
 
     async def told(self) -> StepTold:
-        """Waits until the step is in a checkpoint, if one is due, and its adapter where it is wanted; then what it
-        tells."""
+        """Wait until the step's checkpoint (if due) and adapter (if requested) are written, and return its results."""
         async with contextlib.aclosing(self._answers) as answers:
             async for frame in answers:
                 result = frame
@@ -240,10 +250,10 @@ class StepUnderWay:
 
 @contextlib.asynccontextmanager
 async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[SupervisedChild | None]:
-    """A learner's process that loads its libraries, which take seconds, while the hub loads its own: for
-    `Learner.start`. None is left when the block is.
+    """Start a learner process that loads its libraries, which takes seconds, while the hub loads its own.
 
-    Yields None where the system does not start it: who starts the learner is told.
+    Pass the process to `Learner.start`. It is killed when the block ends. Yields None if the system cannot start it;
+    `Learner.start` then reports the error.
     """
     child: SupervisedChild | None = None
     with contextlib.suppress(ChildExited):
@@ -257,8 +267,8 @@ async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[Supervi
 
 
 async def _spawn(settings: LearnerConfig, run_dir: Path) -> SupervisedChild:
-    """Raises ChildExited."""
-    # Without the first, matrix products on CUDA may differ from run to run.
+    """Start the process. Raises ChildExited."""
+    # Without CUBLAS_WORKSPACE_CONFIG, matrix products on CUDA may differ from run to run.
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if settings.threads:
         environment["OMP_NUM_THREADS"] = str(settings.threads)

@@ -1,10 +1,10 @@
-"""The processes of one learner, as each of them sees the others: PyTorch's distributed package, and FSDP2 for the base.
+"""The processes of one learner: PyTorch's distributed package, and FSDP2 for the base.
 
-Rank 0 speaks with the hub and tells the others what it was told. The frozen base is sharded, layer by layer. The
-adapter, which is small, is whole everywhere: a step's gradients are summed once, before the optimizer, and every rank
-takes the same optimizer step. The loss is a sum of weighted token losses over the whole step, so nothing is averaged.
+Rank 0 talks to the hub and forwards its commands to the other ranks. The frozen base is sharded by layer. The small
+adapter is whole at every rank: a step's gradients are summed once, before the optimizer, and every rank takes the same
+optimizer step. The loss is a sum of weighted token losses over the whole step, so gradients are summed, not averaged.
 
-A learner of one process is the same without company: `Ranks()`, whose methods then cost nothing.
+A learner of one process uses the same class, `Ranks()`, whose methods then cost nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from echo_shared.child import HEADER_BYTES, Frame, pack_frame, unpack_frame
 from echo_shared.errors import EchoError, LearnerError
 
 SILENCE: Final = timedelta(minutes=30)
-"""A rank that the others wait for longer than this is given up. One whose process ends is missed within a second; this
-is for a host that vanishes without a word, and longer than ranks that sample wait for the one with the most to do."""
+"""Longest wait for another rank. The end of a process is noticed within a second; this limit is for a host that
+vanishes silently. It must exceed the longest sampling work of any rank, because the others wait."""
 
 T = TypeVar("T")
 
 
 class Ranks:
-    """Made by `join` in a process that `echo_hub.learner.launch` has started."""
+    """The ranks as seen from this process. In a process started by `echo_hub.learner.launch`, create it with `join`."""
 
     def __init__(self, *, rank: int = 0, count: int = 1, base_dir: Path | None = None) -> None:
         self.rank = rank
@@ -47,20 +47,20 @@ class Ranks:
 
     @classmethod
     def join(cls, *, base_dir: Path | None) -> Ranks:
-        """Meets the others; `base_dir` is the base model on this host, None where it is the hub's."""
+        """Join the other ranks. `base_dir` is the base model on this host; None on the hub's host."""
         cuda = torch.cuda.is_available()
         distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=SILENCE)
         return cls(rank=distributed.get_rank(), count=distributed.get_world_size(), base_dir=base_dir)
 
     def leave(self) -> None:
-        """Leaves the others; all ranks call it, at the end."""
+        """Leave the process group. All ranks call it at the end."""
         if self.count > 1:
             distributed.destroy_process_group()
 
     def place(self, settings: LearnerSettings) -> LearnerSettings:
-        """The settings as they hold in this process: its own GPU, its share of the processor, its host's base model.
+        """Return the settings for this process: its own GPU, its share of processor cores, its host's base model.
 
-        Raises LearnerError when there is no GPU for it.
+        Raises LearnerError if there is no GPU for it.
         """
         if self.count == 1:
             return settings
@@ -85,7 +85,7 @@ class Ranks:
         )
 
     def tell(self, frame: Frame | None = None, *, by: int = 0) -> Frame:
-        """The frame of rank `by`, at every rank; the others give none."""
+        """Broadcast the frame of rank `by`, and return it at every rank. The other ranks pass None."""
         if self.count == 1:
             assert frame is not None
             return frame
@@ -97,18 +97,23 @@ class Ranks:
         return _frame(data) if frame is None else frame
 
     def tell_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Rank 0's tensors, in the host's memory at every rank; what the others give does not count."""
+        """Broadcast rank 0's tensors, and return them in host memory at every rank.
+
+        Other ranks' tensors are ignored.
+        """
         if self.count == 1:
             return dict(tensors)
         names = self.tell({"names": list(tensors)} if self.rank == 0 else None)["names"]
         told = {}
-        for name in names:  # One by one: together they may be more than a frame can hold.
+        for name in names:  # Send them one by one: together they may exceed the size limit of a frame.
             frame = self.tell({"tensor": tensors[name].numpy(force=True)} if self.rank == 0 else None)
             told[name] = torch.from_numpy(frame["tensor"].copy())
         return told
 
     def agree(self, make: Callable[[], T]) -> T:
-        """What `make()` gives, if it succeeds at every rank; else the first rank's EchoError, at every rank."""
+        """Return `make()` if it succeeds at every rank. Otherwise raise the first failing rank's EchoError at every
+        rank.
+        """
         if self.count == 1:
             return make()
         problem: Frame = {}
@@ -121,11 +126,11 @@ class Ranks:
         return made
 
     def exchange(self, frame: Frame) -> list[Frame]:
-        """Every rank's frame, in the order of ranks, at every rank."""
+        """Return every rank's frame, in rank order, at every rank."""
         return [self.tell(frame if rank == self.rank else None, by=rank) for rank in range(self.count)]
 
     def gather(self, frame: Frame) -> list[Frame]:
-        """Every rank's frame, in the order of ranks, at rank 0; nothing elsewhere."""
+        """Return every rank's frame, in rank order, at rank 0; an empty list elsewhere."""
         if self.rank:
             body = _bytes(pack_frame(frame))
             distributed.send(torch.tensor([len(body)]), 0)
@@ -141,14 +146,15 @@ class Ranks:
         return frames
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """What of `items`, the same at all ranks, is this one's: every `count`-th."""
+        """Return this rank's part of `items`, which are equal at all ranks: every `count`-th."""
         return items[self.rank :: self.count]
 
     def micro_batches(self, groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:
-        """This rank's part of `groups`: as many micro-batches as any other's, for ranks go through the layers together.
+        """Return this rank's micro-batches of `groups`, the same number at each rank, because ranks compute layers
+        together.
 
-        The i-th of all ranks are of about one size. Where ranks would go idle, micro-batches are smaller than
-        `micro_batch_tokens`; what is missing in the end is filled up with ones that hold no trained token.
+        The i-th micro-batches of all ranks have similar sizes. Micro-batches are smaller than `micro_batch_tokens` if
+        ranks would be idle otherwise. Missing ones are filled with micro-batches without trained tokens.
         """
         batches = build_micro_batches(groups, micro_batch_tokens=self.budget(groups, micro_batch_tokens))
         if self.count == 1:
@@ -158,7 +164,7 @@ class Ranks:
         return list(self.share(batches))
 
     def budget(self, groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int:
-        """`micro_batch_tokens`, or fewer, where ranks would go idle."""
+        """Return `micro_batch_tokens`, or less if ranks would be idle."""
         if self.count == 1:
             return micro_batch_tokens
         tokens = sum(
@@ -167,7 +173,7 @@ class Ranks:
         return min(micro_batch_tokens, -(-tokens // self.count))
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Sums each tensor over all ranks, in place; all are of one type and on one device."""
+        """Sum each tensor over all ranks, in place. All tensors have one dtype and device."""
         if self.count == 1:
             return
         own = list(tensors)
@@ -178,7 +184,10 @@ class Ranks:
                 tensor.copy_(total.view_as(tensor))
 
     def collect(self, rows: Tensor) -> Tensor:
-        """All ranks' rows [R, ...], one rank's after the other's, at every rank; all have equally many."""
+        """Return all ranks' rows [R, ...], concatenated in rank order, at every rank.
+
+        All ranks have equally many rows.
+        """
         if self.count == 1:
             return rows
         parts = [torch.empty_like(rows) for _ in range(self.count)]
@@ -186,9 +195,9 @@ class Ranks:
         return torch.cat(parts)
 
     def shard(self, model: Any, device_type: str) -> None:
-        """Spreads the base's layers over the ranks' devices: each layer is gathered for as long as it computes.
+        """Shard the base's layers over the ranks' devices; each layer is gathered while it computes.
 
-        What lies outside of the layers (embeddings, output layer) stays whole, and so does the adapter.
+        Embeddings, output layer and adapter stay whole.
         """
         if self.count == 1:
             return
@@ -199,12 +208,12 @@ class Ranks:
         mesh = init_device_mesh(device_type, (self.count,))
         for layer in layers:
             fully_shard(layer, mesh=mesh, ignored_params=adapter)
-        # Nothing of its own: it makes the layers one model, whose next layer is gathered while one computes.
+        # The body shards no parameters itself. Wrapping it makes FSDP prefetch the next layer while one computes.
         fully_shard(body, mesh=mesh, ignored_params=set(model.parameters()) - spread)
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[None]:
-        """Gathers the base at every rank for as long as the block runs, in which each may compute what it likes."""
+        """Gather the whole base at every rank within the block, so that each rank can compute independently."""
         sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for module in sharded:
             module.set_reshard_after_forward(False, recurse=False)
@@ -237,7 +246,7 @@ _NOTHING: Final = WeightedGroup(
         ),
     ),
 )
-"""Goes through the model and counts for nothing: it has no drawn token."""
+"""A group without drawn tokens: it passes through the model but adds nothing."""
 
 ALONE: Final = Ranks()
 """A learner of one process."""

@@ -1,4 +1,4 @@
-"""Which requests are sampled at once on the learner's device. Loads no torch."""
+"""Splitting sampling requests into batches for the learner's device. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from echo_shared.sampling import GroupRequest
 
 
 def batches(requests: Sequence[GroupRequest], budget_tokens: int) -> Iterator[slice]:
-    """Slices of neighbours that take `budget_tokens` at most, prompts included; what is larger by itself goes alone."""
+    """Yield slices of consecutive requests within `budget_tokens`, prompts included. A larger request goes alone."""
     start = total = 0
     for position, request in enumerate(requests):
         size = len(request.indices) * (len(request.prompt_ids) + request.max_tokens)

@@ -1,4 +1,4 @@
-"""How the learning rate changes over a run: up to its highest, and down from it."""
+"""The learning rate over a run: warm-up, then constant or decay."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from echo_hub.config.training_sections import TrainingConfig
 
 
 def share_of_highest(training: TrainingConfig, step: int, *, steps_before: int = 0) -> float:
-    """What step `step`, from 1 on, takes of the learning rate, in 0..1. `steps_before`: of the run's, that are none of
-    the schedule's.
+    """Return the share of the full learning rate in step `step`, counted from 1; it is in 0..1.
 
-    It rises linearly and is whole in the step behind `warmup_steps`. From there on it is constant, or falls so that
-    `final_share` would be left in the step behind the run's last: linearly, or by half a cosine (SGDR, arXiv
-    1608.03983, equation 5).
+    `steps_before` is the number of the run's earlier steps outside the schedule. The share rises linearly and reaches 1
+    in the step after `warmup_steps`. Then it stays 1, or decays towards `final_share` one step after the run's end.
+    Decay is linear, or along half a cosine (SGDR, arXiv 1608.03983, equation 5).
     """
     step, steps = step - steps_before, training.steps - steps_before
     whole = training.warmup_steps + 1

@@ -1,32 +1,28 @@
-"""Every rollout that a step computes, held against the learner's own forward pass, before it has a gradient.
+"""Screening of all rollouts in a step against the learner's own forward pass, before they contribute to the gradient.
 
-The learner's policy π is a few steps newer than μ, which drew the rollout, and computes in another precision, so
-neither what μ claimed nor where u fell can be right to the digit. What no honest engine gives is left out of the step,
-with its whole group; what is merely odd goes on as counts, for whoever judges nodes. Two questions, each asked of a
-rollout's tokens in order, each as a bet against the engine's honesty that wins nothing on average if it is honest. By
-Ville's inequality its stake then grows by a factor of 1 / α, at any token, with a probability of α at most.
+The learner's policy π is a few steps newer than μ, which drew the rollout, and computes in another precision. So
+neither μ's claimed logprobs nor u's interval can match exactly. A rollout that no honest engine produces is left out of
+the step, with its whole group. Merely unusual rollouts stay; they are counted as evidence for judging nodes. Two tests
+run over each rollout's tokens, in order. Each test is a bet against the engine's honesty; an honest engine's expected
+winnings are zero. By Ville's inequality, the stake of an honest rollout ever reaches 1 / α with probability α at most.
 
-    claims      the ratio r = π(o_t) / claim, less `SLACK` nats, which rounding may add to each. If the claim is what
-                the token was drawn with, the mean of r is 1, whatever the two policies are, however old one is:
-
+    claims      the ratio r = π(o_t) / claim, reduced by `SLACK` nats for rounding of both. If the claim is the true
+                probability of the draw, r has mean 1, for any two policies, however old:
                     stake x (1 + r) / 2
+                Claims below the truth are dangerous: they give a token too much weight. Claims above it only
+                reduce the token's weight; they count as evidence alone.
 
-                It is claims below the truth that make a token count more than it should. Those above it take its
-                weight away from it, and are evidence alone.
-
-    draws       the distance v of u from the token's interval under π. An honest engine's are outside with a probability
-                of at most 0.1, and by more than v with one of 0.1 exp(-v / `FAR`), of all tokens before:
-
+    draws       the distance v of u from the token's interval under π. For an honest engine, v > 0 has probability
+                0.1 at most, and v > x has probability 0.1 exp(-x / `FAR`), given all earlier tokens:
                     stake x 0.9 if v = 0, else x 0.95 exp(v / (2 FAR))        mean 0.9 · 0.9 + 0.1 · 2 · 0.95 = 1
+                Measured, built-in model, 4-bit engines, rollouts four steps old, four times the default learning
+                rate (the worst case tried): v > 0: 9 %, v > .1, .2, .4, .6: 4.0, 2.2, .64, .14 %; the bound
+                allows 10 % and 5.1, 2.6, .69, .18 %. At the default rate: 4 % and .53, .11, .01, 0 %.
 
-                Measured, built-in model, engines of 4 bits, rollouts four steps old, at four times the default learning
-                rate, the worst that was tried: outside 9 %, by more than .1, .2, .4, .6: 4.0, 2.2, .64, .14 %; the
-                bound has 10 % and 5.1, 2.6, .69, .18 %. At the default rate: 4 % and .53, .11, .01, 0 %.
+`FALSE_EXCLUSION` is α of each test. Among 65,000 honest rollouts of float32, bfloat16, 8-bit and 4-bit engines, up to
+four steps old, the largest stakes were e^3.2 and e^5.6 (at the default rate e^1.2 and e^1.8). Exclusion needs e^16.1.
 
-`FALSE_EXCLUSION` is α of each. Of 65,000 honest rollouts of float32, bfloat16, 8 and 4 bits, none to four steps old,
-the largest stakes were e^3.2 and e^5.6 (at the default rate e^1.2 and e^1.8), of the e^16.1 that it takes.
-
-All is computed from numbers in the host's memory, in one order: the same batch is screened the same again.
+Everything is computed in host memory in a fixed order, so screening a batch again gives the same result.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ SLACK: Final = 0.05
 FAR: Final = 0.15
 FALSE_EXCLUSION: Final = 1e-7
 MAX_LOG_RATIO: Final = 80.0
-"""Keeps an exponential finite; far beyond what a stake needs."""
+"""Keeps exponentials finite; far above the log-ratio that excludes a rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +51,27 @@ class Tokens:
     claims_N: NDArray[np.float32]
     learner_logprobs_N: NDArray[np.float32]
     distances_N: NDArray[np.float32]
-    """NaN where it is not known what the token was drawn with."""
+    """NaN where the token's u is unknown."""
     lengths: Sequence[int]
-    """Tokens of each rollout."""
+    """Number of tokens of each rollout."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What a step's screen has found; groups and rollouts are named by their places in the step."""
+    """Results of a step's screen. Groups and rollouts are named by their index in the step."""
 
     left_out: set[int] = field(default_factory=set)
-    """Groups that the step was computed without."""
+    """Groups left out of the step."""
     suspects: set[int] = field(default_factory=set)
-    """Rollouts on whose account groups were left out or an update was held back."""
+    """Rollouts that caused their group to be left out or an update to be held back."""
     counts: dict[tuple[int, int], tuple[list[int], list[int], float]] = field(default_factory=dict)
-    """By rollout and turn: tokens by PROBABILITY_EDGES and by CLAIM_EDGES, and the sum of the mismatch."""
+    """By rollout and turn: token counts by PROBABILITY_EDGES and by CLAIM_EDGES, and the summed mismatch KL."""
 
     def frame(self, turns: Sequence[int]) -> dict[str, Any]:
-        """For the hub and a checkpoint: rollouts as places among all turns of the step, each rollout having as many as
-        `turns` says; lists alone."""
+        """Return the results for the hub and a checkpoint, as lists.
+
+        Rollouts are given as indices among all turns of the step; `turns` holds each rollout's number of turns.
+        """
         first = np.cumsum([0, *turns]).tolist()
         places = sorted(self.counts)
         return {
@@ -86,18 +84,18 @@ class Findings:
         }
 
     def packed_counts(self) -> list[Any]:
-        """`counts` as lists alone."""
+        """Return `counts` as lists."""
         return [[*place, *counts] for place, counts in self.counts.items()]
 
     def add_counts(self, packed: Sequence[Mapping[str, Any]]) -> None:
-        """What other ranks have counted: {"counts": `packed_counts`} of each."""
+        """Add the counts of other ranks: {"counts": `packed_counts`} of each."""
         for rollout, turn, *counts in (row for frame in packed for row in frame["counts"]):
             draws, claims, mismatch = counts
             self.counts[rollout, turn] = draws, claims, mismatch
 
 
 def impossible(tokens: Tokens) -> NDArray[np.bool_]:
-    """Which rollouts [R] no honest engine gives."""
+    """Return, for each rollout [R], True if no honest engine produces it."""
     ratios = np.minimum(_differences(tokens), MAX_LOG_RATIO)
     claims = np.logaddexp(0, ratios - SLACK) - log(2)
     distances = tokens.distances_N.astype(np.float64)
@@ -109,7 +107,7 @@ def impossible(tokens: Tokens) -> NDArray[np.bool_]:
 
 
 def count(tokens: Tokens, turns_N: NDArray[np.int64]) -> dict[tuple[int, int], tuple[list[int], list[int], float]]:
-    """By rollout [R] and turn, as `Findings.counts`; nothing of what is not known to have been drawn with some u."""
+    """Return counts by rollout [R] and turn, like `Findings.counts`. Tokens without a known u are not counted."""
     rollouts_N = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
     known = np.isfinite(tokens.distances_N)
     differences = _differences(tokens)[known]
@@ -126,12 +124,12 @@ def count(tokens: Tokens, turns_N: NDArray[np.int64]) -> dict[tuple[int, int], t
 
 
 def _differences(tokens: Tokens) -> NDArray[np.float64]:
-    """Nats from the claim to the learner's own; none of a learner that computes nonsense."""
+    """Return the learner's logprob minus the claim, in nats; 0 where the learner's value is NaN."""
     return np.nan_to_num(tokens.learner_logprobs_N.astype(np.float64) - tokens.claims_N, nan=0.0)
 
 
 def _largest_stakes(log_factors_N: NDArray[np.float64], lengths: Sequence[int]) -> NDArray[np.float64]:
-    """The largest logarithm that each rollout's stake has after any of its tokens."""
+    """Return the largest log-stake that each rollout reaches after any of its tokens."""
     ends = np.cumsum(lengths)
     return np.array(
         [

@@ -1,13 +1,13 @@
-"""Which rollouts of a step are trained on, and how often, by their advantages.
+"""Selection of a step's training rollouts by advantage, and their multiplicity.
 
-Source: Shuffle-R1 (arXiv 2508.05612). Pairwise trajectory sampling: a group is sorted by advantage, the largest is
-paired with the smallest, the second with the second but one, and so on; the half of the pairs that are most unlike is
-kept. The first pairs are the most unlike ones, so the half that is kept is both ends of the order.
+Source: Shuffle-R1 (arXiv 2508.05612). Pairwise trajectory sampling: a group is sorted by advantage. The largest is
+paired with the smallest, the second largest with the second smallest, and so on. The half of the pairs with the largest
+contrast is kept: both ends of the sorted group.
 
-Advantage-based batch shuffle: from the M pairs of the whole step, S sub-batches of M / S pairs each are drawn, in each
-of them a pair at most once and by chances in proportion to |A_i| + |A_j|. So a pair is in 0 to S of them. An update of
-the optimizer has one sub-batch or several; a pair that is in several of them is computed once, with that number in its
-weight: the same gradient, without the passes that would repeat it.
+Advantage-based batch shuffle: from the M pairs of the whole step, S sub-batches of M / S pairs each are drawn. Each
+sub-batch draws pairs without replacement, with chances proportional to |A_i| + |A_j|. So a pair is in 0 to S
+sub-batches. An update of the optimizer uses one or more sub-batches. A pair in several of an update's sub-batches is
+computed once, and its weight is multiplied by their number. The gradient is the same, without repeated passes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 
 def most_unlike(advantages_G: NDArray[np.float64]) -> NDArray[np.intp]:
-    """The places of the half of the pairs [P, 2] that are most unlike, rounded up; of an odd group the middle one has
-    no pair.
+    """Return the indices [P, 2] of the half of a group's pairs with the largest contrast, rounded up.
 
-    Equal advantages are in the rollouts' order. A rollout alone is its own pair.
+    The middle rollout of an odd group has no pair. Equal advantages keep the rollouts' order. A single rollout is
+    paired with itself.
     """
     size = len(advantages_G)
     if size == 1:
@@ -33,10 +33,10 @@ def most_unlike(advantages_G: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def shuffled(strengths_M: NDArray[np.float64], sub_batches: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """How often each pair of the step is in each of the sub-batches, 0 or 1 [S, M]. `strengths_M`: |A_i| + |A_j|.
+    """Return how often each pair is in each sub-batch, 0 or 1 [S, M]. `strengths_M` is |A_i| + |A_j|.
 
-    A pair without advantage is in none, so that sub-batches are smaller where there are too few with one; if none has
-    any, they are dealt out, each to one.
+    Pairs without advantage are in none, so sub-batches may be smaller. If no pair has an advantage, each pair goes to
+    one sub-batch in turn.
     """
     num_pairs = len(strengths_M)
     times_SM = np.zeros((sub_batches, num_pairs), np.int64)
@@ -44,7 +44,7 @@ def shuffled(strengths_M: NDArray[np.float64], sub_batches: int, rng: np.random.
         times_SM[np.arange(num_pairs) % sub_batches, np.arange(num_pairs)] = 1
         return times_SM
     chances_M = strengths_M / strengths_M.sum()
-    # Beside a strong pair the chance of the weakest may be 0 in float64.
+    # Next to a strong pair, the chance of the weakest may underflow to 0 in float64.
     size = min(-(-num_pairs // sub_batches), int(np.count_nonzero(chances_M)))
     for times_M in times_SM:
         times_M[rng.choice(num_pairs, size=size, replace=False, p=chances_M)] = 1
@@ -58,8 +58,10 @@ def times_trained(
     sub_batches: int,
     rng: np.random.Generator,
 ) -> list[list[NDArray[np.int64]]]:
-    """How often each rollout of each group [G] counts in each sub-batch: 0, it is not in it. `there`: those that may be
-    chosen. `sub_batches`: S; 0 = there is one, in which each kept pair is."""
+    """Return how often each rollout of each group [G] counts in each sub-batch; 0 means not at all.
+
+    `there` marks the rollouts that may be chosen. `sub_batches` is S; 0 means one sub-batch with every kept pair.
+    """
     places = [np.flatnonzero(mask) for mask in there]
     kept = [
         place[most_unlike(of_group[place])] if len(place) else np.zeros((0, 2), np.intp)
@@ -80,7 +82,7 @@ def times_trained(
 
 
 def _of_rollouts(size: int, pairs: NDArray[np.intp], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each rollout is in one pair at most."""
+    """Spread the pairs' counts over the rollouts [size]. Each rollout is in one pair at most."""
     times = np.zeros(size, np.int64)
     times[pairs[:, 0]] = times[pairs[:, 1]] = counts
     return times

@@ -1,10 +1,10 @@
-"""The learner's process: `python -m echo_hub.learner.serve`, driven by `echo_hub.learner.process`.
+"""The learner's process: `python -m echo_hub.learner.serve`, controlled by `echo_hub.learner.process`.
 
-It takes one command at a time, in order, and hands each to its `Worker`. A command that is refused changes nothing
-(LearnerError); any other failure ends the process, and the next one starts from the newest checkpoint.
+Commands are executed one at a time, in order, by the `Worker`. A refused command changes nothing (LearnerError). Any
+other failure ends the process; the next process starts from the newest checkpoint.
 
-Of several processes (`echo_hub.learner.launch`), rank 0 speaks with the hub, refuses commands, and has the run
-directory; every rank carries out what was not refused.
+With several processes (`echo_hub.learner.launch`), rank 0 talks to the hub, refuses invalid commands and owns the run
+directory. Every rank executes the accepted commands.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from echo_shared.heartbeat import Heartbeat
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 60.0
-"""Well below `ranks.SILENCE`."""
+"""Interval of messages to waiting ranks, well below `ranks.SILENCE`."""
 
 
 def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
-    """Rank 0's part: answers commands until the parent is gone; the exit status."""
+    """Run rank 0: answer commands until the parent is gone. Return the exit status."""
     opening = _next_command(pipe, ranks)
     if opening is not None:
         assert opening["command"] == "open", "the parent opens first"
@@ -49,7 +49,7 @@ def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
 
 
 def _answer_all(pipe: ParentPipe, ranks: Ranks, heartbeat: Heartbeat, opening: Frame) -> int:
-    """From the opening command on; the exit status."""
+    """Answer commands from the opening one on. Return the exit status."""
     worker: Worker | None = None
     frame: Frame | None = opening
     while frame is not None:
@@ -74,7 +74,7 @@ def _answer_all(pipe: ParentPipe, ranks: Ranks, heartbeat: Heartbeat, opening: F
             answer({"kind": "error", **frames.pack_error(error)})
         except Exception as error:
             logging.exception("command %s failed", frame["command"])
-            # Of any other kind, most likely another rank has died: nothing that ends a run.
+            # Any other error probably means that another rank died, which must not end the run.
             if isinstance(error, EchoError) or ranks.count == 1:
                 answer(frames.failure(error))
             return 1
@@ -93,19 +93,19 @@ def _tell_disk(pipe: ParentPipe, said: str) -> None:
     if said:
         log.warning("the disk is full: %s", said)
     else:
-        log.warning("there is room on the disk again")
+        log.warning("the disk has free space again")
     pipe.send({"call": 0, "kind": "disk", "full": said})
 
 
 def _next_command(pipe: ParentPipe, ranks: Ranks) -> Frame | None:
-    """The hub's, however long it takes: the other ranks wait for no silence longer than `TICK_S`."""
+    """Return the hub's next command, however long it takes. Other ranks get a message every `TICK_S`."""
     while (frame := pipe.receive(timeout_s=TICK_S)) is None and not pipe.ended:
         ranks.tell({"command": "wait"})
     return None if pipe.closed else frame
 
 
 def follow(ranks: Ranks) -> int:
-    """What the ranks do that the hub does not speak with: the same as rank 0; the exit status."""
+    """Run a rank above 0: execute rank 0's commands. Return the exit status."""
     worker: Worker | None = None
     while (frame := ranks.tell())["command"] != "end":
         if frame["command"] == "open":
@@ -121,13 +121,13 @@ def follow(ranks: Ranks) -> int:
 
 
 def _unheard(_: Frame) -> None:
-    """Rank 0 answers."""
+    """Discard an answer: rank 0 answers the hub."""
 
 
 def main() -> int:
-    """Runs the process to its end; its exit status."""
+    """Run the process, and return its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # On other hosts than the hub's nobody else sets it, and without it no product on CUDA is deterministic.
+    # Hosts other than the hub's need it set here. Without it, matrix products on CUDA are not deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not distributed.is_torchelastic_launched():
         return serve(ParentPipe())
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--base", type=Path)
     given = parser.parse_args()
     end_with(given.launcher)
-    # Before anything is printed: both streams are the hub's. Rank 0 speaks over them, the others have no say.
+    # Redirect before anything is printed: both streams belong to the hub's protocol, which only rank 0 uses.
     pipe = ParentPipe() if os.environ["RANK"] == "0" else None
     if pipe is None:
         os.dup2(2, 1)

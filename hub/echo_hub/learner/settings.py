@@ -1,4 +1,4 @@
-"""What the hub gives its learner process: the settings it starts with, and the batch of one step. Loads no torch."""
+"""Data from the hub to its learner process: the settings at its start, and the batch of one step. Loads no torch."""
 
 from __future__ import annotations
 
@@ -15,41 +15,43 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.section import Precision, Section
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
+from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 
 class LearnerSettings(Section):
-    """All that the learner needs to know of the run."""
+    """Everything that the learner needs to know about the run."""
 
     base_dir: Path
     """The base model in Hugging Face layout."""
     base_name: str = "base"
-    """What a published adapter calls its base; never a path of this machine."""
+    """Name of the base model in published adapters; never a path of this machine."""
     seed: Annotated[int, Field(ge=0)]
     """The run's seed."""
     temperature: Annotated[float, Field(gt=0)]
-    """What rollouts are sampled at, and so what the learner's own log-probabilities are taken at."""
+    """Sampling temperature of the rollouts, also used for the learner's own log-probabilities."""
     max_tokens: Annotated[int, Field(ge=1)]
-    """Tokens of a completion, the stop token included."""
+    """Token limit of a completion, including the stop token."""
     stop_ids: tuple[int, ...]
-    """Each of these ends a completion in an evaluation."""
+    """Token ids that end a completion in an evaluation."""
     multi_turn: bool = False
-    """Whether prompts go on from what was sampled."""
+    """True if prompts of later turns contain sampled tokens."""
     training: TrainingConfig
     """The optimizer and the adapter."""
     objective: ObjectiveConfig = ObjectiveConfig()
-    """What a step minimises."""
+    """The loss that a step minimises."""
     learner: LearnerConfig = LearnerConfig()
-    """How it is computed, and what is kept."""
+    """How a step is computed, and which checkpoints are kept."""
     publish_precision: Precision = "auto"
-    """The precision of the adapters that it exports: dissemination.precision."""
+    """Precision of exported adapters: dissemination.precision."""
     lock_wait_s: Annotated[float, Field(ge=0)] = 60.0
-    """How long to wait for a predecessor that still finishes its step in the same run directory."""
+    """Seconds to wait for a former learner that still finishes its step in the same run directory."""
 
     @classmethod
     def of_run(
         cls, config: HubConfig, *, base_dir: Path, stop_ids: tuple[int, ...], multi_turn: bool = False
     ) -> LearnerSettings:
-        """What the learner is told of the run's settings."""
+        """Return the learner's settings from the run's configuration."""
         base = config.model.base
         return cls(
             base_dir=base_dir,
@@ -67,38 +69,49 @@ class LearnerSettings(Section):
 
 
 def no_draws() -> NDArray[np.uint64]:
-    """What a rollout was drawn with is not known."""
+    """Return an empty array of draws: the draws are unknown."""
     return np.empty((0, 3), np.uint64)
 
 
 def no_turn_rewards() -> NDArray[np.float64]:
-    """Nothing was earned before the last turn."""
+    """Return an empty array of turn rewards: turns before the last earned nothing."""
     return np.empty(0, np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRollout:
-    """All that followed the prompt, [T] tokens: a completion, or several with what an environment said between them."""
+class TrainingRollout(RolloutPayload):
+    """All [T] tokens after the prompt: one completion, or the completions of several turns with the answers between.
 
-    completion_ids: NDArray[np.int32]
+    Log-probabilities are 0 at tokens of the environment. `finish_reason` is LENGTH if any turn was cut off at
+    sampling.max_tokens, `sampling_s` the sum over turns; `spans` cover the drawn tokens of all turns, or are empty.
+    """
+
     loss_mask: NDArray[np.bool_]
-    """[T], whether the policy drew the token; at least one is true, and the last."""
-    behavior_logprobs: NDArray[np.float32]
-    """[T] nats at the sampling temperature; 0 where the policy drew nothing."""
+    """[T]; true where the policy drew the token. The last entry is always true."""
     reward: float
-    """NaN: it is not known yet."""
-    truncated: bool
-    """Whether the completion, or any of its turns, was cut off at sampling.max_tokens."""
-    mean_version: float = 0.0
-    """The policy version that drew a token, mean over the drawn tokens."""
-    num_versions: int = 1
-    """By so many versions it was drawn; `behavior_logprobs` are each by the one that drew the token."""
+    """NaN if not known yet."""
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
-    """[turns, 3], of each turn in order: seed and index of its draws, and how many tokens it drew
-    (`echo_shared.draws.uniforms`). No turns: what it was drawn with is not known, and all is one turn."""
+    """[turns, 3], for each turn in order: seed and index of its draws, and its number of drawn tokens
+    (`echo_shared.draws.uniforms`). With no rows, the draws are unknown and all tokens count as one turn."""
     turn_rewards: NDArray[np.float64] = field(default_factory=no_turn_rewards)
-    """[turns - 1], what of `reward` each turn but the last has earned; the last one has earned the rest. Empty: they
-    have earned nothing."""
+    """[turns - 1]: the part of `reward` earned by each turn except the last, which earned the rest. Empty if they
+    earned nothing."""
+
+    @property
+    def truncated(self) -> bool:
+        """True if any turn was cut off at sampling.max_tokens."""
+        return self.finish_reason is FinishReason.LENGTH
+
+    @property
+    def mean_version(self) -> float:
+        """Mean policy version over the drawn tokens; 0 without spans."""
+        num_tokens = sum(span.num_tokens for span in self.spans)
+        return sum(span.policy_version * span.num_tokens for span in self.spans) / max(1, num_tokens)
+
+    @property
+    def num_versions(self) -> int:
+        """Number of policy versions that drew tokens; 0 without spans."""
+        return len({span.policy_version for span in self.spans})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +124,9 @@ class TrainingGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTold:
-    """What the learner tells of a step."""
+    """The learner's report of a step."""
 
     metrics: Mapping[str, float]
-    """Those of `echo_hub.learner.step.screened_step`, and what the process knows of the time between steps."""
+    """Metrics of `echo_hub.learner.step.screened_step`, and times between steps."""
     screen: Mapping[str, Any] = field(default_factory=dict)
-    """`echo_hub.learner.screen.Findings.frame`; empty: of a checkpoint that has none."""
+    """`echo_hub.learner.screen.Findings.frame`; empty if read from a checkpoint without screens."""

@@ -1,12 +1,12 @@
-"""Supervised fine-tuning of the policy: the adapter that a run starts with, from demonstrations.
+"""Supervised fine-tuning of the policy on demonstrations, for the adapter that a run starts from.
 
-An update is a learner's step with another loss: the same packed micro-batches, cut to the device's memory in the same
-way, the same optimizer, clipping and rule for outliers of the gradient's norm. The loss is the mean of -log π over all
-trained tokens of the update's batch, at temperature 1: cross-entropy, as in TRL's SFTTrainer. Prompts, and what stands
-between two replies, have none.
+An update is a learner's step with another loss. It uses the same packed micro-batches, the same fit to the device's
+memory, the same optimizer, clipping and outlier rule for gradient norms. The loss is the mean of -log π over all
+trained tokens of the update's batch, at temperature 1: cross-entropy, as in TRL's SFTTrainer. Prompts, and tokens
+between two replies, have no loss.
 
-Every so many updates a checkpoint is written, in the learner's own layout, beside the updates that follow. What goes on
-from one comes to the same adapter as what was never interrupted, on a CPU to the bit.
+Checkpoints are written regularly, in the learner's layout, in parallel to the next updates. Training resumed from one
+gives the same adapter as uninterrupted training, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ _TRAINED: Final = "trained."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftProgress:
-    """Where it stands; losses are nats a token."""
+    """The state of fine-tuning. Losses are nats per token."""
 
     update: int = 0
-    """So many have been made."""
+    """Number of updates made."""
     heldout_losses: tuple[float, ...] = ()
-    """Before the first epoch and behind each; empty where nothing is held out."""
+    """Before the first epoch and after each one; empty if nothing is held out."""
     training_losses: tuple[float, ...] = ()
-    """Of each whole epoch, mean over its tokens as each was trained on."""
+    """Mean loss of each whole epoch's tokens, measured while training on them."""
     nats: float = 0.0
-    """Of the epoch so far, summed over its tokens."""
+    """Summed loss of the current epoch's tokens."""
     tokens: int = 0
-    """Of the epoch so far, those that are trained on."""
+    """Trained tokens of the current epoch."""
     outliers: int = 0
-    """Updates that were not applied: their gradient's norm was an outlier."""
+    """Updates that were not applied, because their gradient norm was an outlier."""
     norms: tuple[float, ...] = ()
-    """Of the newest updates' gradients."""
+    """Gradient norms of the newest updates."""
 
     def frame(self) -> dict[str, float]:
-        """All but `update` and `norms`, for a checkpoint."""
+        """Return everything except `update` and `norms`, for a checkpoint."""
         lists = {_HELD_OUT: self.heldout_losses, _TRAINED: self.training_losses}
         losses = {f"{kind}{number}": loss for kind, of_all in lists.items() for number, loss in enumerate(of_all)}
         return {**losses, "nats": self.nats, "tokens": self.tokens, "outliers": self.outliers}
 
     @classmethod
     def of(cls, state: checkpoint.State) -> SftProgress:
-        """As the checkpoint has it."""
+        """Read the progress stored in a checkpoint."""
         frame = state.told[state.step].metrics
 
         def losses(kind: str) -> tuple[float, ...]:
@@ -89,10 +89,10 @@ Told = Callable[[SftProgress], object]
 
 
 class Finetuning:
-    """Made by `open`; `run` it, then `policy` holds the adapter."""
+    """A fine-tuning job. Create it with `open` and call `run`; then `policy` holds the adapter."""
 
     def __init__(self, policy: Policy, settings: LearnerSettings, plan: SftPlan, checkpoints: Path) -> None:
-        """`settings.training` is the plan's."""
+        """`settings.training` must be the plan's."""
         self.policy = policy
         self.progress = SftProgress()
         self._settings = settings
@@ -106,13 +106,13 @@ class Finetuning:
     def open(
         cls, settings: LearnerSettings, plan: SftPlan, checkpoints: Path, *, start_from: Path | None
     ) -> Finetuning:
-        """Loads the base, and the newest checkpoint or else the adapter to start from, None = a fresh one.
+        """Load the base, and the newest checkpoint or else the adapter `start_from`; None means a fresh adapter.
 
-        Raises LearnerError where either does not fit, or cannot be loaded.
+        Raises LearnerError if a file cannot be loaded or does not fit.
         """
-        # No product on CUDA is deterministic without it.
+        # Without it, matrix products on CUDA are not deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        disable_progress_bar()  # Of how the base is read.
+        disable_progress_bar()  # Transformers would show a bar while it loads the base.
         if settings.learner.threads:
             torch.set_num_threads(settings.learner.threads)
         determinism.choose(deterministic=settings.learner.deterministic)
@@ -133,10 +133,10 @@ class Finetuning:
             self._cuts.put(first, first_cut(self.policy, self._settings), write=self.policy.device.type == "cuda")
 
     def run(self, *, told: Told, stopping: Callable[[], bool]) -> bool:
-        """Trains up to the end, or until `stopping` says so between two updates; whether it is the end. `told` is
-        called after each update. Returns once all is written.
+        """Train to the end, or until `stopping` returns True between two updates. Return True at the end.
 
-        Raises LearnerError when there is too little memory for one example, StorageError when the disk refuses.
+        `told` is called after each update. All files are written when this returns. Raises LearnerError if memory is
+        too small for one example, StorageError if the disk fails.
         """
         if not self.progress.heldout_losses:
             self.progress = replace(self.progress, heldout_losses=self._measured())
@@ -181,12 +181,12 @@ class Finetuning:
         )
 
     def _step(self, groups: Sequence[WeightedGroup], cut: Cut) -> tuple[float, float, bool]:
-        """The batch's mean loss, its gradient's norm before it is clipped, and whether the update was applied."""
+        """Return the batch's mean loss, its gradient norm before clipping, and True if the update was applied."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = accumulate_gradient(self.policy, groups, cut)
         clip = self._settings.training.max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), clip))
-        # A norm that is no number is no update either.
+        # Both comparisons are false for NaN, and the second one for infinity.
         is_applied = norm <= limit(self.progress.norms) and norm < float("inf")
         if is_applied:
             self._optimizer.step()
@@ -203,14 +203,14 @@ class Finetuning:
         )
 
     def _measured(self) -> tuple[float, ...]:
-        """The loss on what is held out, if anything is."""
+        """Return a tuple with the loss on the held-out examples; empty without held-out examples."""
         cut = self._cuts.at(self.progress.update + 1)
-        assert cut is not None, "there is one from the first update on"
+        assert cut is not None, "a cut exists from the first update on"
         heldout = self._plan.heldout
         return (mean_loss(self.policy, heldout, cut),) if heldout else ()
 
     def _save(self) -> None:
-        """Begins to write a checkpoint; the one before is written."""
+        """Wait for the previous checkpoint, then start writing the next one."""
         self._writer.wait()
         tensors = checkpoint.take(self.policy, self._optimizer)
         told: Mapping[int, StepTold] = {self.progress.update: StepTold(metrics=self.progress.frame())}
@@ -224,7 +224,7 @@ class Finetuning:
 
 
 def accumulate_gradient(policy: Policy, groups: Sequence[WeightedGroup], cut: Cut) -> float:
-    """Adds the gradient of Σ weight · -log π over the trained tokens of `groups`; that sum."""
+    """Add the gradient of Σ weight · -log π over the trained tokens of `groups`, and return the sum."""
     total = 0.0
     for batch in build_micro_batches(groups, micro_batch_tokens=cut.micro_batch_tokens):
         on_device = batch.to(policy.device)
@@ -236,7 +236,7 @@ def accumulate_gradient(policy: Policy, groups: Sequence[WeightedGroup], cut: Cu
 
 @torch.no_grad()
 def mean_loss(policy: Policy, examples: Sequence[Example], cut: Cut) -> float:
-    """Mean of -log π over the trained tokens of `examples`, nats; there is one at least."""
+    """Return the mean of -log π over the trained tokens of `examples`, in nats. There must be at least one token."""
     nats, tokens = 0.0, 0
     for batch in build_micro_batches(_groups(examples, 1), micro_batch_tokens=cut.micro_batch_tokens):
         logprobs_N = policy.logprobs(batch.to(policy.device))
@@ -246,7 +246,7 @@ def mean_loss(policy: Policy, examples: Sequence[Example], cut: Cut) -> float:
 
 
 def _groups(examples: Sequence[Example], tokens: int) -> list[WeightedGroup]:
-    """One each, whose tokens have the weight 1 / `tokens`."""
+    """Return one group for each example, whose tokens have the weight 1 / `tokens`."""
     return list(_weighted(examples, 1 / tokens))
 
 

@@ -1,7 +1,7 @@
-"""What supervised fine-tuning trains on, and when: all of it follows from the examples, the settings and the seed.
+"""The plan of supervised fine-tuning: batches and held-out examples, determined by examples, settings and seed.
 
-Held out are whole prompts, so that nothing that is measured has been seen with another completion. Each epoch has an
-order of its own; a batch takes examples in that order until it has its tokens, prompts included.
+Whole prompts are held out, so that no held-out prompt is trained on with another completion. Each epoch has its own
+order. A batch takes examples in that order until it has `batch_tokens` tokens, prompts included.
 """
 
 from __future__ import annotations
@@ -31,40 +31,42 @@ class Example(Protocol):
 
     @property
     def completion_ids(self) -> NDArray[np.int32]:
-        """[T], all that follows the prompt."""
+        """[T], all tokens after the prompt."""
 
     @property
     def loss_mask(self) -> NDArray[np.bool_]:
-        """[T], whether the token is trained on; the last one is."""
+        """[T], true for trained tokens; the last one is true."""
 
 
 class SftSettings(Section):
-    """How long, and by what."""
+    """Length and parameters of fine-tuning."""
 
     epochs: Annotated[int, Field(ge=1, le=1000)] = 3
     """Times that each example is trained on."""
     batch_tokens: Annotated[int, Field(ge=1)] = 8192
     """Tokens of one optimizer update, prompts included."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
-    """Adam's, at its highest: QLoRA's for small models (arXiv 2305.14314, table 9)."""
+    """Adam's highest learning rate: QLoRA's for small models (arXiv 2305.14314, table 9)."""
     heldout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the prompts that is measured and never trained on."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of what is held out, and of each epoch's order."""
+    """Seed for the choice of held-out prompts and each epoch's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftPlan:
-    """Made by `make_plan`."""
+    """Batches and held-out examples; create it with `make_plan`."""
 
     heldout: tuple[Example, ...]
     batches: tuple[tuple[Example, ...], ...]
-    """Of each optimizer update, in order."""
+    """Examples of each optimizer update, in order."""
     epoch_ends: tuple[int, ...]
-    """The update with which each epoch ends, from 1 on."""
+    """Number of the update that ends each epoch, counted from 1."""
 
     def training(self, settings: SftSettings, run: TrainingConfig) -> TrainingConfig:
-        """The run's, with the schedule of these updates: a warm-up over a thirtieth of them, then down to 0, evenly."""
+        """Return the run's training settings with this plan's schedule: warm-up over 1/30 of the updates, then linear
+        decay to 0.
+        """
         own: dict[str, Any] = {
             "steps": len(self.batches),
             "learning_rate": settings.learning_rate,
@@ -76,14 +78,14 @@ class SftPlan:
 
 
 def make_plan(examples: Sequence[Example], settings: SftSettings) -> SftPlan:
-    """The same for the same examples and settings. Raises LearnerError when all would be held out."""
+    """Return the plan; equal inputs give equal plans. Raises LearnerError if all examples would be held out."""
     held = _held_out(examples, settings)
     trained = [example for example, out in zip(examples, held, strict=True) if not out]
     if not trained:
         raise LearnerError(
-            "Nothing is left to train on.",
-            got=f"{len(examples)} demonstrations, all of them of held-out prompts",
-            do="Give more of them, or --heldout 0.",
+            "No demonstration is left to train on.",
+            got=f"{len(examples)} demonstrations, all with held-out prompts",
+            do="Give more demonstrations, or --heldout 0.",
         )
     epochs = [_batches(trained, settings, epoch) for epoch in range(settings.epochs)]
     return SftPlan(
@@ -94,7 +96,7 @@ def make_plan(examples: Sequence[Example], settings: SftSettings) -> SftPlan:
 
 
 def _held_out(examples: Sequence[Example], settings: SftSettings) -> list[bool]:
-    """Of each example. By hashes of the prompts: the same prompt is held out again when others are added."""
+    """Return, for each example, True if held out. Hashes of prompts decide, so adding examples keeps most choices."""
     prompts = [derive_seed("sft", settings.seed, example.prompt_ids.tobytes().hex()) for example in examples]
     distinct = sorted(set(prompts))
     out = set(distinct[: math.ceil(settings.heldout * len(distinct))])

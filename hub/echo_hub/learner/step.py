@@ -1,16 +1,16 @@
 """One step: a batch of groups turns policy version k - 1 into k.
 
-Between a micro-batch's forward and its backward pass its rollouts are screened (`echo_hub.learner.screen`); groups that
-are left out have no gradient, and the weights of the others stay as they are: a smaller step. A group may be split over
-micro-batches, and so over ranks, and be found out only after a part of it is in the gradient. Then that part, which is
-computed again, is subtracted before the optimizer sees it: exact but for rounding, and as all that was clearly forged
-had been left out at once, rounding of the size of an honest gradient's. It costs nothing where nobody forges.
+Between a micro-batch's forward and backward pass, its rollouts are screened (`echo_hub.learner.screen`). Groups left
+out get no gradient. Other groups keep their weights, so the step is smaller. A group may be split over micro-batches,
+and so over ranks. If a group is detected after a part of it entered the gradient, that part is computed again and
+subtracted before the optimizer runs. This is exact except for rounding. Clearly forged rollouts are left out at once,
+so the rounding error has the size of an honest gradient's. Without forgeries, it costs nothing.
 
-Of several updates, those behind the first may have rollouts of the first one's groups. Then all that they have is read
-and screened before the first: a group is in all of its updates or in none.
+With several updates in a step, later updates may contain rollouts of the first one's groups. Then all rollouts are
+screened before the first update: either all updates of a group use it, or none.
 
-An update whose gradient's norm is an outlier of the run's history (`echo_hub.learner.norms`) is held back: weights and
-optimizer stay as they are, and the rollouts that dominate the gradient are named.
+An update is held back if its gradient norm is an outlier of the run's history (`echo_hub.learner.norms`). Weights and
+optimizer stay as they are, and the rollouts that dominate the gradient become suspects.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ log = logging.getLogger(__name__)
 
 
 def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.AdamW:
-    """Adam without weight decay, on the adapter alone."""
+    """Return Adam without weight decay, for the adapter only."""
     return torch.optim.AdamW(policy.parameters.values(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a step has left beside the policy."""
+    """Results of a step, besides the policy."""
 
     metrics: dict[str, float]
     screen: Mapping[str, Any]
-    """`screen.Findings.frame`; at rank 0 that of all ranks."""
+    """`screen.Findings.frame`; at rank 0 for all ranks."""
     history: History
-    """As the next step is to be given it."""
+    """The history for the next step."""
 
 
 def train_step(
@@ -69,7 +69,7 @@ def train_step(
     *,
     learner_version: int = 0,
 ) -> dict[str, float]:
-    """The metrics of a step that has no history: see `screened_step`."""
+    """Train a step without a history, and return its metrics: see `screened_step`."""
     return screened_step(policy, optimizer, groups, settings, learner_version=learner_version).metrics
 
 
@@ -82,13 +82,12 @@ def screened_step(
     learner_version: int = 0,
     history: History = NO_HISTORY,
 ) -> Outcome:
-    """Trains version `learner_version` on `groups`, the same at every rank, as are the metrics. `history`: as the
-    outcome of the step before had it.
+    """Train version `learner_version` on `groups`. Groups and metrics are the same at every rank.
 
-    The metrics are mean_reward (as the task gave it) and, by their keys, the figures of `echo_shared.step_figures` that
-    a learner knows. One that is not finite is left out, with a warning: of a step whose gradient is not, the loss or
-    the gradient's norm. Those over the trained tokens, with the weights that they were computed with, are there if
-    there are any; those of a correction, a KL term or an entropy bonus, if the objective has one.
+    `history` is that of the previous outcome. The metrics are mean_reward (before any penalty) and the learner's
+    figures of `echo_shared.step_figures`, by key. Non-finite values, such as the loss or norm of a broken gradient, are
+    omitted with a warning. Metrics over trained tokens exist only if there are any. Metrics of a correction, a KL term
+    or an entropy bonus exist only if the objective has one.
     """
     started = time.perf_counter()
     history, entropy_coefficient = entropy.adapt(history, settings.objective)
@@ -97,7 +96,7 @@ def screened_step(
     tokens = settings.learner.tokens_at_once
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
     findings = Findings()
-    # Of the first share, the pass that is differentiated is itself the one at the start of the step.
+    # The first update's own forward pass already runs at the start of the step.
     early = loss.needs_proximal or step.divides_groups
     proximal = [
         [_at_start(policy, batch, findings) if number and early else None for batch in share]
@@ -145,8 +144,9 @@ def screened_step(
 def smaller(
     ranks: Ranks, groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner_version: int = 0
 ) -> int | None:
-    """The micro_batch_tokens by which the step's largest micro-batches are half as large; None: all are of one
-    rollout."""
+    """Return the micro_batch_tokens that halve the step's largest micro-batches; None if each holds
+    a single rollout.
+    """
     tokens = settings.learner.tokens_at_once
     step = weigh(groups, settings, learner_version=learner_version)
     found = [halved(share, ranks.budget(share, tokens)) for share in step.updates]
@@ -154,12 +154,12 @@ def smaller(
 
 
 Keep = Callable[[MicroBatch, Tensor, Tensor], Tensor | None]
-"""Given a micro-batch, the learner's log-probabilities of its tokens and how far outside their u lies: which tokens
-[N] have a gradient; None: all."""
+"""A function of a micro-batch, the learner's logprobs [N] and the distances of u from their intervals [N]. It
+returns which tokens [N] get a gradient; None means all."""
 
 
 def keep_all(_batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> None:
-    """Nothing is screened."""
+    """Keep all tokens, without screening."""
 
 
 def accumulate_gradient(
@@ -171,9 +171,9 @@ def accumulate_gradient(
     scale: float = 1.0,
     keep: Keep = keep_all,
 ) -> Tensor:
-    """Adds `scale` times the batch's part of the loss's gradient; its STATISTICS, on the policy's device.
+    """Add `scale` times the batch's part of the loss gradient. Return its STATISTICS, on the policy's device.
 
-    `proximal_N`: the learner's log-probabilities at the start of the step; None = it is there still.
+    `proximal_N` are the learner's logprobs at the start of the step; None means that the learner is still there.
     """
     batch = batch.to(policy.device)
     reference_N = policy.reference_logprobs(batch) if loss.needs_reference else None
@@ -203,8 +203,10 @@ def _screened_gradient(
     *,
     scale: float,
 ) -> list[Tensor]:
-    """Adds the gradient of what of this rank's micro-batches no rank has found out; the STATISTICS. `proximal`: of
-    `_at_start`, which has screened the micro-batch then."""
+    """Add the gradient of this rank's micro-batches, without groups that any rank has detected. Return the STATISTICS.
+
+    `proximal` holds results of `_at_start`; micro-batches with one are already screened.
+    """
     statistics: list[Tensor] = []
     added: list[set[int]] = []
     for batch, proximal_N in zip(share, proximal, strict=True):
@@ -217,17 +219,18 @@ def _screened_gradient(
         findings.suspects.update(said["suspects"])
     torn = [(number, groups & findings.left_out) for number, groups in enumerate(added)]
     torn = [(number, groups) for number, groups in torn if groups]
-    # Ranks go through the layers together: who has less to subtract goes through them for nothing.
+    # Ranks compute layers together: a rank with less to subtract makes empty passes to match.
     most = max(said["torn"] for said in policy.ranks.exchange({"torn": len(torn)})) if findings.left_out else 0
     for number, groups in (*torn, *[(0, set[int]())] * (most - len(torn))):
         keep = partial(_only, groups)
         part = accumulate_gradient(policy, share[number], loss, proximal_N=proximal[number], scale=-scale, keep=keep)
-        statistics.append(torch.cat((-part[:-1], torch.zeros_like(part[-1:]))))  # The last is a maximum.
+        # The last entry is a maximum, which cannot be subtracted.
+        statistics.append(torch.cat((-part[:-1], torch.zeros_like(part[-1:]))))
     return statistics
 
 
 def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
-    """A `Keep`, which adds what it finds."""
+    """Screen the rollouts and add the findings; a `Keep`."""
     lengths = np.bincount(batch.rollouts_N.numpy(force=True), minlength=batch.num_rollouts)
     tokens = screen.Tokens(
         claims_N=batch.behavior_logprobs_N.numpy(force=True),
@@ -244,14 +247,14 @@ def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances
 
 
 def _not_left_out(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
-    """A `Keep`: the tokens of groups of which nothing is found out yet."""
+    """Keep the tokens of groups not left out; a `Keep`."""
     if findings.left_out.isdisjoint(batch.groups):
         return None
     return _only(set(batch.groups) - findings.left_out, batch, logprobs_N, distances_N)
 
 
 def _only(groups: Collection[int], batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> Tensor:
-    """A `Keep`: the tokens of these groups."""
+    """Keep the tokens of these groups; a `Keep`."""
     kept_R = torch.tensor([group in groups for group in batch.groups], dtype=torch.bool, device=batch.rollouts_N.device)
     return kept_R[batch.rollouts_N]
 
@@ -264,8 +267,11 @@ def _dominant(
     *,
     left_out: Collection[int],
 ) -> set[int]:
-    """The rollouts that dominate an update's gradient, by their places: those whose own is at least half as long as the
-    longest, of groups of which that holds too. Every rank computes them all. No gradient is left."""
+    """Return the rollouts that dominate an update's gradient, by index. No gradient is left.
+
+    First take the groups whose own gradient norm is at least half of the largest. From these groups, take rollouts
+    whose norm reaches half of the largest rollout's. Every rank computes all of them.
+    """
 
     def norm_of(group: WeightedGroup) -> float:
         for parameter in policy.parameters.values():
@@ -289,7 +295,7 @@ def _dominant(
 
 
 def _total(ranks: Ranks, statistics: Sequence[Tensor]) -> Tensor:
-    """STATISTICS of all micro-batches of all ranks as one: float64 on the CPU; zeros of none."""
+    """Combine the STATISTICS of all micro-batches of all ranks: float64 on the CPU; zeros if there are none."""
     if not statistics:
         return torch.zeros(len(STATISTICS), dtype=torch.float64)
     table = ranks.collect(torch.stack(list(statistics))).cpu().double()
@@ -298,7 +304,7 @@ def _total(ranks: Ranks, statistics: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _at_start(policy: Policy, batch: MicroBatch, findings: Findings) -> Tensor:
-    """The learner's log-probabilities before the first update, [N]; what no honest engine gives is found out."""
+    """Return the learner's logprobs before the first update, [N], and screen the rollouts."""
     batch = batch.to(policy.device)
     logprobs_N, distances_N, _ = policy.screened(batch)
     _screen(findings, batch, logprobs_N, distances_N)
@@ -306,14 +312,16 @@ def _at_start(policy: Policy, batch: MicroBatch, findings: Findings) -> Tensor:
 
 
 def _norm(policy: Policy, settings: TrainingConfig) -> float:
-    """Of all ranks' gradients together, before it clips them. Of 0 there is no update: Adam's momentum would move the
-    weights even so, as when every rollout is vetoed."""
+    """Sum the gradients over all ranks, clip them, and return their norm before clipping.
+
+    A norm of 0, as when all rollouts are vetoed, means no update: Adam's momentum would still move the weights.
+    """
     policy.ranks.add_up(parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None)
     return float(torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.max_grad_norm))
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics without those that are not numbers: JSON and PostgreSQL have no word for them."""
+    """Return the metrics that are finite: JSON and PostgreSQL cannot store others."""
     lost = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     if lost:
         log.warning("metrics that are not finite are left out: %s", lost)

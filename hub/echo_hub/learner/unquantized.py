@@ -1,9 +1,9 @@
-"""Runs a module as a program without what only other learners need: `python -m echo_hub.learner.unquantized MODULE
-[ARGUMENT...]`.
+"""Run a module as a program without imports that only other learners need.
 
-PEFT loads bitsandbytes wherever it is installed, which has PyTorch load its compiler: two of the eight seconds of
-processor time until a learner is there, for what only a quantised base has a use for. Transformers loads SciPy's
-optimizers, a tenth of what is left, for the losses of models that find objects in pictures.
+Usage: `python -m echo_hub.learner.unquantized MODULE [ARGUMENT...]`. PEFT imports bitsandbytes wherever it is
+installed, which makes PyTorch load its compiler. That takes two of the eight processor seconds of a learner's start,
+and only a quantised base needs it. Transformers imports SciPy's optimizers for the losses of object detection models, a
+tenth of the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCKED: Final = ("bitsandbytes", "scipy")
 
 
 def command(module: str) -> Sequence[str]:
-    """The module to run, and its arguments, so that `module` runs without them."""
+    """Return the module to run and its arguments, so that `module` runs without these imports."""
     return (__name__, module)
 
 
@@ -29,5 +29,5 @@ if __name__ == "__main__":
     del sys.argv[0]
     with uncollected():
         importlib.import_module(sys.argv[0])
-    del sys.modules[sys.argv[0]]  # Else it is warned of when it runs; what it has imported is there.
+    del sys.modules[sys.argv[0]]  # Otherwise runpy warns about the loaded module. Its own imports stay loaded.
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,28 +1,29 @@
-"""From a step's groups to what is computed: each rollout's advantage, and the weight of its tokens in the loss.
+"""From a step's groups to the computed rollouts: each one's advantage, and the weight of its tokens in the loss.
 
-All of it is decided here, on the host, for the whole step: the loss is Σ weight · loss over the tokens, so that it does
-not matter how the tokens are split into micro-batches, or over processes. In this order:
+Everything is decided here, on the host, for the whole step. The loss is Σ weight · loss over tokens, so the split into
+micro-batches or processes does not matter. In this order:
 
-    reward      less DAPO's soft penalty, if `objective.overlong` is "penalty"
-    advantage   of every rollout, or of each of its turns (`credit`), against its group: those that are left out below
-                count in the others' mean and standard deviation all the same (as in DAPO and TRL: they are part of
-                what the prompt makes likely)
-    left out    what was cut off, if `objective.overlong` is "mask"; then what `objective.selection` does not choose.
-                Out of the denominators below too, whatever the aggregation (TRL keeps N in grpo's and dr_grpo's).
-                What `objective.shuffle_batches` chooses several times counts as often, in them and in the loss
-    update      of several in the step (`training.updates_per_step`), which sub-batches each has; without sub-batches,
-                which of the groups that are computed: both are dealt out in turn
-    weight      by the aggregation, over what is left: N rollouts with T_i drawn tokens each, in M groups
+    reward      minus DAPO's soft penalty, if `objective.overlong` is "penalty"
+    advantage   of every rollout, or of each of its turns (`credit`), against its group. Rollouts left out below still
+                count in the mean and standard deviation (as in DAPO and TRL: they are part of what the prompt
+                makes likely)
+    left out    truncated rollouts, if `objective.overlong` is "mask"; then those that `objective.selection` does not
+                choose. They are also out of the denominators below, for any aggregation (TRL keeps N in grpo's and
+                dr_grpo's). A rollout that `objective.shuffle_batches` chooses several times counts as often, in
+                denominators and loss
+    update      of several in the step (`training.updates_per_step`): sub-batches are dealt out in turn; without
+                sub-batches, the computed groups are
+    weight      by the aggregation, over the remaining N rollouts with T_i drawn tokens each, in M groups
 
     token_mean      1 / Σ_j T_j
     sequence_mean   1 / (N T_i)
     group_mean      1 / (M Σ_j T_j), j in the group
     constant        1 / (N sampling.max_tokens)
-    training.tokens_per_step Φ > 0: 1 / Φ, whatever the aggregation (C3PO of Ring-lite, arXiv 2506.14731)
+    training.tokens_per_step Φ > 0: 1 / Φ, for any aggregation (C3PO of Ring-lite, arXiv 2506.14731)
 
-What is left but has no advantage costs no computation, and counts in the denominators. With a weight for KL or entropy
-it has a gradient and is computed; with a target for the entropy always, so that a step whose weight is 0 measures the
-entropy of the same tokens.
+Remaining rollouts without advantage are not computed, but count in the denominators. If KL or entropy has a weight,
+such rollouts have a gradient and are computed. With an entropy target they are computed in every step. Steps whose
+entropy weight is 0 then measure the same tokens' entropy.
 """
 
 from __future__ import annotations
@@ -45,50 +46,47 @@ Times = Sequence[NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedRollout:
-    """A rollout of `TrainingRollout`'s shapes; `weight` holds for each of its drawn tokens."""
+    """A rollout with the shapes of `TrainingRollout`; `weight` applies to each of its drawn tokens."""
 
     completion_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     behavior_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float64]
-    """[N], of each drawn token."""
+    """[N], one for each drawn token."""
     weight: float
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
     number: int = 0
-    """Its place among all rollouts of the step."""
+    """Index among all rollouts of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedGroup:
-    """The rollouts of one prompt that are computed: none of them is without effect on the gradient."""
+    """The computed rollouts of one prompt: those that affect the gradient."""
 
     prompt_ids: NDArray[np.int32]
     rollouts: tuple[WeightedRollout, ...]
     number: int = 0
-    """Its place among the step's groups."""
+    """Index among the step's groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedStep:
-    """The rollouts of a whole step that are computed; a group without any is in no update, an update without any is
-    left out."""
+    """The computed rollouts of a whole step. Groups and updates without computed rollouts are left out."""
 
     updates: tuple[tuple[WeightedGroup, ...], ...]
-    """What each update of the optimizer is computed from, one after the other, with the weights that it has in the
-    whole step's loss."""
+    """Groups of each optimizer update, in order, with their weights in the whole step's loss."""
     divides_groups: bool
-    """Whether rollouts of a group, or one rollout, may be in several updates."""
+    """True if rollouts of one group, or one rollout, may be in several updates."""
     groups_without_advantage: int
-    """How many groups there are whose rewards, less any penalty, are all equal, but for rounding; with credit by turn:
-    their returns from every turn on."""
+    """Number of groups whose rewards, minus any penalty, are all equal except for rounding. With credit by turn:
+    whose returns from every turn are."""
     rollouts_masked: int
-    """How many rollouts are left out because they were cut off."""
+    """Number of rollouts left out because they were truncated."""
     rollouts_unselected: int
 
 
 def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner_version: int = 0) -> WeightedStep:
-    """What of a step is computed, with which advantages and weights; the step that trains `learner_version` has always
-    the same."""
+    """Return the computed rollouts of a step, with advantages and weights; the same for the same `learner_version`."""
     objective = settings.objective.resolved()
     rewards = [[_rewards(rollout, settings) for rollout in group.rollouts] for group in groups]
     values = turn_advantages(rewards, settings.training, objective.chosen_advantage)
@@ -114,7 +112,7 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner
 
 
 def _rewards(rollout: TrainingRollout, settings: LearnerSettings) -> EpisodeRewards:
-    """Any penalty is the last turn's."""
+    """Return the rewards of one episode. A penalty belongs to the last turn."""
     last_turn = int(np.logical_and.accumulate(rollout.loss_mask[::-1]).sum())
     penalty = overlong_penalty(last_turn, settings.objective, max_tokens=settings.max_tokens)
     num_earlier = max(0, len(rollout.draws) - 1)
@@ -123,10 +121,11 @@ def _rewards(rollout: TrainingRollout, settings: LearnerSettings) -> EpisodeRewa
 
 
 def overlong_penalty(num_tokens: int, objective: ObjectiveConfig, *, max_tokens: int) -> float:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13): 0 down to -1 over the last tokens before the limit;
-    0 unless `objective.overlong` is "penalty".
+    """Return DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13): 0 down to -1 over the last tokens before the
+    limit.
 
-    `num_tokens`: of several turns the last one's, for the limit is one turn's.
+    Return 0 unless `objective.overlong` is "penalty". With several turns, `num_tokens` is that of the last one, because
+    the limit applies to each turn.
     """
     if objective.overlong != "penalty":
         return 0.0
@@ -137,8 +136,9 @@ def overlong_penalty(num_tokens: int, objective: ObjectiveConfig, *, max_tokens:
 def _sub_batches(
     values: Sequence[Values], complete: Sequence[NDArray[np.bool_]], settings: LearnerSettings, learner_version: int
 ) -> Sequence[Times]:
-    """How often each rollout counts in each sub-batch, of which there is one unless `objective.shuffle_batches` draws
-    several."""
+    """Return how often each rollout counts in each sub-batch. There is one sub-batch unless `objective.shuffle_batches`
+    draws several.
+    """
     objective = settings.objective
     if objective.selection == "all":
         return [[there.astype(np.int64) for there in complete]]
@@ -151,13 +151,15 @@ def _sub_batches(
 
 
 def _together(sub_batches: Sequence[Times]) -> Times:
-    """How often each rollout counts in all of them."""
+    """Return how often each rollout counts in all sub-batches together."""
     return [np.sum(of_group, axis=0) for of_group in zip(*sub_batches, strict=True)]
 
 
 def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
-    """How often each rollout counts in each update: sub-batches are dealt out in turn; of a single one, the groups of
-    which something is computed."""
+    """Return how often each rollout counts in each update.
+
+    Sub-batches are dealt out in turn. With a single one, groups with computed rollouts are.
+    """
     if len(sub_batches) > 1:
         return [_together(sub_batches[first::updates]) for first in range(min(updates, len(sub_batches)))]
     (times,) = sub_batches
@@ -169,8 +171,10 @@ def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
 def _weights(
     lengths: Sequence[NDArray[np.int64]], times: Times, settings: LearnerSettings
 ) -> list[NDArray[np.float64]]:
-    """The weight of each rollout's tokens each time that it counts, [G] for each group. `times`: how often that is in
-    the whole step; a group counts once."""
+    """Return the token weight of each rollout for each time that it counts, [G] for each group.
+
+    `times` is how often the rollout counts in the whole step; a group counts once.
+    """
     rollouts = sum(int(often.sum()) for often in times)
     groups = sum(bool(often.any()) for often in times)
     tokens = [int((length * often).sum()) for length, often in zip(lengths, times, strict=True)]
@@ -199,7 +203,7 @@ def _weights(
 def _weighted(
     groups: Sequence[TrainingGroup], values: Sequence[Values], weights: Sequence[NDArray[np.float64]], times: Times
 ) -> tuple[WeightedGroup, ...]:
-    """What is computed for one update, in which each rollout counts so often."""
+    """Return the computed groups of one update; `times` is how often each rollout counts in it."""
     found = []
     first = 0
     for number, (group, value, weight, often) in enumerate(zip(groups, values, weights, times, strict=True)):
@@ -223,6 +227,6 @@ def _weighted(
 
 
 def _of_tokens(advantages_of_turns: NDArray[np.float64], rollout: TrainingRollout) -> NDArray[np.float64]:
-    """Each turn's advantage at each token that was drawn in it."""
+    """Repeat each turn's advantage for each of its drawn tokens."""
     drawn = rollout.draws[:, 2].astype(np.int64) if len(rollout.draws) else int(rollout.loss_mask.sum())
     return np.repeat(advantages_of_turns, drawn)

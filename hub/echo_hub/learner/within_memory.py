@@ -1,12 +1,12 @@
-"""A step on a device that may have too little memory for it: begun anew in halves, until it fits.
+"""Run a step on a device that may have too little memory: halve the micro-batches and restart until it fits.
 
-What is computed is the same but for rounding, for the loss is a sum over tokens, however they are cut into
-micro-batches. Nothing of the broken-off attempt is left: its gradient is dropped, and so are the updates of a step of
-several, which are made anew as well.
+The result is the same except for rounding, because the loss is a sum over tokens, independent of micro-batches. A
+failed attempt leaves nothing: its gradient is dropped, and earlier updates of a multi-update step are undone and
+repeated.
 
-Ranks compute each layer together, and one that breaks off in the middle leaves the others waiting: there the process
-ends, and with it all of them. The hub starts them again from the newest checkpoint, and `Cuts` says then what had been
-too much.
+Ranks compute each layer together, so one that fails leaves the others waiting. With several ranks, the process ends,
+and all others with it. The hub restarts them from the newest checkpoint, and `Cuts` tells them to use smaller
+micro-batches.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def step_within_memory(
     learner_version: int = 0,
     history: History = NO_HISTORY,
 ) -> Outcome:
-    """`screened_step`, cut as `cuts` has it for the step, or smaller, which they have then.
+    """Run `screened_step` with the step's cut, or with smaller micro-batches, which are then recorded in `cuts`.
 
-    Raises LearnerError when there is too little memory for a single rollout.
+    Raises LearnerError if memory is too small for a single rollout.
     """
 
     def compute(cut: Cut) -> Outcome:
@@ -74,12 +74,12 @@ def step_within_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted(Generic[T]):
-    """What was computed, and how it had to be cut."""
+    """The result of a computation and the cut that fit into memory."""
 
     result: T
     cut: Cut
     halvings: int
-    """How often it was begun anew."""
+    """Number of restarts."""
 
 
 def within_memory(
@@ -92,14 +92,13 @@ def within_memory(
     step: int,
     updates: int = 1,
 ) -> Fitted[T]:
-    """`compute` by what `cuts` has for the step, or smaller, which they have then. It takes so many `updates` of the
-    optimizer. `halve`: the micro_batch_tokens by which the largest micro-batches are half as large; None = all are of
-    one rollout.
+    """Run `compute` with the step's cut, or with smaller micro-batches, which are then recorded in `cuts`.
 
-    Raises LearnerError when there is too little memory for a single rollout.
+    `compute` makes `updates` optimizer updates. `halve` returns the micro_batch_tokens that halve the largest
+    micro-batches; None if each holds a single rollout. Raises LearnerError if memory is too small for a single rollout.
     """
     cut = cuts.at(step)
-    assert cut is not None, "there is one from the first step on"
+    assert cut is not None, "a cut exists from the first step on"
     fresh = not optimizer.state
     held = checkpoint.take(policy, optimizer) if updates > 1 else None
     halvings = 0
@@ -117,22 +116,22 @@ def within_memory(
                 cut = replace(cut, micro_batch_tokens=tokens)
                 cuts.put(step, cut)
                 if policy.ranks.count > 1:
-                    log.error("out of memory; all ranks begin anew with micro-batches of %d tokens", tokens)
+                    log.error("out of memory; all ranks restart with micro-batches of %d tokens", tokens)
                     raise
         if not broken_off:
             return Fitted(result=result, cut=cut, halvings=halvings)
-        # Only here, behind the handler, does nothing refer any more to what the attempt had computed.
+        # Free memory outside the handler: inside it, the traceback still refers to the attempt's tensors.
         _undo(policy, optimizer, held, fresh=fresh)
         if tokens is None:
             raise LearnerError(
                 "The learner's device has too little memory for a single rollout.", got=broken_off, do=_remedy(cut)
             )
         halvings += 1
-        log.warning("out of memory, begun anew with micro-batches of %d tokens: %s", tokens, broken_off)
+        log.warning("out of memory, the step restarts with micro-batches of %d tokens: %s", tokens, broken_off)
 
 
 def _cut(settings: LearnerSettings, cut: Cut) -> LearnerSettings:
-    # Not checked: what is left after several halvings may be below the least that the settings allow.
+    # Skip validation: after several halvings, the value may be below the settings' minimum.
     learner = settings.learner.model_copy(update={"micro_batch_tokens": cut.micro_batch_tokens})
     return settings.model_copy(update={"learner": learner})
 
@@ -140,18 +139,18 @@ def _cut(settings: LearnerSettings, cut: Cut) -> LearnerSettings:
 def _undo(
     policy: Policy, optimizer: torch.optim.Optimizer, held: dict[str, torch.Tensor] | None, *, fresh: bool
 ) -> None:
-    """As before the attempt, and what it held is free."""
+    """Restore the state before the attempt, and free its memory."""
     optimizer.zero_grad(set_to_none=True)
     if held is not None:
         checkpoint.restore(held, policy, optimizer)
     elif fresh:
         optimizer.state.clear()
-    gc.collect()  # A graph that was broken off may refer to itself.
+    gc.collect()  # The broken-off graph may contain reference cycles.
     if policy.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _remedy(cut: Cut) -> str:
-    words = "Free memory on it, or lower sampling.max_tokens"
+    words = "Free memory on the device, or lower sampling.max_tokens"
     more = "" if cut.gradient_checkpointing else ", or set learner.gradient_checkpointing to true"
-    return f"{words}, or set learner.base_bits to 4, or take a smaller base model{more}."
+    return f"{words}, or set learner.base_bits to 4, or use a smaller base model{more}."

@@ -1,15 +1,14 @@
-"""What the learner's process (`serve`) does: steps, evaluations and, in co-located mode, sampling.
+"""The work of the learner's process (`serve`): steps, evaluations and, in co-located mode, sampling.
 
-A step is told of twice: that it is computed, at once, and its result once all is
-written that it leaves, its adapter and its checkpoint. They are copied at its end and written beside what comes next;
-the result of the next step comes no earlier. So a kill at any moment costs what is not in a checkpoint yet, two steps
-at most where each is checkpointed, and the hub gives those again. What is still to be begun when the hub closes the
-pipe, or is gone, is not begun.
+A step is answered twice: after its computation, and after its adapter and checkpoint are on disk. These are copied at
+the step's end and written in parallel to the next command. The next step's result never comes before this one's. A kill
+loses only steps without a checkpoint: two at most if every step is checkpointed. The hub sends those again. When the
+hub closes the pipe or ends, commands that have not started are dropped.
 
-A step may come before its batch is in the hub's store. Nothing of it is written then until the hub has confirmed that
-it is, nor is the next one begun: of a step that the hub forgets in a crash, nothing is left.
+A step may arrive before its batch is in the hub's store. Until the hub confirms that the batch is stored, the step's
+results are not written and no other step starts. So a step that the hub loses in a crash leaves nothing.
 
-Only one learner works in a run directory: it holds RUN/learner.lock, which the system frees when the process dies.
+Only one learner works in a run directory: it holds RUN/learner.lock, which the system releases when the process dies.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ Answer = Callable[[Frame], None]
 
 
 class Worker:
-    """Made by `open`; holds policy version `policy_version`. `close` it."""
+    """Executes commands, and holds policy version `policy_version`. Create it with `open`, end it with `close`."""
 
     def __init__(
         self,
@@ -66,30 +65,30 @@ class Worker:
         heartbeat: Heartbeat | None,
         tell_disk: Callable[[str], object],
     ) -> None:
-        """`heartbeat`: rank 0's, which the hub hears. `tell_disk`: as of `open`."""
+        """`heartbeat` is rank 0's, which the hub receives. `tell_disk` is described in `open`."""
         self._settings = settings
         self._heartbeat = heartbeat
         self._checkpoints = run_dir / "checkpoints"
         self._policy = policy
         self._ranks = policy.ranks
         self._held: dict[int, Frame] = {}
-        """Groups of steps to come, by their ids."""
-        self._lock = lock  # Let go of, it would unlock.
+        """Groups of later steps, by id."""
+        self._lock = lock  # Keep a reference: the lock is released when the object is collected.
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
         self._writer = Writer()
         self._room = Room(full=tell_disk, over=lambda: tell_disk(""))
         self._unconfirmed: Callable[[], None] | None = None
-        """Writes what the last step has left, if that is computed and not confirmed."""
+        """Writes the last step's results, if the step is computed but not confirmed."""
         self.failed = False
-        """Writing has failed, and the hub was told."""
+        """True if writing has failed; the hub was told."""
         self._eval_s = 0.0
         """Seconds of evaluations since the last step."""
         self._ended: float | None = None
-        """When the last step of this process was computed."""
+        """Time at which this process finished its last step."""
         self.policy_version = 0
         self.told: Mapping[int, StepTold] = {}
-        """Of the step that made the version and of the one before, by step, as far as they are known."""
+        """Results of the version's step and the previous step, by step number, if known."""
         self._history = NO_HISTORY
         self._cuts = Cuts(self._checkpoints)
         kv_cache_bytes = settings.learner.kv_cache_bytes
@@ -103,10 +102,10 @@ class Worker:
         heartbeat: Heartbeat | None = None,
         tell_disk: Callable[[str], object] = lambda said: None,
     ) -> Worker:
-        """Locks the run directory, loads the base and the newest checkpoint, if there is one.
+        """Lock the run directory, and load the base and the newest checkpoint, if there is one.
 
-        `tell_disk`: called with what a full disk says when writing begins to wait for room, with nothing once it goes
-        on; from any thread.
+        `tell_disk` is called with a full disk's message when writing waits for space, and with "" when it continues;
+        from any thread.
         """
         given = LearnerSettings.model_validate(frame["settings"])
         settings = ranks.agree(lambda: ranks.place(given))
@@ -125,13 +124,13 @@ class Worker:
         return worker
 
     def _start(self, run_dir: Path) -> dict[str, Tensor]:
-        """What the run started with, as nodes got it: rank 0's, at every rank."""
+        """Return the adapter that the run started with, as nodes got it: rank 0's file, at every rank."""
         policy, ranks = self._policy, self._ranks
         read = ranks.agree(lambda: {} if ranks.rank else policy.read_adapter(run_dir / "start" / "adapter"))
         return {name: weight.to(policy.device) for name, weight in ranks.tell_tensors(read).items()}
 
     def _resume(self) -> None:
-        """Resumes every rank from rank 0's newest checkpoint, if there is one."""
+        """Resume every rank from rank 0's newest checkpoint, if there is one."""
         found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
         tensors = self._ranks.agree(lambda: checkpoint.read(found[0], self._policy) if found else {})
         newest = found[0] if found else checkpoint.NONE
@@ -144,7 +143,7 @@ class Worker:
             self._history = History.of_frame(told["history"])
 
     def _take_cuts(self) -> None:
-        """Those that rank 0 has found in the run directory; else the first one is made now."""
+        """Take the cuts that rank 0 finds in the run directory, or measure the first one."""
         if self._ranks.rank == 0:
             self._cuts = Cuts.read(self._checkpoints, place=place(self._policy, self._settings.learner))
         self._cuts.take(self._ranks.tell(self._cuts.frame() if self._ranks.rank == 0 else None))
@@ -153,18 +152,18 @@ class Worker:
             self._cuts.put(step, first_cut(self._policy, self._settings), write=self._policy.device.type == "cuda")
 
     def hold(self, groups: Mapping[int, Frame]) -> None:
-        """Keeps groups until a step takes them or lets them go."""
+        """Keep groups until a step takes or discards them."""
         self._held.update(groups)
 
     def admitted(self, frame: Frame) -> Frame:
-        """The command, with all that ranks on other hosts need. Raises LearnerError when it is refused."""
+        """Return the command with everything that other hosts' ranks need. Raises LearnerError if it is refused."""
         if frame["command"] in ("train", "begin"):
             return self._admitted_step(frame)
         if frame["command"] == "sample":
             for request in frame["groups"]:
                 if request["policy_version"] != self.policy_version:
                     raise LearnerError(
-                        "The learner samples from the version that it holds, and from no other.",
+                        "The learner can sample only from the version that it holds.",
                         got=f"version {request['policy_version']} asked for, {self.policy_version} held",
                     )
         elif frame["command"] == "evaluate":
@@ -176,7 +175,7 @@ class Worker:
         return frame
 
     def _admitted_step(self, frame: Frame) -> Frame:
-        """With the groups that it names in their places."""
+        """Replace the named groups by their contents. Raises LearnerError for a step out of order."""
         if self._unconfirmed is not None:
             raise LearnerError("The step before this one is not confirmed yet.", got=f"step {frame['step']}")
         if frame["step"] != self.policy_version + 1:
@@ -196,10 +195,10 @@ class Worker:
         return {"command": "train", **step, "groups": groups, "confirmed": False}
 
     def handle(self, frame: Frame, answer: Answer) -> None:
-        """Carries an admitted command out and answers it: items, each of kind "item", and at last the result. A step is
-        answered from another thread, perhaps after commands that came later.
+        """Execute an admitted command and answer it: frames of kind "item", then the result.
 
-        Raises what the write of an earlier step raised.
+        A step's result is sent from another thread, perhaps after answers to later commands. Raises the error of an
+        earlier step's write.
         """
         if frame["command"] == "train":
             groups = frames.unpack_groups(frame["groups"])
@@ -224,14 +223,14 @@ class Worker:
         answer({"kind": "result", "policy_version": self.policy_version, "at_work_s": seconds})
 
     def close(self) -> None:
-        """Returns once all is written that there is room for; raises what writing raised."""
+        """Wait until everything is written for which there is disk space. Raises the error of a write."""
         self._room.give_up()
         self._writer.wait()
 
     def confirm(self, step: int) -> None:
-        """Has what is left of a step that was begun written; one that was refused has left nothing.
+        """Write the results of a step that was begun; a refused step has none.
 
-        Raises what the write of an earlier step raised.
+        Raises the error of an earlier step's write.
         """
         keep, self._unconfirmed = self._unconfirmed, None
         if keep is not None and step == self.policy_version:
@@ -269,12 +268,12 @@ class Worker:
         self.told = {**before, step: StepTold(metrics=metrics, screen=outcome.screen)}
 
     def _keep(self, export_to: str | None, answer: Answer) -> None:
-        """Begins to write what the last step has left."""
+        """Start writing the last step's results."""
         if self._ranks.rank:
             return
         step, training, learner = self.policy_version, self._settings.training, self._settings.learner
         with nullcontext() if self._heartbeat is None else self._heartbeat.at_work(expects_steps=False):
-            self._writer.wait()  # For as long as the disk is full.
+            self._writer.wait()  # Waits as long as the disk is full.
         checkpointed = step % learner.checkpoint_every == 0 or step == training.steps
         tensors = checkpoint.take(self._policy, self._optimizer if checkpointed else None)
         state = checkpoint.State(step=step, told=self.told, history=self._history)
@@ -289,10 +288,10 @@ class Worker:
         checkpointed: bool,
         answer: Answer,
     ) -> None:
-        """Writes what the newest step has left and answers it; on the writer's thread."""
+        """Write the newest step's results and answer it, on the writer's thread."""
         try:
             self._check_finite(state.step, tensors)
-            # In this order: a step that is in a checkpoint has been exported, so that a crash between repeats it.
+            # Export before the checkpoint: a crash between the two then repeats both step and export.
             if export_to is not None:
                 self._room.until(partial(self._export, tensors, Path(export_to)))
             if checkpointed:
@@ -301,18 +300,18 @@ class Worker:
                 checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
         except Exception as error:
             self.failed = True
-            answer(frames.failure(error))  # At once: there may be no next command that could find out.
+            answer(frames.failure(error))  # Answer at once: no later command may come that would reveal the error.
             raise
         told = frames.pack_told({state.step: state.told[state.step]})
         answer({"kind": "result", "policy_version": state.step, "told": told})
 
     def _check_finite(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Raises LearnerError unless engines can use what the step has left: nothing of it is then written."""
+        """Raise LearnerError if the step's weights are not finite, before anything of it is written."""
         published = self._policy.published(checkpoint.adapter_in(tensors))
         lost = [name for name, weight in published.items() if not weight.isfinite().all()]
         if lost:
             raise LearnerError(
-                "A step has left weights that are not finite; nothing of it is kept.",
+                "A step produced weights that are not finite; it was discarded.",
                 got=f"step {step}: {len(lost)} of {len(published)} tensors, the first {lost[0]}",
                 do="Start the hub again: the learner repeats the step from its newest checkpoint. If it fails again, "
                 "lower training.learning_rate.",
@@ -323,7 +322,7 @@ class Worker:
             self._policy.save_adapter(directory, self._policy.published(checkpoint.adapter_in(tensors)))
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
-        """Draws by the very weights that a node would get."""
+        """Sample with exactly the weights that nodes get."""
         if self._settings.learner.offload_optimizer and self._policy.device.type == "cuda":
             self._offload.make_room()
         with self._policy.holding(self._policy.published()):
@@ -332,7 +331,7 @@ class Worker:
     def _evaluate(
         self, groups: Sequence[GroupRequest], adapter: Mapping[str, NDArray[np.float32]] | None, *, greedy: bool
     ) -> Iterator[Frame]:
-        """Draws by the given adapter, or by the base: never by what the learner happens to hold."""
+        """Sample with the given adapter, or with the base; never with the learner's current weights."""
         if adapter is None:
             held: AbstractContextManager[Any] = self._policy.model.disable_adapter()
         else:
@@ -341,7 +340,7 @@ class Worker:
             yield from self._draw(groups, most_likely if greedy else draw)
 
     def _draw(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[Frame]:
-        """Each rank draws its share; rank 0 yields all."""
+        """Draw this rank's share of the groups; rank 0 yields the rollouts of all ranks."""
         with self._ranks.whole(self._policy.model):
             own = self._draw_own(self._ranks.share(groups), choose)
             if self._ranks.rank == 0:
@@ -370,7 +369,7 @@ def _lock(run_dir: Path, *, wait_s: float) -> FileLock:
 
 
 def check_groups(groups: Sequence[TrainingGroup]) -> None:
-    """Raises LearnerError unless a step can be trained on `groups`."""
+    """Raise LearnerError unless a step can be trained on `groups`."""
     if not groups:
         raise LearnerError("A step needs at least one group.", got="none")
     for position, group in enumerate(groups):
@@ -384,9 +383,9 @@ def check_groups(groups: Sequence[TrainingGroup]) -> None:
             if not all(map(_is_whole, group.rollouts)) or not _are_finite(group.rollouts)
         )
         raise LearnerError(
-            "A rollout needs tokens, the last of them drawn, one finite log-probability for each, a finite reward, "
-            "draws of as many tokens as it has drawn, if any are known, and no rewards of turns or one for each but "
-            "the last.",
+            "A rollout is invalid. It needs tokens, of which the last is drawn, a finite log-probability for each, and "
+            "a finite reward. Draws, if known, must cover its drawn tokens; turn rewards, if any, all turns but the "
+            "last.",
             got=f"group {position} of the batch",
         )
 

@@ -1,11 +1,11 @@
-"""Old steps' rollouts in Parquet files, one file a range of steps; and out of the books, once they are there.
+"""Archive old steps' rollouts in Parquet files, one per range of steps, and delete them from the database.
 
-    steps-000001-000212.parquet   all that belongs to these steps, by group (`echo_hub.store.retiring`)
-    steps-000213-000380.parquet   its metadata `echo` says of which run and steps it is, and how many rows it has
+    steps-000001-000212.parquet   all rollouts of these steps, by group (`echo_hub.store.retiring`)
+    steps-000213-000380.parquet   its metadata `echo` names the run, the steps and the number of rows
 
-A file has its name once all of it is on the disk and has been read back the same; then it never changes. So whoever
-begins again after a crash goes on behind the last one. Rows leave the books only where the file, its checksums looked
-at, says the same of each.
+A file gets its name once it is on disk and has been read back identically; it never changes after that. A restart after
+a crash therefore continues behind the last file. A row is deleted from the database only if the file, with verified
+checksums, contains the same facts.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from echo_shared.files import disk_errors, sync
 FORMAT: Final = 1
 ROWS_A_FILE: Final = 50_000
 TOKENS_A_FILE: Final = 5_000_000
-"""About: a step is never divided. So a file is written and compared in memory."""
+"""Approximate, because a step is never split. The limits keep a file small enough to compare in memory."""
 METADATA: Final = b"echo"
 _CANNOT_WRITE: Final = "The archive cannot be written."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveFile:
-    """One that is whole."""
+    """A complete archive file."""
 
     path: Path
     span: Span
@@ -60,8 +60,11 @@ class ArchiveFile:
 
 
 class Archive:
-    """A directory of one run's files. Raises ConfigError where pyarrow is not installed, or files of another run lie
-    there; StorageError where a file is damaged, or the disk refuses."""
+    """A directory of one run's archive files.
+
+    Raises ConfigError if pyarrow is not installed or the directory contains another run's files; StorageError if a file
+    is damaged or the disk refuses.
+    """
 
     def __init__(self, folder: Path, *, run_id: str, store: Store, reader: RolloutReader) -> None:
         self._folder = folder
@@ -72,7 +75,7 @@ class Archive:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in it meanwhile. What a process that was killed has left is gone."""
+        """Lock the archive, and delete unfinished files of a killed process."""
         lock = FileLock(self._folder / ".lock")
         with disk_errors(_CANNOT_WRITE, self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +83,7 @@ class Archive:
                 lock.acquire(timeout=0)
             except Timeout as error:
                 raise ConfigError(
-                    "Another process is archiving there.", got=str(self._folder), do="Wait until it has ended."
+                    "Another process is using this archive.", got=str(self._folder), do="Wait until it has ended."
                 ) from error
         try:
             for left in self._folder.glob(".steps-*.tmp"):
@@ -90,28 +93,27 @@ class Archive:
             lock.release()
 
     def files(self) -> list[ArchiveFile]:
-        """In the order of steps. Each is of this run, as its books have it now."""
+        """Return the files in order of steps, after checking that each matches the run's database."""
         found = sorted(map(self._about, self._folder.glob("steps-*.parquet")), key=lambda one: one.span.after.step)
         there, gone = self._store.read(read_first_mark).step, self._gone()
         for one in found:
             if one.span.after.step < there:
                 raise ConfigError(
-                    "Two files of the archive are of the same steps.",
+                    "Two archive files cover the same steps.",
                     got=f"{one.path.name}, and one before it up to step {there}",
                     do="Archive into another directory.",
                 )
             if one.span.after.step > max(there, gone):
                 raise ConfigError(
-                    "A file of the archive is missing; its rollouts are still in the books.",
-                    got=f"{one.path.name}, but none of steps {there + 1} to {one.span.after.step}",
+                    "An archive file is missing; its rollouts are still in the database.",
+                    got=f"{one.path.name}, but no file for steps {there + 1} to {one.span.after.step}",
                     do="Put it back, or archive into another directory.",
                 )
             there = one.span.through.step
         return found
 
     def missing(self, files: Sequence[ArchiveFile]) -> list[tuple[int, int]]:
-        """Steps, the first and the last, that left the books and are in no file: they were dropped, or archived
-        elsewhere."""
+        """Return ranges of steps found neither in the database nor in a file: dropped or archived elsewhere."""
         found, there = [], self._store.read(read_first_mark).step
         for after, through in [*((one.span.after.step, one.span.through.step) for one in files), (self._gone(), 0)]:
             if after > there:
@@ -128,21 +130,21 @@ class Archive:
             said = json.loads((self._parquet.read_schema(path).metadata or {}).get(METADATA, b"{}"))
         if said.get("run_id") != self._run_id or said.get("format") != FORMAT:
             raise ConfigError(
-                "The directory holds something else than this run's archive.",
+                "The directory contains files that are not this run's archive.",
                 got=f"{path.name}, of {'run ' + str(said['run_id']) if 'run_id' in said else 'no run'}",
-                do="Archive each run into a directory of its own.",
+                do="Archive each run into a separate directory.",
             )
         span = Span(after=Mark(**said["after"]), through=Mark(**said["through"]))
         if self._store.read(read_trained_at, span.through.step) != said["trained_at"]:
             raise ConfigError(
-                "The archive is of another history than the run's books, as after the run was restored from a backup.",
+                "The archive does not match the run's database, perhaps because the run was restored from a backup.",
                 got=f"{path.name}: step {span.through.step} was trained at another time",
                 do="Archive into another directory.",
             )
         return ArchiveFile(path=path, span=span, rollouts=said["rollouts"])
 
     def write(self, *, before_step: int) -> Iterator[ArchiveFile]:
-        """Writes what may go and is in no file yet, of the steps before this one."""
+        """Write archivable steps before `before_step` that no file contains yet."""
         there, last, beginning = self.files(), self._store.read(read_last), self._store.read(read_first_mark)
         after = max(
             [
@@ -183,7 +185,7 @@ class Archive:
                 sync(temporary)
                 if not self._read(temporary).equals(table):
                     raise StorageError(
-                        "What was written to the archive was read back as something else; nothing of it is kept.",
+                        "An archive file read back differs from what was written; the file was deleted.",
                         got=str(path),
                         do="Check the disk's health, or archive to another disk.",
                     )
@@ -194,8 +196,10 @@ class Archive:
         return ArchiveFile(path=path, span=span, rollouts=table.num_rows)
 
     def delete(self, one: ArchiveFile, *, who: str) -> int:
-        """Deletes from the books what this file has; of how many rollouts. Waits between two transactions as long as
-        the first took, so that a hub that serves gets its turn."""
+        """Delete the rollouts in this file from the database, and return their number.
+
+        Pauses after each transaction for as long as it took, so that a running hub can write.
+        """
         last = self._store.read(read_last)
         if last is not None and one.span.through.step <= last.after.step:
             return 0
@@ -212,7 +216,7 @@ class Archive:
         return gone
 
     def _read(self, path: Path) -> Any:
-        """All of it, every checksum looked at."""
+        """Read the whole file and verify every checksum."""
         with self._readable(path):
             return self._parquet.read_table(path, page_checksum_verification=True)
 
@@ -226,14 +230,14 @@ class Archive:
 
 def _damaged(path: Path, got: str) -> StorageError:
     return StorageError(
-        "A file of the archive is damaged.",
+        "An archive file is damaged.",
         got=f"{path}: {got}",
-        do="Restore it from a copy. Where its rollouts are still in the books, delete it: it is written again.",
+        do="Restore it from a copy. If its rollouts are still in the database, delete the file: it is written again.",
     )
 
 
 def _portions(ripe: Sequence[Ripe]) -> Iterator[list[Ripe]]:
-    """Steps in a row, as many as go into one file."""
+    """Split consecutive steps into portions of one file each."""
     steps: list[Ripe] = []
     for one in ripe:
         steps.append(one)

@@ -1,4 +1,4 @@
-"""What the operator's commands share that look into a run's store, beside a hub that serves it or without one."""
+"""Shared parts of the operator's commands that read a run's store, whether a hub serves the run or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's dire
 
 @contextmanager
 def store_of(directory: RunDirectory) -> Iterator[Store]:
-    """The run's store. Raises ConfigError where no hub has made it yet."""
+    """Open the run's store. Raises ConfigError if no hub has created it yet."""
     from echo_hub.store.store import Store
 
     directory.check()
@@ -35,11 +35,11 @@ def store_of(directory: RunDirectory) -> Iterator[Store]:
 
 
 def check_writable(figures: Path | None) -> None:
-    """Raises ConfigError before the work, not behind it, when its figures cannot be written."""
+    """Raise ConfigError, before any work, if the figures file cannot be written."""
     if figures is not None and not figures.parent.is_dir():
         raise ConfigError("The figures cannot be written there.", got=str(figures), do="Name a directory that exists.")
 
 
 def when(seconds: float) -> str:
-    """A time as the operator's clock shows it; nothing for none."""
+    """Format a time in local time; "" for 0."""
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds else ""

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run, one link for all kinds of processes that run there."""
+"""Connect a run to its Ray cluster; one connection serves all kinds of processes there."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from echo_hub.scoring.processes import parcel_of
 async def open_cluster(
     config: HubConfig, base_dir: Path, *, logs: Path, owner: str = "", kinds: Collection[str] = get_args(WorkerKind)
 ) -> AsyncIterator[RayLink | None]:
-    """Connected, if the settings have a process of one of `kinds` run there; else None. `owner`: of what is left there
-    by an earlier hub of the same run; empty: nobody.
+    """Yield a connection if the settings place a process of one of `kinds` on Ray; else None.
 
-    Raises ConfigError where Ray is not installed, or the cluster cannot be reached.
+    `owner`: names the actors, so that leftovers of the run's earlier hub are replaced; "" makes a unique name. Raises
+    ConfigError if Ray is not installed or the cluster cannot be reached.
     """
     parcels = await asyncio.to_thread(_parcels, config, base_dir, kinds)
     if not parcels:

@@ -1,4 +1,4 @@
-"""Runs side by side: their curves, by step, and the settings that differ."""
+"""Compare runs: curves by step, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from echo_shared.step_figures import SECONDS, STEP_FIGURES, TRAIN_S, Better
 
 STEPS_A_READ: Final = 1_000
 _BARS: Final = "▁▂▃▄▅▆▇█"
-ELSEWHERE: Final = "(set, and not shown)"
+ELSEWHERE: Final = "(set, but not shown)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One figure of one run; `points` are (step, value), in order, and never none."""
+    """One figure of one run. `points` are (step, value) in order; at least one."""
 
     label: str
     better: Better
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def best(self) -> float | None:
-        """None where neither high nor low values are better."""
+        """Best value; None for figures without a better direction."""
         return None if not self.better else self._best[1]
 
     @property
@@ -59,11 +59,11 @@ _OF_BOOKS: Final[Mapping[str, tuple[str, Better]]] = {
     "completion_tokens_mean": ("tokens of a completion", ""),
     "dropped_per_rollout": ("rollouts dropped per rollout trained", "lower"),
 }
-"""What the hub's books say of a step or of a version, by its key; the learner's own figures follow it."""
+"""Figures computed from the database, by key; the learner's own figures follow them."""
 
 
 def curves_of(store: Store) -> dict[str, Curve]:
-    """All figures of a run that it has, by their keys, in the order of a table's rows."""
+    """Return all figures that the run has, by key, in the order of the table rows."""
     points: dict[str, list[tuple[int, float]]] = {}
     for before, step in pairwise([None, *_steps(store)]):
         assert step is not None
@@ -71,7 +71,7 @@ def curves_of(store: Store) -> dict[str, Curve]:
             points.setdefault(key, []).append((step.step, value))
     for evaluation in store.read(read_evaluations):
         if evaluation.name:
-            continue  # The run's own figures are the mean of its sets'.
+            continue  # Skip single evaluation sets: the run's own figures are means over its sets.
         key = "heldout_accuracy" if evaluation.kind is EvaluationKind.GREEDY else "heldout_mean_at_k"
         points.setdefault(key, []).append((evaluation.policy_version, evaluation.accuracy))
     labels: dict[str, tuple[str, Better]] = {
@@ -103,7 +103,7 @@ def _figures(step: StepRecord, before: StepRecord | None) -> dict[str, float]:
         dropped = sum(step.dropped.values()) - (sum(before.dropped.values()) if before else 0)
         found["dropped_per_rollout"] = dropped / step.num_rollouts
         found["completion_tokens_mean"] = step.num_tokens / step.num_rollouts
-    # Of the first step nobody knows how long it waited for nodes to come.
+    # The duration of the first step is unknown: it includes the wait for nodes.
     lasted_s = step.trained_at - before.trained_at if before else 0.0
     if lasted_s > 0:
         found["rollouts_per_s"] = step.num_rollouts / lasted_s
@@ -112,7 +112,7 @@ def _figures(step: StepRecord, before: StepRecord | None) -> dict[str, float]:
 
 
 def differing(configs: Sequence[HubConfig]) -> dict[str, tuple[Any, ...]]:
-    """The settings that are not the same in all, by `section.key`, each with what every one has."""
+    """Return the settings that differ, by `section.key`, with each run's value."""
     dumps = [config.model_dump(mode="json") for config in configs]
     shown = [without_secrets(config).model_dump(mode="json") for config in configs]
     found = {}
@@ -128,8 +128,10 @@ def differing(configs: Sequence[HubConfig]) -> dict[str, tuple[Any, ...]]:
 
 
 def sparkline(curve: Curve, *, low: float, high: float, last_step: int, width: int) -> str:
-    """The curve in `width` characters, from step 0 to `last_step`, each the mean of its steps between `low` and `high`;
-    a space where there are none."""
+    """Draw the curve from step 0 to `last_step` as `width` characters.
+
+    Each character is the mean of its steps, scaled between `low` and `high`; a space if it has no steps.
+    """
     columns: dict[int, list[float]] = {}
     for step, value in curve.points:
         columns.setdefault(min(width - 1, step * width // max(1, last_step + 1)), []).append(value)

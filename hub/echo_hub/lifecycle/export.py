@@ -1,4 +1,4 @@
-"""Taking a run's result out: an adapter for other programs, and how good each version is."""
+"""Export a run's results: an adapter for other programs, and an evaluation of its versions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from echo_shared.errors import ConfigError
 def export_adapter(
     directory: RunDirectory, destination: Path, *, policy_version: int | None, base: str | None = None
 ) -> int:
-    """Copies a version's PEFT directory to a new `destination`; None = the newest. Returns which it was.
+    """Copy a version's PEFT directory to a new `destination`; None means the newest. Returns the version.
 
-    The very weights that were published and evaluated, with a model card; the learner's float32 weights are in its
-    checkpoints. The adapter's configuration names its base so that PEFT finds it: by its id on a model hub, or by the
-    directory where it lies here. `base`: another name for it.
+    The weights are those that were published and evaluated; the learner's float32 weights are in its checkpoints. A
+    model card is added. The adapter's configuration names the base so that PEFT finds it: by its model hub id, or by
+    its directory on this machine. `base` overrides that name.
     """
     version, source = _adapter(directory, policy_version)
     if destination.exists():
@@ -61,8 +61,10 @@ async def evaluate_versions(
     policy_versions: Sequence[int] | None,
     examples: list[Example] | None = None,
 ) -> list[Evaluation]:
-    """What the hub measures of each version, 0 = base; None = base, what the run
-    began with, and newest. Works beside a running hub. A few answers of each go to `examples`."""
+    """Evaluate versions (0 = base) on this machine; None means base, initial version and newest.
+
+    May run while a hub serves the run. A few answers of each version are appended to `examples`.
+    """
     if policy_versions is None:
         start = read_start(directory)
         began_with = [start.policy_version] if start else []
@@ -78,8 +80,10 @@ async def evaluate_versions(
 async def evaluate_adapters(
     config: HubConfig, adapters: Mapping[int, Path | None], examples: list[Example] | None = None
 ) -> list[Evaluation]:
-    """What the hub measures of each adapter, by the version that it is to be called; None = the base. A few greedy
-    answers of each go to `examples`."""
+    """Evaluate adapters, by the version number to report; None means the base.
+
+    A few greedy answers of each are appended to `examples`.
+    """
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec)
@@ -108,7 +112,7 @@ async def evaluate_adapters(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NamedBase:
-    """How an exported adapter names its base."""
+    """How an exported adapter names its base model."""
 
     name: str
     revision: str | None
@@ -116,7 +120,7 @@ class _NamedBase:
 
     @classmethod
     def of(cls, reference: str) -> _NamedBase:
-        """`reference` as `model.base`."""
+        """Interpret `reference` like `model.base`."""
         directory = Path(reference).expanduser()
         if reference in BUILTIN or directory.is_dir():
             return cls(name=str(resolve_base(reference).resolve()), revision=None, is_local=True)
@@ -146,7 +150,7 @@ def _adapter(directory: RunDirectory, policy_version: int | None) -> tuple[int, 
     if not versions or (policy_version is not None and policy_version not in versions):
         there_are = ", ".join(map(str, versions[-10:])) or "none yet"
         raise ConfigError(
-            "There is no such policy version." if versions else "This run has no policy version yet.",
+            "This policy version does not exist." if versions else "This run has no policy version yet.",
             got=f"asked for {policy_version or 'the newest'}; the newest are: {there_are}",
             do="Name one of these, or serve the run until it has published one.",
         )

@@ -1,10 +1,10 @@
-"""A new run that goes on from a version of another, with other settings: `echo-hub fork`.
+"""Create a new run from a version of another run, with other settings: `echo-hub fork`.
 
-It has RUN's settings as they hold, with what operators have changed while it was served, and its version K: the adapter
-and, where a checkpoint of step K is kept, the learner's float32 weights and the optimizer's state. All else is its own:
-books, keys, address. Its steps go on behind K, on problems that RUN had not trained on by then.
+The new run has RUN's effective settings, including changes by operators while it was served, and its version K: the
+adapter and, if a checkpoint of step K exists, the learner's float32 weights and optimizer state. Everything else is
+new: database, keys, address. Steps continue after K, with problems that RUN had not trained on by then.
 
-config.toml is written last: until then there is no run in the new directory, and the same command makes it anew.
+config.toml is written last: without it the new directory contains no run, and the same command starts over.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ KEPT: Final = (
     *("model.base", "model.start_from", "training.lora_rank", "training.lora_alpha"),
     *("training.lora_targets", "training.rslora"),
 )
-"""What an adapter and an optimizer's state are of."""
+"""Settings that an adapter and its optimizer state depend on."""
 OWN: Final[Mapping[str, Any]] = {"server.public_url": "", "server.swarm_port": 0, "store.url": ""}
-"""What two runs cannot share, and what a fork has instead, unless it is given another."""
+"""Settings that two runs cannot share, with the fork's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """What was made."""
+    """The result of a fork."""
 
     config: HubConfig
     start: Start
     checkpoints: tuple[int, ...]
-    """The steps whose optimizer was at hand."""
+    """The steps with a usable checkpoint."""
 
 
 def fork(parent: RunDirectory, target: RunDirectory, *, at: int | None, changes: Sequence[str]) -> Forked:
-    """Makes `target` of version `at` of `parent`, None = the newest. `changes`: section.key=value.
+    """Create `target` from version `at` of `parent`; None means the newest. `changes`: section.key=value.
 
-    Works beside a hub that serves `parent`. Raises ConfigError, StorageError.
+    May run while a hub serves `parent`. Raises ConfigError, StorageError.
     """
     if target.config.exists():
-        raise ConfigError("There is a run in this directory already.", got=str(target.config), do="Name another one.")
+        raise ConfigError("This directory already contains a run.", got=str(target.config), do="Name another one.")
     with store_of(parent) as store:
         before = with_stored(load_config(parent.config, {}), store.read(read_settings))
         version, checkpoints = _version(parent, at)
@@ -89,21 +89,21 @@ def fork(parent: RunDirectory, target: RunDirectory, *, at: int | None, changes:
 
 
 def nested(changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """section.key=value as settings by section; values are TOML's, and what is none is text. Raises ConfigError."""
+    """Parse section.key=value into settings by section; values are TOML, otherwise text. Raises ConfigError."""
     found: dict[str, dict[str, Any]] = {}
     for change in changes:
         name, equals, value = change.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and section and key):
             raise ConfigError(
-                "This is no setting and its value.", got=change, do="Write section.key=value: training.steps=80"
+                "A changed setting must have the form section.key=value.", got=change, do="Example: training.steps=80"
             )
         found.setdefault(section, {})[key] = value_of(value.strip())
     return found
 
 
 def value_of(text: str) -> Any:
-    """TOML's value, or the text itself."""
+    """Parse a TOML value; text that is not TOML is returned as it is."""
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except tomllib.TOMLDecodeError:
@@ -111,15 +111,15 @@ def value_of(text: str) -> Any:
 
 
 def _version(parent: RunDirectory, at: int | None) -> tuple[int, tuple[int, ...]]:
-    """The version that is meant, and the steps of which there are checkpoints."""
+    """Return the requested version, and the steps that have complete checkpoints."""
     checkpoints = tuple(step for step in _steps(parent) if _is_whole(parent.checkpoint(step)))
     there = sorted({*checkpoints, *parent.adapter_versions()} - {0})
     if not there or (at is not None and at not in there):
         raise ConfigError(
-            "The run has no such version to fork from." if there else "The run has no version yet to fork from.",
+            "The run does not have this version." if there else "The run has no version yet to fork from.",
             got=f"asked for {'the newest' if at is None else at}; its newest: "
             f"{', '.join(map(str, there[-10:])) or 'none'}",
-            do="Name one of these. A run from version 0 is a new one: echo-hub init",
+            do="Name one of these. To begin at version 0, create a new run: echo-hub init",
         )
     return there[-1] if at is None else at, checkpoints
 
@@ -151,9 +151,9 @@ def _settings(parent: RunDirectory, before: HubConfig, changes: Sequence[str], v
     lost = [name for name, value in kept.items() if _get(config, name) != value]
     if lost:
         raise ConfigError(
-            "A fork keeps what its adapter was trained with.",
+            "A fork cannot change settings that its adapter was trained with.",
             got="; ".join(f"{name} = {_get(config, name)!r}, was {kept[name]!r}" for name in lost),
-            do="Leave it as it is. A run with another base or rank begins anew: echo-hub init",
+            do="Do not change them. For another base or rank, create a new run: echo-hub init",
         )
     return config
 
@@ -164,7 +164,7 @@ def _get(config: HubConfig, name: str) -> Any:
 
 
 def _take(parent: RunDirectory, target: RunDirectory, config: HubConfig, start: Start) -> Start:
-    """Makes RUN/start of the new run."""
+    """Write RUN/start of the new run."""
     version = start.policy_version
     base_dir = resolve_base(config.model.base)
     checkpoint = parent.checkpoint(version)

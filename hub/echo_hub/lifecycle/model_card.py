@@ -1,4 +1,4 @@
-"""The README.md beside an exported adapter: a model card as huggingface.co/docs/hub/model-cards describes it."""
+"""Write README.md for an exported adapter: a model card as described at huggingface.co/docs/hub/model-cards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ tokenizer = AutoTokenizer.from_pretrained(model.peft_config["default"].base_mode
 ```
 """
 _LOCAL: Final = """
-The base is no model of a model hub but a directory: `adapter_config.json` says where it lay at the export. Where it
-lies elsewhere, name it:
+The base model is a local directory, not a model of a model hub; `adapter_config.json` has its path at the export. If
+it is elsewhere, pass its path:
 
 ```python
 from peft import PeftModel
@@ -29,13 +29,16 @@ from transformers import AutoModelForCausalLM
 model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("BASE_DIRECTORY"), "THIS_DIRECTORY")
 ```
 
-Before you give the adapter away, name a base that others can get: `echo-hub export RUN DIR --base owner/name`.
+Before you share the adapter, name a base model that others can download: `echo-hub export RUN DIR --base owner/name`.
 """
 
 
 def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str], base_id: str | None) -> str:
-    """`lineage`: where what the run began with comes from, the nearest first; nothing: it began with the base.
-    `base_id`: the base's on a model hub; None: it is a directory."""
+    """Return the text of the model card.
+
+    `lineage`: origins of the run's initial adapter, nearest first; empty if the run began with the base model.
+    `base_id`: id of the base on a model hub; None if it is a directory.
+    """
     name = _one_line(config.run.name)
     lines = [
         "---",
@@ -64,11 +67,11 @@ def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str]
 
 
 def _layers(targets: str) -> str:
-    """Which layers it is on, unless on all."""
+    """Name the adapted layers, unless all are adapted."""
     return "" if targets == "all" else f" on {targets.replace(',', ', ')} layers"
 
 
 def _one_line(text: str) -> str:
-    """Without what Markdown or YAML would take for more than text."""
+    """Return the text in one line, with Markdown's special characters escaped."""
     plain = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>#|" else sign for sign in plain)

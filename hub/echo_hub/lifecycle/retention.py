@@ -1,46 +1,45 @@
-"""Rollouts of steps beyond `keeping.steps` leave the books, a few at a time, beside the hub's own writing."""
+"""Delete rollouts of steps older than `keeping.steps` from the database, in small transactions while the hub runs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Final
 
-from echo_hub.core.status import CoordinatorStatus
+from echo_hub.core.status import StatusSource
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.retired import Span, read_last
 from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire
 
 LOOKED_S: Final = 15.0
 REST: Final = 4.0
-"""After each transaction the writer is left alone for so many times what it took."""
+"""Pause after each transaction, as a multiple of its duration, to leave the writer to the hub."""
 
 
 class Retention:
-    """`steps` of the newest stay; 0 = all."""
+    """`steps`: number of newest steps to keep; 0 keeps all."""
 
-    def __init__(self, steps: int, *, store: AsyncStore, status: Callable[[], CoordinatorStatus]) -> None:
+    def __init__(self, steps: int, *, store: AsyncStore, coordinator: StatusSource) -> None:
         self._steps = steps
         self._store = store
-        self._status = status
+        self._coordinator = coordinator
 
     async def run(self) -> None:
-        """Lets go for ever."""
+        """Delete old rollouts, forever."""
         if not self._steps:
             return
         last = await self._store.read(read_last)
         if last is not None:
-            await self._let_go_of(last)  # The hub may have been stopped in the middle.
+            await self._let_go_of(last)  # A restart may have interrupted this deletion.
         while True:
             await self.let_go()
             await asyncio.sleep(LOOKED_S)
 
     async def let_go(self) -> None:
-        """Deletes from the books what is beyond the newest steps, one step after the other."""
+        """Delete everything older than the newest steps, one step at a time."""
         last = await self._store.read(read_last)
         after = await self._store.read(read_first_mark) if last is None else last.through
-        end = self._status().trained_steps - self._steps + 1
+        end = self._coordinator.status().trained_steps - self._steps + 1
         while ripe := await self._store.read(read_ripe, after, end):
             for one in ripe:
                 await self._let_go_of(Span(after=after, through=one.mark))

@@ -1,23 +1,23 @@
-"""Rollouts as people read them: the store's rows with texts, log-probabilities of each token, and advantages.
+"""Read rollouts for people: database rows with texts, log-probabilities per token, and advantages.
 
-Texts are made of tokens when they are asked for and never stored; a text is looked for in `TOKENS_READ` tokens at most
-an answer, which then says where to go on.
+Texts are decoded on request and never stored. A text search decodes at most `TOKENS_READ` tokens per answer; the answer
+says where to continue.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.mixture import Mixture
-from echo_hub.core.payload import Span
 from echo_hub.learner.credit import EpisodeRewards, turn_advantages
 from echo_hub.learner.weighting import overlong_penalty
 from echo_hub.run.base_model import PromptCodec
@@ -26,7 +26,6 @@ from echo_hub.store.browsing import (
     NEWEST,
     BatchReward,
     Key,
-    StoredTokens,
     evaluation_text,
     find_rollouts,
     read_batch_rewards,
@@ -39,10 +38,11 @@ from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.store import Store
 from echo_shared.messages import rollout_id
 from echo_shared.rollout_books import (
-    DrawnSpan,
+    GroupRecord,
     GroupView,
     Piece,
     RolloutFilter,
+    RolloutPayload,
     RolloutRow,
     RolloutsPage,
     RolloutSummary,
@@ -51,33 +51,33 @@ from echo_shared.rollout_books import (
 )
 
 TOKENS_READ: Final = 400_000
-"""Made into text for one answer, about."""
+"""Approximate number of tokens decoded for one answer."""
 ROW_TOKENS: Final = 20
-"""What a rollout costs beside its tokens, in tokens."""
+"""Cost of a rollout in addition to its tokens, in tokens."""
 ROWS_READ: Final = 200
-"""Rollouts that a text is looked for in at once."""
+"""Rollouts read at a time while searching for a text."""
 
 
 GROUPS_READ: Final = 32
 STEPS_REMEMBERED: Final = 8
 _PARTS: Final = ("scored", "trained")
-"""States of what is in its step's batch."""
+"""States of rollouts in a step's batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRollout:
-    """A rollout as files have it."""
+    """An exported rollout."""
 
     summary: RolloutSummary
     advantage: float | None
-    """As `RolloutView` has it."""
+    """As in `RolloutView`."""
     prompt: str
     drawn: RolloutText | None
-    """None: its tokens are not there. It has no `pieces`: they take most of the time."""
+    """None if its tokens are not kept. Has no `pieces`, which would take most of the time."""
 
 
 class _Gains:
-    """Advantages of one step after the other, each computed once for all of its batch."""
+    """Advantages by step; each step's batch is computed once and cached."""
 
     def __init__(self, of_step: Callable[[int], dict[int, dict[tuple[int, int], float]]]) -> None:
         self._of_step = lru_cache(STEPS_REMEMBERED)(of_step)
@@ -88,12 +88,32 @@ class _Gains:
         return self._of_step(one.step).get(one.group_id, {}).get((one.index, one.turn))
 
 
-class RolloutReader:
-    """Safe to use from several threads. Every method raises StorageError, and what making problems again raises."""
+class Prompts(Protocol):
+    """Prompts of groups: `echo_hub.scoring.problems.Problems` and `ProblemsOnDemand`."""
 
-    def __init__(
-        self, config: HubConfig, *, store: Store, codec: PromptCodec, problems: Callable[[], Problems]
-    ) -> None:
+    def prompt_ids(self, group_id: int) -> NDArray[np.int32]: ...
+
+
+class ProblemsOnDemand:
+    """Problems of a run, made when the first prompt is asked for: that takes some seconds."""
+
+    def __init__(self, config: HubConfig, codec: PromptCodec) -> None:
+        self._config = config
+        self._codec = codec
+
+    @cached_property
+    def _problems(self) -> Problems:
+        return Problems.of_run(self._config, self._codec)
+
+    def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
+        """Return the prompt of a group. Raises what making the problems raises."""
+        return self._problems.prompt_ids(group_id)
+
+
+class RolloutReader:
+    """Thread-safe. Every method raises StorageError, and any error of recreating problems."""
+
+    def __init__(self, config: HubConfig, *, store: Store, codec: PromptCodec, problems: Prompts) -> None:
         self._objective = config.objective.resolved()
         self._training = config.training
         self._max_tokens = config.sampling.max_tokens
@@ -105,8 +125,7 @@ class RolloutReader:
         self._problems = problems
 
     def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage:
-        """At most `limit` rollouts, those that were leased last first, that were leased before the rollout `before`; ""
-        = the newest."""
+        """Return at most `limit` rollouts, the newest lease first, leased before the rollout `before`; "" means now."""
         rows, last = self._matching(wanted, key_of(before) if before else NEWEST, limit)
         totals = self._store.read(read_kept_totals)
         return RolloutsPage(
@@ -121,31 +140,23 @@ class RolloutReader:
         )
 
     def group(self, group_id: int) -> GroupView | None:
-        """A group with all that is there of it; None: nothing was ever leased of it."""
+        """Return a group with everything known about it; None if it was never leased."""
         group = self._store.read(read_group, group_id)
         if group is None:
             return None
         gains = {} if group.step is None else self._advantages(group.step).get(group_id, {})
         tokens = self._store.read(read_tokens, [key_of(each.rollout_id) for each in group.rollouts])
-        prompt_ids = self._problems().prompt_ids(group_id)
+        prompt_ids = self._problems.prompt_ids(group_id)
         return GroupView(
-            group_id=group_id,
-            step=group.step,
+            **{each.name: getattr(group, each.name) for each in fields(GroupRecord)},
             evaluation=evaluation_text(group_id, self._sets),
             task=self._task(group_id),
-            opened_at=group.opened_at,
-            drop_reason=group.drop_reason,
-            staleness=group.staleness,
-            planned_at=group.planned_at,
-            trained_at=group.trained_at,
-            published_at=group.published_at,
             prompt=self._codec.text(prompt_ids),
             rollouts=tuple(self._view(self._told(each), tokens, gains) for each in group.rollouts),
-            retired=group.is_retired,
         )
 
     def export(self, wanted: RolloutFilter) -> Iterator[WholeRollout]:
-        """All that fit, those that were leased last first."""
+        """Yield all matching rollouts, the newest lease first."""
         before: Key | None = NEWEST
         gains = _Gains(self._advantages)
         while before is not None:
@@ -153,7 +164,7 @@ class RolloutReader:
             yield from self._whole([row.summary for row in rows], gains)
 
     def of_groups(self, group_ids: Sequence[int], keys: Collection[Key]) -> Iterator[WholeRollout]:
-        """Those of `keys` that are of these groups, group by group, as the books have them."""
+        """Yield the rollouts of these groups whose keys are in `keys`, group by group, in database order."""
         gains = _Gains(self._advantages)
         for start in range(0, len(group_ids), GROUPS_READ):
             found = self._store.read(summaries_of_groups, group_ids[start : start + GROUPS_READ])
@@ -165,7 +176,7 @@ class RolloutReader:
         prompts: dict[int, str] = {}
         for each in summaries:
             if each.group_id not in prompts:
-                prompts[each.group_id] = self._codec.text(self._problems().prompt_ids(each.group_id))
+                prompts[each.group_id] = self._codec.text(self._problems.prompt_ids(each.group_id))
             found = tokens.get(key_of(each.rollout_id))
             yield WholeRollout(
                 summary=each,
@@ -175,7 +186,7 @@ class RolloutReader:
             )
 
     def _matching(self, wanted: RolloutFilter, before: Key, limit: int) -> tuple[list[RolloutRow], Key | None]:
-        """At most `limit`, and the last that was looked at; None: there are no more."""
+        """Return at most `limit` rows, and the key to continue from; None if there are no more."""
         looked_for, rows, read = wanted.text.casefold(), list[RolloutRow](), 0
         last: Key | None = before
         while last is not None:
@@ -197,7 +208,7 @@ class RolloutReader:
         return rows, last
 
     def _told(self, summary: RolloutSummary) -> RolloutSummary:
-        """With what the store does not say: its task, and its evaluation set."""
+        """Add task and evaluation set, which are not stored."""
         if len(self._keys) == len(self._sets) == 1:
             return summary
         evaluation = evaluation_text(summary.group_id, self._sets)
@@ -210,44 +221,37 @@ class RolloutReader:
         return next((one.task for one in self._sets if about.number in one.numbers), "")
 
     def _view(
-        self, summary: RolloutSummary, tokens: Mapping[Key, StoredTokens], gains: Mapping[tuple[int, int], float]
+        self, summary: RolloutSummary, tokens: Mapping[Key, RolloutPayload], gains: Mapping[tuple[int, int], float]
     ) -> RolloutView:
         found = tokens.get(key_of(summary.rollout_id))
+        drawn = None if found is None else self._drawn(summary, found)
         is_part = summary.state in _PARTS
         return RolloutView(
             summary=summary,
             advantage=gains.get((summary.index, summary.turn)) if is_part else None,
-            drawn=None if found is None else replace(self._drawn(summary, found), pieces=self._pieces(summary, found)),
+            drawn=None if drawn is None else replace(drawn, pieces=self._pieces(drawn.payload)),
         )
 
-    def _drawn(self, summary: RolloutSummary, stored: StoredTokens) -> RolloutText:
-        spans = _spans(summary, stored)
+    def _drawn(self, summary: RolloutSummary, stored: RolloutPayload) -> RolloutText:
         return RolloutText(
             text=self._codec.text(stored.completion_ids),
             pieces=(),
-            completion_ids=tuple(stored.completion_ids.tolist()),
-            behavior_logprobs=tuple(stored.behavior_logprobs.tolist()),
-            spans=tuple(
-                DrawnSpan(node_id=span.node_id, policy_version=span.policy_version, num_tokens=span.num_tokens)
-                for span in spans
-            ),
-            finish_reason=stored.finish_reason,
-            sampling_s=stored.sampling_s,
+            payload=stored.attributed(summary.node_id, summary.policy_version),
             observation=self._codec.text(stored.observation_ids),
         )
 
-    def _pieces(self, summary: RolloutSummary, stored: StoredTokens) -> tuple[Piece, ...]:
-        spans = _spans(summary, stored)
+    def _pieces(self, payload: RolloutPayload) -> tuple[Piece, ...]:
+        spans = payload.spans
         versions = np.repeat([span.policy_version for span in spans], [span.num_tokens for span in spans])
         pieces, end = [], 0
-        for text, count in self._codec.pieces(stored.completion_ids):
-            logprob = float(stored.behavior_logprobs[end : end + count].sum(dtype=np.float64))
+        for text, count in self._codec.pieces(payload.completion_ids):
+            logprob = float(payload.behavior_logprobs[end : end + count].sum(dtype=np.float64))
             end += count
             pieces.append(Piece(text=text, num_tokens=count, logprob=logprob, version=int(versions[end - 1])))
         return tuple(pieces)
 
     def _advantages(self, step: int) -> dict[int, dict[tuple[int, int], float]]:
-        """Of the turns of the episodes of a step's batch, by group, index and turn."""
+        """Return the advantages of a step's batch by group, then by (index, turn)."""
         ends: dict[int, list[BatchReward]] = {}
         for end in self._store.read(read_batch_rewards, step):
             ends.setdefault(end.group_id, []).append(end)
@@ -268,15 +272,8 @@ class RolloutReader:
         return EpisodeRewards(reward=end.reward + penalty, turn_rewards=end.turn_rewards)
 
 
-def _spans(summary: RolloutSummary, stored: StoredTokens) -> tuple[Span, ...]:
-    """Who drew it: where nothing is stored of that, the node that it is leased to, by its lease's version."""
-    count = len(stored.completion_ids)
-    own = Span(node_id=summary.node_id, policy_version=summary.policy_version, num_tokens=count)
-    return stored.spans or (own,)
-
-
 class HubRollouts:
-    """The hub's `RolloutsSource`: one answer at a time, on a thread."""
+    """The hub's `RolloutsSource`: answers one request at a time, in a thread."""
 
     def __init__(self, reader: RolloutReader) -> None:
         self._reader = reader

@@ -1,26 +1,32 @@
-"""Rollouts as rows of Parquet files: all that the books have of each, with its prompt, advantage, texts and tokens."""
+"""Export rollouts to Parquet: all database fields, and prompt, advantage, texts and tokens."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
+
+import numpy as np
 
 from echo_shared.errors import ConfigError
 from echo_shared.installation import how_to_install
-from echo_shared.rollout_books import RolloutSummary
+from echo_shared.messages import FinishReason
+from echo_shared.messages.fields import PackedArray
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload, RolloutSummary
 
 if TYPE_CHECKING:
     from echo_hub.lifecycle.rollouts import WholeRollout
 
+_PAYLOAD: Final = get_type_hints(RolloutPayload, include_extras=True)
 AT_ONCE: Final = 1_000
-"""Rollouts of one row group."""
+"""Rollouts in one row group."""
 
 
 def pyarrow_parquet() -> tuple[Any, Any]:
-    """`pyarrow` and `pyarrow.parquet`. Raises ConfigError where they are not installed."""
+    """Return `pyarrow` and `pyarrow.parquet`. Raises ConfigError if they are not installed."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -30,9 +36,9 @@ def pyarrow_parquet() -> tuple[Any, Any]:
 
 
 def write_parquet(rollouts: Iterable[WholeRollout], path: Path) -> int:
-    """Writes them, one a row; how many. The file is there as a whole or not at all.
+    """Write one row per rollout and return the number of rows. The file appears complete or not at all.
 
-    Raises ConfigError where pyarrow is not installed, or the file cannot be written.
+    Raises ConfigError if pyarrow is not installed or the file cannot be written.
     """
     pyarrow, parquet = pyarrow_parquet()
     count = 0
@@ -50,16 +56,15 @@ def write_parquet(rollouts: Iterable[WholeRollout], path: Path) -> int:
 
 
 def tables(pyarrow: Any, rollouts: Iterable[WholeRollout]) -> Iterator[Any]:
-    """Of `AT_ONCE` rows each."""
+    """Yield tables of `AT_ONCE` rows each."""
     columns, rows = schema(pyarrow), map(_row, rollouts)
     while part := list(islice(rows, AT_ONCE)):
         yield pyarrow.Table.from_pylist(part, schema=columns)
 
 
 def schema(pyarrow: Any) -> Any:
-    """Times are seconds since the epoch, log-probabilities nats; what there is nothing of is null."""
+    """Return the columns. Times are seconds since the epoch, log-probabilities are in nats, missing values are null."""
     text, number, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
-    span = pyarrow.struct([("node_id", text), ("policy_version", number), ("num_tokens", number)])
     return pyarrow.schema(
         [
             *((name, text) for name in ("rollout_id", "node_id", "node_name", "evaluation", "task")),
@@ -68,13 +73,21 @@ def schema(pyarrow: Any) -> Any:
             ("reward", real),
             ("components", pyarrow.map_(text, real)),
             ("advantage", real),
-            *((name, real) for name in ("leased_at", "received_at", "scored_at", "final_at", "sampling_s")),
-            *((name, text) for name in ("prompt", "completion", "observation", "finish_reason")),
-            ("completion_ids", pyarrow.list_(pyarrow.int32())),
-            ("behavior_logprobs", pyarrow.list_(pyarrow.float32())),
-            ("spans", pyarrow.list_(span)),
+            *((name, real) for name in ("leased_at", "received_at", "scored_at", "final_at")),
+            *((name, text) for name in ("prompt", "completion", "observation")),
+            *((name, _arrow_type(pyarrow, hint)) for name, hint in _PAYLOAD.items()),
         ]
     )
+
+
+def _arrow_type(pyarrow: Any, hint: Any) -> Any:
+    """Return the type of a payload's column."""
+    text, number, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
+    if (packed := PackedArray.of(hint)) is not None:
+        return pyarrow.list_(pyarrow.from_numpy_dtype(np.dtype(packed.dtype)))
+    if hint == tuple[DrawnSpan, ...]:
+        return pyarrow.list_(pyarrow.struct([("node_id", text), ("policy_version", number), ("num_tokens", number)]))
+    return {FinishReason: text, str: text, int: number, float: real}[getattr(hint, "__origin__", hint)]
 
 
 def _row(whole: WholeRollout) -> dict[str, Any]:
@@ -82,16 +95,10 @@ def _row(whole: WholeRollout) -> dict[str, Any]:
     row = {name: getattr(summary, name) for name in RolloutSummary.__dataclass_fields__}
     row["components"] = None if summary.components is None else list(summary.components.items())
     if drawn is not None:
+        row |= {name: getattr(drawn.payload, name) for name in _PAYLOAD}
         row |= {
             "completion": drawn.text,
             "observation": drawn.observation,
-            "finish_reason": drawn.finish_reason,
-            "sampling_s": drawn.sampling_s,
-            "completion_ids": drawn.completion_ids,
-            "behavior_logprobs": drawn.behavior_logprobs,
-            "spans": [
-                {"node_id": span.node_id, "policy_version": span.policy_version, "num_tokens": span.num_tokens}
-                for span in drawn.spans
-            ],
+            "spans": list(map(asdict, drawn.payload.spans)),
         }
     return row | {"prompt": whole.prompt, "advantage": whole.advantage}

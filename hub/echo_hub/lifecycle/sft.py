@@ -1,14 +1,13 @@
-"""A run's warm start from demonstrations: `echo-hub sft`.
+"""Fine-tune a run's initial adapter on demonstrations: `echo-hub sft`.
 
-    RUN/sft-work/sft.json       what is trained on what, by which options
-    RUN/sft-work/from/          the adapter that it begins with, in PEFT's layout; not there: the bare base
-    RUN/sft-work/checkpoints/   where it stands: `echo_hub.learner.sft`
-    RUN/sft/                    the adapter, in PEFT's layout, and sft.json with its figures
+    RUN/sft-work/sft.json       the inputs and options
+    RUN/sft-work/from/          the adapter to begin with, in PEFT layout; missing for the bare base
+    RUN/sft-work/checkpoints/   the progress: `echo_hub.learner.sft`
+    RUN/sft/                    the resulting adapter in PEFT layout, and sft.json with its figures
 
-It trains what the run starts with: the base, the adapter that model.start_from names, or the version that a fork goes
-on from. What comes of it takes that one's place: model.start_from becomes RUN/sft, or a fork's RUN/start is made anew.
-Each of these is written whole before the next, so that a kill at any moment costs updates since the last checkpoint,
-and the same command goes on.
+It trains what the run starts with: the base, the adapter named by model.start_from, or a fork's version. The result
+replaces it: model.start_from becomes RUN/sft, or a fork's RUN/start is rewritten. Each stage is written completely
+before the next: a crash loses the updates since the last checkpoint, and the same command resumes.
 """
 
 from __future__ import annotations
@@ -60,66 +59,65 @@ _IDENTITY: Final = (
     *(name for name in KEPT if name != "model.start_from"),
     *("run.seed", "training.max_grad_norm", "learner.precision", "learner.base_bits"),
 )
-"""Settings that the adapter follows from, beside the command's own."""
+"""Settings that determine the adapter, in addition to the command's options."""
 
 
 class Work(BaseModel):
-    """RUN/sft-work/sft.json."""
+    """Content of RUN/sft-work/sft.json."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     identity: Annotated[dict[str, Any], Field(min_length=1)]
-    """All that the adapter follows from, by names for people."""
+    """Everything that determines the adapter, by readable name."""
     origin: Origin = Origin()
     placed_sha256: str = ""
-    """Of a fork: its RUN/start has the adapter of these weights, as nodes get them."""
+    """For a fork: hash of the fine-tuned weights, as nodes get them, that are in RUN/start now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What can be trained: everything about it is checked."""
+    """A checked and prepared fine-tuning."""
 
     directory: RunDirectory
     config: HubConfig
     base_dir: Path
     codec: PromptCodec
-    """Of the run's first task."""
+    """Codec of the run's first task."""
     found: Demonstrations
     plan: SftPlan
     options: SftSettings
     start: Weights | None
-    """None: the bare base."""
+    """None means the bare base."""
     origin: Origin
     settings: LearnerSettings
 
     @property
     def work(self) -> Path:
-        """RUN/sft-work."""
         return work_of(self.directory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finetuned:
-    """What has come of it."""
+    """The result of fine-tuning."""
 
     adapter: Path
     began_with: Path | None
-    """None: the bare base."""
+    """None means the bare base."""
     progress: SftProgress
 
 
 def work_of(directory: RunDirectory) -> Path:
-    """Where a run's fine-tuning stands."""
+    """Return the directory of a run's fine-tuning in progress."""
     return directory.root / "sft-work"
 
 
 def result_of(directory: RunDirectory) -> Path:
-    """Where its adapter is, once it has ended."""
+    """Return the directory of the fine-tuned adapter."""
     return directory.root / "sft"
 
 
 def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: SftSettings) -> Prepared:
-    """Reads and checks everything, and trains nothing. The run's directory is the caller's (`RunDirectory.locked`).
+    """Read and check all inputs; trains nothing. The caller must hold `RunDirectory.locked`.
 
     Raises ConfigError, LearnerError, StorageError.
     """
@@ -155,10 +153,10 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
 def finetune(
     prepared: Prepared, *, anew: bool, told: Callable[[SftProgress], object], stopping: Callable[[], bool]
 ) -> Finetuned | None:
-    """Trains to the end, from where it stood, and makes what comes of it the run's start; None: `stopping` said so
-    before the end. `anew`: what was trained with other options is thrown away.
+    """Train to the end, resuming earlier progress, and make the result the run's start.
 
-    Raises ConfigError where there is such, LearnerError, StorageError.
+    Returns None if `stopping` returned True before the end. `anew`: discard progress made with other options; without
+    it, such progress raises ConfigError. Also raises LearnerError, StorageError.
     """
     work = prepared.work
     _open_work(prepared, anew=anew)
@@ -178,7 +176,7 @@ def finetune(
 
 
 def figures(progress: SftProgress) -> dict[str, Any]:
-    """What it has come to: losses in nats a token, before the first epoch and behind each."""
+    """Return the figures; losses in nats per token, before the first epoch and after each."""
     return {
         "updates": progress.update,
         "training_losses": progress.training_losses,
@@ -192,23 +190,23 @@ def _check_not_begun(directory: RunDirectory) -> None:
     try:
         with store_of(directory) as store:
             has_begun = not {"fixed_settings", LINEAGE}.isdisjoint(store.read(read_meta))
-    except ConfigError:  # No hub has made its books yet.
+    except ConfigError:  # No hub has created the database yet.
         has_begun = False
     if not has_begun:
         return
     versions = directory.adapter_versions()
     root = directory.root
     raise ConfigError(
-        "This run has begun already: what it starts with is fixed.",
+        "This run has already begun: its start can no longer be changed.",
         got=f"{root}, which has version {versions[-1]}" if versions else f"{root}, which has trained no step",
         do=f"Fork it, and train the fork before it is served: echo-hub fork {root} NEWRUN, echo-hub sft NEWRUN FILE"
         if versions
-        else "Make another run, and train that one before it is served: echo-hub init NEWRUN",
+        else "Create another run, and train it before it is served: echo-hub init NEWRUN",
     )
 
 
 def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, Origin]:
-    """What the run would start with, had it never been fine-tuned here, and where that is from."""
+    """Return weights and origin of the run's start before any fine-tuning here."""
     work, start, reference = work_of(directory), read_start(directory), config.model.start_from
     is_own = False
     if work.is_dir():
@@ -258,14 +256,14 @@ def _read_work(directory: RunDirectory) -> Work:
         return Work.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise StorageError(
-            "It cannot be read how far fine-tuning has come.",
+            "The record of fine-tuning cannot be read.",
             got=f"{path}: {error}",
-            do=f"Delete {path.parent}, and begin anew.",
+            do=f"Delete {path.parent}, and start over.",
         ) from error
 
 
 def _open_work(prepared: Prepared, *, anew: bool) -> None:
-    """RUN/sft-work is there, and of these options."""
+    """Create RUN/sft-work for these options, or check that it matches them."""
     work, identity, placed = prepared.work, _identity(prepared), ""
     if work.is_dir():
         there = _read_work(prepared.directory)
@@ -279,18 +277,18 @@ def _open_work(prepared: Prepared, *, anew: bool) -> None:
             return
         if not anew:
             raise ConfigError(
-                "This run has been fine-tuned with other options, or other demonstrations.",
+                "This run has been fine-tuned with other options or demonstrations.",
                 got="; ".join(changed),
-                do="Give the same to go on, or --anew to throw away what was trained.",
+                do="Use the same to resume, or --anew to discard what was trained.",
             )
-    with disk_errors("Fine-tuning cannot be begun.", prepared.directory.root), atomic_directory(work) as folder:
+    with disk_errors("Fine-tuning cannot start.", prepared.directory.root), atomic_directory(work) as folder:
         if prepared.start is not None:
             write_files(folder / _FROM, adapter_files(prepared.start, prepared.config))
         _write_work(folder, Work(identity=identity, origin=prepared.origin, placed_sha256=placed))
 
 
 def _make_start(prepared: Prepared) -> None:
-    """The run starts with RUN/sft."""
+    """Make RUN/sft the adapter that the run starts with."""
     directory = prepared.directory
     start = read_start(directory)
     if start is None:
@@ -300,11 +298,11 @@ def _make_start(prepared: Prepared) -> None:
 
 
 def _replace_start(prepared: Prepared, start: Start) -> None:
-    """A fork goes on from RUN/sft, with a fresh optimizer, at the step and on the problems that it would have."""
+    """Let a fork start from RUN/sft with a fresh optimizer, at the same step and problem."""
     directory, config = prepared.directory, prepared.config
     weights = read_weights(result_of(directory), config, prepared.base_dir)
     placed = _read_work(directory).model_copy(update={"placed_sha256": hash_of(published_files(weights, config))})
-    # Before RUN/start: behind it, a kill in between would make the work's own result look like another start.
+    # Before RUN/start: otherwise, after a crash in between, the result would look like another start.
     _write_work(work_of(directory), placed)
     finetuned = start.model_copy(update={"demonstrations": prepared.origin.demonstrations})
     write_start(directory, config, weights, finetuned)

@@ -1,7 +1,7 @@
-"""Other runs of this hub: what they are, for its pages, and what nodes did there, for its leaderboard.
+"""The hub's other runs: their state for its pages, and their nodes' credit for its leaderboard.
 
-Each run is served by a process of its own, from a run directory of its own; what makes them one hub's is the key
-(`echo_hub.run.siblings`). Each process reads the others' books and writes its own alone, so none waits for another.
+Each run has its own process and directory; the common key makes them runs of one hub (`echo_hub.run.siblings`).
+Processes never wait for each other: each reads the other databases and writes only its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from echo_hub.config.file import load_config
 from echo_hub.dashboard.model import SiblingView
+from echo_hub.dashboard.source import Changes
 from echo_hub.lifecycle.beside_hub import store_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.siblings import siblings_of
@@ -31,9 +32,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 30.0
 REST: Final = 50.0
-"""Times what a look took, until the next one: it costs a fiftieth of a processor at most."""
+"""Pause between reads, as a multiple of a read's duration: reading uses at most 2 % of a processor."""
 ADDRESS: Final = "address"
-"""Of what a store says of its run: where people reach it."""
+"""Key in a store's metadata: the URL of its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class _Found:
 
 
 class SiblingRuns:
-    """`run_id` and `hub_key` are this run's own; `changed` hears that there is something new to show."""
+    """`run_id` and `hub_key` are this run's own; `changes` is notified of new views."""
 
     def __init__(
         self,
@@ -52,21 +53,21 @@ class SiblingRuns:
         *,
         run_id: str,
         hub_key: bytes,
-        changed: Callable[[], None] = lambda: None,
+        changes: Changes,
     ) -> None:
         self.views: tuple[SiblingView, ...] = ()
-        """By name, as of the last look."""
+        """Sorted by name, as of the last read."""
         self._directory = directory
         self._store = store
         self._run_id = run_id
         self._hub_key = hub_key
-        self._changed = changed
+        self._changes = changes
         self._taken: dict[str, tuple[NodeCredit, ...]] = {}
         self._troubles: dict[str, str] = {}
-        """Said already, by directory."""
+        """Problems already logged, by directory."""
 
     async def run(self, address: str) -> None:
-        """Tells the others where this run is, and looks at them for ever."""
+        """Store this run's URL for the other runs, and read the others forever."""
         if (await self._store.read(read_meta)).get(ADDRESS) != address:
             await self._store.write(write_meta, ADDRESS, address)
         while True:
@@ -75,8 +76,7 @@ class SiblingRuns:
             await asyncio.sleep(max(LOOK_S, REST * (time.monotonic() - began)))
 
     async def look(self) -> None:
-        """Reads what the others are and what was done there, and takes in what is new. Whatever is wrong with them,
-        this run goes on."""
+        """Read the other runs and take in what is new. Errors in them do not affect this run."""
         found = await asyncio.to_thread(lambda: list(self._read()))
         for each in found:
             nodes = each.credit.nodes
@@ -87,10 +87,11 @@ class SiblingRuns:
         views = tuple(sorted((each.view for each in found), key=lambda view: (view.name, view.run_id)))
         if views != self.views:
             self.views = views
-            self._changed()
+            self._changes.notify()
 
     def _read(self) -> Iterator[_Found]:
-        """Of two directories with one run, as a backup that lies beside it is, the one that has trained more."""
+        """Yield the readable runs. If two directories contain the same run, as with a backup, take the one trained
+        further."""
         by_run: dict[str, _Found] = {}
         try:
             siblings = siblings_of(self._directory)
@@ -100,7 +101,7 @@ class SiblingRuns:
         for directory in siblings:
             try:
                 found = self._read_one(directory)
-            except (EchoError, ValidationError) as error:  # The latter: more nodes than an export may have.
+            except (EchoError, ValidationError) as error:  # ValidationError: more nodes than an export may have.
                 self._say(directory, error)
                 continue
             self._troubles.pop(directory.root.name, None)
@@ -112,7 +113,7 @@ class SiblingRuns:
         yield from by_run.values()
 
     def _read_one(self, directory: RunDirectory) -> _Found | None:
-        """None for a run that has not been served yet."""
+        """Return the run's view and credit; None if it has not been served yet."""
         config = load_config(directory.config, {})
         if not holds_run(config.store.url or directory.database_url):
             return None
@@ -131,7 +132,7 @@ class SiblingRuns:
         return _Found(view=view, credit=credit)
 
     def _say(self, directory: RunDirectory, error: Exception) -> None:
-        """Once for each trouble: this run goes on without the other."""
+        """Log each problem once."""
         if self._troubles.get(directory.root.name) != str(error):
             self._troubles[directory.root.name] = str(error)
             log.warning("the run in %s cannot be read, and is left out of the pages: %s", directory.root, error)

@@ -1,9 +1,9 @@
-"""How a run begins that does not begin with the bare base: what model.start_from names is taken over, once.
+"""Prepare a run that does not begin with the bare base: copy the adapter named by model.start_from, once.
 
-    model.start_from ──> RUN/start ──> RUN/adapters, RUN/checkpoints ──> the books
+    model.start_from ──> RUN/start ──> RUN/adapters, RUN/checkpoints ──> the database
 
-Each of these is written whole before the next, and after the last of them none is looked at again: a kill at any moment
-costs the work of a moment, and what the run started from may be deleted afterwards.
+Each stage is written completely before the next, and is not read again after the last. A crash at any point loses
+almost nothing, and the original adapter may be deleted afterwards.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from echo_shared.files import atomic_directory
 
 
 async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start | None:
-    """What the run starts with, which is taken over at its first start; None: the bare base.
+    """Return what the run starts with, copying it at the first start; None means the bare base.
 
-    Raises ConfigError when what model.start_from names cannot be used, StorageError.
+    Raises ConfigError if the adapter named by model.start_from cannot be used, StorageError.
     """
     meta = await store.read(read_meta)
     if LINEAGE in meta:
         return Start.model_validate_json(meta[LINEAGE])
-    if "fixed_settings" in meta:  # It has begun already, and with the base.
+    if "fixed_settings" in meta:  # The run has already begun, with the base model.
         return None
     if config.model.start_from and not directory.start.exists():
         await asyncio.to_thread(take_start, directory, config, base_dir)
@@ -59,7 +59,8 @@ async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, b
 
 
 def take_start(directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start:
-    """Makes RUN/start of what model.start_from names, and checks it. Raises ConfigError, StorageError."""
+    """Create RUN/start from the adapter named by model.start_from, after checking it. Raises ConfigError,
+    StorageError."""
     adapter_dir, ancestors = adapter_to_start_from(config)
     weights = read_weights(adapter_dir, config, base_dir)
     origin = read_origin(adapter_dir) or Origin(source=adapter_dir.resolve().name, ancestors=ancestors)
@@ -75,7 +76,7 @@ def take_start(directory: RunDirectory, config: HubConfig, base_dir: Path) -> St
 
 
 def ancestors_of(directory: RunDirectory, policy_version: int) -> tuple[Ancestor, ...]:
-    """What begins with this version of a run descends from, the run itself first."""
+    """Return the ancestors of a run that begins with this version, nearest first."""
     run_id, before = "", read_start(directory)
     with suppress(EchoError), store_of(directory) as store:
         run_id = store.read(read_meta).get("run_id", "")
@@ -85,12 +86,12 @@ def ancestors_of(directory: RunDirectory, policy_version: int) -> tuple[Ancestor
 
 
 def published_adapter(directory: RunDirectory, policy_version: int) -> Path:
-    """A version of a run. Raises ConfigError where it is not there."""
+    """Return the directory of a run's version. Raises ConfigError if it does not exist."""
     directory.check()
     versions = directory.adapter_versions()
     if policy_version not in versions:
         raise ConfigError(
-            "The run has no such version, or keeps it no more.",
+            "The run does not have this version, or no longer keeps it.",
             got=f"version {policy_version} of {directory.root}; its newest: "
             f"{', '.join(map(str, versions[-10:])) or 'none yet'}",
             do="Name one of these.",
@@ -99,18 +100,20 @@ def published_adapter(directory: RunDirectory, policy_version: int) -> Path:
 
 
 def check_steps(policy_version: int, config: HubConfig) -> None:
-    """Raises ConfigError where nothing would be left to train."""
+    """Raise ConfigError if no steps would be left to train."""
     if config.training.steps <= policy_version:
         raise ConfigError(
-            "The run would be over before its first step.",
+            "The run would end before its first step.",
             got=f"it starts with version {policy_version}, training.steps = {config.training.steps}",
             do=f"Set training.steps to {policy_version + 1} or more: it counts from version 0.",
         )
 
 
 def adapter_to_start_from(config: HubConfig) -> tuple[Path, tuple[Ancestor, ...]]:
-    """The directory of what model.start_from names, and which runs it is from. Raises ConfigError where it is not
-    there."""
+    """Return the directory of the adapter named by model.start_from, and its ancestors.
+
+    Raises ConfigError if it does not exist.
+    """
     reference = config.model.start_from
     path = Path(reference).expanduser()
     if (path / CONFIG_FILE).is_file():
@@ -118,7 +121,7 @@ def adapter_to_start_from(config: HubConfig) -> tuple[Path, tuple[Ancestor, ...]
     run, _, version = reference.rpartition("@")
     if not run or not version.isdecimal() or len(version) > 15:
         raise ConfigError(
-            "There is no such adapter to start from.",
+            "The adapter to start from does not exist.",
             got=f"model.start_from = {reference!r}",
             do=f"Name a directory with {CONFIG_FILE} and its weights, or a version of a run: RUN@40.",
         )
@@ -127,9 +130,9 @@ def adapter_to_start_from(config: HubConfig) -> tuple[Path, tuple[Ancestor, ...]
     base = load_config(directory.config, {}).model.base
     if base != config.model.base:
         raise ConfigError(
-            "The run that this one is to start from has another base model.",
+            "The run to start from has another base model.",
             got=f"{base} in {directory.root}, model.base = {config.model.base!r}",
-            do="Set model.base to the same.",
+            do="Set model.base to the same model.",
         )
     return adapter_dir, ancestors_of(directory, policy_version)
 

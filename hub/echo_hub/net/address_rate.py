@@ -1,7 +1,7 @@
-"""How often something may happen: token buckets, one for all addresses together and one for each.
+"""Limit how often something may happen, with one token bucket for all addresses together and one per address.
 
-An address that has long been quiet is forgotten, which is to say that its bucket is full. No more than `MOST_PLACES`
-are remembered; whoever has more addresses than that meets the limit for all.
+At most `MOST_PLACES` addresses are remembered; a forgotten address starts with a full bucket. The common bucket limits
+clients with even more addresses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BURST_S: Final = 4.0
-"""After a while of silence, so many seconds' worth at once."""
+"""Bucket size, in seconds of the allowed rate."""
 MOST_PLACES: Final = 16_384
 
 
@@ -27,17 +27,20 @@ class _Bucket:
 
 
 class AddressRate:
-    """`now` is any clock that only goes forward, in seconds, the same in every call."""
+    """Rates are in events per second. `now` is a monotonic clock in seconds; all calls must use the same clock."""
 
     def __init__(self, *, in_all: float, of_one: float, now: float) -> None:
         self._in_all = in_all
         self._of_one = of_one
         self._all = _Bucket(in_all * BURST_S, now)
         self._places: OrderedDict[str, _Bucket] = OrderedDict()
-        """Those that were heard of last come last."""
+        """Ordered by last use, the newest last."""
 
     def take(self, place: str, *, now: float) -> bool:
-        """Whether it may happen once more. What is refused to one address takes nothing from the others."""
+        """Take one token for this address and return True, or return False if its bucket or the common one is empty.
+
+        A refused request takes no token from the common bucket.
+        """
         bucket = self._places.pop(place, None) or _Bucket(self._of_one * BURST_S, now)
         self._places[place] = bucket
         if len(self._places) > MOST_PLACES:
@@ -49,7 +52,7 @@ class AddressRate:
         return True
 
     def give_back(self, place: str) -> None:
-        """What was taken last for this address does not count."""
+        """Return the token that was taken last for this address."""
         self._all.left += 1
         if place in self._places:
             self._places[place].left += 1

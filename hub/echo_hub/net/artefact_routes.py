@@ -1,30 +1,56 @@
-"""The web seed: published carriers over plain HTTP with range requests, for nodes that no peer can serve.
+"""The web seed: serves published artefacts over plain HTTP with range requests, to nodes that no peer can serve.
 
-The address is BitTorrent's for a web seed of several files (https://www.bittorrent.org/beps/bep_0019.html), below the
-node's own passkey: the torrent's name, then the file's path in it. Only files that a published torrent names are
-served, and only to nodes that have joined and are not barred.
+The URL layout is BitTorrent's for web seeds with several files (https://www.bittorrent.org/beps/bep_0019.html), below
+the node's passkey: the torrent's name, then the file's path in the torrent. Serves only files of published torrents,
+only to joined nodes, never to barred nodes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from typing import Protocol
 
 from aiohttp import web
 
 from echo_hub.net.client_address import client_ip
+from echo_hub.net.limits import Limits
 from echo_hub.net.publisher import WEB_SEED_PATH, Publisher
 from echo_hub.net.tracker import Tracker
 from echo_shared.errors import RefusedError, RemoteProtocolError
 
-Vouch = Callable[[web.Request, str], None]
-"""Hears that a request is this node's; raises RefusedError when it has too many connections already."""
+
+class Vouches(Protocol):
+    """Counts the connections of nodes: `Vouching`."""
+
+    def vouch(self, request: web.Request, node_id: str) -> None:
+        """Take note that the request is this node's. Raises RefusedError if it has too many connections."""
+
+
+class KnownToHub(Protocol):
+    """Knows whose work has been of use: `echo_hub.intake.connected`."""
+
+    def knows(self, node_id: str) -> bool: ...
+
+
+class Vouching:
+    """Counts requests for artefacts as connections of their nodes."""
+
+    def __init__(self, limits: Limits, nodes: KnownToHub) -> None:
+        self._limits = limits
+        self._nodes = nodes
+
+    def vouch(self, request: web.Request, node_id: str) -> None:
+        self._limits.vouch(request, node_id, is_known=self._nodes.knows(node_id))
 
 
 def routes(
-    publisher: Publisher, tracker: Tracker, vouch: Vouch | None = None, *, trusted_proxies: Collection[str] = ()
+    publisher: Publisher, tracker: Tracker, vouches: Vouches | None = None, *, trusted_proxies: Collection[str] = ()
 ) -> list[web.RouteDef]:
-    """`GET` and `HEAD` of `/artefacts/{passkey}/{carrier}/{path}`; `client_ip` tells what `trusted_proxies` are."""
+    """Return the routes for `GET` and `HEAD` of `/artefacts/{passkey}/{carrier}/{path}`.
+
+    `client_ip` explains `trusted_proxies`.
+    """
 
     async def answer(request: web.Request) -> web.FileResponse:
         try:
@@ -34,9 +60,9 @@ def routes(
             raise web.HTTPForbidden(text=f"{error}\n") from error
         except RemoteProtocolError as error:
             raise web.HTTPBadRequest(text=f"{error}\n") from error
-        if vouch is not None:
+        if vouches is not None:
             try:
-                vouch(request, node_id)
+                vouches.vouch(request, node_id)
             except RefusedError as error:
                 raise web.HTTPTooManyRequests(text=f"{error}\n") from error
         path = publisher.file(request.match_info["carrier"], request.match_info["path"])

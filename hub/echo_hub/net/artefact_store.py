@@ -1,11 +1,11 @@
-"""What is published, as it lies on the disk. RUN/artefacts holds:
+"""The artefact files on disk. RUN/artefacts contains:
 
-    NAME/                     a policy version's files as they are: for nodes of this host, and for later deltas
-    CARRIER/                  its sealed files, which travel (`Manifest.carrier_name`; a base's are sealed copies, so
-                              that a base takes its size on the hub's disk a second time)
+    NAME/                     a policy version's plain files: for nodes on this machine and for later deltas
+    CARRIER/                  the sealed files that are sent (`Manifest.carrier_name`); the sealed copy of a base model
+                              takes its size on disk a second time
     CARRIER.torrent, CARRIER.manifest.json
 
-The manifest is written last: a carrier without one was never published. All of it blocks.
+The manifest is written last: a carrier without one was never published. All functions block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MANIFEST_SUFFIX: Final = ".manifest.json"
 _TORRENT_SUFFIX: Final = ".torrent"
 _WORK_SUFFIX: Final = ".tmp"
 _DELTA_HANDICAP: Final = 1.05
-"""A delta needs its parent, so it must save something."""
+"""Size factor against deltas: a delta requires its parent, so it must be clearly smaller."""
 _NO_HASH: Final = "0" * 40
 _POLICY_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 _BASE_FILES: Final = (
@@ -55,19 +55,19 @@ _BASE_FILES: Final = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Files of a base model that are taken where they are there, beside its weights."""
+"""Files of a base model that are included if they exist, in addition to the weights."""
 _WEIGHTS: Final = "model.safetensors"
 _WEIGHTS_INDEX: Final = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """One directory of sealed files that is published."""
+    """A published directory of sealed files."""
 
     manifest: Manifest
     directory: Path
     layout: Layout
-    """The layout of the sealed files: what travels."""
+    """The torrent layout of the sealed files."""
 
     @property
     def torrent(self) -> bytes:
@@ -90,7 +90,7 @@ class ArtefactStore:
         self._run_id = run_id
 
     def read_all(self, key_ids: Collection[int]) -> list[Carrier]:
-        """All that is whole and sealed with a known key, a delta before its version's keyframe; the rest is removed."""
+        """Return all complete carriers sealed with a known key, deltas before keyframes; delete everything else."""
         self._root.mkdir(parents=True, exist_ok=True)
         prefix = artefact_name("base", self._run_id, 0).removesuffix("base")
         found: list[Carrier] = []
@@ -107,7 +107,7 @@ class ArtefactStore:
         return found
 
     def make_base(self, model_dir: Path, key: RunKey, *, source: str | None) -> Carrier:
-        """Seals the base model in `model_dir`. Raises ConfigError when it is not complete, StorageError."""
+        """Seal the base model in `model_dir`. Raises ConfigError if it is incomplete, StorageError."""
         sources = _base_files(model_dir)
         name = artefact_name("base", self._run_id, 0)
         with self._making(name):
@@ -125,9 +125,9 @@ class ArtefactStore:
             return self._seal(draft, {name + SEALED_SUFFIX: path for name, path in sources.items()}, key)
 
     def make_policy(self, version: int, adapter_dir: Path, key: RunKey, *, parent: Manifest | None) -> Carrier:
-        """Seals the version in `adapter_dir`: as a keyframe, or as a delta against `parent` if that is clearly smaller.
+        """Seal the version in `adapter_dir` as a keyframe, or as a delta against `parent` if that is clearly smaller.
 
-        Raises StorageError, and CodecError for an adapter that cannot be encoded.
+        Raises StorageError, and CodecError if the adapter cannot be encoded.
         """
         name = artefact_name("policy", self._run_id, version)
         with self._making(name):
@@ -151,9 +151,9 @@ class ArtefactStore:
             return self._seal_smallest(drafts, key)
 
     def make_keyframe(self, manifest: Manifest, adapter_dir: Path, key: RunKey) -> Carrier:
-        """Seals the version of this manifest as a keyframe. Files that were damaged are taken from `adapter_dir` again.
+        """Seal the manifest's version as a keyframe. Damaged files are first restored from `adapter_dir`.
 
-        Raises StorageError; SwarmError where these are not what was published either.
+        Raises StorageError, or SwarmError if the files in `adapter_dir` do not match the manifest either.
         """
         change = {"carrier": "keyframe", "delta_parent": None, "key_id": key.key_id}
         with self._disk_errors(manifest.name):
@@ -163,18 +163,18 @@ class ArtefactStore:
             return self._seal_smallest([manifest.model_copy(update=change)], key)
 
     def say_source(self, carrier: Carrier, source: str | None) -> Carrier:
-        """The same carrier with another `source` in its manifest."""
+        """Return the same carrier with another `source` in its manifest."""
         manifest = carrier.manifest.model_copy(update={"source": source})
         with self._disk_errors(manifest.name):
             write_private(_beside(carrier.directory, _MANIFEST_SUFFIX), manifest.encode())
         return replace(carrier, manifest=manifest)
 
     def files_of(self, manifest: Manifest) -> Path:
-        """The directory of a policy version's own files."""
+        """Return the directory of a policy version's plain files."""
         return self._root / manifest.name
 
     def delete(self, carriers: Collection[Carrier]) -> None:
-        """Deletes all there is of a version. Manifests first: what is left without one goes at the next `read_all`."""
+        """Delete all files of a version. Manifests go first: the next `read_all` removes files without one."""
         for carrier in carriers:
             _remove(_beside(carrier.directory, _MANIFEST_SUFFIX))
         for carrier in carriers:
@@ -199,7 +199,7 @@ class ArtefactStore:
         return None
 
     def _has_files(self, manifest: Manifest) -> bool:
-        """Whether a policy version's own files are there, in their full size."""
+        """Return True if all plain files of a policy version exist with their full size."""
         directory = self.files_of(manifest)
         return manifest.kind == "base" or all(
             (directory / file.path).is_file() and (directory / file.path).stat().st_size == file.size_bytes
@@ -216,14 +216,14 @@ class ArtefactStore:
 
     @staticmethod
     def _copy_adapter(adapter_dir: Path, directory: Path) -> None:
-        """Copies, and does not link: the learner may write its files again in place."""
+        """Copy the adapter. A hard link would change if the learner rewrites its files in place."""
         directory.mkdir(parents=True, exist_ok=True)
         for file in _POLICY_FILES:
             shutil.copyfile(adapter_dir / file, directory / file)
             sync(directory / file)
 
     def _seal_smallest(self, drafts: list[Manifest], key: RunKey) -> Carrier:
-        """Encodes a version in each of these ways, at once, and seals the smallest."""
+        """Encode a version in each of these ways, in parallel, and seal the smallest result."""
         work = self._root / (drafts[0].name + _WORK_SUFFIX)
         work.mkdir(exist_ok=True)
         try:
@@ -241,7 +241,7 @@ class ArtefactStore:
         delta.encode(self.files_of(draft), payload, parent=against)
 
     def _seal(self, draft: Manifest, sources: Mapping[str, Path], key: RunKey) -> Carrier:
-        """The carrier of `draft`, of these files: name in the carrier → what is sealed."""
+        """Seal the files and return the carrier. `sources` maps names in the carrier to source files."""
         directory = self._root / draft.carrier_name
         try:
             for name, source in sources.items():
@@ -258,7 +258,7 @@ class ArtefactStore:
 
     @contextmanager
     def _making(self, name: str) -> Iterator[None]:
-        """Clears away what is left of an earlier try, and of this one when it fails."""
+        """Delete leftovers of an earlier attempt; clean up again if the block fails."""
         with self._disk_errors(name):
             for path in self._all_of(name):
                 _delete(path)
@@ -285,8 +285,7 @@ def _beside(directory: Path, suffix: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, or leaves it there when the system does not let go of it: Windows, while a file is being
-    served."""
+    """Remove a file or directory; if the system refuses, log it. Windows refuses while a file is being served."""
     try:
         _delete(path)
     except OSError as error:
@@ -298,7 +297,7 @@ def _delete(path: Path) -> None:
 
 
 def _base_files(model_dir: Path) -> dict[str, Path]:
-    """Path in the artefact → file, of everything that loading the model and its tokenizer takes."""
+    """Map path in the artefact to file, for everything needed to load the model and its tokenizer."""
     weights = [_WEIGHTS]
     if (model_dir / _WEIGHTS_INDEX).is_file():
         try:
@@ -306,12 +305,12 @@ def _base_files(model_dir: Path) -> dict[str, Path]:
             weights = [_WEIGHTS_INDEX, *sorted({Path(shard).name for shard in shards})]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                "The base model's index of weights cannot be read.", got=f"{model_dir / _WEIGHTS_INDEX}: {error!r}"
+                "The base model's weights index cannot be read.", got=f"{model_dir / _WEIGHTS_INDEX}: {error!r}"
             ) from error
     missing = [name for name in ("config.json", *weights) if not (model_dir / name).is_file()]
     if missing:
         raise ConfigError(
-            "The base model is not complete.",
+            "The base model is incomplete.",
             got=f"{model_dir} has no {', '.join(missing)}",
             do="Set model.base to a directory in Hugging Face layout with safetensors weights.",
         )

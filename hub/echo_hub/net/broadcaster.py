@@ -1,7 +1,7 @@
-"""Pushes artefacts to nodes over their websockets, piece by piece, as `core.spread.broadcast` plans it.
+"""Push artefacts to nodes over their websockets, piece by piece, as planned by `core.spread.broadcast`.
 
-What is pushed is read from its files piece by piece. Nothing here waits for a node: what a node does not get, or does
-not want from the hub's hand, it fetches from the swarm or the web seed.
+Pieces are read from disk as they are sent. Nothing here waits for a node: a node fetches missing or declined pieces
+from the swarm or the web seed.
 """
 
 from __future__ import annotations
@@ -25,57 +25,59 @@ from echo_shared.swarm.torrent import Layout
 log = logging.getLogger(__name__)
 
 PIECES_KEPT: Final = 64
-"""Pieces that are read from disk once for the nodes that get them directly one after the other; at most 16 MiB."""
+"""Pieces cached for nodes that receive them directly one after the other; at most 16 MiB."""
 
 
 PUSHED_VERSIONS: Final = 2
-"""Versions that are on their way at a time: the newest, and one that may be closer to its end."""
+"""Versions pushed at a time: the newest and its predecessor, which may be nearly complete."""
 
 
 class Sender(Protocol):
-    """What pushes need of the gateway."""
+    """The part of the gateway that pushes need."""
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Calls `make` when there is room for its message, if any. False when the node is not connected."""
+        """Queue a push; `make` builds its message when its turn comes. Return False if the node is not connected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Push:
-    """One artefact on its way."""
+    """One artefact that is being pushed."""
 
     plan: Broadcast
     version: int
     hand_on: bool
     layout: Layout
     piece: Callable[[int], bytes]
-    """A piece's data, by its number."""
+    """Return a piece's data by its index."""
     forget: Callable[[], None]
-    """Frees what is kept of the artefact."""
+    """Free the cached pieces."""
 
 
 class Broadcaster:
-    """All artefacts that are being pushed; `run` sends until it is cancelled. Belongs to one event loop."""
+    """All artefacts that are being pushed. `run` sends until it is cancelled. Belongs to one event loop."""
 
     def __init__(self, gateway: Sender) -> None:
         self._gateway = gateway
         self._paths = Paths()
         self._pushes: dict[bytes, _Push] = {}
-        """By info-hash, in the order in which they began."""
+        """By info-hash, in order of start."""
         self._news = asyncio.Event()
 
     def number_of(self, node_id: str) -> int:
-        """What a piece's way calls the node, until it has left."""
+        """Return the node's number in piece routes, valid until the node disconnects."""
         return self._paths[node_id].number
 
     @property
     def uplink_bytes_s(self) -> float | None:
-        """What the hub's uplink carries when there is enough to send; None until that was seen."""
+        """Measured uplink rate of the hub under saturation, in bytes per second; None before the first saturation."""
         return self._paths.uplink.steady_rate
 
     def start(self, carrier: Carrier, node_ids: Iterable[str], *, hand_on: bool) -> None:
-        """Pushes `carrier` to these nodes, too, if it is being pushed; what was started last goes first.
+        """Start pushing `carrier` to these nodes, or add the nodes to a running push. The artefact started last goes
+        first.
 
-        `hand_on`: they hand pieces on to one another. Pushes of versions older than the newest PUSHED_VERSIONS end.
+        `hand_on`: the nodes forward pieces to each other. Ends the pushes of versions older than the newest
+        PUSHED_VERSIONS.
         """
         push = self._pushes.get(carrier.info_hash)
         if push is None:
@@ -90,7 +92,7 @@ class Broadcaster:
         self._news.set()
 
     def end(self, info_hash: bytes) -> None:
-        """Stops pushing an artefact that nobody wants any more."""
+        """Stop pushing an artefact that is no longer needed."""
         if (push := self._pushes.get(info_hash)) is not None:
             push.plan.end(time.monotonic())
         self._news.set()
@@ -102,8 +104,10 @@ class Broadcaster:
                 self.end(info_hash)
 
     def said(self, node_id: str, message: Have | Links) -> None:
-        """Takes in what a node has, and whom it is linked with. One that was gone for a while joins what it still
-        wants."""
+        """Process a node's report of its pieces (Have) or of its peer connections (Links).
+
+        A node that was disconnected rejoins the pushes that it still wants.
+        """
         match message:
             case Links():
                 self._paths.set_links(node_id, message.node_ids)
@@ -123,14 +127,14 @@ class Broadcaster:
                 push.plan.turn_away(node_id, now)
 
     def node_left(self, node_id: str) -> None:
-        """Takes in that the node's connection is gone."""
+        """Drop a disconnected node from all pushes."""
         for push in self._pushes.values():
             push.plan.leave(node_id, time.monotonic())
         self._paths.forget(node_id)
         self._news.set()
 
     async def run(self) -> None:
-        """Sends what is planned, after everything that happens and whenever something may be late."""
+        """Send planned pieces after every event, and at least every CHECK_S seconds to detect late pieces."""
         while True:
             self._news.clear()
             self._send_what_is_planned()
@@ -145,15 +149,16 @@ class Broadcaster:
             push.plan.check(time.monotonic())
         for info_hash, push in reversed(list(self._pushes.items())):
             for send in push.plan.plan(time.monotonic()):
-                rank = (-push.version, not send.hand_on)  # The newest, and of that what other nodes wait for.
+                # The newest version first; within it, pieces that other nodes wait for.
+                rank = (-push.version, not send.hand_on)
                 if not self._gateway.push(send.node_id, partial(self._piece, push, send), rank):
                     push.plan.leave(send.node_id, time.monotonic())
             if push.plan.done:
-                push.forget()  # Its nodes' queues may still know it.
+                push.forget()  # Send queues may still refer to this push.
                 del self._pushes[info_hash]
 
     def _piece(self, push: _Push, send: Send) -> Piece | None:
-        """The frame of a planned piece; None when it has become useless since it was planned, or cannot be read."""
+        """Build the frame of a planned piece; None if it is no longer useful or cannot be read."""
         left = push.plan.left_of(send)
         if left is None:
             return None
@@ -168,7 +173,7 @@ class Broadcaster:
 
 
 def _read(layout: Layout, directory: Path, piece: int) -> bytes:
-    """From the page cache as a rule: what is pushed was just written."""
+    """Read one piece. It usually comes from the page cache, because pushed files were just written."""
     data = bytearray()
     for part in layout.slices(piece, piece + 1):
         with (directory / part.path).open("rb") as file:

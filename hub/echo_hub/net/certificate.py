@@ -1,7 +1,7 @@
-"""The hub's own TLS: a certificate and its key from PEM files, read again when they change.
+"""The hub's own TLS certificate and key, from PEM files that are reloaded when they change.
 
-Whoever is connected stays so: a new certificate is for new connections. Files that do not fit together, as in the
-middle of a renewal, are left alone until they do.
+A new certificate applies to new connections; open ones are kept. While the two files do not match, as in the middle of
+a renewal, the old certificate stays in use.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from echo_shared.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""How often the files are looked at."""
+"""Interval between checks of the files, in seconds."""
 
 
 class Certificate:
-    """`load` first."""
+    """Call `load` before anything else."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
@@ -30,20 +30,22 @@ class Certificate:
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
     def load(self) -> ssl.SSLContext:
-        """For the server's sockets. Raises ConfigError when the files are missing, cannot be read or do not belong
-        together."""
+        """Return the TLS context for the server's sockets.
+
+        Raises ConfigError if a file is missing or unreadable, or if certificate and key do not match.
+        """
         self._check()
         self._context.load_cert_chain(self._certificate, self._key)
         return self._context
 
     async def watch(self) -> None:
-        """Takes over what is new, for ever."""
+        """Reload the files whenever they change, forever."""
         while True:
             await asyncio.sleep(LOOK_S)
             await asyncio.to_thread(self.renew)
 
     def renew(self) -> None:
-        """Takes over the files if they have changed and fit together."""
+        """Reload the files if they have changed and match."""
         state = self._state()
         if state == self._seen:
             return
@@ -51,32 +53,32 @@ class Certificate:
         try:
             self.load()
         except (ConfigError, OSError) as error:
-            log.warning("the new TLS certificate is of no use, the old one stays: %s", error)
+            log.warning("the new TLS certificate cannot be used, the old one stays: %s", error)
         else:
             log.info("the TLS certificate was renewed")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What differs once a file has another content."""
+        """Return a fingerprint that changes with the content of either file."""
         return tuple(_identity(path) for path in (self._certificate, self._key))
 
     def _check(self) -> None:
-        """Tries them in a context of their own: one that fails halfway is of no use any more."""
+        """Load both files into a throwaway context: a context is unusable after a failed load."""
         for name, path in (("server.tls_certificate", self._certificate), ("server.tls_key", self._key)):
             try:
                 path.open("rb").close()
             except OSError as error:
                 raise ConfigError(
-                    "A file for TLS cannot be read.",
+                    "A TLS file cannot be read.",
                     got=f"{name} = {path}: {error.strerror}",
                     do=f"Correct {name}, or let the hub's user read the file.",
                 ) from error
         try:
-            # The last argument keeps it from asking at the terminal for the password of a key that has one.
+            # The empty password keeps OpenSSL from asking for one at the terminal if the key is encrypted.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key, password="")
         except ssl.SSLError as error:
             mismatch = error.reason == "KEY_VALUES_MISMATCH"
             raise ConfigError(
-                "The TLS key does not belong to the certificate." if mismatch else "The files for TLS are of no use.",
+                "The TLS key does not belong to the certificate." if mismatch else "The TLS files cannot be used.",
                 got=f"{self._certificate}, {self._key}: {error.reason or 'no PEM, or a key with a password'}",
                 do="Name the certificate with its chain in server.tls_certificate and its key, without a password, in "
                 "server.tls_key; both in PEM.",

@@ -1,4 +1,4 @@
-"""Where a request really comes from, and which address it was sent to."""
+"""Determine a request's client address and the address that it was sent to, also behind proxies."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from aiohttp import web
 from echo_shared.errors import RemoteProtocolError
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]{0,253}|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]{1,32})?")
-"""A name, an IPv4 address or nothing; or an IPv6 address and its zone."""
+"""A host name, an IPv4 address or nothing; or an IPv6 address with an optional zone."""
 
 
 def client_ip(request: web.Request, trusted_proxies: Collection[str]) -> str:
-    """The client's address. Behind a proxy in `trusted_proxies` it is the last one in X-Forwarded-For; from anybody
-    else that header is ignored. Raises RemoteProtocolError when it is no address."""
+    """Return the client's IP address.
+
+    For a proxy in `trusted_proxies` it is the last entry of X-Forwarded-For. From other clients that header is ignored.
+    Raises RemoteProtocolError if the entry is not an IP address.
+    """
     ip = request.remote or ""
     if ip in trusted_proxies:
         ip = request.headers.get("X-Forwarded-For", ip).rpartition(",")[2].strip()
     try:
         address = ipaddress.ip_address(ip)
     except ValueError as error:
-        raise RemoteProtocolError("A client's address cannot be told.", got=repr(ip)) from error
+        raise RemoteProtocolError("A client's IP address is malformed.", got=repr(ip)) from error
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def place_of(host: str) -> str:
-    """What counts as one address: of IPv6 the network that a customer is given."""
+    """Return the key under which rates and limits count `host`: an IPv4 address, or the /64 network of an IPv6
+    address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -41,23 +45,25 @@ def place_of(host: str) -> str:
 
 
 def origin_of(host: str) -> str:
-    """What counts as one address where many keys may be one person's: its place. Empty on the hub's own host, which is
-    the operator's."""
+    """Return the place of `host`, or "" for loopback, where all keys belong to the operator.
+
+    Used where several keys may belong to one person.
+    """
     place = place_of(host)
     return "" if place == "::1" or place.startswith("127.") else place
 
 
 def is_https(request: web.Request, trusted_proxies: Collection[str]) -> bool:
-    """Whether the client speaks TLS: with the hub, or by its own word with a proxy in `trusted_proxies`."""
+    """Return True if the client uses TLS, either to the hub or, as the header says, to a proxy in `trusted_proxies`."""
     if request.remote in trusted_proxies:
         return request.headers.get("X-Forwarded-Proto", request.scheme) == "https"
     return request.secure
 
 
 def hub_host(request: web.Request) -> str:
-    """The name or address under which the client reached the hub; empty where it does not say.
+    """Return the host name or address under which the client reached the hub; "" if the request has no Host header.
 
-    Raises RemoteProtocolError when it is none: other nodes are told of it.
+    Raises RemoteProtocolError for a malformed host, because other nodes receive it.
     """
     try:
         host = request.url.raw_host or ""

@@ -1,14 +1,14 @@
-"""One connection to the hub: the states it comes through, and how long it may do nothing in each.
+"""One TCP connection to the hub: its stages, and how long it may stay inactive in each.
 
-Where the hub speaks TLS, its handshake comes first: a connection counts from its first packet on, its handshake waits
-for a turn (`turnstile`), because it costs more than a request, and must be done within HANDSHAKE_S.
+If the hub uses TLS, the handshake comes first. A connection counts from its first packet on. Its handshake waits for a
+turn (`turnstile`), because it costs more than a request, and must finish within HANDSHAKE_S.
 
     UNREAD ──request──► ANSWERING ──handler is done──► BETWEEN ──next request──► ANSWERING
-    at most HEAD_S      body within BODY_S;            the answer goes out, then it is idle:
-    and HEAD_BYTES      what is sent moves             something moves within IDLE_S
+    at most HEAD_S      body within BODY_S;            the response is sent, then idle:
+    and HEAD_BYTES      the response makes progress    progress within IDLE_S
 
-What a client reads slowly goes on for as long as some of it arrives; a client that reads nothing is cut off. Once a
-connection is a websocket, its small frames are counted before the HTTP library sees them (`count_frames`).
+A slow reader may continue as long as data arrives; a client that reads nothing is disconnected. On a websocket, small
+frames are counted before aiohttp sees them (`count_frames`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ HEAD_BYTES: Final = 16_384
 BODY_S: Final = 30.0
 IDLE_S: Final = 75.0
 READ_BYTES: Final = 256 * 1024
-"""At once, of what one connection has received."""
+"""Bytes read from one connection at a time."""
 
 
 class Cut(StrEnum):
-    """Why a connection was closed, or a request turned away."""
+    """Reason for closing a connection or refusing a request."""
 
     TOO_MANY = "too_many"
     TOO_MANY_STRANGERS = "too_many_strangers"
@@ -46,7 +46,7 @@ class Cut(StrEnum):
     TOO_MANY_OF_NODE = "too_many_of_node"
     TOO_MANY_UNKNOWN = "too_many_unknown"
     TOO_FAST = "too_fast"
-    """The limit for all addresses together, or for one, as in the next two."""
+    """Over the rate limit, for one address or for all; so are the next two."""
     TOO_FAST_REQUESTS = "too_fast_requests"
     TOO_MANY_HANDSHAKES = "too_many_handshakes"
     HANDSHAKE_TOO_LATE = "handshake_too_late"
@@ -55,12 +55,12 @@ class Cut(StrEnum):
     NOT_READING = "not_reading"
     TOO_MUCH_HELD = "too_much_held"
     IDLE = "idle"
-    """No fault: not counted."""
+    """Not a fault, and not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An address, and the node there that has shown who it is; no node, for strangers."""
+    """The address that a connection counts for, and its authenticated node; "" for strangers."""
 
     place: str
     node_id: str = ""
@@ -74,43 +74,43 @@ class Stage(Enum):
 
 
 class Keeper(Protocol):
-    """Who knows of all connections, and is told what becomes of each."""
+    """Owner of all connections; each connection reports its changes to it."""
 
     handshakes: Turnstile
     buffer: memoryview
-    """READ_BYTES, shared by all: what is read is handed on before the next one reads."""
+    """Read buffer of READ_BYTES, shared by all connections: data is passed on before the next connection reads."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         ...
 
     def opened(self, connection: Connection) -> bool:
-        """Whether there is room for it, or some could be made."""
+        """Return True if the connection may stay, after closing another one if necessary."""
         ...
 
     def closed(self, connection: Connection) -> None:
-        """It is gone, or as good as that."""
+        """Forget a connection that is closed or about to close."""
         ...
 
     def cut(self, connection: Connection, reason: Cut) -> None:
-        """Closes it at once, and counts why."""
+        """Close the connection at once and count the reason."""
         ...
 
     def began_handshake(self, connection: Connection) -> None:
-        """Its turn has come, and it costs something now."""
+        """Report that the TLS handshake starts and uses resources."""
         ...
 
     def ended_handshake(self, connection: Connection) -> None:
-        """It speaks TLS from now on."""
+        """Report that the TLS handshake is complete."""
         ...
 
     def holds(self, connection: Connection, num_bytes: int) -> None:
-        """So much waits for its other end to read it."""
+        """Report how many response bytes wait in memory for the client to read them."""
         ...
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Stands between a transport and the HTTP library's own protocol, which it makes once there is room for it."""
+    """Sits between the transport and aiohttp's protocol, which it creates once the connection is admitted."""
 
     def __init__(
         self, keeper: Keeper, make: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None
@@ -118,22 +118,22 @@ class Connection(asyncio.BufferedProtocol):
         self.stage = Stage.HANDSHAKE if context else Stage.UNREAD
         self.is_proxy = False
         self.account: Account | None = None
-        """For whom it counts; None = for nobody but all."""
+        """Whom the connection counts for; None counts only toward the total."""
         self.transport: asyncio.Transport
         self._since = 0.0
-        """When it came into its stage, or last moved."""
+        """Time when the connection entered its stage or last made progress."""
         self._seen: Progress | None = None
         self._request: web.Request | None = None
-        """The one that is being answered."""
+        """The request being answered."""
         self._keeper = keeper
         self._make = make
         self._context = context
         self._handshake: asyncio.Task[None] | None = None
         self._inner: asyncio.Protocol | None = None
         self._early = b""
-        """What came with the end of the handshake, before this end knew that it was over."""
+        """Bytes that arrived with the last handshake packet, before this end knew that the handshake was over."""
         self._num_read = 0
-        """Bytes since its last request."""
+        """Bytes read since the last request."""
         self._is_paused = False
         self._gate: FrameGate | None = None
         self._flooded: Callable[[], None] = lambda: None
@@ -158,11 +158,11 @@ class Connection(asyncio.BufferedProtocol):
             self._early = b""
 
     async def _shake_hands(self, context: ssl.SSLContext) -> None:
-        """Until it is done, whoever closes the connection closes `transport`, and this ends by it."""
+        """Do the TLS handshake. Closing the connection meanwhile means closing `transport`, which ends this task."""
         socket, loop = self.transport, asyncio.get_running_loop()
         try:
             await self._keeper.handshakes.turn("" if self.account is None else self.account.place)
-            if socket.is_closing():  # It has made room for another.
+            if socket.is_closing():  # It was closed to make room for another connection.
                 return
             self._keeper.began_handshake(self)
             secure = await loop.start_tls(
@@ -170,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
             )
         except RefusedError:
             self._keeper.cut(self, Cut.TOO_MANY_HANDSHAKES)
-        except OSError:  # It was no TLS, or its other end is gone: ssl.SSLError is one, too.
+        except OSError:  # Not TLS, or the client has gone; ssl.SSLError is an OSError, too.
             self._keeper.closed(self)
             socket.abort()
         else:
@@ -182,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
             self._begin()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Of one buffer for all connections: what is read is handed on before the next one reads."""
+        """Return the shared read buffer, cut to what this connection may still send."""
         return self._keeper.buffer[: READ_BYTES if self._may_send_more else max(1, HEAD_BYTES - self._num_read)]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -197,40 +197,43 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._inner.data_received(data)
         if not self._may_send_more and self._num_read >= HEAD_BYTES and not self.transport.is_closing():
-            self.transport.pause_reading()  # Until its request is there, if it ever is.
+            self.transport.pause_reading()  # Until its request is complete.
             self._is_paused = True
 
     @property
     def _may_send_more(self) -> bool:
-        """Than the head of a request: a node, and whoever has a body to send, which the library reads as it is used."""
+        """True if more than a request head is expected: from nodes, and while a request body is incomplete.
+
+        aiohttp reads a body only as its handler consumes it.
+        """
         if self.account is not None and self.account.node_id:
             return True
         return self._request is not None and not self._request.content.is_eof()
 
     def began(self, request: web.Request, now: float) -> None:
-        """Its other end has sent a request."""
+        """Note that a request has arrived."""
         self.stage, self._request = Stage.ANSWERING, request
         self._since, self._seen = now, None
         self.go_on_reading()
 
     def go_on_reading(self) -> None:
-        """What has been read has been of use."""
+        """Reset the byte count and resume reading, because the bytes read so far formed a valid request."""
         self._num_read = 0
         if self._is_paused and not self.transport.is_closing():
             self._is_paused = False
             self.transport.resume_reading()
 
     def count_frames(self, flooded: Callable[[], None]) -> None:
-        """All that comes is frames of a websocket: too many small ones end the connection, and call `flooded`."""
+        """Treat all further data as websocket frames: too many small ones abort the connection and call `flooded`."""
         self._gate, self._flooded = FrameGate(now=self._keeper.now()), flooded
 
     def answered(self, now: float) -> None:
-        """The request's handler is done; its answer may still be on its way."""
+        """Note that the request's handler is done; the response may still be in the write buffer."""
         self.stage, self._request = Stage.BETWEEN, None
         self._since, self._seen = now, None
 
     def overdue(self, now: float) -> Cut | None:
-        """Why it is to be closed; called again and again, as what has moved since the last call counts."""
+        """Return why the connection must be closed, or None. Call regularly: progress is measured between calls."""
         if self.stage is Stage.HANDSHAKE:
             return Cut.HANDSHAKE_TOO_LATE if now - self._since > HANDSHAKE_S else None
         if self.stage is Stage.UNREAD:
@@ -238,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._request is not None and not self._request.content.is_eof():
             return Cut.BODY_TOO_LATE if now - self._since > BODY_S else None
         if self.stage is Stage.ANSWERING and self.account is not None and self.account.node_id:
-            return None  # A websocket: the gateway has deadlines of its own.
+            return None  # A websocket: the gateway has its own deadlines for it.
         seen, self._seen = self._seen, progress(self.transport)
         if self._seen != seen:
             self._since = now
@@ -258,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
             self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """More waits to be sent than the transport likes: an answer is written at once, whatever its size."""
+        """Report the buffered bytes: aiohttp writes a response at once, whatever its size."""
         self._keeper.holds(self, self.transport.get_write_buffer_size())
         if self._inner is not None:
             self._inner.pause_writing()

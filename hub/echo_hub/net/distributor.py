@@ -1,8 +1,8 @@
-"""Distribution: one component that gets every policy version to every node, and knows who has what.
+"""Distribution: delivers every policy version to every node, and tracks which node holds which version.
 
 It decides (by `echo_hub.core`): which version a delta is taken against, by which way a version goes, whom the nodes
 link with, what nobody needs any more. Others carry it out: the publisher makes and seeds artefacts, the broadcaster
-pushes pieces, the connections send messages. What is worth keeping goes to `record`.
+pushes pieces, the connections send messages. Releases and arrivals go to `books`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol, assert_never
@@ -23,6 +23,7 @@ from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circ
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import reaches
 from echo_shared.errors import RefusedError, StorageError, SwarmError
@@ -49,42 +50,48 @@ from echo_shared.messages import (
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 1.0
-"""A node is told of changes in the mesh, and of what is unwanted, at most this often."""
+"""Shortest interval, in seconds, at which a node is told of mesh changes and unwanted versions."""
 
 KEYFRAME_AGAIN_S: Final = 10.0
-"""A node that asks for the same keyframe sooner is not answered."""
+"""A node that repeats a keyframe request within this many seconds gets no answer."""
 
 KEYFRAME_COLLECT_S: Final = 0.1
-"""Who asks for the same keyframe within this time gets it in one push."""
+"""Seconds for which requests for the same keyframe are collected into one push."""
 
 RECORDS_WAITING: Final = 4_096
-"""News that wait to be recorded; nodes that have more wait with it."""
+"""Queue limit of records; a node whose report exceeds it waits until they are written."""
 
 RETIRED_REMEMBERED: Final = 64
-"""Versions that nodes are told of as unwanted, after they are published no more."""
+"""Retired versions that are still listed as unwanted."""
 
 KEYFRAMES_WAITING: Final = 1_024
-"""Nodes that wait for a keyframe; who comes to a full queue turns to what it was offered before."""
+"""Queue limit of keyframe requests. Above it, a node falls back to its earlier offer."""
 
 _BANNED: Final = "This hub's operator has banned this node."
 
 Said = Fetched | Have | Links | KeyframeWanted
-"""What nodes say that concerns distribution."""
+"""Messages from nodes that concern distribution."""
 
 
 class Connections(Protocol):
     """The open sessions with nodes: the gateway."""
 
     def send(self, node_id: str, message: FromHub) -> bool:
-        """Queues the message; False when the node is not connected. Never waits."""
+        """Queue a message; return False if the node is not connected. Never waits."""
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Ends this node's connection, if it has one, and tells it why."""
+        """Close this node's connection, if open, and report the reason to the node."""
+
+
+class DistributionBooks(Protocol):
+    """Records what happens to versions: `echo_hub.distribution.records`."""
+
+    async def record(self, news: Sequence[Release | Arrival]) -> None:
+        """Commit releases and arrivals, in order; all that wait are given together."""
 
 
 class Distributor:
-    """Call `open` and `publish_base`, then keep `run` going. `record` is given every release and arrival, in order, and
-    as many at a time as there are."""
+    """Distributes versions. Call `open` and `publish_base`, then keep `run` going."""
 
     def __init__(
         self,
@@ -93,39 +100,39 @@ class Distributor:
         publisher: Publisher,
         broadcaster: Broadcaster,
         connections: Connections,
-        record: Callable[[Sequence[Release | Arrival]], Awaitable[None]],
-        stands_by: Callable[[str], bool] = lambda node_id: False,
+        books: DistributionBooks,
+        live: LiveNodes,
         links_each: int = MAX_MESH,
     ) -> None:
-        """`stands_by`: whether a connected node has no work, and so is told of a version after all others.
-        `links_each`: other nodes that one is linked with, at most."""
+        """`live`: the connected nodes; those without work are told of a version after all others. `links_each`: maximum
+        number of other nodes that a node is linked with."""
         self._settings = settings
         self._publisher = publisher
         self._broadcaster = broadcaster
         self._connections = connections
-        self._record = record
-        self._stands_by = stands_by
+        self._books = books
+        self._live = live
         self._spread = Dissemination(parents_back=settings.delta_reach)
         self._nodes: dict[str, NodeInfo] = {}
         self._linkable: dict[str, NodeInfo] = {}
-        """Of the connected nodes, those that do not read versions from this host's memory."""
+        """Connected nodes, except those that read versions from shared memory on this machine."""
         self._neighbours = Neighbours(degree=links_each, draw=random.randrange)
         self._with_base: set[str] = set()
-        """Nodes that have said that the base is theirs: the others do not take pieces yet."""
+        """Nodes that reported having the base model. The others accept no pieces yet."""
         self._links: dict[str, frozenset[str]] = {}
         self._told_mesh: dict[str, tuple[MeshPeer, ...]] = {}
         self._told_unwanted: dict[str, frozenset[int]] = {}
         self._hashes: dict[int, tuple[bytes, ...]] = {}
-        """Info-hashes of its carriers, by published version."""
+        """Info-hashes of the carriers of each published version."""
         self._retired: dict[int, tuple[bytes, ...]] = {}
         self._newest = 0
         self._announced = 0
         self._evaluated = 0
-        """The version that an evaluation by nodes uses; 0 = none."""
+        """The version used by an evaluation on nodes; 0 = none."""
         self._lent: dict[int, set[str]] = {}
-        """Published versions that leases name, and the nodes that have or had such a lease."""
+        """Published versions named in leases, and the connected nodes that hold or held such a lease."""
         self._handed_on = 0
-        """Bytes that nodes have handed on of the version that was announced last."""
+        """Bytes of the last announced version that nodes forwarded to each other."""
         self._node_uplink: float | None = None
         self._barred: frozenset[str] = frozenset()
         self._keyframes_sent: dict[tuple[str, int], float] = {}
@@ -136,23 +143,21 @@ class Distributor:
     # --- publishing
 
     async def open(self) -> None:
-        """Seeds again what was published before."""
+        """Seed everything that was published before the restart."""
         await self._publisher.reopen()
         self._note_published()
 
     async def publish_base(self, model_dir: Path, *, source: str | None = None) -> None:
-        """Publishes the base model. `source`: where nodes find the same files on a model hub, if they are to look there
-        first."""
+        """Publish the base model. `source`: its id on a model hub, if nodes try to fetch it there first."""
         await self._publisher.publish_base(model_dir, source=source)
 
     async def publish(self, version: int, adapter_dir: Path) -> None:
-        """Publishes a version. Nodes that join from now on are offered it; those that are connected, when it is
-        announced."""
+        """Publish a version. Nodes that join later are offered it at once; connected nodes when it is announced."""
         await self._publish(version, adapter_dir)
         self._newest = max(self._newest, version)
 
     async def keep_for_evaluation(self, version: int, adapter_dir: Path) -> None:
-        """Keeps this version published, in place of the one kept before, however old it gets."""
+        """Keep this version published regardless of its age. Replaces the version kept before."""
         self._publisher.keep(version)
         self._evaluated = version
         await self._publish(version, adapter_dir)
@@ -164,7 +169,7 @@ class Distributor:
         self._note_published()
 
     def _note_published(self) -> None:
-        """What is retired is pushed no more, and need not be served."""
+        """Update the published versions: stop pushing the retired ones."""
         for version in [version for version in self._hashes if not self._publisher.has(version)]:
             self._retired[version] = self._hashes.pop(version)
             self._lent.pop(version, None)
@@ -179,13 +184,13 @@ class Distributor:
         self._changed.set()
 
     def has(self, version: int) -> bool:
-        """Whether nodes can fetch this version now."""
+        """Return True if nodes can fetch this version now."""
         return self._publisher.has(version)
 
     def announce(self, version: int) -> None:
-        """Tells every connected node of this version, and begins to send it by the way that is soonest."""
+        """Tell every connected node of this version, and send it by the fastest way."""
         carrier = self._publisher.carrier(version)
-        waiting_last = sorted(self._nodes.values(), key=lambda node: self._stands_by(node.node_id))
+        waiting_last = sorted(self._nodes.values(), key=lambda node: self._live.stands_by(node.node_id))
         way = self._send_out(version, waiting_last)
         release = Release(
             policy_version=version,
@@ -201,7 +206,10 @@ class Distributor:
         self._changed.set()
 
     def _send_out(self, version: int, nodes: Iterable[NodeInfo], *, keyframe: bool = False) -> Way | None:
-        """Tells these nodes of it and begins to push it. Returns the way; None when the network takes it to nobody."""
+        """Offer the version to these nodes and start pushing it.
+
+        Returns the way used; None if all of them read it from shared memory.
+        """
         carrier = self._publisher.carrier(version, keyframe=keyframe)
         offers = {node.node_id: self.offer(version, node, keyframe=keyframe) for node in nodes}
         for node_id, offer in offers.items():
@@ -222,16 +230,16 @@ class Distributor:
         return way if any(offer.shared_memory is None for offer in offers.values()) else None
 
     def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
-        """The offer of this version, or of the base (0), for a node that fetches it by itself: one that joins, or is
-        lent it."""
+        """Return the offer of a version (0: the base) for a node that fetches independently, after joining or for a
+        lease."""
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
             version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe
         )
 
     def lend(self, version: int, node: NodeInfo) -> ArtefactOffer:
-        """The offer of a version that a lease names. The node may lack what that is a delta against, and asks for the
-        keyframe then."""
+        """Return the offer of a version that a lease names. If the node lacks the delta's parent, it asks for the
+        keyframe."""
         self._lent.setdefault(version, set()).add(node.node_id)
         return self.offer(version, node)
 
@@ -258,14 +266,13 @@ class Distributor:
 
     @property
     def uplink_bytes_s(self) -> float | None:
-        """The hub's uplink: the setting, else as measured; None while it is neither."""
+        """Uplink of the hub in bytes per second: the setting, else the measured rate, else None."""
         if self._settings.uplink_mbit_s:
             return self._settings.uplink_mbit_s * 1e6 / 8
         return self._broadcaster.uplink_bytes_s
 
     def node_joined(self, node: NodeInfo) -> None:
-        """Takes in a node whose session opens next, with nothing awaited in between: the caller offers it the newest
-        version."""
+        """Register a node whose session is about to open. The caller offers it the newest version before any await."""
         self._nodes[node.node_id] = node
         self._make_linkable(node)
         self._told_mesh[node.node_id] = self.mesh_for(node)
@@ -309,7 +316,7 @@ class Distributor:
     async def _fetched(self, node_id: str, message: Fetched) -> None:
         version = message.policy_version
         if not self._publisher.knows(message.info_hash, version):
-            log.debug("node %s says that it fetched what is not published", node_id)
+            log.debug("node %s reports that it fetched an artefact that is not published", node_id)
             return
         if version is None:
             self._with_base.add(node_id)
@@ -323,10 +330,10 @@ class Distributor:
             await self._to_record.join()
 
     def _estimate_node_uplink(self) -> None:
-        """What each node has sent to others, per second, in a whole broadcast: at least so much it can send.
+        """Estimate a lower bound of each node's uplink: the bytes forwarded per node and second of a whole broadcast.
 
-        Where the nodes' uplinks were not what the broadcast waited for they can send more, but the same broadcast
-        would still take as long, so the estimate of its time is right either way.
+        Nodes whose uplink was not the bottleneck can send more. An identical broadcast would take equally long, so the
+        estimate of its duration stays right.
         """
         progress = self._spread.progress(time.monotonic())
         if progress is None or progress.under_way or progress.release.way is not Way.BROADCAST or not progress.since_s:
@@ -346,7 +353,7 @@ class Distributor:
     # --- who may link with whom, and who may be here
 
     def mesh_for(self, node: NodeInfo) -> tuple[MeshPeer, ...]:
-        """The nodes to link with, whichever of the two connects."""
+        """Return the peers that this node links with, whichever of the two connects."""
         others = (self._linkable[other] for other in self._neighbours.of(node.node_id))
         return tuple(
             _mesh_peer(
@@ -359,18 +366,18 @@ class Distributor:
         )
 
     def admit(self, node_id: str) -> None:
-        """Raises RefusedError for a node that is banned."""
+        """Raise RefusedError for a banned node."""
         if node_id in self._barred:
             raise RefusedError(
                 _BANNED,
-                do="Ask the operator, if you think that this is a mistake.",
+                do="Ask the operator if you think that this is a mistake.",
                 code=RefusalCode.BANNED,
             )
 
     def bar(self, node_ids: Collection[str]) -> None:
-        """Bans these nodes, and no others, from now on: what is published next they cannot read.
+        """Ban exactly these nodes from now on: they cannot decrypt anything published later.
 
-        Cheap; call it after `open` and before anything is published, and whenever it may have changed.
+        Cheap. Call it after `open`, before publishing, and whenever the bans may have changed.
         """
         self._barred = frozenset(node_ids)
         for node_id in self._nodes.keys() & self._barred:
@@ -379,7 +386,7 @@ class Distributor:
             self._tell_keys()
 
     def rotate_key(self) -> None:
-        """What is published next has a new key, which the nodes are sent. Raises StorageError."""
+        """Create a new run key for later artefacts and send it to the nodes. Raises StorageError."""
         self._publisher.renew_key()
         self._tell_keys()
 
@@ -389,18 +396,18 @@ class Distributor:
             self._connections.send(node_id, news)
 
     def run_keys(self) -> tuple[RunKey, ...]:
-        """The keys of everything that is published."""
+        """Return the keys of everything that is published."""
         return self._publisher.run_keys()
 
     def introduce(self, info_hash: bytes, peer: tuple[str, int], node_ids: tuple[str, ...]) -> None:
-        """Tells these nodes of a new peer in an artefact's swarm."""
+        """Tell these nodes of a new peer in an artefact's swarm."""
         for node_id in node_ids:
             self._connections.send(node_id, Peers(info_hash=info_hash, peers=(peer,)))
 
     # --- tasks
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Run all tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broadcaster.run())
             tasks.create_task(self._keep_records())
@@ -411,12 +418,12 @@ class Distributor:
         while True:
             news = [await self._to_record.get()]
             news += [self._to_record.get_nowait() for _ in range(self._to_record.qsize())]
-            await self._record(news)
+            await self._books.record(news)
             for _ in news:
                 self._to_record.task_done()
 
     async def _send_keyframes(self) -> None:
-        """Sends keyframes to those that ask, all that do so within a short while together."""
+        """Answer keyframe requests; requests that arrive within a short time are answered together."""
         while True:
             asked = [await self._keyframes_wanted.get()]
             await asyncio.sleep(KEYFRAME_COLLECT_S)
@@ -431,13 +438,13 @@ class Distributor:
                     await self._send_keyframe(version, node_ids)
 
     async def _send_keyframe(self, version: int, node_ids: Sequence[str]) -> None:
-        """Sends one keyframe to the nodes that asked. Making it takes a while, once a version."""
+        """Send one keyframe to the nodes that asked. Making it takes a while, once per version."""
         carrier = self._publisher.carrier(version)
         parent = carrier.manifest.delta_parent
         if parent is not None:
             for node_id in node_ids:
                 self._spread.lacks(node_id, parent)
-                # It has no use for the delta, and may not confirm what it still gets of it.
+                # The node cannot use the delta, and must not confirm pieces of it that still arrive.
                 self._broadcaster.said(node_id, Have(info_hash=carrier.info_hash, pieces=(), wanted=False))
         try:
             await self._publisher.publish_keyframe(version)
@@ -456,7 +463,7 @@ class Distributor:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _tell_mesh(self) -> None:
-        """Tells each node its peers, where these are others than it was told last."""
+        """Send each node its peers if they differ from those it was told last."""
         for node_id, node in self._nodes.items():
             peers = self.mesh_for(node)
             if peers != self._told_mesh[node_id] and self._connections.send(node_id, Mesh(peers=peers)):
@@ -477,16 +484,16 @@ class Distributor:
         return version in self._current() or node_id in self._lent.get(version, ())
 
     def _current(self) -> frozenset[int]:
-        """The versions that any node may need that does not hold them."""
+        """Return the versions that a node may need without holding them."""
         return frozenset({self._newest, self._announced, self._evaluated})
 
 
 @lru_cache(1_024)
 def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
-    """Many are told of the same ones."""
+    """Cached, because many nodes are told of the same peers."""
     return MeshPeer(node_id=node_id, host=host, port=port, number=number)
 
 
 def pinned(way: Way, at: Circumstances) -> Way:
-    """The way that the settings ask for, or the swarm where that one is not open to this payload."""
+    """Return the configured way; fall back to the swarm for payloads or fleets that rule out a push."""
     return way if way not in PUSHED or (at.num_nodes and at.piece_bytes <= MAX_PIECE_BYTES) else Way.SWARM

@@ -1,9 +1,9 @@
-"""Who may come in: all that is asked of a node before its connection becomes a websocket.
+"""Authenticate nodes by HTTP, before their connection becomes a websocket.
 
-The first request carries the node's Hello and is answered with the hub's Challenge; the second carries Hello and Proof
-(`echo_shared.credentials`). Version, nonce, signature, invite and bans are checked here. Between the two nothing
-is kept; whoever is turned away has cost the hub one request of a few kilobytes. Who has proven who it is waits for its
-turn (`turnstile`): to take a node in costs many times what all this does.
+The first request carries the node's Hello and is answered with the hub's Challenge. The second carries Hello and Proof
+(`echo_shared.credentials`). Protocol version, nonce, signature, invite and bans are checked here. Nothing is stored
+between the two requests: a refused client costs the hub one request of a few kilobytes. An authenticated node waits for
+its turn (`turnstile`), because opening a session costs far more than these checks.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 NONCE_BYTES: Final = 32
 TURN_S: Final = 10.0
-"""A node waits so long for its turn: less than it waits for an answer."""
+"""Longest wait for a turn, in seconds; shorter than a node waits for an answer."""
 MOST_WAITING: Final = 200
-"""Proven keys that wait for their turn: of nodes that are known or invited, and of strangers."""
+"""Queue limits for authenticated nodes: one for known or invited ones, one for the others."""
 NO_CREDENTIALS: Final = (
-    "This address is for nodes, which say who they are before they connect. A node that gets this answer is older than"
+    "This address is for nodes, which authenticate before they connect. A node that gets this answer is older than"
     " the hub: upgrade it by running its installer again.\n"
 )
 STATUS_OF: Final[Mapping[str, int]] = {
@@ -56,13 +56,13 @@ STATUS_OF: Final[Mapping[str, int]] = {
     RefusalCode.PROTOCOL_ERROR: 400,
 }
 GUESSES: Final = frozenset({RefusalCode.BAD_SIGNATURE, RefusalCode.BAD_TOKEN})
-"""Whoever tries one after the other waits ever longer."""
+"""Refusals that may be guesses at a token or key: each one lengthens the address's penalty."""
 _UPGRADE: Final = {hdrs.UPGRADE: "websocket"}
 _NO_STORE: Final = {hdrs.CACHE_CONTROL: "no-store"}
 
 
 class TurnedAway(Exception):
-    """Carries the answer to a request that opens no websocket."""
+    """Carries the HTTP response to a request that opens no websocket."""
 
     def __init__(self, response: web.Response) -> None:
         super().__init__(response.status)
@@ -71,32 +71,33 @@ class TurnedAway(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """A node that has proven who it is and may join; its session is ready for its Welcome."""
+    """An authenticated node that may join. Its session is ready to send Welcome."""
 
     session: HubSession
     invite_id: int | None
-    """Of the person who was invited; None: nobody was by name."""
+    """The personal invite that the node joined with; None if it used none."""
 
 
 class GuestList(Protocol):
-    """Who is who, by their ids."""
+    """Facts about nodes, by their ids."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        """The list that has this node, which has proven who it is by this nonce. Raises RefusedError where there is
-        none."""
+        """Return the list responsible for this node, which authenticated with this nonce. Raises RefusedError if none
+        is."""
 
     def admit(self, node_id: str) -> None:
-        """Raises RefusedError for a node that may not join."""
+        """Raise RefusedError for a node that may not join."""
 
     def knows(self, node_id: str) -> bool:
-        """Whether this node's work has been of use before, or it was invited."""
+        """Return True if this node has done useful work before or was invited."""
 
     def find_invite(self, node_id: str, token: str | None) -> int | None:
-        """The invite by which it comes; None: there is none. Raises InviteEndedError for one that has ended."""
+        """Return the id of the invite that admits this node, or None. Raises InviteEndedError for an invite that has
+        ended."""
 
 
 class Door:
-    """Before every node's websocket."""
+    """Authenticates each node before its websocket opens."""
 
     def __init__(
         self,
@@ -108,9 +109,9 @@ class Door:
         nonces: Nonces | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`nonces`: those that are shared with others, whose `clock` is shared, too."""
+        """`nonces`: shared with other processes, whose `clock` must be shared as well; None makes private ones."""
         self.refusals: Counter[str] = Counter()
-        """By why."""
+        """Refused requests, by reason."""
         self._log = PeerLog(log)
         self._me = me
         self._settings = settings
@@ -121,8 +122,8 @@ class Door:
         self._turnstile = Turnstile(rate=settings.joins_per_s, most_waiting=MOST_WAITING)
 
     async def enter(self, request: web.Request, guests: GuestList) -> Guest:
-        """Raises TurnedAway."""
-        if hdrs.ORIGIN in request.headers:  # A web page, in the browser of somebody who can reach the hub.
+        """Authenticate the request and return its node. Raises TurnedAway."""
+        if hdrs.ORIGIN in request.headers:  # A web page in the browser of someone who can reach the hub.
             self.refusals["web_page"] += 1
             raise TurnedAway(web.Response(status=403, text="Web pages may not connect as nodes.\n"))
         try:
@@ -136,7 +137,7 @@ class Door:
                 raise TurnedAway(web.Response(status=426, text=NO_CREDENTIALS, headers=_UPGRADE))
             hello = decode_from_node(credentials.hello)
             if not isinstance(hello, Hello):
-                raise RemoteProtocolError("A node's first word is Hello.", got=hello.type)
+                raise RemoteProtocolError("A node's first message must be Hello.", got=hello.type)
             if not credentials.proof:
                 raise TurnedAway(self._challenge(credentials, hello))
             self._penalties.check(place, node_id(hello.node_key), now=self._limits.now())
@@ -147,7 +148,7 @@ class Door:
             is_known = invite_id is not None or guests.knows(session.node_id)
             await self._turn(place, known=is_known)
             if request.transport is None or request.transport.is_closing():
-                raise TurnedAway(web.Response(status=408))  # Which nobody reads.
+                raise TurnedAway(web.Response(status=408))  # The client has gone and reads no answer.
             self._limits.vouch(request, session.node_id, is_known=is_known)
             return Guest(session=session, invite_id=invite_id)
         except (RefusedError, RemoteProtocolError) as error:
@@ -157,17 +158,17 @@ class Door:
             raise TurnedAway(self.refuse(error)) from error
 
     def refuse(self, error: EchoError) -> web.Response:
-        """The answer that tells a node of an error."""
+        """Return the HTTP response that reports this error to a node."""
         said = refused(error)
         self.refusals[said.code] += 1
-        # Not what was got: a token may be in it.
+        # Log no `got`: it may contain a token.
         extra = {"event": "node_refused", "data": {"code": said.code}}
-        self._log.info("a node was not let in: %s", error.what, extra=extra)
+        self._log.info("refused a node: %s", error.what, extra=extra)
         status = STATUS_OF.get(said.code, 403)
         headers = dict(_NO_STORE)
         if status == 426:
             headers |= _UPGRADE
-        elif status == 429:  # When there will be room, if nobody else came.
+        elif status == 429:  # Time after which a full queue will be empty, if no more nodes come.
             headers[hdrs.RETRY_AFTER] = str(math.ceil(MOST_WAITING / self._settings.joins_per_s))
         return web.Response(status=status, body=encode(said), content_type=REFUSED_TYPE, headers=headers)
 
@@ -182,7 +183,7 @@ class Door:
         session = self._session(self._nonces.make(hello, now=self._clock()))
         session.receive(credentials.hello)
         headers = {hdrs.WWW_AUTHENTICATE: challenge_header(session.challenge()), **_NO_STORE}
-        return web.Response(status=401, text="Prove it.\n", headers=headers)
+        return web.Response(status=401, text="Authentication is required.\n", headers=headers)
 
     def _check(self, credentials: Credentials, hello: Hello) -> tuple[HubSession, Proof]:
         if len(credentials.nonce) != NONCE_BYTES:
@@ -192,7 +193,7 @@ class Door:
         session.receive(credentials.hello)
         self._nonces.check(credentials.nonce, hello, now=now)
         proof = session.receive(credentials.proof)
-        assert isinstance(proof, Proof)  # The session's state table allows nothing else here.
+        assert isinstance(proof, Proof)  # The session's state table allows no other message here.
         self._nonces.use(credentials.nonce, now=now)
         return session, proof
 
@@ -200,7 +201,10 @@ class Door:
         return HubSession(me=self._me, software_version=echo_shared.__version__, nonce=nonce)
 
     def _invite(self, proof: Proof, node_id: str, guests: GuestList) -> int | None:
-        """Where everybody may join, an invite that has ended is none."""
+        """Return the id of the node's invite. Raises RefusedError if one is required and missing.
+
+        If joining is open, an ended invite is ignored.
+        """
         is_open = self._settings.join == "open"
         given = (proof.invite_token or "").encode()
         if any(hmac.compare_digest(given, token.encode()) for token in self._settings.invite_tokens):
@@ -214,7 +218,7 @@ class Door:
         if invite_id is None and not is_open:
             raise RefusedError(
                 "This hub admits only nodes with an invite token.",
-                got="no token" if proof.invite_token is None else "a token that it does not know",
+                got="no token" if proof.invite_token is None else "a token that the hub does not know",
                 do="Ask the hub's operator for one, then: echo-node join URL --token TOKEN",
                 code=RefusalCode.BAD_TOKEN,
             )
@@ -222,6 +226,6 @@ class Door:
 
 
 def refused(error: EchoError) -> Refused:
-    """An error as a node hears of it."""
+    """Convert an error to the message that a node receives."""
     code = error.code if isinstance(error, RefusedError) else RefusalCode.PROTOCOL_ERROR
     return Refused(code=code, what=error.brief[:2_000], do=(error.do or "")[:2_000])

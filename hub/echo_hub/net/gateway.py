@@ -1,9 +1,9 @@
-"""The hub's end of every node's websocket: frames in and out.
+"""The hub's end of all node websockets: receives and sends frames.
 
-Nobody has one who has not proven who it is (`door`). Each connection is one task; its errors end that connection and no
-other. What a node says goes, in order, to the `Inbox`, which applies backpressure by awaiting. What the hub says to a
-node waits in a bounded queue; a node that lets it fill up is disconnected, and resends and is told again after it
-reconnects. Pieces of artefacts yield to all else.
+Only authenticated nodes get a websocket (`door`). Each connection is one task; an error ends only that connection. A
+node's messages go to the `Inbox` in order; awaiting it applies backpressure. Messages to a node wait in a bounded
+queue. A node whose queue fills up is disconnected; after it reconnects, both ends send again what was missed. Pieces of
+artefacts yield to all other messages.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from echo_shared.sessions import HubSession, State
 log = logging.getLogger(__name__)
 
 WELCOME_S: Final = 20.0
-"""How long the hub may take to let a proven node in."""
+"""Seconds within which the hub must admit an authenticated node."""
 NO_LIMIT: Final = 2**62
-"""No limit within the library of what may wait to be sent: `NodeConnection` has one, and waits for room itself."""
+"""Disables aiohttp's write limit: `NodeConnection` has its own and waits for buffer space itself."""
 HEARTBEATS_MISSED: Final = 6
-"""A node that says nothing for this many heartbeats is taken for gone."""
+"""Heartbeat intervals of silence after which a node counts as disconnected."""
 
 _PINGS: Final = (WSMsgType.PING, WSMsgType.PONG)
 _SILENT: Final = RemoteProtocolError("The node stayed silent for too long.", do="Check the network, then join again.")
@@ -59,7 +59,7 @@ _SILENT: Final = RemoteProtocolError("The node stayed silent for too long.", do=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """Who connected: proven key, what it says of itself, and the addresses seen from here."""
+    """A connected node: its proven key, what it reported, and the addresses the hub sees."""
 
     node_id: str
     public_key: bytes
@@ -67,46 +67,48 @@ class NodeInfo:
     backend: str
     device: str
     host: str
-    """The node's address as the hub sees it."""
+    """The node's address as seen by the hub."""
     hub_host: str
-    """The name or address under which the node reached the hub."""
+    """The host name or address under which the node reached the hub."""
     swarm_port: int
     mesh_port: int
-    """Where it takes pieces from other nodes; 0 = nowhere."""
+    """Port on which it accepts pieces from other nodes; 0 = none."""
     cost_per_hour: float = 0.0
-    """What it asks for, in US dollars, while it is active."""
+    """Price that the node asks while active, in US dollars per hour."""
     power_watts: float = 0.0
-    """What it says that it draws; 0 = not stated."""
+    """Power draw as stated by the node, in watts; 0 = not stated."""
     invite_id: int | None = None
-    """By whose invite it comes; None: by nobody's."""
+    """The personal invite that the node joined with; None if it used none."""
     hears_totals: bool = False
-    """It understands Totals."""
+    """True if the node understands Totals messages."""
 
 
 class Inbox(Protocol):
-    """Where the gateway's news goes."""
+    """Receiver of the gateway's events."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        """Who is asked the following about this node, which has proven who it is by this nonce. Raises RefusedError
-        where there is nobody."""
+        """Return the guest list responsible for this node, which authenticated with this nonce. Raises RefusedError if
+        none is."""
 
     def admit(self, node_id: str) -> None:
-        """Raises RefusedError for a node that may not join. Asked before there is a connection."""
+        """Raise RefusedError for a node that may not join. Called before the connection opens."""
 
     def knows(self, node_id: str) -> bool:
-        """Whether this node's work has been of use before, or it was invited: it goes before strangers."""
+        """Return True if this node has done useful work before or was invited: it takes precedence over unknown
+        nodes."""
 
     def find_invite(self, node_id: str, token: str | None) -> int | None:
-        """The invite by which it comes; None: there is none. Raises InviteEndedError for one that has ended."""
+        """Return the id of the invite that admits this node, or None. Raises InviteEndedError for an invite that has
+        ended."""
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
-        """Gives the answer to a node that may join. Its messages follow only after it is sent."""
+        """Return the answer to a node that may join. Its messages follow only after that answer is sent."""
 
     async def node_said(self, node_id: str, message: FromNode) -> None:
-        """Takes a message of an open session, in order."""
+        """Handle a message of an open session; called in order."""
 
     async def node_left(self, node_id: str) -> None:
-        """Hears that the node's connection is gone, for whatever reason."""
+        """Handle the end of the node's connection, for whatever reason."""
 
 
 class Gateway:
@@ -121,11 +123,11 @@ class Gateway:
         nonces: Nonces | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`nonces` and their `clock`: as `Door` has them."""
+        """`nonces` and their `clock`: see `Door`."""
         self.faults: Counter[Fault] = Counter()
-        """Of nodes on open connections."""
+        """Faults of nodes on open connections."""
         self.displace_elsewhere: Callable[[str], bool] = lambda node_id: False
-        """Ends the connection that a node has by another door; whether it had one."""
+        """Closes the node's connection to another process, if it has one; returns True if it had."""
         self._settings = settings
         self._limits = limits
         self._log = PeerLog(log)
@@ -138,11 +140,11 @@ class Gateway:
         self._share = MessageShare()
         self._losses = LossPool()
         self._connections: set[NodeConnection] = set()
-        """The open ones, and those that wait for their Welcome."""
+        """Open connections, and those that wait for their Welcome."""
         self._farewells: set[asyncio.Task[None]] = set()
 
     def routes(self, inbox: Inbox) -> list[web.AbstractRouteDef]:
-        """The address of the nodes' websockets; what they say goes to `inbox`."""
+        """Return the route of the nodes' websockets. Their messages go to `inbox`."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
@@ -158,23 +160,26 @@ class Gateway:
         return [web.get("/node", answer)]
 
     async def identify(self, request: web.Request, inbox: Inbox) -> str:
-        """The id of the node that a request proves to come from, and that may join. Raises TurnedAway."""
+        """Authenticate a request and return its node's id, if the node may join. Raises TurnedAway."""
         return (await self._door.enter(request, inbox)).session.node_id
 
     def refuse(self, error: EchoError) -> web.Response:
-        """The answer that tells a node of an error."""
+        """Return the HTTP response that reports this error to a node."""
         return self._door.refuse(error)
 
     def send(self, node_id: str, message: FromHub) -> bool:
-        """Queues the message; False when the node is not connected (it will be told anew after it reconnects)."""
+        """Queue a message; return False if the node is not connected. After a reconnect it is informed again."""
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not State.OPEN:
             return False
         return connection.send(connection.session.send(message)) or self._give_up(connection, node_id)
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queues a message that yields to all others, to be made when its turn comes; None = there is no use for it any
-        more. False when the node is not connected."""
+        """Queue a low-priority message that is built when its turn comes; `make` returns None if it is no longer
+        needed.
+
+        Returns False if the node is not connected.
+        """
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not State.OPEN:
             return False
@@ -187,7 +192,7 @@ class Gateway:
         return connection.queue.push(frame, rank) or self._give_up(connection, node_id)
 
     def relay(self, node_id: str, frame: bytes, rank: Rank | None = None) -> bool:
-        """As `send`, or with a `rank` as `push`, what another process has made for the node."""
+        """Queue a frame that another process has encoded: like `send`, or like `push` if it has a `rank`."""
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not State.OPEN:
             return False
@@ -195,40 +200,40 @@ class Gateway:
         return is_taken or self._give_up(connection, node_id)
 
     def _give_up(self, connection: NodeConnection, node_id: str) -> Literal[False]:
-        if connection.abort():  # Its reader ends then, and tells the inbox.
+        if connection.abort():  # Its reader task then ends and tells the inbox.
             self.faults[Fault.NOT_READING] += 1
             extra = {"event": "node_left", "subject": node_id}
             self._log.warning("node %s does not read what it is sent: disconnecting it", node_id, extra=extra)
         return False
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Ends this node's connection, if it has one, and tells it why; the inbox hears that it left. Never waits."""
+        """Close this node's connection, if open, report the reason to the node, and notify the inbox. Never waits."""
         connection = self._open.get(node_id)
         if connection is not None:
             self._part_with(connection, node_id, code, what)
 
     async def close(self, code: RefusalCode, what: str) -> None:
-        """Tells every node why the hub ends the connection, and ends it."""
+        """Tell every node why the hub closes the connection, and close it."""
         farewells = [connection.dismiss(connection.session.refuse(code, what)) for connection in self._connections]
         await asyncio.gather(*farewells)
 
     async def _serve(
         self, request: web.Request, session: HubSession, node: NodeInfo, inbox: Inbox
     ) -> web.WebSocketResponse:
-        # Token ids hardly compress, and every frame would cost the hub's one loop the time to try.
+        # Token ids hardly compress, and trying would cost the hub's only event loop time for every frame.
         socket = web.WebSocketResponse(
             max_msg_size=MAX_FRAME_FROM_NODE_BYTES,
             heartbeat=self._settings.heartbeat_s * 2,
             compress=False,
-            autoping=False,  # The library would answer pings without end, and have its answers wait to be read.
+            autoping=False,  # aiohttp would answer every ping, and buffer the answers without limit.
             writer_limit=NO_LIMIT,
         )
         try:
             stream = await socket.prepare(request)
         except web.HTTPException as refusal:
-            refusal.force_close()  # What follows would be counted as frames.
+            refusal.force_close()  # The bytes that follow would be counted as frames.
             raise
-        except ValueError as error:  # The library's own answer fails on headers that are no text.
+        except ValueError as error:  # aiohttp's own error response fails if headers contain non-text bytes.
             bad_request = web.HTTPBadRequest(text="This is no websocket handshake.\n")
             bad_request.force_close()
             raise bad_request from error
@@ -250,8 +255,8 @@ class Gateway:
         except ConnectionError as error:
             extra = {"event": "node_left", "subject": node.node_id}
             self._log.info("the connection of node %s broke: %s", node.node_id, error, extra=extra)
-        except Exception:  # noqa: BLE001  # The linter does not see that this logs it.
-            self._log.exception("a node's connection ended by an error of the hub's own")
+        except Exception:  # noqa: BLE001  # The linter does not see that this is logged.
+            self._log.exception("a node's connection ended because of an error in the hub")
             await self._refuse(connection, EchoError("The hub failed on this connection.", do="Try again later."))
         finally:
             self._connections.discard(connection)
@@ -266,12 +271,12 @@ class Gateway:
             if self.displace(node.node_id) or self.displace_elsewhere(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
-            self.displace_elsewhere(node.node_id)  # Another connection of this node may have been quicker.
-        if session.state is State.CLOSED:  # The hub stops, and has said so.
+            self.displace_elsewhere(node.node_id)  # Another connection of this node may have joined first.
+        if session.state is State.CLOSED:  # The hub is shutting down and has said so.
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
             return
-        self.displace(node.node_id)  # Likewise.
+        self.displace(node.node_id)  # For the same reason.
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
         connection.start_writing(stream, node.node_id)
@@ -279,7 +284,7 @@ class Gateway:
         try:
             async with Silence(HEARTBEATS_MISSED * self._settings.heartbeat_s) as silence:
                 while (frame := await self._next_frame(connection, node, silence)) is not None:
-                    if session.is_closed:  # The node was told so, and has not read it yet.
+                    if session.is_closed:  # The node was told, but has not read it yet.
                         return
                     message = session.receive(frame)
                     if isinstance(message, Goodbye):
@@ -296,7 +301,8 @@ class Gateway:
             extra = {"event": "node_left", "subject": node.node_id}
             self._log.info("node %s is gone: its connection was closed", node.node_id, extra=extra)
         finally:
-            was_open = self._forget(node.node_id, connection)  # Before anything is awaited: nobody may send to it now.
+            # Remove the connection before the next await: later sends must fail.
+            was_open = self._forget(node.node_id, connection)
             connection.queue.end()
             if was_open:
                 await inbox.node_left(node.node_id)
@@ -304,7 +310,7 @@ class Gateway:
     def _node(self, guest: Guest, request: web.Request) -> NodeInfo:
         session = guest.session
         hello, proof = session.hello, session.proof
-        assert hello is not None and proof is not None, "the door lets nobody in who has not proven who it is"
+        assert hello is not None and proof is not None, "the door admits only authenticated nodes"
         return NodeInfo(
             node_id=session.node_id,
             public_key=hello.node_key,
@@ -322,10 +328,9 @@ class Gateway:
         )
 
     def displace(self, node_id: str) -> bool:
-        """A node that connects again while its old connection still seems open has lost that one: end it. Whether it
-        had one; its inbox does not hear of it.
+        """Close the node's old connection when it connects again; return True if it had one. The inbox is not notified.
 
-        Nothing waits for that: the old connection may be dead, and take what it is sent for ever.
+        Does not wait for the close: the old connection may be dead and never take the message.
         """
         old = self._open.pop(node_id, None)
         if old is None:
@@ -341,8 +346,8 @@ class Gateway:
         farewell.add_done_callback(self._farewells.discard)
 
     async def _next_frame(self, connection: NodeConnection, node: NodeInfo, silence: Silence) -> bytes | None:
-        """The next binary frame; None once the connection is closed."""
-        silence.listens()  # Not the timeout of `receive`, which begins anew with every pong.
+        """Return the next binary frame; None once the connection is closed."""
+        silence.listens()  # The timeout of aiohttp's `receive` would restart with every pong.
         while (received := await connection.socket.receive()).type in _PINGS:
             if received.type is WSMsgType.PING:
                 connection.answer_ping(bytes(received.data))
@@ -350,7 +355,8 @@ class Gateway:
         if received.type is WSMsgType.BINARY:
             frame: bytes = received.data
             return frame
-        if received.type is WSMsgType.ERROR and isinstance(received.data, WebSocketError):  # The library has closed it.
+        # aiohttp has closed the connection.
+        if received.type is WSMsgType.ERROR and isinstance(received.data, WebSocketError):
             is_large = received.data.code == WSCloseCode.MESSAGE_TOO_BIG
             self._blame(node, Fault.TOO_LARGE if is_large else Fault.BAD_WEBSOCKET)
         if received.type in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
@@ -371,7 +377,7 @@ class Gateway:
         await connection.dismiss(connection.session.refuse(said.code, said.what, said.do))
 
     def _forget(self, node_id: str, connection: NodeConnection) -> bool:
-        """Whether this connection was the node's open one."""
+        """Remove this connection; return False if it was not the node's open one."""
         if self._open.get(node_id) is not connection:
             return False
         del self._open[node_id]
@@ -379,7 +385,7 @@ class Gateway:
 
     @property
     def turned_away(self) -> dict[str, dict[str, int]]:
-        """How many nodes were not let in, and how many frames or what else taken amiss, since the start; by why."""
+        """Refused nodes and faulty frames since the start, by reason."""
         return {"node": dict(self._door.refusals), "frame": {fault.value: n for fault, n in self.faults.items()}}
 
 

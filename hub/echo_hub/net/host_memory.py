@@ -1,4 +1,4 @@
-"""The newest policy versions in this host's memory, for the nodes that run on it."""
+"""The newest policy versions in shared memory, for nodes that run on the hub's own machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from echo_shared.shared_memory import AVAILABLE, Segment
 log = logging.getLogger(__name__)
 
 HELD_VERSIONS: Final = 2
-"""The newest one, and the one before for nodes that are slow to begin; who has begun reads to the end in any case."""
+"""Keep the newest version, and its predecessor for nodes that start late. A node that has begun can read to the end."""
 
 
 class HostMemory:
-    """Takes no memory before a node on this host has asked for an `address`. Call `close` at the end."""
+    """Uses no memory until a node on this machine has asked for an `address`. Call `close` at the end."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled and AVAILABLE
@@ -29,7 +29,7 @@ class HostMemory:
         self._segments: dict[int, Segment] = {}
 
     async def hold(self, manifest: Manifest, directory: Path) -> None:
-        """Copies this version, which lies in `directory`, into memory if there is anybody to read it there."""
+        """Copy this version from `directory` into shared memory, if a node on this machine reads from there."""
         if not self._has_readers:
             return
         version = manifest.policy_version
@@ -41,7 +41,8 @@ class HostMemory:
             self._segments.pop(old).close()
 
     def address(self, version: int, *, node_ip: str) -> SharedMemory | None:
-        """Where a node at `node_ip` finds this version; None for a node elsewhere, or a version that is not held."""
+        """Return where a node at `node_ip` finds this version, or None if the node is remote or the version is not
+        held."""
         if not self._enabled or not _is_own_address(node_ip):
             return None
         self._has_readers = True
@@ -56,8 +57,10 @@ class HostMemory:
 
 @lru_cache(4_096)
 def _is_own_address(ip: str) -> bool:
-    """Whether it is one of this host's: a socket cannot be bound to another's. As it was when `ip` was first asked for:
-    of an address that is lost or won later, nodes use the swarm."""
+    """Return True if `ip` belongs to this machine: a socket can be bound only to a local address.
+
+    The answer is cached. If the machine gains or loses an address later, the nodes there use the swarm.
+    """
     family = socket.AF_INET6 if ipaddress.ip_address(ip).version == 6 else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,9 +1,9 @@
-"""What an operator offers to volunteers for installation: the directory `serve` that `make wheelhouse` leaves.
+"""Routes that serve the installers: the `serve` directory that `make wheelhouse` writes.
 
-`GET /install.sh` is the script in it, word for word, and so is `GET /install.ps1`, which is for Windows and only there
-if one of the archives is. `GET /install/{sha256}/{name}` is an archive beside them, by the hash that the script names,
-so that a script and an archive of two releases never meet. Anybody may have them; nothing else of the directory is
-served. Files may change while the hub runs: each request looks at them anew.
+`GET /install.sh` and `GET /install.ps1` return the scripts unchanged; the second exists only with a Windows archive.
+`GET /install/{sha256}/{name}` returns an archive by the hash that the script names, so that a script and an archive of
+different releases never mix. These routes are public; nothing else in the directory is served. Files may change while
+the hub runs: each request reads them again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ SCRIPT: Final = "install.sh"
 WINDOWS_SCRIPT: Final = "install.ps1"
 ARCHIVES: Final = "echo-swarm-*.tar"
 MOST_AT_ONCE: Final = 32
-"""Archives under way: the rest of the hub's uplink is the run's."""
+"""Concurrent archive downloads; the limit leaves uplink for the run itself."""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "10"}
 
 
 def routes(directory: str) -> list[web.RouteDef]:
-    """Empty: nothing is offered, and no address is found. Raises ConfigError when there is no script."""
+    """Return the installer routes; an empty `directory` makes them all answer 404. Raises ConfigError if the script is
+    missing."""
     if directory and not (Path(directory) / SCRIPT).is_file():
         raise ConfigError(
             "There is nothing to install from.",
@@ -43,7 +44,7 @@ def routes(directory: str) -> list[web.RouteDef]:
 
 
 def is_for_windows(directory: str) -> bool:
-    """Whether what is offered there now can be installed on Windows."""
+    """Return True if the directory offers a Windows installer now."""
     return bool(directory) and (Path(directory) / WINDOWS_SCRIPT).is_file()
 
 
@@ -51,12 +52,12 @@ class _Offered:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._hashes: dict[tuple[str, int, int], str] = {}
-        """By name, size and time of change."""
+        """SHA-256 by (name, size, mtime)."""
         self._hashing = asyncio.Lock()
         self.under_way = 0
 
     async def script(self, request: web.Request) -> web.Response:
-        """GET /install.sh, GET /install.ps1"""
+        """Answer GET /install.sh and GET /install.ps1."""
         if self._directory is None:
             raise web.HTTPNotFound
         try:
@@ -67,20 +68,22 @@ class _Offered:
         return web.Response(body=text, headers=headers, content_type="text/plain", charset="utf-8")
 
     async def archive(self, request: web.Request) -> web.StreamResponse:
-        """GET /install/{sha256}/{name}"""
+        """Answer GET /install/{sha256}/{name}."""
         path = await self._find(request.match_info["name"], request.match_info["sha256"])
         if path is None:
-            raise web.HTTPNotFound(text="No such archive is offered here. Fetch the script anew.\n")
+            raise web.HTTPNotFound(text="This hub does not offer that archive. Download the install script again.\n")
         if self.under_way >= MOST_AT_ONCE:
-            raise web.HTTPServiceUnavailable(text="Too many install from here right now. Try again.\n", headers=_LATER)
+            raise web.HTTPServiceUnavailable(
+                text="Too many downloads from this hub right now. Try again later.\n", headers=_LATER
+            )
         return _Archive(path, self)
 
     async def _find(self, name: str, sha256: str) -> Path | None:
-        """The archive, if there is one of this name with this hash now."""
+        """Return the archive's path if it exists and has this hash now."""
         if self._directory is None or name not in await asyncio.to_thread(_names, self._directory):
             return None
         path = self._directory / name
-        async with self._hashing:  # However many ask for it at once, it is read once.
+        async with self._hashing:  # Concurrent requests share one hash computation.
             state = path.stat()
             key = (name, state.st_size, state.st_mtime_ns)
             if key not in self._hashes:
@@ -90,7 +93,7 @@ class _Offered:
 
 
 class _Archive(web.FileResponse):
-    """Counted for as long as it is being sent."""
+    """A file response that counts as a running download while it is sent."""
 
     def __init__(self, path: Path, offered: _Offered) -> None:
         super().__init__(path, headers={hdrs.CACHE_CONTROL: "public, max-age=31536000, immutable"})

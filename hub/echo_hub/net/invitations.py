@@ -1,8 +1,8 @@
-"""Who may come by which invite: the store's invites in memory, so that no request costs a look into the store.
+"""Invites in memory, so that checking a token needs no database query.
 
-An invite is for one person and for so many keys. Its token is 256 random bits, of which the hub keeps a SHA-256: what
-is looked up by a hash tells nobody's clock anything of the token. A key that has come by an invite stays invited, with
-or without the token, when the invite expires or is full, until it is revoked.
+An invite is for one person and a limited number of keys. Its token is 256 random bits; the hub keeps only its SHA-256.
+Looking up by hash leaks nothing about the token through timing. A key that joined with an invite stays invited until
+the invite is revoked. The key then needs no token, even after the invite expires or reaches its limit.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _DO: Final = "Ask the hub's operator for another invite, then: echo-node join UR
 
 
 class InviteEndedError(RefusedError):
-    """The token is a true one, and admits nobody new: no guess."""
+    """The token is valid, but its invite accepts no new keys. Not counted as a guess."""
 
 
 def new_token() -> str:
-    """What a person is given, once."""
+    """Return a new token. It is shown to the invited person once."""
     return secrets.token_urlsafe(32)
 
 
 def hash_of(token: str) -> str:
-    """What the hub keeps of it."""
+    """Return the hash that the hub stores instead of the token."""
     return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Invitations:
-    """`came_by`: the invite of each key that has one. `clock`: seconds since the epoch."""
+    """`came_by`: maps node id to invite id. `clock`: seconds since the epoch."""
 
     def __init__(
         self, invites: Iterable[Invite] = (), came_by: Mapping[str, int] = {}, clock: Callable[[], float] = time.time
@@ -50,18 +50,21 @@ class Invitations:
         self.renew(invites)
 
     def renew(self, invites: Iterable[Invite]) -> None:
-        """These are all that there are, as the operator has made and revoked them."""
+        """Replace all invites, after the operator has made or revoked one."""
         self._invites = {invite.invite_id: invite for invite in invites}
         self._by_hash = {invite.token_hash: invite for invite in self._invites.values()}
 
     def has(self, node_id: str) -> bool:
-        """Whether this key has come by an invite that is not revoked."""
+        """Return True if this key joined with an invite that is not revoked."""
         invite = self._invites.get(self._came_by.get(node_id, 0))
         return invite is not None and invite.revoked_at is None
 
     def find(self, node_id: str, token: str | None) -> int | None:
-        """The invite by which this key comes; None where it has none, and the token is nobody's. Raises
-        InviteEndedError when the token's invite admits no further key."""
+        """Return the id of the invite that admits this key.
+
+        Returns None for a key without invite and with an unknown token. Raises InviteEndedError if the token's invite
+        accepts no further key.
+        """
         given = None if token is None else self._by_hash.get(hash_of(token))
         before = self._invites.get(self._came_by[node_id]) if self.has(node_id) else None
         if given is not None and given is not before:
@@ -73,7 +76,10 @@ class Invitations:
         return None if before is None else before.invite_id
 
     def take(self, node_id: str, invite_id: int) -> None:
-        """This key has come by it. Raises InviteEndedError when others have been quicker, or it was revoked."""
+        """Record that this key joined with the invite.
+
+        Raises InviteEndedError if the invite was revoked or has been used up meanwhile.
+        """
         before = self._came_by.get(node_id)
         invite = self._invites[invite_id]
         ended = self._ended(invite, is_new=before != invite_id)
@@ -86,7 +92,7 @@ class Invitations:
             self._came_by[node_id] = invite_id
 
     def _ended(self, invite: Invite, *, is_new: bool = True) -> str | None:
-        """Why it admits nobody, or nobody new; None where it does."""
+        """Return why the invite admits no key, or no new key; None if it does."""
         whose = f"This hub's invite for {invite.name}"
         if invite.revoked_at is not None:
             return f"{whose} has been revoked."
@@ -96,5 +102,5 @@ class Invitations:
             return f"{whose} expired on {datetime.fromtimestamp(invite.expires_at):%Y-%m-%d}."
         if self._num_keys[invite.invite_id] >= invite.max_keys:
             keys = "1 key has" if invite.max_keys == 1 else f"{invite.max_keys} keys have"
-            return f"{whose} is used up: {keys} come by it, and it is for no more."
+            return f"{whose} is used up: {keys} joined with it, and it allows no more."
         return None

@@ -1,4 +1,4 @@
-"""The lines that a volunteer types to join a hub, with its address in them."""
+"""Commands that a volunteer copies to install a node and join this hub; each contains the hub's address."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from echo_hub.net.server import Server
 
 
 def join_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types."""
+    """Return the `echo-node join` command, with a placeholder for the token if the hub requires invites."""
     token = " --token TOKEN" if config.server.join == "invite" else ""
     return f"echo-node join {server.shared_url}{token}"
 
 
 def install_command(config: HubConfig, server: Server) -> str:
-    """What a volunteer types who has nothing of Echo yet; empty unless this hub offers it."""
+    """Return the command that installs Echo and joins this hub on Linux or macOS; "" if this hub offers no
+    installer."""
     if not config.server.install_from:
         return ""
     arguments = join_command(config, server).removeprefix("echo-node join ")
@@ -22,7 +23,7 @@ def install_command(config: HubConfig, server: Server) -> str:
 
 
 def windows_install_command(config: HubConfig, server: Server) -> str:
-    """The same for PowerShell on Windows; empty unless this hub has something for it now."""
+    """Return the same command for PowerShell; "" if this hub currently offers no Windows archive."""
     if not is_for_windows(config.server.install_from):
         return ""
     token = " -Token TOKEN" if config.server.join == "invite" else ""

@@ -1,19 +1,19 @@
-"""What connections may cost the hub: how many there are, of whom, and how long each may do nothing.
+"""Limit what connections cost the hub: their number, by owner, and their inactivity.
 
-A connection is a *stranger's* until a request on it has shown that it is a node's (`vouch`): a proven websocket, or a
-passkey. Strangers are limited in all and for each address, nodes' connections for each address and each node. For one
-connection too many, the oldest makes room that waits for a request of its other end's: honest requests arrive within
-moments, so who only holds connections loses them to who has something to say. Where none waits, the one that has been
-reading its answer for longest does; where none reads, the newest is closed. The last quarter of all connections is for
-strangers and for nodes that are known: whose work was of use, or that come by an invite. Fresh keys have the others.
+A connection belongs to a *stranger* until a request authenticates a node (`vouch`), by websocket or passkey. Strangers
+are limited in total and per address; nodes' connections per address and per node.
 
-For one TLS handshake too many under way, the oldest makes room, too. New connections and strangers' requests have a
-rate, in all and for each address (`address_rate`). What waits in memory for strangers to read it has a limit: beyond
-it, the one that has read its answer for longest is cut off. How long a connection may do nothing is its own
-(`connection`).
+A stranger over a limit replaces the oldest connection that waits for its client's request: honest clients send theirs
+within moments. Without such a connection, the slowest reader of a response is replaced. If none reads, the new
+connection is closed. The last quarter of all connections is reserved for strangers and for known nodes, which have done
+useful work or come with an invite. New keys share the other three quarters.
 
-Connections from a trusted proxy are its clients': each request counts for the address that the proxy names, the
-connection for nobody, and it may be idle.
+Running TLS handshakes are limited; the oldest makes room. New connections and strangers' requests have a rate, in total
+and per address (`address_rate`). Responses buffered for strangers have a memory limit: above it, the slowest reader is
+disconnected. Inactivity is checked per connection (`connection`).
+
+Connections from a trusted proxy belong to its clients: each request counts for the address that the proxy names. The
+connection itself counts for no address and may stay idle.
 """
 
 from __future__ import annotations
@@ -38,32 +38,35 @@ from echo_shared.messages import RefusalCode
 
 HANDSHAKES_PER_S: Final = 250.0
 MOST_HANDSHAKES: Final = 1_024
-"""That wait for their turn."""
+"""TLS handshakes waiting for their turn."""
 MOST_UNDER_WAY: Final = 256
-"""Handshakes that have begun, each of which holds about 300 KB. At their rate of turns one has a second at least."""
+"""Running TLS handshakes, about 300 KB each. At HANDSHAKES_PER_S, each one has at least a second."""
 SWEEP_S: Final = 5.0
 MOST_OF_NODE: Final = 32
-"""Connections of one node: a websocket, and fetching."""
+"""Connections of one node: a websocket, and downloads."""
 MOST_HELD_BYTES: Final = 24 * 2**20
-"""Of answers that strangers have not read yet."""
+"""Buffered response bytes that strangers have not read yet."""
 UNKNOWN_SHARE: Final = 0.75
-"""Of all connections: when nodes hold so many, one that is not known finds no room."""
+"""Share of all connections that nodes may hold before unknown nodes are refused."""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "1"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""What answers a request."""
+"""A request handler."""
 
 
 class Limits:
-    """Of one port. `make` a protocol for each connection; `answering` precedes all handlers; `sweep` now and then."""
+    """The limits of one port.
+
+    Use `make` as protocol factory and `answering` as the first middleware; call `sweep` regularly.
+    """
 
     def __init__(self, settings: ServerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.cuts: Counter[Cut] = Counter()
         self.handshakes = Turnstile(rate=HANDSHAKES_PER_S, most_waiting=MOST_HANDSHAKES)
-        """Of TLS."""
+        """Admits TLS handshakes."""
         self._connections = AddressRate(
             in_all=settings.connections_per_s, of_one=settings.connections_per_s_per_address, now=clock()
         )
@@ -75,21 +78,21 @@ class Limits:
         self._most = settings.max_connections
         self._all: dict[Connection, None] = {}
         self._waiting: dict[Connection, None] = {}
-        """Of strangers' connections those whose next request has not arrived, oldest first."""
+        """Stranger connections that wait for their next request, oldest first."""
         self._under_way: dict[Connection, None] = {}
-        """Handshakes, oldest first."""
+        """Running TLS handshakes, oldest first."""
         self._strangers_of: Counter[str] = Counter()
-        """By address, as are `_nodes_of`; `_of_node` by node."""
+        """Connections by address, like `_nodes_of`; `_of_node` counts by node."""
         self._nodes_of: Counter[str] = Counter()
         self._of_node: Counter[str] = Counter()
         self._num_strangers = self._num_nodes = 0
         self._held: dict[Connection, int] = {}
-        """Bytes of answers to strangers, oldest first, and their sum."""
+        """Buffered response bytes per stranger connection, oldest first. `_num_held` is their sum."""
         self._num_held = 0
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often what was cut, since the start."""
+        """Closed connections and refused requests since the start, by reason."""
         return {cut.value: number for cut, number in self.cuts.items()}
 
     @property
@@ -101,22 +104,22 @@ class Limits:
         return self._num_strangers
 
     def allow(self, descriptors: int) -> None:
-        """The system allows no more than so many connections."""
+        """Lower the connection limit to what the system allows."""
         self._most = min(self._most, descriptors)
 
     def make(self, inner: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None) -> Connection:
-        """`context`: it speaks TLS."""
+        """Create the protocol of a new connection; with a `context` it uses TLS."""
         return Connection(self, inner, context)
 
     def admits(self, host: str) -> bool:
-        """Whether one more connection from this address is within the rates."""
+        """Take a token for a new connection; return False above the rates."""
         if host in self._proxies or self._connections.take(place_of(host), now=self.now()):
             return True
         self.cuts[Cut.TOO_FAST] += 1
         return False
 
     def opened(self, connection: Connection) -> bool:
-        """Whether there is room for it, or some could be made."""
+        """Count a new connection; return False if there is no room for it."""
         peer = connection.transport.get_extra_info("peername")
         host = str(peer[0]) if peer else ""
         connection.is_proxy = host in self._proxies
@@ -129,7 +132,7 @@ class Limits:
         return True
 
     def closed(self, connection: Connection) -> None:
-        """It is gone, or as good as that."""
+        """Forget a connection that is closed or about to close."""
         if connection in self._all:
             del self._all[connection]
             self._waiting.pop(connection, None)
@@ -138,7 +141,7 @@ class Limits:
             self._count(connection, None)
 
     def holds(self, connection: Connection, num_bytes: int) -> None:
-        """So much waits for its other end to read it."""
+        """Record how many response bytes wait for a stranger to read them; above the limit, disconnect the oldest."""
         self._num_held -= self._held.pop(connection, 0)
         if num_bytes and connection in self._all and not (connection.account and connection.account.node_id):
             self._held[connection] = num_bytes
@@ -160,8 +163,11 @@ class Limits:
         )
 
     def _make_room(self, reason: Cut, place: str | None = None) -> bool:
-        """Closes the oldest that waits for a request, of this address or of any, or else the oldest whose last answer
-        is on its way; False where there is neither."""
+        """Close a stranger's connection, of this address or of any; return False if there is none to close.
+
+        Prefers the oldest one that waits for a request. Otherwise takes the oldest one that is still reading its last
+        response.
+        """
         self.cuts[reason] += 1
         reading = None
         for connection in self._waiting:
@@ -176,7 +182,7 @@ class Limits:
         return reading is not None
 
     def cut(self, connection: Connection, reason: Cut) -> None:
-        """Closes it at once, and counts why."""
+        """Close the connection at once and count the reason."""
         self.cuts[reason] += 1
         self._abort(connection)
 
@@ -189,7 +195,7 @@ class Limits:
             self._waiting[connection] = None
 
     def _count(self, connection: Connection, account: Account | None) -> None:
-        """From now on for this account, and no longer for the one before."""
+        """Count the connection for this account instead of its previous one."""
         for one, change in ((connection.account, -1), (account, 1)):
             if one is None:
                 continue
@@ -204,7 +210,7 @@ class Limits:
 
     @web.middleware
     async def answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """The middleware in front of all others; for what no route answers, too."""
+        """Outermost middleware: applies the limits to every request, also to unknown URLs."""
         connection = _connection_of(request)
         if connection is None or connection not in self._all:
             return await handler(request)
@@ -216,7 +222,7 @@ class Limits:
                 self.cuts[Cut.TOO_FAST_REQUESTS] += 1
                 refusal = web.HTTPTooManyRequests(text="Too many requests. Try again soon.\n", headers=_LATER)
                 if not connection.is_proxy:
-                    refusal.force_close()  # What waits behind it would cost an answer each.
+                    refusal.force_close()  # Each request queued behind it would cost a response.
                 raise refusal
             return await handler(request)
         finally:
@@ -227,12 +233,15 @@ class Limits:
                 self._wait(connection)
 
     def _account_of(self, request: web.Request, connection: Connection) -> Account | None:
-        """A request counts as a stranger's at first. Raises HTTPTooManyRequests for one too many by way of a proxy."""
+        """Return the account of a request, which first counts as a stranger's.
+
+        Raises HTTPTooManyRequests if a proxy's client is over its limit.
+        """
         if not connection.is_proxy:
             return None if connection.account is None else Account(connection.account.place)
         try:
             place = place_of(client_ip(request, self._proxies))
-        except RemoteProtocolError:  # The route says so, where it needs the address.
+        except RemoteProtocolError:  # The route reports this error if it needs the address.
             place = ""
         reason = None
         if self._num_strangers >= self._settings.max_strangers:
@@ -245,8 +254,11 @@ class Limits:
         return Account(place)
 
     def vouch(self, request: web.Request, node_id: str, *, is_known: bool = False) -> None:
-        """The request is this node's. Raises RefusedError when the node, its address, or all nodes together, where it
-        is not known, have too many already."""
+        """Count the request's connection for this node.
+
+        Raises RefusedError if node or address has too many connections, or if an unknown node finds the share of all
+        nodes exhausted.
+        """
         connection = _connection_of(request)
         if connection is None or connection not in self._all or connection.account is None:
             return
@@ -260,7 +272,7 @@ class Limits:
         if reason is not None:
             self.cuts[reason] += 1
             raise RefusedError(
-                "This node, others at its address, or unknown ones have too many connections to the hub.",
+                "This node, its address or all unknown nodes together have too many connections to the hub.",
                 got=reason.value.replace("_", " "),
                 do="Try again later, or ask the hub's operator for an invite or more server.max_nodes_per_address.",
                 code=RefusalCode.TOO_SOON,
@@ -270,32 +282,35 @@ class Limits:
         connection.go_on_reading()
 
     def count_frames(self, request: web.Request, flooded: Callable[[], None]) -> None:
-        """The request becomes a websocket: `Connection.count_frames`. Raises RemoteProtocolError where frames came
-        before the handshake's answer, as RFC 6455 (section 4.1) forbids: they would not be counted."""
-        if request.protocol._message_tail:  # What the library holds of what follows the request's head.
+        """Count websocket frames on this request's connection from now on (`Connection.count_frames`).
+
+        Raises RemoteProtocolError if frames arrived before the handshake's response, which RFC 6455 (section 4.1)
+        forbids: these frames would escape the count.
+        """
+        if request.protocol._message_tail:  # aiohttp's buffer of bytes behind the request head.
             raise RemoteProtocolError("A node sent frames before its handshake was answered.", do="Upgrade the node.")
         connection = _connection_of(request)
         if connection is not None:
             connection.count_frames(flooded)
 
     def began_handshake(self, connection: Connection) -> None:
-        """Its turn has come, and it costs something now."""
+        """Count a TLS handshake that starts; abort the oldest if too many run."""
         self._under_way[connection] = None
         if len(self._under_way) > MOST_UNDER_WAY:
             self.cut(next(iter(self._under_way)), Cut.TOO_MANY_HANDSHAKES)
 
     def ended_handshake(self, connection: Connection) -> None:
-        """It speaks TLS from now on."""
+        """Uncount a finished TLS handshake."""
         self._under_way.pop(connection, None)
 
     def end_handshakes(self) -> None:
-        """The hub ends, and knows no more of these connections than that they are there."""
+        """Abort unfinished TLS handshakes at shutdown: aiohttp does not know these connections yet."""
         for connection in tuple(self._all):
             if connection.stage is Stage.HANDSHAKE:
                 self._abort(connection)
 
     def sweep(self) -> None:
-        """Closes what has done nothing for too long."""
+        """Close connections that have been inactive for too long."""
         now = self.now()
         for connection in tuple(self._all):
             reason = connection.overdue(now)
@@ -311,7 +326,7 @@ def _connection_of(request: web.Request) -> Connection | None:
 
 
 def _add(counter: Counter[str], key: str, change: int) -> None:
-    """Keeps no zeros."""
+    """Change a counter, and drop keys that reach zero."""
     counter[key] += change
     if not counter[key]:
         del counter[key]

@@ -1,7 +1,7 @@
-"""The hub's listening sockets: a connection that is over the rates is closed before anything is made of it.
+"""The hub's listening sockets. They close connections above the rate limits before asyncio creates anything for them.
 
-Who waits in the system's queue waits for all before him, and a transport, a task and a protocol for each of a flood's
-cost far more than to close it.
+Connections in the kernel's queue are accepted in order, so a flood delays every client. Closing a connection is far
+cheaper than a transport, a task and a protocol for it.
 """
 
 from __future__ import annotations
@@ -13,39 +13,48 @@ from collections.abc import Callable
 from typing import Any, Final
 
 ACCEPTED_AT_ONCE: Final = 32
-"""Connections in one turn of the event loop, so that those that are open get theirs."""
+"""Connections accepted per turn of the event loop, so that open connections are served in between."""
 TURNED_AWAY_AT_ONCE: Final = 256
 WAITING_IN_SYSTEM: Final = 1_024
-"""Connections that the system keeps for the hub, as far as it may: who finds no room tries again after a second."""
+"""Length of the kernel's accept queue, as far as the system allows. A client that finds it full retries after a second.
+"""
 
 Admits = Callable[[str], bool]
-"""Whether one more connection from this address, an IP as text, is within the rates."""
+"""Return True if one more connection from this IP address is within the rates."""
 
 
 class Listening(socket.socket):
-    """Made by `listen`, for an event loop that accepts on it when it can be read."""
+    """A socket made by `listen`. The event loop calls `accept` when the socket is readable."""
 
     def __init__(self, bound: socket.socket, admits: Admits) -> None:
         super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
         self._admits = admits
 
     def listen(self, _backlog: int = 0) -> None:
-        """The event loop has one figure for what it accepts at once and for what waits."""
+        """Ignore asyncio's backlog: asyncio uses the same number for connections per turn and for the kernel's
+        queue."""
         super().listen(WAITING_IN_SYSTEM)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next one within the rates. Raises BlockingIOError where none waits, or others are to have their turn."""
+        """Accept the next connection that is within the rates.
+
+        Raises BlockingIOError if no connection waits, or after `TURNED_AWAY_AT_ONCE` refusals, so that the loop can do
+        other work.
+        """
         for _ in range(TURNED_AWAY_AT_ONCE):
             connection, address = super().accept()
             if self._admits(str(address[0])):
                 return connection, address
             connection.close()
-        raise BlockingIOError(errno.EAGAIN, "so many were turned away that others get their turn")
+        raise BlockingIOError(errno.EAGAIN, "too many connections were refused in this turn of the loop")
 
 
 async def listen(host: str, port: int, admits: Admits, *, shared: bool = False) -> list[Listening]:
-    """One socket for each address of the host; "" = all of this machine. `shared`: with other processes of this user's,
-    among which the system divides what comes (SO_REUSEPORT). Raises OSError where one cannot be had."""
+    """Open one socket for each address of `host`; "" stands for all addresses of this machine.
+
+    `shared`: share the port with this user's other processes (SO_REUSEPORT); the system distributes connections among
+    them. Raises OSError if a socket cannot be opened.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

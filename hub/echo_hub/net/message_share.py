@@ -1,5 +1,7 @@
-"""How long nodes' messages may keep the event loop at a stretch: what is read already is handled without a pause else,
-and a burst of one node's would hold up all others."""
+"""Limit how long node messages may keep the event loop busy without a pause.
+
+Handling a message that is already in memory never yields. A burst from one node would therefore block all others.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,18 @@ import asyncio
 from typing import Final
 
 ROUND_S: Final = 0.01
-"""Of one round of the loop, for the messages of all nodes together; each connection has one message in any case."""
+"""Loop time per round for the messages of all nodes together. Each connection may handle one message in any case."""
 
 
 class MessageShare:
-    """One for all connections of an event loop."""
+    """The time budget of one event loop; all connections of the loop share one instance."""
 
     def __init__(self) -> None:
         self._is_round = False
         self._ends_at = 0.0
 
     async def rest(self) -> None:
-        """Call after each message: waits for the loop's next round once this one's share is used up."""
+        """Call after each message. Yields to the next round of the loop once this round's budget is used up."""
         loop = asyncio.get_running_loop()
         if not self._is_round:
             self._is_round, self._ends_at = True, loop.time() + ROUND_S

@@ -1,4 +1,4 @@
-"""The hub's end of one node's websocket: what is said to the node, in order, and how the connection ends."""
+"""The hub's end of one node's websocket: ordered sending, and closing."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from echo_shared.sockets import keep_unsent_short
 log = logging.getLogger(__name__)
 
 FAREWELL_S: Final = 2.0
-"""How long a node has to take the hub's last word."""
+"""Seconds that a node has to receive the hub's last message."""
 UNSENT_BYTES: Final = 8 * 1024
-"""Unsent bytes that the system has taken for one node: a message waits behind so much of what was pushed, and one
-push."""
+"""Kernel limit of unsent bytes per node. A message waits behind at most this much pushed data plus one push."""
 
 AT_ONCE: Final = 64
-"""Connections that are written to before others have their turn."""
+"""Connections written to before other work gets its turn."""
 
 
 class Together:
-    """What is said to nodes goes out once the loop's present work is done: of an ack and the lease that it makes room
-    for, each would cost as much as both."""
+    """Batch the frames that one round of work produces for each node into a single write.
+
+    An ack and the lease that follows it would otherwise cost two system calls, each as expensive as both together.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[NodeConnection] = []
 
     def add(self, connection: NodeConnection) -> None:
-        """It has something to send."""
+        """Register a connection that has frames to send."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._soon)
         self._waiting.append(connection)
 
     def _soon(self) -> None:
-        # Behind what the same work has woken: leases are put together by a task of their own.
+        # Defer twice: the same round wakes the task that assembles leases, and its frames belong to this batch.
         asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
@@ -64,7 +65,7 @@ class NodeConnection:
         losses: LossPool,
         place: str,
     ) -> None:
-        """`losses`: of all nodes' connections; this one is with `place`."""
+        """`losses`: the pool of all node connections; this connection is counted under `place`."""
         self.socket = socket
         self.session = session
         self.queue = SendQueue()
@@ -72,21 +73,24 @@ class NodeConnection:
         self._closing: asyncio.Task[None] | None = None
         self._stream: AbstractStreamWriter | None = None
         self._ping = b""
-        """The newest that was not answered (RFC 6455, section 5.5.3: the others need not be)."""
+        """The newest unanswered ping; RFC 6455, section 5.5.3, allows ignoring older ones."""
         self._answering: asyncio.Task[None] | None = None
         self._transport = transport
         self._together = together
         self._kept: list[bytes] = []
-        """Messages that `together` sends; those that follow go behind them."""
+        """Frames that `together` will send; later frames are appended."""
         self._watch = LossWatch(transport, losses, place)
         if transport is not None:
-            # Not 0: by TLS, asyncio would then take an empty buffer for a full one, and writing would wait for reading.
+            # Not 0: with TLS, asyncio would treat an empty buffer as full, and writing would wait for reading.
             transport.set_write_buffer_limits(high=1)
             keep_unsent_short(transport, UNSENT_BYTES)
 
     def send(self, frame: bytes) -> bool:
-        """Has it written with what else the loop's present work says to the node, where nothing is before it, which
-        saves a turn of the writer's; else queues it. False when the queue is full."""
+        """Send a frame; return False if the queue is full.
+
+        If nothing is queued, the frame joins the current batch (`Together`), which saves a switch to the writer task.
+        Otherwise it is queued.
+        """
         transport = self._transport
         if self._kept:
             self._kept += (binary_header(len(frame)), frame)
@@ -98,18 +102,18 @@ class NodeConnection:
         return True
 
     def write_kept(self) -> None:
-        """Writes what was kept to be sent together."""
+        """Write the frames of the current batch."""
         kept, self._kept = self._kept, []
         if kept and self._transport is not None and not self._transport.is_closing() and not self.socket.closed:
             self._transport.write(b"".join(kept))
 
     def start_writing(self, stream: AbstractStreamWriter, node_id: str) -> None:
-        """Begins to send what is queued to the node."""
+        """Start the task that sends queued frames to the node."""
         self._stream = stream
         self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
 
     def answer_ping(self, payload: bytes) -> None:
-        """Answers at once, or once what was sent before has gone: one answer waits, to the newest ping."""
+        """Answer a ping now or, if the write buffer is not empty, after it drains. Only the newest ping is answered."""
         self._ping = payload
         if self._answering is not None or self._transport is None or self._stream is None:
             return
@@ -119,7 +123,7 @@ class NodeConnection:
             self._pong()
 
     async def _answer_later(self, stream: AbstractStreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):  # Its reader sees that, too.
+        with contextlib.suppress(ConnectionError):  # The reader task sees the broken connection, too.
             await stream.drain()
         self._answering = None
         self._pong()
@@ -129,8 +133,11 @@ class NodeConnection:
             self._transport.write(bytes((0x8A, len(self._ping))) + self._ping)
 
     async def _write(self, stream: AbstractStreamWriter) -> None:
-        """Writes until the queue ends or the connection breaks, which its reader sees as well. Never cancel what may
-        wait for room in a connection: all that do wait on one future of aiohttp's, and are cancelled with it."""
+        """Write until the queue ends or the connection breaks; the reader task sees a broken connection, too.
+
+        Never cancel a task that may wait in `drain`: all waiters share one aiohttp future and would be cancelled with
+        it.
+        """
         try:
             while (frame := await self.queue.next()) is not None:
                 await self.socket.send_bytes(frame)
@@ -143,11 +150,11 @@ class NodeConnection:
             self.abort()
 
     async def dismiss(self, last_frame: bytes) -> None:
-        """Sends the hub's last word and ends the connection, whether the node takes it or not."""
+        """Send the hub's last message and close the connection, even if the node does not read it."""
         await self._close(last_frame)
 
     async def end(self) -> None:
-        """Returns once nothing is left of the connection; a last word that is on its way may arrive."""
+        """Close the connection and wait for its tasks. A last message that is being sent may still arrive."""
         self.queue.end()
         await self._close(None)
         self.abort()
@@ -155,7 +162,7 @@ class NodeConnection:
             await asyncio.wait(ending)
 
     async def _close(self, last_frame: bytes | None) -> None:
-        """Only the first call counts."""
+        """Close the connection. Only the first call's `last_frame` is sent."""
         self.write_kept()
         if self._closing is None:
             self._closing = asyncio.create_task(self._say_and_close(last_frame))
@@ -163,16 +170,16 @@ class NodeConnection:
             await asyncio.wait([self._closing], timeout=FAREWELL_S)
         finally:
             if not self._closing.done():
-                self.abort()  # Which ends it.
+                self.abort()  # abort() makes the closing task end.
 
     async def _say_and_close(self, last_frame: bytes | None) -> None:
-        with contextlib.suppress(ConnectionError):  # Then it has ended.
+        with contextlib.suppress(ConnectionError):  # The connection has already ended.
             if last_frame is not None:
                 await self.socket.send_bytes(last_frame)
             await self.socket.close()
 
     def abort(self) -> bool:
-        """Ends the connection at once; False when it was ending already."""
+        """Abort the connection immediately; return False if it was already closing."""
         if self._transport is None:
             return False
         was_ending = self._transport.is_closing()
@@ -181,7 +188,7 @@ class NodeConnection:
 
 
 def binary_header(num_bytes: int) -> bytes:
-    """Of a server's frame that holds a whole message (RFC 6455, section 5.2): final, binary, not masked."""
+    """Return the header of a server frame that holds one whole message (RFC 6455, 5.2): final, binary, unmasked."""
     if num_bytes < 126:
         return bytes((0x82, num_bytes))
     if num_bytes < 2**16:

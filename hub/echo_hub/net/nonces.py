@@ -1,8 +1,8 @@
-"""The hub's nonces: each says when it ends and for whom it was made, so that nothing is kept of who only asks.
+"""Stateless challenge nonces: the hub stores nothing for clients that only request a challenge.
 
-A nonce is when it ends, chance, and a MAC by a secret over both and the node's key and nonce. The secret is this
-process's own, or shared by all that answer at one address. Only one that a node has answered rightly is written down,
-until it ends: an upgrade that somebody has recorded opens nothing.
+A nonce consists of its expiry time, random bytes and a MAC. The MAC covers both and the node's key and nonce. Its
+secret is private to this process or shared by all processes behind one address. Only correctly answered nonces are
+stored, until they expire: a recorded upgrade request cannot be replayed.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from echo_shared.messages import Hello, RefusalCode
 
 VALID_S: Final = 30.0
 MOST_USED: Final = 65_536
-"""Nonces in use at once. Each has cost its node a signature that was checked."""
+"""Stored nonces. Each one has cost its node a signature that was verified."""
 _MAC_BYTES: Final = 16
 
 
 class Nonces:
-    """`now` is any clock that only goes forward, in seconds, the same in every call."""
+    """`now` is a monotonic clock in seconds; all calls must use the same clock."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or secrets.token_bytes(32)
         self._used: OrderedDict[bytes, float] = OrderedDict()
-        """Until when; in the order of use, which is nearly that of their ends."""
+        """Expiry time of each used nonce, in order of use, which is nearly the order of expiry."""
 
     def make(self, hello: Hello, *, now: float) -> bytes:
-        """What this node is to sign."""
+        """Return a new nonce for this node to sign."""
         content = int((now + VALID_S) * 1e6).to_bytes(8) + secrets.token_bytes(8)
         return content + self._mac(content, hello)
 
     def check(self, nonce: bytes, hello: Hello, *, now: float) -> None:
-        """Raises RefusedError unless it was made here for this Hello, has not ended, and is new."""
+        """Raise RefusedError unless the nonce was made here for this Hello, has not expired and was not used."""
         content = nonce[:-_MAC_BYTES]
         is_mine = hmac.compare_digest(nonce[-_MAC_BYTES:], self._mac(content, hello))
         if not is_mine or _end(nonce) <= now or nonce in self._used:
             raise _stale()
 
     def use(self, nonce: bytes, *, now: float) -> None:
-        """Writes down one that was answered rightly. Raises RefusedError when there is no room for more."""
+        """Store a nonce that was answered correctly. Raises RefusedError if it was used before or the store is full."""
         while self._used and (oldest := next(iter(self._used.items())))[1] <= now:
             del self._used[oldest[0]]
         if nonce in self._used:
             raise _stale()
-        if len(self._used) >= MOST_USED:  # None may be forgotten before it has ended.
+        if len(self._used) >= MOST_USED:  # No nonce may be forgotten before it expires.
             raise RefusedError("Too many nodes connect at once.", do="Try again soon.", code=RefusalCode.TOO_SOON)
         self._used[nonce] = now + VALID_S
 
@@ -62,7 +62,7 @@ def _end(nonce: bytes) -> float:
 
 def _stale() -> RefusedError:
     return RefusedError(
-        "This proof is not for a challenge that this hub has made and that still holds.",
+        "This proof answers no valid challenge of this hub.",
         got="an answer that came too late, twice, or from before a restart of the hub",
         do="The node asks for a new challenge by itself.",
         code=RefusalCode.STALE_PROOF,

@@ -1,5 +1,7 @@
-"""The address under which others reach this hub: as the settings say, as the reader's request says, or as this machine
-is seen from its network."""
+"""Find the address under which others reach this hub.
+
+It comes from the settings, from a request's Host header, or from this machine's network interface.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ from echo_hub.net.client_address import is_https
 
 WILDCARDS: Final = frozenset({"0.0.0.0", "::", ""})
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
-"""A name or an address, with or without a port: nothing that a shell would take for more, for people copy it."""
+"""A host name or address with an optional port. People paste it into a shell, so no shell metacharacter is allowed."""
 _NOWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses of documentation, which are nobody's."""
+"""Addresses reserved for documentation; they belong to no machine."""
 
 
 def outward_ip() -> str | None:
-    """This machine's address on its network; None where it has none. Sends nothing."""
+    """Return this machine's network address; None without a network. Sends nothing."""
     for family, nowhere in _NOWHERE.items():
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((nowhere, 9))  # Of datagrams that only chooses the address to send from.
+                probe.connect((nowhere, 9))  # For UDP, connect() only chooses the source address.
                 found = str(probe.getsockname()[0])
         except OSError:
             continue
@@ -36,7 +38,7 @@ def outward_ip() -> str | None:
 
 
 def shared_address(settings: ServerConfig, local: str) -> str:
-    """What to tell others; `local` is the address that holds on this machine."""
+    """Return the address to give to others; `local` is the address that is valid on this machine."""
     if settings.public_url or settings.host not in WILDCARDS:
         return local
     outward = outward_ip()
@@ -48,8 +50,11 @@ def shared_address(settings: ServerConfig, local: str) -> str:
 
 
 def requested_address(request: web.Request, settings: ServerConfig) -> str:
-    """The address at which whoever asks has reached the hub, by a proxy's word if it is a trusted one's. Empty where
-    that says nothing: on this machine itself, or where it is no address. With a public_url it is that."""
+    """Return the URL under which the requester reached the hub; `public_url` if it is set.
+
+    The host is taken from X-Forwarded-Host if the request came through a trusted proxy, else from Host. Returns "" if
+    the host is this machine's loopback or malformed.
+    """
     if settings.public_url:
         return settings.public_url.rstrip("/")
     host = request.headers.get("Host", "")

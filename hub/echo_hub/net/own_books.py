@@ -1,18 +1,18 @@
-"""What a node may read of the hub's books by HTTP: what became of its own rollouts, its certificate and its team.
+"""HTTP routes through which a node reads its own records: receipts of rollouts, its certificate and its team.
 
     POST /node/receipts      body ReceiptsWanted  ──►  Receipts
     GET  /node/certificate                        ──►  a certificate of contribution, JSON
-    POST /node/team          body TeamWanted      ──►  Team: which it may make, join and leave, too
+    POST /node/team          body TeamWanted      ──►  Team; also creates, joins and leaves teams
 
-Each is asked for as a websocket is (`door`): the first request is answered with a challenge, the second carries the
-proof, so a node sees what is its own alone. It need not be connected, and may be.
+A node authenticates as for the websocket (`door`): its first request is answered with a challenge, the second carries
+the proof. A node therefore sees only its own records. An open websocket is not required.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import hdrs, web
 
@@ -27,35 +27,38 @@ from echo_shared.messages import FromNode, Receipt, Receipts, ReceiptsWanted, Re
 IN_ALL_PER_S: Final = 20.0
 OF_ONE_PER_S: Final = 1.0
 BODY_S: Final = 10.0
-"""A body of some kilobytes must have come by then."""
+"""Seconds within which a request body of a few kilobytes must arrive."""
 BODY_BYTES: Final = 64 * MOST_RECEIPTS
 
-LookUp = Callable[[str, Sequence[str]], Awaitable[Sequence[Receipt]]]
-"""What the store says of these rollouts of a node."""
-ChangeTeam = Callable[[str, TeamWanted], Awaitable[Team]]
-"""Does what a node wants of its team, and says how that stands. Raises RefusedError."""
-Certify = Callable[[str], Awaitable[bytes | None]]
-"""A node's signed certificate; None: it was never here."""
 Answer = Callable[[web.Request, str], Awaitable[web.Response]]
 
 _NO_STORE: Final = {hdrs.CACHE_CONTROL: "no-store"}
 
 
-class OwnBooks:
-    """`now` is any clock that only goes forward, in seconds."""
+class Records(Protocol):
+    """Records of single nodes: `echo_hub.intake.node_records`."""
 
-    def __init__(
-        self, gateway: Gateway, *, look_up: LookUp, certify: Certify, team: ChangeTeam, now: Callable[[], float]
-    ) -> None:
+    async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> Sequence[Receipt]:
+        """Return the receipts of these rollouts of the node."""
+
+    async def certificate(self, node_id: str) -> bytes | None:
+        """Return the node's signed certificate; None if the node has never joined."""
+
+    async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
+        """Change the node's team, and return its new standing. Raises RefusedError."""
+
+
+class OwnBooks:
+    """`now` is a monotonic clock, in seconds."""
+
+    def __init__(self, gateway: Gateway, records: Records, *, now: Callable[[], float]) -> None:
         self._gateway = gateway
-        self._look_up = look_up
-        self._certify = certify
-        self._change_team = team
+        self._records = records
         self._now = now
         self._rate = AddressRate(in_all=IN_ALL_PER_S, of_one=OF_ONE_PER_S, now=now())
 
     def routes(self, inbox: Inbox) -> list[web.AbstractRouteDef]:
-        """`inbox` knows who may join, and so who may ask."""
+        """Return the routes. `inbox` decides which nodes may join; only these may ask."""
 
         def guarded(answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
             async def handle(request: web.Request) -> web.Response:
@@ -80,42 +83,42 @@ class OwnBooks:
     async def _receipts(self, request: web.Request, node_id: str) -> web.Response:
         wanted = await _wanted(request)
         if not isinstance(wanted, ReceiptsWanted):
-            raise RemoteProtocolError("A node asked for something else than receipts.", got=wanted.type)
+            raise RemoteProtocolError("The body of a receipts request has the wrong message type.", got=wanted.type)
         if len(wanted.rollout_ids) > MOST_RECEIPTS:
             raise _too_much(f"{len(wanted.rollout_ids)} rollouts")
-        found = await self._look_up(node_id, wanted.rollout_ids)
+        found = await self._records.receipts(node_id, wanted.rollout_ids)
         return web.Response(body=encode(Receipts(receipts=tuple(found))), content_type=REFUSED_TYPE, headers=_NO_STORE)
 
     async def _team(self, request: web.Request, node_id: str) -> web.Response:
         wanted = await _wanted(request)
         if not isinstance(wanted, TeamWanted):
-            raise RemoteProtocolError("A node asked for something else than its team.", got=wanted.type)
-        team = await self._change_team(node_id, wanted)
+            raise RemoteProtocolError("The body of a team request has the wrong message type.", got=wanted.type)
+        team = await self._records.change_team(node_id, wanted)
         return web.Response(body=encode(team), content_type=REFUSED_TYPE, headers=_NO_STORE)
 
     async def _certificate(self, request: web.Request, node_id: str) -> web.Response:
-        document = await self._certify(node_id)
+        document = await self._records.certificate(node_id)
         if document is None:
             raise RefusedError("This node has never joined this hub's run.", got=node_id, do="echo-node join URL")
         return web.Response(body=document, content_type="application/json", headers=_NO_STORE)
 
 
 async def _wanted(request: web.Request) -> FromNode:
-    """What the body says. Raises RemoteProtocolError."""
+    """Read and decode the request body. Raises RemoteProtocolError."""
     if request.content_length is None or request.content_length > BODY_BYTES:
         raise _too_much(f"{request.content_length} bytes")
     try:
         async with asyncio.timeout(BODY_S):
             return decode_from_node(await request.read())
     except TimeoutError as error:
-        raise RemoteProtocolError("A node did not say in time what it wants.") from error
+        raise RemoteProtocolError("A request body did not arrive in time.") from error
 
 
 def _too_fast() -> RefusedError:
-    return RefusedError("This node asks too often.", do="Wait some seconds.", code=RefusalCode.TOO_SOON)
+    return RefusedError("This node sends requests too often.", do="Wait a few seconds.", code=RefusalCode.TOO_SOON)
 
 
 def _too_much(got: str) -> RemoteProtocolError:
     return RemoteProtocolError(
-        "A node asks for too many receipts at once.", got=got, do=f"{MOST_RECEIPTS} are the most."
+        "A node asks for too many receipts at once.", got=got, do=f"Ask for at most {MOST_RECEIPTS} at once."
     )

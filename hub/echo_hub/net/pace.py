@@ -1,6 +1,7 @@
-"""How fast one node may speak: so much that none that works ever waits, and little enough to leave time for others.
+"""Limit how fast the hub reads messages from one node.
 
-Two token buckets. Who has used up its burst is read more slowly, by the system's own flow control, and loses nothing.
+Two token buckets, one for messages and one for bytes. They never slow down a node that works normally. A node that has
+used up its burst is read more slowly: TCP flow control holds its data back, and no data is lost.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from typing import Final
 MESSAGES_PER_S: Final = 1_000.0
 BYTES_PER_S: Final = 8.0 * 2**20
 BURST_S: Final = 10.0
-"""After a while of silence, so many seconds' worth at once: what a node has kept while it could not connect."""
+"""Bucket size, in seconds of the allowed rate: lets a node send what it stored while it was offline."""
 _LONGEST_S: Final = 2.0
-"""Of one pause: a message of any size is taken at last."""
+"""Longest single pause, in seconds. It bounds the wait after a message of any size."""
 
 
 class Pace:
-    """Of one connection. `now` is any clock that only goes forward."""
+    """The rate limit of one connection. `now` is a monotonic clock, in seconds."""
 
     def __init__(self, *, now: float) -> None:
         self._messages = MESSAGES_PER_S * BURST_S
@@ -24,7 +25,7 @@ class Pace:
         self._at = now
 
     def wait_s(self, num_bytes: int, *, now: float) -> float:
-        """How long to read nothing more, after a message of this size; 0 = at all."""
+        """Account for a message of `num_bytes` and return for how many seconds to pause reading; 0 means no pause."""
         passed, self._at = now - self._at, now
         self._messages = min(self._messages + passed * MESSAGES_PER_S, MESSAGES_PER_S * BURST_S) - 1
         self._bytes = min(self._bytes + passed * BYTES_PER_S, BYTES_PER_S * BURST_S) - num_bytes

@@ -1,4 +1,4 @@
-"""From how many addresses a node's passkey is used: a node has a few, a passkey that was given away has many."""
+"""Count the addresses that use a node's passkey. A node has few addresses; a leaked passkey is used from many."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Final
 from echo_hub.net.client_address import place_of
 
 MOST_PLACES: Final = 8
-"""Addresses of one node at a time: lines that change, and both versions of the Internet Protocol."""
+"""Addresses per node at a time: allows for changing internet connections and for IPv4 next to IPv6."""
 FORGOTTEN_AFTER_S: Final = 3_600.0
 MOST_NODES: Final = 100_000
-"""Of more, those are forgotten that came first."""
+"""Above this number of nodes, the node that was seen first is forgotten."""
 
 
 class PasskeyUse:
-    """`now` is any clock that only goes forward."""
+    """`now` is a monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, float]] = {}
-        """By node, its addresses and when each was used last."""
+        """Maps node id to address to time of last use."""
 
     def may_use(self, node_id: str, ip: str, *, now: float) -> bool:
-        """Whether this address is one of the node's, or may become one. Those that it has keep their places."""
+        """Return True if `ip` is a known address of the node or can become one. Known addresses are never pushed out
+        early."""
         places, place = self._seen.setdefault(node_id, {}), place_of(ip)
         if place not in places and len(places) >= MOST_PLACES:
             for old in [old for old, at in places.items() if now - at > FORGOTTEN_AFTER_S]:

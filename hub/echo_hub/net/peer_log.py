@@ -1,4 +1,7 @@
-"""Log lines that others can cause: so many of a kind, one line each, and nothing in them that steers a terminal."""
+"""Limit and sanitise log lines that peers can cause.
+
+Each kind of message is rate limited. Peer-supplied values take one line and cannot contain terminal control sequences.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from echo_shared.messages.fields import printable_line
 
 BURST: Final = 20
 EVERY_S: Final = 5.0
-"""One more line of a kind, once the burst is used up."""
+"""Seconds per additional line of a kind, after the burst is used up."""
 MOST_CHARACTERS: Final = 300
-"""Of one thing that a peer said."""
+"""Length limit of one peer-supplied value."""
 
 
 class PeerLog(logging.LoggerAdapter[logging.Logger]):
-    """In front of a logger. A kind is a message's text before its values are put in: there are as many as in the code.
+    """Wraps a logger. The kind of a message is its format string, so the number of kinds is bounded by the code.
 
-    `theirs` are errors that say what a peer did wrong: they are told as one line, without where in the code.
+    `theirs`: exception types caused by a peer's mistake. They are logged as one line without a traceback.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
         self._theirs = theirs
         self._clock = clock
         self._kinds: dict[str, tuple[float, float, int]] = {}
-        """Lines that may still come, as of when, and how many did not since the last."""
+        """Per kind: (lines still allowed, time of that count, lines left out since the last one)."""
 
     def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
         error = options.get("exc_info")
@@ -50,11 +53,11 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
         super().log(level, msg, *map(_safe, args), **options)
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
-        """As they are: there is nothing to add."""
+        """Return both unchanged: this adapter adds no context."""
         return msg, kwargs
 
     def _left_out(self, kind: str) -> int | None:
-        """How many lines of this kind were left out before this one; None when this one is, too."""
+        """Return the number of suppressed lines since the last one of this kind; None to suppress this line as well."""
         now = self._clock()
         room, at, left_out = self._kinds.get(kind, (float(BURST), now, 0))
         room = min(room + (now - at) / EVERY_S, float(BURST))

@@ -1,9 +1,9 @@
-"""Who has broken the protocol waits before it may connect again: a second, twice as long each time.
+"""Make nodes that broke the protocol wait before they connect again: one second, doubled with each fault.
 
-A fault counts for the node that was proven to have made it, and for the address that it came from: a new key is free.
-An address is shared by others, so its wait stays short, and a node that has worked here before does not wait for what
-its neighbours do. Nobody waits for loopback, where a proxy's clients are that is not trusted. All is in memory, and
-bounded: the oldest faults are forgotten first.
+A fault counts for the node that provably caused it and for its address, because a new key costs nothing. An address may
+be shared, so its wait stays short, and nodes that have behaved well here are exempt from it. Loopback addresses never
+wait: clients of an untrusted local proxy all appear there. Everything is in memory and bounded; the oldest faults are
+forgotten first.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from echo_shared.sockets import is_loopback
 
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 600.0
-"""For a node."""
+"""Longest wait of a node, in seconds."""
 LONGEST_OF_ADDRESS_S: Final = 30.0
 FORGOTTEN_AFTER_S: Final = 1_800.0
-"""Without another fault."""
+"""Seconds without another fault."""
 MOST_KNOWN: Final = 4_096
-"""Nodes with faults, and as many addresses."""
+"""Nodes with faults kept in memory, and as many addresses."""
 MOST_TRUSTED: Final = 16_384
-"""Nodes without."""
+"""Well-behaved nodes kept in memory."""
 
 
 class Fault(StrEnum):
-    """What a node did on an open connection that an honest one does not."""
+    """A protocol violation on an open connection; honest nodes do not cause one."""
 
     TOO_LARGE = "too_large"
     BAD_WEBSOCKET = "bad_websocket"
@@ -38,27 +38,27 @@ class Fault(StrEnum):
     NOT_DECODABLE = "not_decodable"
     OUT_OF_TURN = "out_of_turn"
     TOO_MANY_FRAMES = "too_many_frames"
-    """Pings, pongs, empty frames or fragments, or messages faster than they are read."""
+    """Pings, pongs, empty frames or fragments, or messages that arrive faster than the hub reads them."""
     TOO_FAST = "too_fast"
-    """It was read more slowly."""
+    """The node was read more slowly because it exceeded its rate."""
     SILENT = "silent"
     NOT_READING = "not_reading"
 
 
 HARMLESS: Final = frozenset({Fault.TOO_FAST, Fault.SILENT, Fault.NOT_READING})
-"""What a slow machine, a bad line or a closed laptop lid does as well: nobody waits for it."""
+"""Faults that slow machines, bad connections and closed laptop lids cause as well. They are not penalised."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
     faults: int
     until: float
-    """No connection before."""
+    """No connection is accepted before this time."""
     forgotten_at: float
 
 
 class Penalties:
-    """`now` is any clock that only goes forward, in seconds, the same in every call."""
+    """`now` is a monotonic clock in seconds; all calls must use the same clock."""
 
     def __init__(self) -> None:
         self._nodes: OrderedDict[str, _Record] = OrderedDict()
@@ -67,7 +67,7 @@ class Penalties:
         self._trusted: OrderedDict[str, None] = OrderedDict()
 
     def behaved(self, node_id: str) -> None:
-        """It has said something that is of use."""
+        """Mark the node as well behaved: it has sent a useful message."""
         if node_id not in self._nodes:
             self._trusted[node_id] = None
             self._trusted.move_to_end(node_id)
@@ -75,7 +75,7 @@ class Penalties:
                 self._trusted.popitem(last=False)
 
     def fault(self, place: str, node_id: str = "", *, now: float) -> None:
-        """Something came from this address that breaks the protocol, and, where it is proven, from this node."""
+        """Record a protocol violation from this address and, if its identity is proven, by this node."""
         if node_id:
             self._trusted.pop(node_id, None)
             _note(self._nodes, node_id, LONGEST_S, now)
@@ -83,12 +83,12 @@ class Penalties:
             _note(self._places, place, LONGEST_OF_ADDRESS_S, now)
 
     def check(self, place: str, node_id: str, *, now: float) -> None:
-        """Raises RefusedError when it is too soon for this node to connect."""
+        """Raise RefusedError if this node must still wait before it connects."""
         of_place = 0.0 if node_id in self._trusted else _left(self._places, place, now)
         wait_s = max(_left(self._nodes, node_id, now), of_place)
         if wait_s > 0:
             raise RefusedError(
-                "This node, or another at its address, broke the protocol, and has to wait.",
+                "This node, or another node at its address, broke the protocol and must wait.",
                 got=f"{wait_s:.0f} s to go",
                 do="Upgrade the node if it is old; it tries again by itself.",
                 code=RefusalCode.TOO_SOON,

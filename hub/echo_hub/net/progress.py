@@ -1,4 +1,4 @@
-"""How far a connection's other end has come with what it is sent: what the program holds, and what the system tells."""
+"""Detect whether data sent on a connection still moves, from Python's write buffer and Linux's TCP counters."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ _ACKED_AT: Final = 120
 _UNSENT: Final = struct.Struct("=I")
 _UNSENT_AT: Final = 144
 _INFO_BYTES: Final = 148
-"""Of Linux's `struct tcp_info` (include/uapi/linux/tcp.h), up to the fields that are read here."""
+"""Size of the part of Linux's `struct tcp_info` (include/uapi/linux/tcp.h) that contains both fields."""
 
 Progress = tuple[int, int]
-"""Bytes that the program still holds, and bytes that the other end has acknowledged: other figures later, and something
-has gone through."""
+"""(bytes in the write buffer, bytes acknowledged by the peer). If either value changes, data has moved."""
 
 
 def progress(transport: asyncio.Transport) -> Progress | None:
-    """None when nothing waits to be sent, or nobody can tell: files go past the program, and only Linux says how many
-    of their bytes wait, and how many have arrived."""
+    """Return the connection's progress, or None if nothing waits to be sent or the state is unknown.
+
+    Files are sent by the kernel and bypass the write buffer. For them only Linux reports unsent and acknowledged bytes.
+    """
     held = transport.get_write_buffer_size()
     unsent, acked = _of_system(transport.get_extra_info("socket"))
     return (held, acked) if held or unsent else None
 
 
 def _of_system(connection: socket.socket | None) -> tuple[int, int]:
-    """Bytes that the system has not sent yet, and bytes that have arrived; zeros where it does not tell."""
+    """Return (unsent, acknowledged) bytes from the kernel; zeros on systems that do not report them."""
     if connection is None or sys.platform != "linux":
         return 0, 0
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    except OSError:  # It has ended.
+    except OSError:  # The socket is closed.
         return 0, 0
     if len(info) < _INFO_BYTES:
         return 0, 0

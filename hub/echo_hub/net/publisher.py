@@ -1,9 +1,9 @@
-"""Publishing: turns the base model and every policy version into signed, sealed artefacts, and seeds them.
+"""Publish the base model and policy versions as signed, sealed artefacts, and seed them.
 
-A policy version is published once as what is smallest, a delta or a keyframe; its keyframe is made as well when a node
-asks for it. What is published keeps its info-hash and its signature over any number of restarts, while it is among the
-newest KEPT_VERSIONS, twice as many while nodes still fetch them: an older one that an evaluation uses is removed when
-the hub starts, and sealed anew when it is used again.
+A policy version is published once, as a delta or a keyframe, whichever is smaller. If a node asks for its keyframe,
+that is made as well. Info-hash and signature survive restarts of the hub. The newest KEPT_VERSIONS stay published;
+versions that nodes still fetch stay for twice as many. A version kept longer for an evaluation is removed at the next
+start of the hub, and sealed again when the evaluation needs it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from echo_shared.messages import ArtefactOffer, RunKey, Way
 from echo_shared.swarm import Swarm
 
 WEB_SEED_PATH: Final = "/artefacts/"
-"""Where `echo_hub.net.artefact_routes` serves what is published; the node's passkey, the carrier's name and the file's
-path follow."""
+"""URL prefix of the web seed (`echo_hub.net.artefact_routes`); passkey, carrier name and file path follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Published:
     carrier: Carrier
     offer: ArtefactOffer
-    """The offer without what differs from node to node."""
+    """The offer without its node-specific fields."""
 
 
 class Publisher:
-    """All that this run has published. Version 0 is the base model. Call `reopen` first."""
+    """Everything that this run has published. Version 0 is the base model. Call `reopen` first."""
 
     _keys: RunKeys
 
@@ -56,10 +55,10 @@ class Publisher:
         self._kept = 0
         self._publishing = asyncio.Lock()
         self._published: dict[int, list[_Published]] = {}
-        """By version, each with its carriers; the one that was made first is its delta, if it has one."""
+        """Carriers by version. If a version has a delta, the delta is first."""
 
     async def reopen(self) -> None:
-        """Seeds again what was published before, and clears away what was only half published."""
+        """Seed everything that was published before the restart, and delete incomplete artefacts."""
         self._keys = await asyncio.to_thread(RunKeys.open, self._directory.run_keys)
         for carrier in await asyncio.to_thread(self._store.read_all, self._keys.ids):
             await self._swarm.seed(carrier.torrent, carrier.directory)
@@ -67,10 +66,10 @@ class Publisher:
         await self._retire()
 
     async def publish_base(self, model_dir: Path, *, source: str | None = None) -> None:
-        """Signs and seeds the base model in `model_dir` (Hugging Face layout), sealed; at once when that has been done.
+        """Seal, sign and seed the base model in `model_dir` (Hugging Face layout); returns at once if that is done.
 
-        `source`: its id and revision on the model hub, where nodes are to get it. Raises ConfigError when there are no
-        safetensors weights, StorageError.
+        `source`: id and revision on the model hub, if nodes are to fetch it there. Raises ConfigError if there are no
+        safetensors weights, StorageError if the artefact cannot be written.
         """
         async with self._publishing:
             if 0 not in self._published:
@@ -82,12 +81,11 @@ class Publisher:
     async def publish_policy(
         self, version: int, adapter_dir: Path, *, delta_parent: int | None = None, in_use: Collection[int] = ()
     ) -> None:
-        """Signs and seeds the PEFT adapter in `adapter_dir`; at once when this version is published already.
+        """Seal, sign and seed the PEFT adapter in `adapter_dir`; returns at once if this version is already published.
 
-        So a hub that calls it at start, after `reopen`, for the version that its store says is published has that
-        version back even when its artefact was damaged. It is sent as its difference from version `delta_parent`, if
-        that is still published and the difference is smaller. Versions `in_use` are retired later than others. Raises
-        StorageError when it cannot be written.
+        Call it after `reopen` for the version that the store lists as published: this restores the version if its
+        artefact was damaged. A delta against `delta_parent` is used if the parent is still published and the delta is
+        smaller. Versions `in_use` are retired later than others. Raises StorageError if the artefact cannot be written.
         """
         if version < 1:
             raise ValueError("policy versions count from 1; 0 is the base")
@@ -101,10 +99,10 @@ class Publisher:
                 await self._retire(in_use)
 
     async def publish_keyframe(self, version: int) -> None:
-        """Makes and seeds the keyframe of a version that is published as a delta; at once when there is one.
+        """Make and seed the keyframe of a version published as a delta; returns at once if it exists.
 
-        Raises SwarmError for a version that is not published, or whose files are damaged here and in RUN/adapters;
-        StorageError when it cannot be written.
+        Raises SwarmError if the version is not published, or its files are damaged both here and in RUN/adapters.
+        Raises StorageError if the keyframe cannot be written.
         """
         async with self._publishing:
             manifest = self.carrier(version).manifest
@@ -113,35 +111,39 @@ class Publisher:
                 await self._publish(lambda key: self._store.make_keyframe(manifest, adapter_dir, key))
 
     def keep(self, version: int) -> None:
-        """Keeps this version published, in place of the one named before, however old it gets."""
+        """Keep this version published regardless of its age. Replaces the version kept before."""
         self._kept = version
 
     def published(self) -> tuple[int, ...]:
-        """Policy versions, ascending."""
+        """Published policy versions, ascending."""
         return tuple(sorted(self._published.keys() - {0}))
 
     def has(self, version: int) -> bool:
-        """Whether nodes can fetch this version now."""
+        """Return True if nodes can fetch this version now."""
         return version in self._published
 
     def info_hashes(self, version: int) -> tuple[bytes, ...]:
-        """Info-hashes of all the carriers of this version; none when it is not published, or no longer."""
+        """Return the info-hashes of all carriers of this version; empty if it is not published."""
         return tuple(published.carrier.info_hash for published in self._published.get(version, ()))
 
     def knows(self, info_hash: bytes, policy_version: int | None) -> bool:
-        """Whether this is a carrier of that version, None for the base, and still published."""
+        """Return True if this info-hash is a published carrier of that version; `policy_version` None stands for the
+        base."""
         return policy_version != 0 and info_hash in self.info_hashes(policy_version or 0)
 
     def carrier(self, version: int, *, keyframe: bool = False) -> Carrier:
-        """The carrier as which the version was published, or its keyframe. Raises SwarmError when that is not
-        published, or no longer."""
+        """Return the carrier as which the version was published, or its keyframe. Raises SwarmError if it is not
+        published."""
         return self._find(version, keyframe=keyframe).carrier
 
     def offer_for(
         self, version: int, *, node_id: str, node_ip: str, hub_host: str, way: Way, keyframe: bool = False
     ) -> ArtefactOffer:
-        """The signed offer of `carrier`, with the peers that a node at `node_ip`, which reached the hub as `hub_host`,
-        can connect to, and with the version's place in memory if that is this host."""
+        """Return the signed offer of a version for one node.
+
+        It lists the peers that a node at `node_ip` can connect to; `hub_host` is the host under which it reached the
+        hub. On the hub's own machine it also contains the version's place in shared memory.
+        """
         published = self._find(version, keyframe=keyframe)
         peers = self._tracker.peers(
             published.carrier.info_hash, node_ip=node_ip, hub_host=hub_host, now=time.monotonic()
@@ -156,7 +158,7 @@ class Publisher:
         )
 
     def file(self, carrier_name: str, path: str) -> Path | None:
-        """Where this file of a published carrier lies; None when no torrent names it."""
+        """Return the path of this file of a published carrier; None if no torrent contains it."""
         for of_version in self._published.values():
             for published in of_version:
                 carrier = published.carrier
@@ -166,21 +168,21 @@ class Publisher:
         return None
 
     def run_keys(self) -> tuple[RunKey, ...]:
-        """The keys that anything published is sealed with, and the newest, in order."""
+        """Return the newest key and all keys with which published artefacts are sealed, in order."""
         return self._keys.named(self._keys_in_use() | {self._keys.current.key_id})
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """Bars these nodes, and no others: they get nothing from here any more. True when the run has a new key by
-        that, which all that is published from now on is sealed with."""
+        """Bar exactly these nodes from all artefacts. Return True if that created a new run key for future
+        artefacts."""
         self._tracker.bar(node_ids)
         return self._keys.bar(node_ids)
 
     def renew_key(self) -> None:
-        """What is published from now on has a new key."""
+        """Create a new run key for everything published from now on."""
         self._keys.renew()
 
     async def _publish(self, make: Callable[[RunKey], Carrier]) -> Carrier:
-        """What `make` makes off the loop and is then seeded, with the key that is the newest in the end."""
+        """Run `make` in a thread and seed its carrier. Repeat with the new key if the run key changed meanwhile."""
         while True:
             key = self._keys.current
             carrier = await asyncio.to_thread(make, key)
@@ -204,7 +206,7 @@ class Publisher:
         )
 
     def _register(self, carrier: Carrier) -> None:
-        """Counts an artefact among the published from now on."""
+        """Add a carrier to the published ones."""
         self._tracker.register_self(carrier.info_hash, self._swarm.port)
         self._published.setdefault(carrier.manifest.policy_version, []).append(self._signed(carrier))
 
@@ -213,7 +215,8 @@ class Publisher:
         return _Published(carrier=carrier, offer=offer)
 
     async def _retire(self, in_use: Collection[int] = ()) -> None:
-        """Ends all but the newest versions, the one to keep, and those `in_use` among twice as many newest."""
+        """Withdraw old versions: keep the newest KEPT_VERSIONS, the version from `keep`, and versions `in_use` among
+        the newest 2 * KEPT_VERSIONS."""
         policies = [version for version in self.published() if version != self._kept]
         old, recent = policies[:-KEPT_VERSIONS], policies[-2 * KEPT_VERSIONS :]
         for version in [version for version in old if version not in in_use or version not in recent]:

@@ -1,7 +1,7 @@
-"""What waits to be sent to one node: messages in their order, and pushes, which yield to every message.
+"""The send queue of one node: messages in order, and pushes, which yield to every message.
 
-A push is made when its turn comes, so what has become useless meanwhile is not sent. That takes short queues further
-on: bytes that the system has taken cannot be called back, nor overtaken.
+A push is built when its turn comes, so a push that has become useless is not sent. This needs short queues in the
+transport and the kernel: bytes that the kernel has taken cannot be recalled or overtaken.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Final
 MOST_MESSAGES: Final = 2_048
 MOST_PUSHES: Final = 4_096
 MOST_BYTES: Final = 32 * 2**20
-"""Of messages. A node that leaves so much unread is stuck."""
+"""Total size of queued messages. A node that leaves more than this unread is stuck."""
 
 MakePush = Callable[[], bytes | None]
-"""Makes a push's frame; None: it is of no use any more."""
+"""Build a push's frame; returns None if the push is no longer useful."""
 
 Rank = tuple[int, bool]
-"""Of pushes the least goes first, and of those of one rank the oldest."""
+"""Pushes with the lowest rank go first; among equal ranks, the oldest."""
 
 
 class SendQueue:
-    """One task takes, all others put. Belongs to one event loop."""
+    """A queue with one consumer task and any number of producers, all in one event loop."""
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
@@ -39,11 +39,11 @@ class SendQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, and what was taken last is on its way."""
+        """True if the queue is empty and the frame taken last has been written."""
         return self._is_waited_for and not (self._messages or self._pushes or self._has_ended)
 
     def put(self, frame: bytes) -> bool:
-        """Queues a message; False when the queue is full."""
+        """Queue a message; return False if the queue is full."""
         if len(self._messages) >= MOST_MESSAGES or self._num_bytes + len(frame) > MOST_BYTES:
             return False
         self._num_bytes += len(frame)
@@ -52,7 +52,7 @@ class SendQueue:
         return True
 
     def push(self, make: MakePush, rank: Rank) -> bool:
-        """Queues a push; False when the queue is full."""
+        """Queue a push; return False if the queue is full."""
         if len(self._pushes) >= MOST_PUSHES:
             return False
         heappush(self._pushes, (rank, next(self._numbers), make))
@@ -60,12 +60,12 @@ class SendQueue:
         return True
 
     def end(self) -> None:
-        """Nothing more is taken from it."""
+        """End the queue: `next` returns None from now on."""
         self._has_ended = True
         self._more.set()
 
     async def next(self) -> bytes | None:
-        """The frame to be sent next, as soon as there is one; None once the queue has ended."""
+        """Wait for the next frame to send and return it; None once the queue has ended."""
         while not self._has_ended:
             if self._messages:
                 message = self._messages.popleft()

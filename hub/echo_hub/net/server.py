@@ -1,4 +1,4 @@
-"""The hub's one port: nodes' websocket, tracker, web seed and pages behind one aiohttp application."""
+"""The hub's only HTTP port: websocket, tracker, web seed and pages in one aiohttp application."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ Dress = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 
 class Server:
-    """`port` is the real one, also when the settings say 0. `shared`: with other processes, as `listen` says."""
+    """Attribute `port` is the real port, even if the settings say 0. `shared`: share the port with other processes
+    (`listen`)."""
 
     def __init__(self, settings: ServerConfig, *, shared: bool = False) -> None:
         self._settings = settings
         self._is_shared = shared
         self.routes: tuple[web.AbstractRouteDef, ...] = ()
-        """Once it is open."""
+        """Set by `open`."""
         self.limits = Limits(settings)
         self._sweeping: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -48,8 +49,10 @@ class Server:
     async def open(
         self, routes: Iterable[web.AbstractRouteDef], *, guards: Sequence[Middleware] = (), dress: Dress | None = None
     ) -> None:
-        """`guards` stand before every route, `dress` adds headers to every answer. Raises ConfigError when the port
-        cannot be had, or the files for TLS are of no use."""
+        """Start serving. `guards` run before every route; `dress` adds headers to every response.
+
+        Raises ConfigError if the port is not available or the TLS files cannot be used.
+        """
         names = self._settings.tls_certificate, self._settings.tls_key
         certificate = Certificate(*map(Path, names)) if all(names) else None
         self.routes = tuple(routes)
@@ -61,13 +64,14 @@ class Server:
             application,
             self.limits,
             access_log=None,
-            # What a stranger sends that is no HTTP is logged by the library, traceback and all.
+            # aiohttp logs malformed HTTP from strangers with a traceback; PeerLog shortens that to one line.
             logger=PeerLog(logging.getLogger("aiohttp.server"), theirs=(HttpProcessingError,)),
             shutdown_timeout=SHUTDOWN_S,
         )
         await self._runner.setup()
         context = certificate.load() if certificate else None
-        self._runner.speak_tls(context)  # Not the site: within the limits, from a connection's first packet on.
+        # `Limits.make` adds TLS, not the site: so limits apply from a connection's first packet on.
+        self._runner.speak_tls(context)
         try:
             for one in await listen(
                 self._settings.host, self._settings.port, self.limits.admits, shared=self._is_shared
@@ -79,7 +83,7 @@ class Server:
             raise ConfigError(
                 "The hub's port is in use." if in_use else "The hub cannot listen on this address.",
                 got=f"{self._settings.host}:{self._settings.port} ({error.strerror})",
-                do="Stop the program that uses it, or take another: echo-hub serve RUN --port PORT"
+                do="Stop the program that uses it, or choose another port: echo-hub serve RUN --port PORT"
                 if in_use
                 else "Correct server.host and server.port.",
             ) from error
@@ -95,7 +99,7 @@ class Server:
         self.limits.allow(allowed)
         if allowed < wanted:
             log.warning(
-                "The system allows this process %d connections, server.max_connections = %d wants more: raise its limit"
+                "The system allows this process only %d connections, but server.max_connections = %d: raise its limit"
                 " of open files (ulimit -n, LimitNOFILE=).",
                 allowed,
                 wanted,
@@ -108,12 +112,13 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address that nodes on this machine, or behind the public one, use."""
+        """Base URL for nodes on this machine; the public URL if one is set."""
         return address(self._settings, self.port)
 
     @property
     def shared_url(self) -> str:
-        """The address to tell others: of a hub that listens on all addresses, this machine's on its network."""
+        """Base URL to give to others. If the hub listens on all addresses, it contains this machine's network
+        address."""
         return shared_address(self._settings, self.url)
 
     async def close(self) -> None:
@@ -128,7 +133,7 @@ class Server:
 
 
 def address(settings: ServerConfig, port: int) -> str:
-    """What nodes on this machine, or behind the public address, use."""
+    """Return the URL that nodes on this machine use; the public URL if one is set."""
     if settings.public_url:
         return settings.public_url.rstrip("/")
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host
@@ -137,7 +142,7 @@ def address(settings: ServerConfig, port: int) -> str:
 
 
 class _LimitedRunner(web.AppRunner):
-    """The library's, whose sites make each connection within the limits."""
+    """An aiohttp runner whose sites create every connection through `Limits`."""
 
     def __init__(self, application: web.Application, limits: Limits, **options: Any) -> None:
         super().__init__(application, **options)
@@ -145,11 +150,11 @@ class _LimitedRunner(web.AppRunner):
         self._context: ssl.SSLContext | None = None
 
     def speak_tls(self, context: ssl.SSLContext | None) -> None:
-        """None: plain HTTP. Before there is a site."""
+        """Set the TLS context, or None for plain HTTP. Call before adding a site."""
         self._context = context
 
     @property
     def server(self) -> web.Server | None:
         server = super().server
-        # A site only calls it, for a protocol.
+        # A site only calls the server to make a protocol.
         return None if server is None else cast("web.Server", partial(self._limits.make, server, self._context))

@@ -1,5 +1,8 @@
-"""Ends a wait in which nothing is heard for too long. A timeout of its own for each message would cost the loop a
-timer each; here one looks now and then when something was heard last."""
+"""Time out a task that waits too long for a message.
+
+A separate timeout per message would cost the loop one timer each. One timer checks the time of the last message
+instead.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import Self
 
 
 class Silence:
-    """Within it, `most_s` seconds between `listens` and `heard` end in TimeoutError. Of one task."""
+    """Context manager for one task: raises TimeoutError when `most_s` seconds pass between `listens` and `heard`."""
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
         self._since: float | None = None
-        """By the loop's clock; None: nobody listens."""
+        """Loop time at which the current wait began; None while the task is not waiting for a message."""
         self._limit = asyncio.timeout(None)
         self._look_again: asyncio.TimerHandle
 
@@ -30,11 +33,11 @@ class Silence:
         await self._limit.__aexit__(kind, error, at)
 
     def listens(self) -> None:
-        """From now on it counts."""
+        """Start the countdown: the task waits for a message."""
         self._since = asyncio.get_running_loop().time()
 
     def heard(self) -> None:
-        """What is heard is worked on, however long."""
+        """Stop the countdown: a message arrived. Handling it may take any time."""
         self._since = None
 
     def _look(self) -> None:

@@ -1,10 +1,9 @@
 """The run's private BitTorrent tracker: tells nodes of each other.
 
-A node announces under its own passkey, which the hub gives it when it joins, and which opens the web seed as well
-(`echo_hub.net.artefact_routes`); nobody else is answered, nobody who is barred, and nobody to whom a node has given its
-passkey, once they are many (`echo_hub.net.passkey_use`). A node's address is the one its
-request comes from, never one that it claims. The state is in memory: after a restart of the hub the nodes' next
-announces fill it again, and their passkeys still hold.
+A node announces itself with its own passkey, which the hub issues when it joins and which also opens the web seed
+(`echo_hub.net.artefact_routes`). Unknown and barred passkeys are refused, and so is a passkey used from too many
+addresses (`echo_hub.net.passkey_use`). The tracker uses a request's source address and ignores claimed addresses. State
+is in memory: after a restart passkeys stay valid, and the nodes' next announces fill the list again.
 
 Protocol: https://www.bittorrent.org/beps/bep_0003.html, compact answers bep_0023, IPv6 bep_0007.
 """
@@ -17,10 +16,10 @@ import ipaddress
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
@@ -34,25 +33,25 @@ from echo_shared.messages import RefusalCode
 from echo_shared.swarm import PeerAddress
 
 INTERVAL_S: Final = 120
-"""How often nodes announce again. The hub tells them of new peers itself, so this only keeps the list fresh."""
+"""Announce interval of nodes, in seconds. The hub itself reports new peers, so this only keeps the list fresh."""
 EXPIRES_AFTER_S: Final = 2.5 * INTERVAL_S
 MOST_PEERS: Final = 50
-"""Most peers in one answer; a random choice among more."""
+"""Most peers in one answer; chosen at random if there are more."""
 INTRODUCED_EVERY_S: Final = INTERVAL_S
-"""Nodes are told of the same peer no oftener, however often it stops and begins anew."""
+"""Shortest interval between introductions of the same peer, however often it restarts."""
 _NODE_ID_DIGITS: Final = 20
 _MAC_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """What a node says of itself and one torrent. `ip` is where its request came from; `port` 0 = cannot be reached."""
+    """A node's announcement for one torrent. `ip` is the source of the request; `port` 0 means unreachable."""
 
     info_hash: bytes
     ip: str
     port: int
     left: int
-    """Bytes it still lacks; 0 = it has everything."""
+    """Bytes still missing; 0 means that the node has everything."""
     event: str = ""
 
 
@@ -62,7 +61,7 @@ class Answer:
     num_seeds: int
     num_fetching: int
     introduce_to: tuple[str, ...] = ()
-    """Nodes that still fetch and do not know this peer, now that it takes part: the hub tells them at once."""
+    """Fetching nodes that do not know this new peer yet; the hub tells them at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,73 +72,75 @@ class _Member:
 
 
 class Tracker:
-    """Who takes part in which torrent's swarm. `now` is any clock that only goes forward, the same in every call.
+    """The members of each torrent's swarm. `now` is a monotonic clock; all calls must use the same one.
 
-    With `public`, nodes reach the hub from elsewhere, so a loopback address is a proxy's that is not trusted: such an
-    announce is answered, but nobody is told of it.
+    With `public`, nodes reach the hub from other machines. A loopback address then belongs to an untrusted proxy: its
+    announces are answered, but not passed on.
     """
 
     def __init__(self, hub: Identity, *, public: bool = False) -> None:
-        # Ed25519 signatures are the same every time, so this secret survives a restart without being stored.
+        # Ed25519 signatures are deterministic, so this secret survives a restart without being stored.
         self._secret = hashlib.blake2b(hub.sign(b"echo tracker passkeys"), digest_size=32).digest()
         self._public = public
         self._hub_ports: dict[bytes, int] = {}
         self._swarms: dict[bytes, dict[str, _Member]] = {}
         self._introduced: dict[bytes, dict[str, float]] = {}
-        """By torrent, when others were told of each node last."""
+        """By torrent and node: time of the last introduction."""
         self._barred: frozenset[str] = frozenset()
         self._use = PasskeyUse()
         self.refused: Counter[str] = Counter()
-        """Announces and fetches, since the start, by why."""
+        """Refused announces and fetches since the start, by reason."""
 
     def passkey(self, node_id: str) -> str:
-        """The node's name in its announces; only this hub can make it."""
+        """Return the passkey that identifies the node in announces. Only this hub can compute it."""
         mac = hashlib.blake2b(node_id.encode(errors="replace"), key=self._secret, digest_size=_MAC_BYTES).hexdigest()
         return f"{node_id}{mac}"
 
     def node_of(self, passkey: str) -> str:
-        """The node whose passkey this is. Raises RefusedError when it is nobody's, or that of a node that is barred."""
+        """Return the owner of this passkey. Raises RefusedError if it is invalid or its node is barred."""
         node_id = passkey[:_NODE_ID_DIGITS]
         if not hmac.compare_digest(passkey.encode(errors="replace"), self.passkey(node_id).encode(errors="replace")):
             self.refused["unknown_passkey"] += 1
-            raise RefusedError("This passkey is not known.", do="Join the hub again.", code=RefusalCode.BAD_TOKEN)
+            raise RefusedError("This passkey is unknown.", do="Join the hub again.", code=RefusalCode.BAD_TOKEN)
         if node_id in self._barred:
             self.refused["banned"] += 1
             raise RefusedError("This node is banned.", do="Ask the hub's operator.", code=RefusalCode.BANNED)
         return node_id
 
     def user_of(self, passkey: str, ip: str, *, now: float) -> str:
-        """`node_of`, for a request from `ip`. Raises RefusedError also where the passkey is used from everywhere."""
+        """Like `node_of`, for a request from `ip`. Also raises RefusedError if too many addresses use the passkey."""
         node_id = self.node_of(passkey)
         if not self._use.may_use(node_id, ip, now=now):
             self.refused["shared_passkey"] += 1
             raise RefusedError(
                 "This passkey is used from too many addresses.",
-                do="Give it to nobody: a node's passkey is its own.",
+                do="Do not share a passkey: each node has its own.",
                 code=RefusalCode.BAD_TOKEN,
             )
         return node_id
 
     def bar(self, node_ids: Collection[str]) -> None:
-        """Refuses these nodes, and no others, from now on, and tells nobody of them any more."""
+        """Refuse exactly these nodes from now on, and remove them from all swarms."""
         self._barred = frozenset(node_ids)
         for swarm in self._swarms.values():
             for node_id in self._barred & swarm.keys():
                 del swarm[node_id]
 
     def register_self(self, info_hash: bytes, port: int) -> None:
-        """Opens the swarm of this torrent. The hub's own peer, at `port`, is a member for ever; 0 = it has none."""
+        """Open the swarm of this torrent. The hub's own peer at `port` stays a member; 0 means that the hub has
+        none."""
         self._hub_ports[info_hash] = port
         self._swarms.setdefault(info_hash, {})
 
     def forget(self, info_hash: bytes) -> None:
-        """Closes the swarm of this torrent."""
+        """Close the swarm of this torrent."""
         self._hub_ports.pop(info_hash, None)
         self._swarms.pop(info_hash, None)
         self._introduced.pop(info_hash, None)
 
     def announce(self, passkey: str, announce: Announce, *, hub_host: str, now: float) -> Answer:
-        """Notes the node down and tells it of others. Raises RefusedError for a bad passkey or an unknown torrent."""
+        """Record the announcement and return other peers. Raises RefusedError for a bad passkey or an unknown
+        torrent."""
         node_id = self.user_of(passkey, announce.ip, now=now)
         swarm = self._swarms.get(announce.info_hash)
         if swarm is None:
@@ -158,7 +159,7 @@ class Tracker:
                 address=(announce.ip, announce.port), is_seed=announce.left == 0, expires_at=now + EXPIRES_AFTER_S
             )
         others = [member for other, member in swarm.items() if other != node_id]
-        if announce.left == 0:  # Two that have everything have nothing to say to each other.
+        if announce.left == 0:  # Peers that both have everything need no connection.
             others = [member for member in others if not member.is_seed]
             hub_host = ""
         num_seeds = sum(member.is_seed for member in swarm.values()) + bool(self._hub_ports[announce.info_hash])
@@ -170,7 +171,8 @@ class Tracker:
         )
 
     def peers(self, info_hash: bytes, *, node_ip: str, hub_host: str, now: float) -> tuple[PeerAddress, ...]:
-        """The peers from which a node at `node_ip` can fetch this torrent; the hub's own peer, at `hub_host`, first."""
+        """Return the peers from which a node at `node_ip` can fetch this torrent. The hub's own peer, at `hub_host`, is
+        first."""
         swarm = self._swarms.get(info_hash, {})
         self._expire(swarm, now)
         return self._choose(info_hash, list(swarm.values()), node_ip=node_ip, hub_host=hub_host)
@@ -186,7 +188,7 @@ class Tracker:
 
     @staticmethod
     def _fetching(swarm: Mapping[str, _Member], *, reach: str) -> tuple[str, ...]:
-        """The peers that still fetch and can reach this address; a random choice among many."""
+        """Return the fetching peers that can reach this address; chosen at random if there are many."""
         found = [node for node, member in swarm.items() if not member.is_seed and reaches(member.address[0], reach)]
         return tuple(random.sample(found, min(len(found), MOST_PEERS)))
 
@@ -197,7 +199,8 @@ class Tracker:
 
 
 def reaches(from_ip: str, to_ip: str) -> bool:
-    """Whether an address means the same machine to both: loopback and local ones stay among their own."""
+    """Return True if an address means the same machine to both ends: loopback and private addresses are valid only
+    locally."""
     try:
         source, target = _parse_ip(from_ip), _parse_ip(to_ip)
     except ValueError:
@@ -213,14 +216,16 @@ def _parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-Introduce = Callable[[bytes, PeerAddress, tuple[str, ...]], None]
-"""Tells the nodes of a new peer: info-hash, its address, their ids."""
+class Introductions(Protocol):
+    """Tells nodes of new peers: `echo_hub.net.distributor`."""
+
+    def introduce(self, info_hash: bytes, peer: PeerAddress, node_ids: tuple[str, ...]) -> None: ...
 
 
 def routes(
-    tracker: Tracker, *, trusted_proxies: Collection[str] = (), introduce: Introduce | None = None
+    tracker: Tracker, *, trusted_proxies: Collection[str] = (), introductions: Introductions | None = None
 ) -> list[web.RouteDef]:
-    """`GET /announce/{passkey}`; `client_ip` tells what `trusted_proxies` are."""
+    """Return the route `GET /announce/{passkey}`. `client_ip` explains `trusted_proxies`."""
 
     async def answer(request: web.Request) -> web.Response:
         try:
@@ -231,8 +236,8 @@ def routes(
             )
         except (RefusedError, RemoteProtocolError) as error:
             return _response({"failure reason": error.what})
-        if found.introduce_to and introduce is not None:
-            introduce(announce.info_hash, (announce.ip, announce.port), found.introduce_to)
+        if found.introduce_to and introductions is not None:
+            introductions.introduce(announce.info_hash, (announce.ip, announce.port), found.introduce_to)
         return _response(
             {
                 "interval": INTERVAL_S,
@@ -246,13 +251,13 @@ def routes(
 
 
 def read_query(raw_path: str) -> dict[str, bytes]:
-    """Hashes are raw bytes, which a server's own decoding would mangle: it makes surrogates of what is no text."""
+    """Decode the query to raw bytes. aiohttp's decoding would turn the non-text bytes of hashes into surrogates."""
     pairs = (part.partition("=") for part in raw_path.partition("?")[2].split("&"))
     return {key: unquote_to_bytes(value.replace("+", " ").encode(errors="surrogateescape")) for key, _, value in pairs}
 
 
 def read_announce(query: Mapping[str, bytes], *, ip: str) -> Announce:
-    """What a peer at `ip` says. Raises RemoteProtocolError."""
+    """Parse the announcement of a peer at `ip`. Raises RemoteProtocolError."""
     try:
         announce = Announce(
             info_hash=query["info_hash"],
@@ -264,12 +269,12 @@ def read_announce(query: Mapping[str, bytes], *, ip: str) -> Announce:
     except (KeyError, ValueError) as error:
         raise RemoteProtocolError("An announce must have info_hash, port and left.", got=repr(error)) from error
     if len(announce.info_hash) != 20 or not 0 <= announce.port <= 65535 or announce.left < 0:
-        raise RemoteProtocolError("An announce has a value out of bounds.", got=repr(announce))
+        raise RemoteProtocolError("A value in an announce is out of bounds.", got=repr(announce))
     return announce
 
 
 def _encode_peers(peers: Sequence[PeerAddress], *, compact: bool) -> dict[str, bencode.Encodable]:
-    """Packed addresses; a list where one of them is a name, which does not pack."""
+    """Pack the addresses; use the uncompacted list if a host is a name, which cannot be packed."""
     try:
         packed = [(ipaddress.ip_address(host).packed, port) for host, port in peers]
     except ValueError:

@@ -1,8 +1,8 @@
-"""Turns at the event loop: what is the hub's own goes before what comes from outside, which is taken some at a time.
+"""Give the hub's own events priority over node connections in the event loop.
 
-Of a thousand nodes that all send at once, asyncio would read everything before it does anything else, and do so again
-and again: a verdict, a commit that is done, the learner's answer each wait for all of them. Here the loop is told of
-`AT_ONCE` connections from outside, in turns; the system tells of the others again.
+If a thousand nodes send simultaneously, asyncio would read all their connections in every round before anything else.
+Verdicts, finished commits and learner answers would wait behind these reads. This selector reports at most `AT_ONCE`
+node connections per round, in rotation. The rest stay readable and are reported in later rounds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _Ready = tuple[selectors.SelectorKey, int]
 
 
 class Turns(selectors.DefaultSelector):
-    """Of one event loop."""
+    """The selector of one event loop."""
 
     def __init__(self) -> None:
         super().__init__()
         self.guests: set[int] = set()
-        """The descriptors of connections from outside."""
+        """File descriptors of node connections."""
         self._last = -1
-        """Of the guests that were told of last, the last."""
+        """The highest descriptor reported in the last round; the next round continues behind it."""
 
     def select(self, timeout: float | None = None) -> list[_Ready]:
-        """As that of any selector."""
+        """Return the ready events: all of the hub's own, and at most `AT_ONCE` from nodes."""
         ready = super().select(timeout)
         if len(ready) <= AT_ONCE:
             return ready
@@ -59,16 +59,16 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 loop_factory: Final[Callable[[], asyncio.AbstractEventLoop] | None] = None if sys.platform == "win32" else _new_loop
-"""For asyncio.Runner; None: the system's loop has no selector."""
+"""Loop factory for asyncio.Runner; None on Windows, whose loop has no selector."""
 
 
 def came(transport: asyncio.BaseTransport) -> None:
-    """It is a connection from outside."""
+    """Mark this transport as a node connection."""
     _guests().add(_descriptor_of(transport))
 
 
 def left(transport: asyncio.BaseTransport) -> None:
-    """It ends; before its descriptor is another's."""
+    """Unmark this transport. Call before its descriptor is closed: the system reuses the number."""
     _guests().discard(_descriptor_of(transport))
 
 

@@ -1,12 +1,12 @@
-"""One after the other, at a bounded rate, and fair to addresses: what is dear to begin waits here for its turn.
+"""Admit connection attempts one at a time, at a limited rate, fairly among addresses.
 
-Who is known goes first, but every fourth turn is a stranger's while there are any. In each of the two groups addresses
-take turns, whatever each has waiting: a thousand keys of one address delay those of another by one turn. When more wait
-than there may be, the newest of the address with the most makes room. No more than one turn is given in each turn of
-the event loop: where the loop is busy, the rate falls by itself.
+Known nodes go first, but every fourth turn goes to an unknown node if one waits. Within both groups addresses take
+turns, regardless of how many requests each has waiting: a thousand keys from one address delay another address by one
+turn. If the queue is full, the newest request of the address with the most requests is dropped. Each turn of the event
+loop admits at most one request, so the rate falls by itself when the loop is busy.
 
-    rate 50 a second, 199 keys of one address wait, and one of another address comes: it has the second turn from now,
-    or, while known nodes come as well, the eighth: after 0.16 s.
+    rate 50/s, 199 keys of one address wait, a request from another address arrives: it gets the second turn from now;
+    if known nodes wait as well, the eighth, after 0.16 s.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
 
 STRANGERS_TURN: Final = 4
-"""Every so manieth turn, if there is one."""
+"""Every fourth turn goes to an unknown node, if one waits."""
 
 T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """First come, first served within a place; places take turns."""
+    """A queue that serves addresses in rotation and, within an address, in order of arrival."""
 
     def __init__(self) -> None:
         self._of_place: OrderedDict[str, deque[T]] = OrderedDict()
-        """In the order of their turns."""
+        """Waiting items per address, in the order of the addresses' turns."""
         self._length = 0
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class FairQueue(Generic[T]):
         self._length += 1
 
     def next(self) -> T:
-        """Whose turn it is; there must be one."""
+        """Remove and return the next item. The queue must not be empty."""
         place, waiting = self._of_place.popitem(last=False)
         self._length -= 1
         item = waiting.popleft()
@@ -49,7 +49,7 @@ class FairQueue(Generic[T]):
         return item
 
     def drop(self) -> T:
-        """The newest of the place with the most; there must be one."""
+        """Remove and return the newest item of the address with the most items. The queue must not be empty."""
         place = max(self._of_place, key=lambda one: len(self._of_place[one]))
         waiting = self._of_place[place]
         self._length -= 1
@@ -60,7 +60,7 @@ class FairQueue(Generic[T]):
 
 
 class Turnstile:
-    """`rate` turns a second, of which none is saved up."""
+    """Admits `rate` requests per second; unused turns are not saved up."""
 
     def __init__(self, *, rate: float, most_waiting: int) -> None:
         self._gap_s = 1 / rate
@@ -68,12 +68,12 @@ class Turnstile:
         self._known: FairQueue[asyncio.Future[None]] = FairQueue()
         self._strangers: FairQueue[asyncio.Future[None]] = FairQueue()
         self._turns_of_known = 0
-        """In a row."""
+        """Consecutive turns given to known nodes."""
         self._timer: asyncio.TimerHandle | None = None
-        """Set for as long as the next turn is not due."""
+        """Runs until the next turn is due."""
 
     async def turn(self, place: str, *, known: bool = False) -> None:
-        """Returns when it is the caller's turn. Raises RefusedError when too many wait."""
+        """Wait for the caller's turn. Raises RefusedError if too many requests wait."""
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._timer = loop.call_later(self._gap_s, self._due)
@@ -95,7 +95,7 @@ class Turnstile:
         self._timer = None
         while self.num_waiting:
             turn = self._next()
-            if not turn.done():  # Else whoever waited has gone.
+            if not turn.done():  # A done future means that its waiter was cancelled.
                 turn.set_result(None)
                 self._timer = asyncio.get_running_loop().call_later(self._gap_s, self._due)
                 return
@@ -108,10 +108,10 @@ class Turnstile:
         return self._strangers.next()
 
     def too_many(self) -> RefusedError:
-        """For whoever gets no turn."""
+        """Return the error for a request that gets no turn."""
         return RefusedError(
-            "Too many nodes connect at once.",
-            got=f"{self.num_waiting} wait for their turn",
+            "Too many nodes are connecting at once.",
+            got=f"{self.num_waiting} requests are waiting",
             do="The node tries again by itself.",
             code=RefusalCode.TOO_SOON,
         )

@@ -1,4 +1,4 @@
-"""One alert, the gate that decides if it is sent, and its form on the wire. Pure."""
+"""One alert, the gate that decides whether to send it, and its JSON form. Pure."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from echo_hub.operation.problems import Change
 
 HOUR_S: Final = 3_600.0
 PER_HOUR: Final = 20
-"""Most alerts in an hour: a person acts on no more. The next one says how many were held back."""
+"""Most alerts per hour; a person can act on no more. The next alert after that reports how many were suppressed."""
 VERSION: Final = 1
-"""Version of the JSON. A version may gain fields, and loses none."""
+"""Version of the JSON format. A version may gain fields, but never loses one."""
 
 AlertState = Literal["began", "ended", "finished", "test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """What the webhook is told."""
+    """One alert for the webhook."""
 
     alert_id: str
-    """The same in every attempt at delivery."""
+    """Identical in every delivery attempt."""
     kind: str
     """A `ProblemKind`, `finished` or `test`."""
     state: AlertState
     text: str
     at: float
     since: float
-    """When the problem began."""
+    """Time when the problem began."""
     held_back: int = 0
-    """Alerts that the limit per hour has held back since the alert before."""
+    """Alerts suppressed by the hourly limit since the previous alert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class AboutRun:
     run_id: str
     name: str
     url: str
-    """The hub's address."""
+    """URL of the hub."""
 
 
 def alert_of(change: Change, alert_id: str) -> Alert:
@@ -57,23 +57,23 @@ def alert_of(change: Change, alert_id: str) -> Alert:
 
 
 class AlertGate:
-    """Decides which alerts are sent: those of wanted kinds, none twice, and at most `PER_HOUR` in an hour.
+    """Decides which alerts to send: wanted kinds only, no duplicates, at most `PER_HOUR` per hour.
 
-    The end of a problem is sent only if its beginning was. A problem that comes and goes is sent again after an hour.
+    The end of a problem is sent only after its beginning. A recurring problem is sent again after an hour.
     """
 
     def __init__(self, *, kinds: Collection[str]) -> None:
         self._kinds = frozenset(kinds)
         self._began: dict[str, float] = {}
-        """Time at which the newest beginning of a kind was sent."""
+        """By kind, the time when its latest beginning was sent."""
         self._open: set[str] = set()
-        """Kinds whose beginning was sent, and whose end was not."""
+        """Kinds whose beginning was sent and whose end was not."""
         self._sent: deque[float] = deque()
         self.held_back = 0
-        """Alerts held back since the newest one that was sent."""
+        """Alerts suppressed since the last one that was sent."""
 
     def admits(self, kind: str, state: AlertState, now: float) -> bool:
-        """Return True if this alert is to be sent, and count it as sent."""
+        """Return True if this alert must be sent, and count it as sent."""
         if kind not in self._kinds or not self._is_news(kind, state, now):
             return False
         while self._sent and self._sent[0] <= now - HOUR_S:
@@ -98,7 +98,7 @@ class AlertGate:
 
 
 def payload(alert: Alert, about: AboutRun) -> bytes:
-    """Return the JSON that is posted. Chat services show its `text`."""
+    """Return the JSON body. Chat services display its `text`."""
     said: dict[str, Any] = {
         "version": VERSION,
         "id": alert.alert_id,
@@ -115,9 +115,10 @@ def payload(alert: Alert, about: AboutRun) -> bytes:
 
 
 def signature(body: bytes, secret: str, at: int) -> str:
-    """Return the value of Echo-Signature: `t=SECONDS,v1=HEX`, by HMAC-SHA256 of "SECONDS." and the body.
+    """Return the Echo-Signature header: `t=SECONDS,v1=HEX`, the HMAC-SHA256 of "SECONDS." and the body.
 
-    The receiver compares it in constant time, and refuses one that is minutes old: it may be a replay.
+    Receivers should compare it in constant time and refuse signatures that are minutes old, because they may be
+    replays.
     """
     mac = hmac.new(secret.encode(), b"%d." % at + body, hashlib.sha256)
     return f"t={at},v1={mac.hexdigest()}"

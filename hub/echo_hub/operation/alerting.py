@@ -1,6 +1,6 @@
-"""Sends alerts to the run's webhook, from a queue and a task of its own: a dead receiver never holds up the hub.
+"""Queue alerts and send them to the run's webhook in a separate task: a dead receiver never delays the hub.
 
-When the queue is full, the oldest alerts are dropped: the newest ones say how things are.
+When the queue is full, the oldest alerts are dropped, because the newest ones describe the present state.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation.alert import AboutRun, Alert, AlertGate, alert_of
@@ -22,13 +21,19 @@ from echo_shared.errors import EchoError
 log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 50
-"""Alerts in the queue."""
+"""Length limit of the queue."""
+
+
+class RunDescription(Protocol):
+    """Describes the run in alerts: `echo_hub.oversight.operating`."""
+
+    def about(self) -> AboutRun: ...
 
 
 class Alerts:
-    """`changed` and `finished` return at once; `run` delivers until cancelled. Without `webhook` no alert is sent."""
+    """`changed` and `finished` return at once; `run` delivers until cancelled. Without `webhook`, no alert is sent."""
 
-    def __init__(self, settings: AlertsConfig, about: Callable[[], AboutRun], *, webhook: Webhook | None) -> None:
+    def __init__(self, settings: AlertsConfig, about: RunDescription, *, webhook: Webhook | None) -> None:
         self._about = about
         self._webhook = webhook
         self._gate = AlertGate(kinds=settings.told_of)
@@ -37,11 +42,11 @@ class Alerts:
         self._fails = False
 
     def changed(self, change: Change) -> None:
-        """Send the beginning or the end of a problem."""
+        """Queue the alert for the beginning or end of a problem."""
         self._tell(alert_of(change, new_id()))
 
     def finished(self, text: str, at: float) -> None:
-        """Send the end of the run."""
+        """Queue the alert for the end of the run."""
         self._tell(Alert(alert_id=new_id(), kind="finished", state="finished", text=text, at=at, since=at))
 
     def _tell(self, alert: Alert) -> None:
@@ -53,7 +58,7 @@ class Alerts:
         self._news.set()
 
     async def run(self) -> None:
-        """Deliver alerts, one after the other."""
+        """Deliver alerts one at a time, forever."""
         if self._webhook is None:
             return
         while True:
@@ -64,15 +69,15 @@ class Alerts:
 
     async def _deliver(self, webhook: Webhook, alert: Alert) -> None:
         try:
-            await webhook.send(alert, self._about())
+            await webhook.send(alert, self._about.about())
         except EchoError as error:
-            # Warn once for several failures in a row: the page and the log have the problem as well.
+            # Warn only once for consecutive failures: page and log show the problem as well.
             level = logging.INFO if self._fails else logging.WARNING
             extra = {"event": "alert_failed", "data": {"alert": alert.kind}}
             log.log(level, "an alert was not delivered: %s", error.brief, extra=extra)
             self._fails = True
-        except Exception:  # A task's edge: an alert that cannot be made must not end the hub.
-            log.exception("an alert could not be made", extra={"event": "alert_failed"})
+        except Exception:  # Task boundary: an alert that cannot be built must not stop the hub.
+            log.exception("an alert could not be built", extra={"event": "alert_failed"})
         else:
             self._fails = False
 

@@ -1,22 +1,29 @@
-"""The hub's log lines on their way into its store, as events."""
+"""A logging handler that stores the hub's log lines as events."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from typing import Protocol
 
 from echo_hub.operation.events import event_of
 from echo_hub.operation.log_lines import EXTRA
 from echo_shared.books import RunEvent
 
 
-class EventLog(logging.Handler):
-    """Makes an event of each line of the loggers that it is added to, from INFO on; `note` takes it, called by the
-    thread that logs it."""
+class Notes(Protocol):
+    """Takes events: `echo_hub.driving.driver`."""
 
-    def __init__(self, note: Callable[[RunEvent], object]) -> None:
+    def note_threadsafe(self, event: RunEvent) -> None:
+        """Take an event, from any thread."""
+
+
+class EventLog(logging.Handler):
+    """Makes an event of each line, from INFO on, of the loggers that it is added to. `notes` gets it on the thread that
+    logs."""
+
+    def __init__(self, notes: Notes) -> None:
         super().__init__(logging.INFO)
-        self._note = note
+        self._notes = notes
 
     def emit(self, record: logging.LogRecord) -> None:
         extra = {name: getattr(record, name) for name in EXTRA if hasattr(record, name)}
@@ -25,4 +32,4 @@ class EventLog(logging.Handler):
         except (TypeError, ValueError):
             self.handleError(record)
         else:
-            self._note(event)
+            self._notes.note_threadsafe(event)

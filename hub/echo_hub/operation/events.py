@@ -1,10 +1,11 @@
-"""What is an event of a run, and how it is said. Pure: a line of the log in, an event out.
+"""Convert log lines to events of a run. Pure.
 
-Whatever the hub logs at `info` or above is an event, of the kind `log` unless the line says another in its `extra`:
+Every line that the hub logs at `info` or above becomes an event. Its kind is `log`, unless the line's `extra` names
+one:
 
     log.info("node %s joined", name, extra={"event": "node_joined", "subject": node_id, "data": {"engine": "torch"}})
 
-So one line goes to the terminal, to hub.log, into the store and onto the page, and says the same in each.
+Terminal, hub.log, store and page therefore show the same text.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from echo_shared.messages.fields import printable_line
 MOST_CHARACTERS: Final = 500
 MOST_OF_SUBJECT: Final = 64
 MOST_DATA: Final = 16
-"""Items of `data`."""
+"""Items of `data` kept."""
 _WARNING: Final = 30
 _ERROR: Final = 40
-"""The levels of the standard library's logging."""
+"""Levels of the standard library's logging."""
 
 
 class EventKind(StrEnum):
-    """What may happen."""
+    """Kinds of events."""
 
     LOG = "log"
     HUB_STARTED = "hub_started"
@@ -62,21 +63,20 @@ class EventKind(StrEnum):
     ALERT_FAILED = "alert_failed"
     LOGIN_REFUSED = "login_refused"
     ACTION = "action"
-    """Of an operator."""
+    """An operator's action."""
 
 
 _DECIDED: Final[Mapping[Decision, tuple[EventKind, int, str]]] = {
     Decision.QUARANTINED: (EventKind.NODE_QUARANTINED, _WARNING, "node %s is in quarantine: %s"),
     Decision.RELEASED: (EventKind.NODE_RELEASED, _WARNING, "node %s is out of quarantine: %s"),
     Decision.PARDONED: (EventKind.NODE_PARDONED, 20, "node %s is pardoned: %s"),
-    Decision.TRUSTED: (EventKind.NODE_TRUSTED, 20, "node %s is taken for proven: %s"),
-    Decision.DISTRUSTED: (EventKind.NODE_DISTRUSTED, 20, "node %s has to prove itself anew: %s"),
+    Decision.TRUSTED: (EventKind.NODE_TRUSTED, 20, "node %s counts as proven: %s"),
+    Decision.DISTRUSTED: (EventKind.NODE_DISTRUSTED, 20, "node %s must prove itself again: %s"),
 }
 
 
 def event_of(*, at: float, level: int, text: str, extra: Mapping[str, Any]) -> RunEvent:
-    """The event of one line of the log. `extra` holds what the line has beside its text; strangers' words in it are
-    made safe to store and to show, and cut."""
+    """Return the event of one log line. Text from strangers in `extra` is sanitised and truncated."""
     data = extra.get("data")
     return RunEvent(
         at=at,
@@ -89,7 +89,7 @@ def event_of(*, at: float, level: int, text: str, extra: Mapping[str, Any]) -> R
 
 
 def decision_line(decided: TrustDecided) -> tuple[int, str, tuple[str, str], dict[str, Any]]:
-    """How the log says a decision on a node: level, text, what goes into it, extra."""
+    """Return the log call for a decision about a node: level, format, arguments, extra."""
     kind, level, text = _DECIDED[decided.decision]
     data = {"rollout_id": decided.rollout_id} if decided.rollout_id else {}
     reason = decided.reason or "no reason given"
@@ -101,7 +101,7 @@ def _line(value: object, most: int) -> str:
 
 
 def _safe(data: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's plain values, and text that is cut."""
+    """Keep JSON's plain values; convert everything else to truncated text."""
     return {
         _line(name, 32): value if _is_plain(value) else _line(value, 200)
         for name, value in list(data.items())[:MOST_DATA]
@@ -109,5 +109,5 @@ def _safe(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    """JSON has it as it is; of numbers, PostgreSQL's has only finite ones."""
+    """Return True for JSON's plain values; floats must be finite, as PostgreSQL's JSON requires."""
     return value is None or isinstance(value, bool | int) or (isinstance(value, float) and isfinite(value))

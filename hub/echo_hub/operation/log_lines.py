@@ -1,10 +1,10 @@
-"""RUN/logs/hub.log: what the hub and its libraries log, a JSON object a line, while it serves.
+"""RUN/logs/hub.log: what the hub and its libraries log while serving, one JSON object per line.
 
     {"time": "2026-11-25T10:00:00.123Z", "level": "warning", "logger": "echo_hub.training.trainer",
      "message": "the learner died", "event": "learner_died", "subject": "", "data": {}, "exception": "Traceback ..."}
 
-The last four are there where the line has them. Everything is ASCII: no line steers a terminal. The settings' secrets
-are nowhere logged; should one turn up in a library's text all the same, `[secret]` stands in its place.
+The last four fields are optional. Output is ASCII, so no line can control a terminal. Secrets from the settings are
+never logged; if one appears in a library's text, it is replaced by `[secret]`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from echo_shared.log_file import LogFile
 log = logging.getLogger(__name__)
 
 EXTRA: Final = ("event", "subject", "data")
-"""What a line may have beside its text: see `events`."""
+"""Optional fields of a log line: see `events`."""
 _SECRET: Final = "[secret]"
 
 
@@ -32,7 +32,7 @@ def path_of(run_dir: Path) -> Path:
 
 
 class JsonLines(logging.Formatter):
-    """One object, on one line."""
+    """Formats a record as one JSON object on one line."""
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
         super().__init__()
@@ -63,16 +63,16 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[str]) -> Iterator[LogFile]:
-    """Inside, everything that this program logs goes to the run's log as well, at the level that is set.
+    """Inside the block, copy everything this program logs to the run's log file, at the configured level.
 
-    A disk that is full, or a directory that may not be written, costs lines and nothing else: it is said once, by all
-    other handlers, and when it takes lines again the log says how many are missing.
+    If the disk is full or the directory read-only, lines are lost and nothing else happens. The other handlers report
+    this once; when writing works again, the log says how many lines are missing.
     """
     path = path_of(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def refused(error: OSError) -> None:
-        log.warning("hub.log takes no lines; it goes on by itself once the disk does: %s", error.strerror)
+        log.warning("hub.log cannot be written; logging resumes when the disk accepts writes: %s", error.strerror)
 
     handler = LogFile(path, max_bytes=settings.max_bytes, kept=settings.kept, refused=refused)
     handler.setFormatter(JsonLines(secrets))

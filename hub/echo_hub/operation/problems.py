@@ -1,7 +1,7 @@
-"""The run's problems: when each begins and when it ends. Pure: observations in, changes out.
+"""Track the run's problems: when each begins and ends. Pure: observations in, changes out.
 
-A problem ends once it was absent for `END_S`. A measured value must also be better than its limit by a margin, so that
-a value that hovers at the limit is one problem, not many.
+A problem ends when it has been absent for `END_S`. Measured values must also pass their limit by a margin: a value
+hovering at the limit then causes one problem, not many.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from echo_hub.operation.reward_trend import RewardTrend
 
 END_S: Final = 60.0
 BETTER: Final = 0.8
-"""An idle learner and an attack end below this share of their limit; a full disk ends above its limit over this."""
+"""Margin for ending: idleness and attacks end below this share of their limit; low disk ends above limit / BETTER."""
 IDLE_SHARE: Final = 0.8
-"""A learner that waits for this share of its time is idle: it could train on five times as many rollouts."""
+"""A learner that waits for this share of its time counts as idle: it could train on five times as many rollouts."""
 QUARANTINED: Final = 3
-"""An attack: this many nodes go into quarantine within an hour. Honest nodes hardly ever do, so three are no chance."""
+"""Nodes quarantined within an hour that count as an attack. Honest nodes hardly ever are, so three are no
+coincidence."""
 HOUR_S: Final = 3_600.0
 RATE_S: Final = 60.0
-"""Span over which refusals are counted."""
+"""Time span for counting refusals, in seconds."""
 
 
 class ProblemKind(StrEnum):
@@ -31,7 +32,7 @@ class ProblemKind(StrEnum):
 
     LEARNER_DOWN = "learner_down"
     DISK_FULL = "disk_full"
-    """The hub waits for room."""
+    """The hub waits for disk space."""
     DATABASE_AWAY = "database_away"
     """The hub waits for the database server."""
     JUDGE_AWAY = "judge_away"
@@ -54,7 +55,7 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Thresholds; 0 = never a problem. `AlertsConfig` has the same fields, with their meaning."""
+    """Thresholds; 0 disables a check. `AlertsConfig` documents the same fields."""
 
     learner_idle_s: float
     no_nodes_s: float
@@ -65,44 +66,44 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A run at one moment."""
+    """The state of a run at one moment."""
 
     broken: Mapping[ProblemKind, str] = field(default_factory=dict)
-    """Texts of what is broken, by the hub's parts."""
+    """Texts of the hub's own failures, by kind."""
     is_over: bool = False
-    """Nothing is leased for training any more."""
+    """True if nothing is leased for training any more."""
     lacks_nodes: bool = False
-    """None is connected, and the run needs some."""
+    """True if the run needs nodes and none is connected."""
     nodes_connected: int = 0
     learner_waits: bool = False
-    """For rollouts."""
+    """True if the learner waits for rollouts."""
     idle_share: float | None = None
-    """Of the learner's time over its newest steps, what it waited for rollouts; None while that says nothing."""
+    """Share of recent learner time spent waiting for rollouts; None if unknown."""
     idle_window_s: float = 0.0
-    """How long those steps took."""
+    """Duration of the steps behind `idle_share`, in seconds."""
     disk_free_bytes: int | None = None
-    """None: it could not be found out."""
+    """None if it could not be determined."""
     forged: str = ""
-    """What in the newest step's figures is a sign of forged rollouts; empty = nothing."""
+    """Signs of forged rollouts in the newest step's figures; "" if there are none."""
     quarantined: int = 0
-    """Nodes that are, now."""
+    """Number of quarantined nodes."""
     turned_away: int = 0
-    """Connections, nodes and frames since the hub's start."""
+    """Connections, nodes and frames refused since the hub started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One that is there."""
+    """A current problem."""
 
     kind: ProblemKind
     text: str
-    """What is wrong, and what to do."""
+    """The problem, and what to do about it."""
     since: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A problem began or ended. `problem.text` is its newest text."""
+    """The beginning or end of a problem. `problem.text` is its newest text."""
 
     problem: Problem
     began: bool
@@ -110,25 +111,25 @@ class Change:
 
 
 class Problems:
-    """Keeps the problems. `observe` takes an observation, some seconds after the last one, and returns the changes."""
+    """All current problems. Call `observe` every few seconds; it returns the changes."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.rewards = RewardTrend()
-        """To be told of each trained step."""
+        """Needs each trained step."""
         self._active: dict[ProblemKind, Problem] = {}
         self._last_seen: dict[ProblemKind, float] = {}
         self._waits_since: float | None = None
         self._alone_since: float | None = None
         self._fed_since: float | None = None
-        """Nodes have been there since then; at first, since it is watched."""
+        """Time since which nodes have been connected; initially, the start of watching."""
         self._quarantined: deque[tuple[float, int]] = deque()
-        """How many, when."""
+        """(time, number of quarantined nodes)."""
         self._turned_away: deque[tuple[float, int]] = deque()
 
     @property
     def active(self) -> tuple[Problem, ...]:
-        """The problems that last, in the order in which they began."""
+        """Current problems, in order of beginning."""
         return tuple(self._active.values())
 
     def observe(self, seen: Observation, now: float) -> list[Change]:
@@ -149,7 +150,7 @@ class Problems:
         return changes
 
     def _note(self, seen: Observation, now: float) -> None:
-        """Note since when each condition lasts that is a problem only after a while."""
+        """Record the duration of conditions that become problems only after a while."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
         self._waits_since = _since(self._waits_since, waits, now)
@@ -184,23 +185,23 @@ class Problems:
         least = limit / BETTER if ProblemKind.DISK in self._active else limit
         if free is None or free >= least:
             return None
-        return f"The disk of the run directory has {free / 1e9:.2f} GB left: make room, or the hub will have to wait."
+        return f"The run directory's disk has {free / 1e9:.2f} GB left. Free some space, or the hub will have to wait."
 
     def _no_nodes(self, now: float) -> str | None:
         limit, since = self._limits.no_nodes_s, self._alone_since
         if not limit or since is None or now - since < limit:
             return None
         return (
-            f"No node has been connected for {_minutes(now - since)}. Give out the line with which nodes join, and see "
-            "that they can reach this hub's address: `echo-node status` says what stands in a node's way."
+            f"No node has been connected for {_minutes(now - since)}. Share the join command, and check "
+            "that nodes can reach this hub's address: `echo-node status` shows what stops a node."
         )
 
     def _idle(self, seen: Observation, now: float) -> str | None:
         limit_s, since = self._limits.learner_idle_s, self._waits_since
         if limit_s and since is not None and now - since >= limit_s:
             return (
-                f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected. Look "
-                "at what each node does; `echo-hub plan` says how many more would help."
+                f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected. "
+                "Check what each node does; `echo-hub plan` says how many more would help."
             )
         share, is_active = seen.idle_share, ProblemKind.LEARNER_IDLE in self._active
         if share is None or share < IDLE_SHARE * (BETTER if is_active else 1.0):
@@ -217,8 +218,8 @@ class Problems:
             return None
         return (
             f"The mean reward has fallen from {fall.best:.3g} (16 steps up to step {fall.best_step}) to {fall.now:.3g} "
-            f"(up to step {self.rewards.step}). Look at entropy, divergence and what the model writes; a smaller "
-            "learning rate may mend it, else go back to a backup from before."
+            f"(up to step {self.rewards.step}). Check entropy, divergence and the model's texts; a smaller "
+            "learning rate may help, otherwise restore an earlier backup."
         )
 
     def _attack(self, seen: Observation, now: float) -> str | None:
@@ -227,14 +228,14 @@ class Problems:
         fresh = _risen(self._quarantined)
         if fresh >= QUARANTINED * margin:
             signs.append(
-                f"{fresh} nodes went into quarantine within an hour. Look at their checks; pardon who is honest."
+                f"{fresh} nodes went into quarantine within an hour. Inspect their checks; pardon honest nodes."
             )
         since, _ = self._turned_away[0]
         rate = _risen(self._turned_away) / max(now - since, RATE_S)
         if self._limits.turned_away_per_s and rate >= self._limits.turned_away_per_s * margin:
             signs.append(
-                f"{rate:.0f} connections, nodes and frames a second are turned away. `/metrics` says which and why; "
-                "slow their senders down at a proxy, or ask nodes for invitations."
+                f"{rate:.0f} connections, nodes and frames per second are refused. `/metrics` says which and why; "
+                "rate-limit their senders at a proxy, or require invites."
             )
         return " ".join(signs) or None
 
@@ -246,7 +247,7 @@ def _since(known: float | None, lasts: bool, now: float) -> float | None:
 
 
 def _risen(history: deque[tuple[float, int]]) -> int:
-    """Return by how much the newest number is above the lowest."""
+    """Return by how much the newest number exceeds the lowest."""
     return history[-1][1] - min(number for _, number in history)
 
 

@@ -1,10 +1,10 @@
-"""Whether the reward has fallen: of the newest steps, against the best that there were. Pure.
+"""Detect a fall of the reward below its best level. Pure.
 
-Rewards have no scale of their own, so a fall is measured by what was gained: of the means over `WINDOW` steps in a row,
-the best less the lowest before it. It must be larger than chance takes as well: than `SIGNIFICANT` standard errors of
-the difference of the two means. The best of many means is high by chance, so three would come too often. The spread of
-a step's reward is found from all differences between a step and the next, which a run that learns makes no larger (von
-Neumann's estimate; the 16 steps of a mean alone would often seem to spread far too little).
+A fall is measured relative to the gain, because rewards have no absolute scale. Means over `WINDOW` consecutive steps
+are compared: the gain is the best mean minus the lowest mean before it. A fall must also exceed `SIGNIFICANT` standard
+errors of the difference of two means. The threshold is high because the best of many means is high by chance; three
+standard errors would cause too many false alarms. The variance of a step's reward is estimated from differences of
+consecutive steps (von Neumann), which learning hardly inflates. The 16 steps of one mean would often underestimate it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Final
 WINDOW: Final = 16
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
-"""A fall is over when less than this share of it is left, or when it may be chance."""
+"""Share of a fall below which, or below chance level, the fall has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fall:
-    """Mean rewards of the best window and of the newest."""
+    """Mean rewards of the best and of the newest window."""
 
     best: float
     best_step: int
-    """The last of the best window."""
+    """Last step of the best window."""
     now: float
 
 
@@ -38,19 +38,19 @@ class _Mean:
 
 
 class RewardTrend:
-    """`add` each trained step once, in order."""
+    """Call `add` once for each trained step, in order."""
 
     def __init__(self) -> None:
         self.step = 0
-        """The newest that was added."""
+        """The newest added step."""
         self._rewards: deque[float] = deque(maxlen=WINDOW)
         self._now: _Mean | None = None
         self._best: _Mean | None = None
         self._lowest = 0.0
-        """Before the best."""
+        """Lowest mean before the best one."""
         self._lowest_so_far = 0.0
         self._squares = 0.0
-        """Sum over all differences between a step's reward and the next one's."""
+        """Sum of squared differences between consecutive steps' rewards."""
         self._num_squares = 0
 
     def add(self, step: int, mean_reward: float) -> None:
@@ -67,7 +67,7 @@ class RewardTrend:
             self._best, self._lowest = now, self._lowest_so_far
 
     def fall(self, share: float, *, has_fallen: bool) -> Fall | None:
-        """The fall, if it is of `share` of the gain at least; less is enough to go on with one that `has_fallen`."""
+        """Return the fall, or None below `share` of the gain. If `has_fallen`, half as much counts as still fallen."""
         best, now = self._best, self._now
         if best is None or now is None:
             return None

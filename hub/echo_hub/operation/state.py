@@ -1,4 +1,4 @@
-"""The hub's state of health, computed from what is in memory. Pure."""
+"""Compute the hub's state of health from data in memory. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_NODES: Final = "No node is connected."
 def health_of(
     *, is_finished: bool, is_starting: bool, broken: Sequence[str], lacks_nodes: bool, watched: Sequence[Problem]
 ) -> Health:
-    """Return the hub's health. `broken` has the texts of what keeps the hub from training; `watched` has the problems.
+    """Return the hub's health. `broken`: texts of failures that stop training; `watched`: the current problems.
 
     A hub without nodes is live, not degraded, however long that lasts: only volunteers can change it.
     """

@@ -1,6 +1,6 @@
-"""Looks at the run every few seconds, and logs and tells each problem that begins or ends.
+"""Check the run every few seconds; log and report each problem that begins or ends.
 
-The observation comes from the source of the pages, so page, event and alert say the same.
+The observation comes from the same source as the pages, so page, event and alert agree.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,12 +29,25 @@ class Told(Protocol):
     def changed(self, change: Change) -> None: ...
 
 
+class WatchedRun(Protocol):
+    """The run to watch: `echo_hub.oversight.operating`."""
+
+    async def observe(self) -> Observation:
+        """Return the state of the run, also when the database cannot be read."""
+
+    async def steps(self, since: int) -> Sequence[StepRecord]:
+        """Return trained steps after a step, in order; none = no more yet. Raises StorageError."""
+
+    def notify(self) -> None:
+        """Take notice that the set of problems has changed."""
+
+
 def limits_of(settings: AlertsConfig) -> Limits:
     return Limits(**{name: getattr(settings, name) for name in Limits.__slots__})
 
 
 def free_bytes(directory: Path) -> int | None:
-    """Return the free bytes on the directory's disk, or None if the system does not say. Blocks."""
+    """Return the free bytes on the directory's disk; None if the system does not tell. Blocks."""
     try:
         return shutil.disk_usage(directory).free
     except OSError:
@@ -43,54 +57,44 @@ def free_bytes(directory: Path) -> int | None:
 class Watching:
     """Watches the run.
 
-    `observe` returns the state of the run, also when the database cannot be read. `steps` returns the trained steps
-    after a step, in order; none = no more yet. `notify` is called when the set of problems has changed.
+    `problems` holds the problems that last; it is changed only here.
     """
 
     def __init__(
-        self,
-        settings: AlertsConfig,
-        *,
-        observe: Callable[[], Awaitable[Observation]],
-        steps: Callable[[int], Awaitable[Sequence[StepRecord]]],
-        told: Told,
-        clock: Callable[[], float],
-        notify: Callable[[], object] = lambda: None,
+        self, problems: Problems, *, run: WatchedRun, told: Told, clock: Callable[[], float] = time.time
     ) -> None:
-        self._problems = Problems(limits_of(settings))
-        self._observe = observe
-        self._steps = steps
+        self._problems = problems
+        self._run = run
         self._told = told
         self._clock = clock
-        self._notify = notify
 
     @property
     def active(self) -> tuple[Problem, ...]:
-        """The problems that last."""
+        """Current problems."""
         return self._problems.active
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check the run until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look once. When the database cannot be read, read the newest steps the next time."""
+        """Check the run once. If the database cannot be read, the steps are read next time."""
         try:
             await self._read_steps()
         except StorageError as error:
-            log.debug("the newest steps could not be looked at: %s", error.brief)
+            log.debug("the newest steps could not be read: %s", error.brief)
         before = self.active
-        for change in self._problems.observe(await self._observe(), self._clock()):
+        for change in self._problems.observe(await self._run.observe(), self._clock()):
             _say(change)
             self._told.changed(change)
         if self.active != before:
-            self._notify()
+            self._run.notify()
 
     async def _read_steps(self) -> None:
         trend = self._problems.rewards
-        while records := await self._steps(trend.step):
+        while records := await self._run.steps(trend.step):
             for record in records:
                 trend.add(record.step, record.mean_reward)
 

@@ -1,4 +1,4 @@
-"""Posts an alert to the webhook: signed, with a time limit and some retries, and without following redirects."""
+"""Post an alert to the webhook: signed, with a timeout and retries, without following redirects."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LIMIT_S: Final = 60.0
 ATTEMPT_S: Final = 10.0
 """Time limit of one attempt."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
-"""Client errors that a retry may cure. All server errors are retried."""
+"""Client errors worth a retry. Server errors are always retried."""
 
 
 class Webhook:
-    """The receiver in the settings. `attempts` is the most that is made for one alert."""
+    """The webhook receiver in the settings. `attempts`: most attempts per alert."""
 
     def __init__(
         self, settings: AlertsConfig, *, attempts: int = ATTEMPTS, jitter: Callable[[], float] = random.random
@@ -38,7 +38,7 @@ class Webhook:
         self._jitter = jitter
 
     async def send(self, alert: Alert, about: AboutRun) -> None:
-        """Return once the receiver has taken the alert. Raises ConnectError after the last attempt."""
+        """Deliver the alert. Raises ConnectError after the last failed attempt."""
         body, trouble = payload(alert, about), ""
         for attempt in range(self._attempts):
             if attempt:
@@ -49,7 +49,8 @@ class Webhook:
             except TimeoutError:
                 trouble = f"no answer within {ATTEMPT_S:.0f} s"
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                trouble = type(error).__name__  # The text may hold the address, which may hold a secret.
+                # Log only the type: the text may contain the URL, which may contain a secret.
+                trouble = type(error).__name__
             else:
                 if 200 <= status < 300:
                     return
@@ -57,16 +58,16 @@ class Webhook:
                 if status < 500 and status not in _TRY_AGAIN:
                     break
         raise ConnectError(
-            "The webhook does not take alerts.",
+            "The webhook does not accept alerts.",
             got=f"{trouble} from {self._host}",
-            do="Correct alerts.webhook_url, or look at the receiver; then: echo-hub alert-test RUN",
+            do="Correct alerts.webhook_url, or check the receiver; then: echo-hub alert-test RUN",
         )
 
     async def _post(self, body: bytes, alert_id: str) -> int:
         headers = {"Content-Type": "application/json", "User-Agent": "echo-hub", "Echo-Alert-Id": alert_id}
         if self._settings.webhook_secret:
             headers["Echo-Signature"] = signature(body, self._settings.webhook_secret, int(time.time()))
-        # One session an alert: alerts are rare, and a connection that was kept open may have died.
+        # One session per alert: alerts are rare, and a kept connection may have died.
         async with (
             aiohttp.ClientSession(trust_env=not _is_loopback(self._host)) as session,
             session.post(self._settings.webhook_url, data=body, headers=headers, allow_redirects=False) as answer,
@@ -75,7 +76,7 @@ class Webhook:
 
     @property
     def _host(self) -> str:
-        """The part of the address that logs may hold."""
+        """Host of the URL; logs may contain nothing else of it."""
         return urlsplit(self._settings.webhook_url).hostname or ""
 
 

@@ -1,4 +1,4 @@
-"""The operator's way in."""
+"""Authentication of the operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echo_hub.run.directory import RunDirectory
 
 
 def guard_of(config: HubConfig, directory: RunDirectory, *, run_id: str) -> Guard:
-    """Raises ConfigError when the operator's token can be neither read nor made."""
+    """Return the guard of the operator's pages. Raises ConfigError if there is no usable operator's token."""
     proxies = config.server.trusted_proxies
     credentials = Credentials(token=directory.operator_token, password=directory.operator_password)
     credentials.open()

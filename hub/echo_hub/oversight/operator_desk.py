@@ -1,10 +1,10 @@
-"""Where all that an operator wants done arrives, whichever door it came by, and is carried out.
+"""Carry out the operator's actions, from the page, the JSON API and the command line.
 
     page, JSON API ──> act ──┐
-    echo-hub act ──> books ──┴─> the coordinator, or a part of the hub ──> books: done, or refused and why
+    echo-hub act ──> store ──┴─> coordinator, or a part of the hub ──> store: done, or refused
 
-The books have an action before anything of it is done, and what became of it together with what it has changed. So a
-hub that dies in between does it at its next start, and an action that was settled is never done again.
+Actions are stored before the hub carries them out. A result is committed together with the changed data. After a crash,
+the next start carries out unsettled actions; settled actions are never repeated.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from echo_hub.actions.records import ActionRecord, Actor, ApiToken, Outcome, is_good_for
 from echo_hub.actions.requests import (
@@ -44,6 +44,9 @@ from echo_hub.core.events import NodeVouchedFor, OperatorAsked
 from echo_hub.core.operating import PUBLISH_NOW, Setting
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionError
+from echo_hub.dashboard.source import Changes
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.lifecycle.export import export_adapter
 from echo_hub.oversight.secrets_made import secret_of
 from echo_hub.run.directory import RunDirectory
@@ -63,14 +66,20 @@ from echo_shared.errors import EchoError
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""How often the books are asked what commands want done, and whether there are other tokens."""
+"""Seconds between two looks at the actions of commands, and at the tokens, in the store."""
 PATIENCE_S: Final = 10.0
-"""A door waits so long for what becomes of an action; then it says that it is still wanted."""
+"""Seconds that page and API wait for an action's result. After that they answer that it is pending."""
+
+
+class KeyRotation(Protocol):
+    """Holds the run's key for artefacts: `echo_hub.net.distributor`."""
+
+    def rotate_key(self) -> None: ...
 
 
 class Desk:
-    """`report` tells the coordinator; `evaluate` begins an evaluation (`Evaluations.want`); `rotate_run_key` does that;
-    `changed` is called when pages have something new to show."""
+    """Takes the operator's actions. `queue` gets those for the coordinator, `due` the evaluations. `changes` hears of
+    results."""
 
     def __init__(
         self,
@@ -78,29 +87,27 @@ class Desk:
         directory: RunDirectory,
         *,
         guard: Guard,
-        report: Callable[[OperatorAsked | NodeVouchedFor], Awaitable[None]],
-        evaluate: Callable[[int | None], tuple[int, str]],
-        rotate_run_key: Callable[[], None],
-        changed: Callable[[], None],
+        queue: EventQueue,
+        due: DueVersions,
+        run_keys: KeyRotation,
+        changes: Changes,
     ) -> None:
         self._store = store
         self._directory = directory
         self._guard = guard
-        self._report = report
-        self._evaluate = evaluate
-        self._rotate_run_key = rotate_run_key
-        self._changed = changed
+        self._queue = queue
+        self._due = due
+        self._run_keys = run_keys
+        self._changes = changes
         self._taken: set[int] = set()
-        """Actions that were begun since the hub's start, by their numbers: none is begun twice."""
+        """Numbers of the actions begun since the hub's start. No action is begun twice."""
         self._taking = asyncio.Lock()
         self._settled: dict[int, asyncio.Event] = {}
-        """Those that somebody waits for."""
-        self._evaluating: dict[int, set[int]] = {}
-        """Actions that wait for the evaluation of a version."""
+        """Actions whose result a page or API request waits for, by number."""
         self._known_tokens: tuple[int, int] | None = None
 
     async def run(self) -> None:
-        """Does for ever what commands have noted in the books, and keeps the tokens as they are there."""
+        """Carry out the actions of commands, and reload changed tokens, until cancelled."""
         while True:
             await self._renew_tokens()
             async with self._taking:
@@ -112,8 +119,8 @@ class Desk:
     async def act(
         self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False, undoes: int | None = None
     ) -> Answered:
-        """Notes the action, has it done and waits a while for what becomes of it. Raises WrongRequestError and
-        ForbiddenError, of which nothing is noted."""
+        """Store the action, carry it out, and wait up to `PATIENCE_S` for its result. Raises WrongRequestError and
+        ForbiddenError; then nothing is stored."""
         request = request_of(action, fields, strict=strict)
         if not is_good_for(by.scope, request.SCOPE):
             raise ForbiddenError(f"{action} takes a token of scope {request.SCOPE}; this one is for {by.scope}.")
@@ -134,7 +141,7 @@ class Desk:
         return Answered(record=record, secret=secret if record.outcome is Outcome.DONE else "")
 
     async def undo(self, number: int, by: Actor) -> Answered:
-        """Does what takes the action back. Raises NoSuchActionError where nothing does, and what `act` raises."""
+        """Carry out the reverse of an action. Raises NoSuchActionError if there is none, and the errors of `act`."""
         record = await self._store.read(find_action, number)
         if record is None:
             raise NoSuchActionError(f"There is no action {number}.")
@@ -152,15 +159,10 @@ class Desk:
         return await asyncio.to_thread(self._store.store.read, read_api_tokens)
 
     def settled(self, number: int) -> None:
-        """Of this action the books have what became of it."""
+        """Note that the action's result is in the store."""
         if number in self._settled:
             self._settled.pop(number).set()
-        self._changed()
-
-    async def evaluated(self, policy_version: int) -> None:
-        """The figures of this version are in the books."""
-        for number in self._evaluating.pop(policy_version, ()):
-            await self._settle(ActionSettled(number=number, done=True, after=policy_version))
+        self._changes.notify()
 
     async def _outcome(self, number: int, settled: asyncio.Event) -> ActionRecord:
         with contextlib.suppress(TimeoutError):
@@ -172,20 +174,19 @@ class Desk:
         return found
 
     async def _begin(self, record: ActionRecord) -> bool:
-        """Has it done. Whether what becomes of it is known soon."""
+        """Begin the action. Return True if its result comes soon."""
         self._taken.add(record.number)
         try:
             request = request_of(record.action, record.request)
-        except WrongRequestError as error:  # Noted by another version of this software.
+        except WrongRequestError as error:  # Another version of this software stored it.
             await self._settle(ActionSettled(number=record.number, done=False, detail=str(error)))
             return True
         if (asked := asked_of(record.number, request)) is not None:
-            await self._report(asked)
+            await self._queue.put(asked)
             return True
         if isinstance(request, EvaluateNow):
-            version, refusal = self._evaluate(request.version)
+            refusal = self._due.want(request.version, action=record.number)
             if not refusal:
-                self._evaluating.setdefault(version, set()).add(record.number)
                 self._settled.pop(record.number, None)
                 return False
             await self._settle(ActionSettled(number=record.number, done=False, detail=refusal))
@@ -199,19 +200,19 @@ class Desk:
         return True
 
     async def _do(self, request: AnyRequest) -> tuple[str, Any]:
-        """What came of it, in words and as a value."""
+        """Carry out the request. Return its result as text and as a value."""
         match request:
             case Export(version=version):
                 path, exported = await asyncio.to_thread(self._export, version)
                 return f"It is in {path}.", exported
             case RotateRunKey():
-                self._rotate_run_key()
+                self._run_keys.rotate_key()
                 return "", None
             case RotateOperatorToken():
                 self._guard.rotate_token()
                 return f"The new token is in {self._directory.operator_token}.", None
             case _:
-                raise AssertionError(f"{request.action} is done elsewhere")
+                raise AssertionError(f"{request.action} is carried out elsewhere")
 
     def _export(self, version: int | None) -> tuple[Path, int]:
         newest = max(self._directory.adapter_versions(), default=0)
@@ -229,15 +230,15 @@ class Desk:
             self._known_tokens = known
 
     def _tell(self, record: ActionRecord) -> None:
-        """On the page's log, and in the hub's."""
+        """Log the action, and notify the pages."""
         fields = ", ".join(f"{name} {value}" for name, value in record.request.items() if value is not None)
         what = f"{record.action} {fields}".strip()
         log.info("%s: %s, by %s (%s)", what, record.outcome, record.who, record.via)
-        self._changed()
+        self._changes.notify()
 
 
 def asked_of(number: int, request: AnyRequest) -> OperatorAsked | NodeVouchedFor | None:
-    """What the coordinator is asked for; None: it has no part in this."""
+    """Return the event for the coordinator; None if the action does not concern it."""
     what: str
     value: str | float = ""
     match request:

@@ -1,4 +1,4 @@
-"""The tokens that actions make, whichever door they come by."""
+"""Tokens that the operator's actions make."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from echo_hub.net.invitations import hash_of, new_token
 
 
 def secret_of(request: AnyRequest) -> tuple[str, str]:
-    """The token that this makes, and what the books keep of it; nothing where it makes none."""
+    """Return the new token and its hash for the store; "" twice if the action makes none."""
     if isinstance(request, MakeInvite):
         secret = new_token()
     elif isinstance(request, MakeToken):

@@ -1,13 +1,13 @@
-"""A run in one file, taken while a hub serves it, and put back elsewhere.
+"""Back up a run to one file while a hub serves it, and restore it elsewhere.
 
-The file is a tar archive: the run's settings, its keys, its SQLite database, its checkpoints and adapters, and behind
-them `manifest.json` with the SHA-256 of each. What is published (RUN/artefacts) is made anew from these by the next
-start, and what sinks of metrics hold from the database.
+The file is a tar archive of the run's settings, keys, SQLite database, checkpoints and adapters, followed by
+`manifest.json` with the SHA-256 of each. The next start recreates the published files (RUN/artefacts) from these, and
+the content of metric sinks from the database.
 
-Checkpoints and adapters have their names once they are whole and never change, and a name that vanishes does not take
-away what was linked to before. So they are linked to before the database is copied, by SQLite's own online backup, and
-after that; of both, those of steps that the copy knows as trained are taken. So the copy is never behind a checkpoint,
-and has the batches of all steps behind the newest one, which the learner then repeats to the bit.
+Checkpoints and adapters get their names when complete and never change, and a hard link survives the deletion of the
+original. They are therefore linked twice: before and after SQLite's online backup copies the database. Links to steps
+that the copy does not list as trained are dropped. Every checkpoint is therefore covered by the database copy. The copy
+also has the batches of all steps after the newest checkpoint, which the learner repeats bit for bit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CANNOT_READ: Final = "The backup cannot be read."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """What is in one."""
+    """Facts about a backup."""
 
     trained_step: int
     size_bytes: int
@@ -53,12 +53,12 @@ class Backup:
 
 
 def write_backup(directory: RunDirectory, database: Path, target: Path) -> Backup:
-    """Writes a new `target`, which its owner alone may read; it is there as a whole or not at all.
+    """Write a new file `target` that only its owner may read; it appears complete or not at all.
 
-    `database` is the run's SQLite file. Raises ConfigError where `target` exists, StorageError.
+    `database` is the run's SQLite file. Raises ConfigError if `target` exists, StorageError.
     """
     if target.exists() or target.is_symlink():
-        raise ConfigError("There is such a file already.", got=str(target), do="Name a new file.")
+        raise ConfigError("The target file exists already.", got=str(target), do="Name a new file.")
     with disk_errors(_CANNOT_WRITE, target.parent), _staging(directory.root) as stage, _new_file(target) as whole:
         _link(directory.root, stage)
         copy = stage / DATABASE
@@ -79,11 +79,13 @@ def write_backup(directory: RunDirectory, database: Path, target: Path) -> Backu
 
 
 def read_backup(file: Path, root: Path) -> Backup:
-    """Makes the run's directory of a backup, every file checked by its hash. Raises ConfigError unless `root` is new
-    or empty, and StorageError; then nothing of it is there."""
+    """Restore a run directory from a backup; every file is checked by its hash.
+
+    Raises ConfigError unless `root` is new or empty, and StorageError. On an error nothing is left behind.
+    """
     if root.is_symlink() or (root.exists() and (not root.is_dir() or any(root.iterdir()))):
         raise ConfigError(
-            "A run is only restored into a new or an empty directory.", got=str(root), do="Name another directory."
+            "A run can be restored only into a new or empty directory.", got=str(root), do="Name another directory."
         )
     with disk_errors("The run cannot be restored.", root.parent):
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -99,14 +101,14 @@ def read_backup(file: Path, root: Path) -> Backup:
 
 @contextmanager
 def _staging(root: Path) -> Iterator[Path]:
-    """A folder on the run's own disk, so that files can be linked into it."""
+    """Create a temporary directory on the run's disk, so that files can be hard linked into it."""
     with tempfile.TemporaryDirectory(dir=root, prefix=".backup-") as stage:
         yield Path(stage)
 
 
 @contextmanager
 def _new_file(target: Path) -> Iterator[Any]:
-    """A file that has its name once the block has ended well and all of it is on the disk."""
+    """Create a file that gets its name only if the block succeeds and the content is on disk."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -115,11 +117,11 @@ def _new_file(target: Path) -> Iterator[Any]:
             os.fsync(file.fileno())
         temporary.replace(target)
     finally:
-        temporary.unlink(missing_ok=True)  # On a full disk it would take what room there is.
+        temporary.unlink(missing_ok=True)  # On a full disk it would occupy the remaining space.
 
 
 def _link(root: Path, stage: Path) -> None:
-    """Links to all that is there, as far as it is not linked to yet; what may change is copied, the newest counts."""
+    """Link files that are not linked yet; copy files that may change, replacing earlier copies."""
     for name in _SINGLE:
         with suppress(FileNotFoundError):
             (stage / name).parent.mkdir(exist_ok=True)
@@ -131,7 +133,7 @@ def _link(root: Path, stage: Path) -> None:
                 continue
             try:
                 _link_folder(folder, linked)
-            except FileNotFoundError:  # It is being deleted: newer ones have come.
+            except FileNotFoundError:  # The folder is being deleted, because newer ones exist.
                 shutil.rmtree(linked, ignore_errors=True)
 
 
@@ -142,14 +144,14 @@ def _link_folder(folder: Path, linked: Path) -> None:
             os.link(path, linked / path.name)
         except FileNotFoundError:
             raise
-        except OSError:  # A file system without links.
+        except OSError:  # The file system does not support hard links.
             shutil.copyfile(path, linked / path.name)
     if not folder.exists():
         raise FileNotFoundError(folder)
 
 
 def _copy_database(database: Path, copy: Path) -> None:
-    """The database as it is at one moment, whoever writes to it meanwhile."""
+    """Copy a consistent snapshot of the database, even during writes."""
     if not database.is_file():
         raise ConfigError(
             "This run has not been served yet.",
@@ -161,15 +163,15 @@ def _copy_database(database: Path, copy: Path) -> None:
             closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=rw", uri=True, timeout=60)) as source,
             closing(sqlite3.connect(copy)) as target,
         ):
-            source.backup(target)  # In one go: in steps it would begin anew whenever the hub writes.
-            target.execute("PRAGMA journal_mode=DELETE")  # All in one file; the hub sets it again.
+            source.backup(target)  # In one call: a stepwise backup would restart at each write of the hub.
+            target.execute("PRAGMA journal_mode=DELETE")  # Puts everything into one file; the hub switches back to WAL.
             (found,) = target.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.Error as error:
         if "full" in str(error):
             raise OSError(28, str(error)) from error
         raise StorageError("The run's database cannot be copied.", got=f"{database}: {error}") from error
     if found != "ok":
-        raise StorageError("The run's database is damaged.", got=f"{database}: {found}", do="Take an older backup.")
+        raise StorageError("The run's database is damaged.", got=f"{database}: {found}", do="Use an older backup.")
 
 
 def _trained_step(copy: Path) -> int:
@@ -187,16 +189,16 @@ def _leave_out_newer(stage: Path, trained_step: int) -> None:
 
 
 def _check_goes_on(stage: Path, copy: Path, trained_step: int) -> None:
-    """Raises StorageError unless the database has the batches of all steps behind the newest checkpoint."""
+    """Raise StorageError unless the database has the batches of all steps after the newest checkpoint."""
     newest = max(map(_number, stage.glob("checkpoints/step-*")), default=0)
     with closing(sqlite3.connect(copy)) as database:
         query = "SELECT count(*) FROM steps WHERE step > ? AND step <= ? AND pruned"
         (pruned,) = database.execute(query, (newest, trained_step)).fetchone()
     if pruned:
         raise StorageError(
-            "The run was too fast: the newest checkpoint that could be copied is too old for its database.",
+            "The newest checkpoint that could be copied is too old for the database, because the run trained too fast.",
             got=f"a checkpoint of step {newest}, {trained_step} steps trained",
-            do="Try again, or set learner.checkpoints_kept higher.",
+            do="Try again, or raise learner.checkpoints_kept.",
         )
 
 
@@ -229,7 +231,7 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _unpack(file: Path, whole: Path) -> dict[str, Any]:
-    """Writes the files, and returns the manifest that they agree with. Raises StorageError."""
+    """Extract the files and return the manifest, which matches them. Raises StorageError."""
     hashes: dict[str, str] = {}
     manifest: dict[str, Any] = {}
     try:
@@ -237,7 +239,7 @@ def _unpack(file: Path, whole: Path) -> dict[str, Any]:
             for member in archive:
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is None or not _is_ours(member.name) or member.name in hashes or manifest:
-                    raise ValueError(f"{member.name!r} does not belong into a backup")
+                    raise ValueError(f"{member.name!r} does not belong in a backup")
                 if member.name == MANIFEST:
                     manifest = json.loads(content.read(_MOST_MANIFEST))
                 else:
@@ -249,7 +251,7 @@ def _unpack(file: Path, whole: Path) -> dict[str, Any]:
             raise ValueError(f"damaged or incomplete: {', '.join(sorted(wrong)[:5])}")
         return {**manifest, "trained_step": int(manifest["trained_step"]), "made_at": float(manifest["made_at"])}
     except (tarfile.TarError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise StorageError(_CANNOT_READ, got=f"{file}: {error}", do="Take another backup.") from error
+        raise StorageError(_CANNOT_READ, got=f"{file}: {error}", do="Use another backup.") from error
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise StorageError(_CANNOT_READ, got=str(error), do="Name a backup.") from error
 
@@ -263,8 +265,8 @@ def _is_ours(name: str) -> bool:
 
 
 def _write(content: Any, path: Path) -> str:
-    """The SHA-256 of what was written, which is on the disk then."""
-    for folder in (path.parent.parent, path.parent):  # A parent that `mkdir` makes has no mode of its own.
+    """Write a file durably and return its SHA-256."""
+    for folder in (path.parent.parent, path.parent):  # `mkdir(parents=True)` would ignore the mode for parents.
         folder.mkdir(mode=0o700, exist_ok=True)
     digest = hashlib.sha256()
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

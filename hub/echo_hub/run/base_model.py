@@ -1,6 +1,6 @@
-"""The base model's files, and its text ⇄ token ids. Weights are never loaded here; nor is torch.
+"""The base model's files, and the conversion between text and token ids. Loads neither weights nor torch.
 
-Tokens are made and read on the hub alone: nodes are sent ids and return ids.
+Only the hub tokenises: nodes receive ids and return ids.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from echo_shared.errors import ConfigError
 from echo_shared.messages.fields import MAX_TOKENS
 
 BUILTIN: Final = {"builtin:tiny": "tiny_base", "builtin:small": "small_base"}
-"""Base models in the box, by the name of their directory in `echo_hub/assets`."""
+"""Base models included in Echo, by directory name in `echo_hub/assets`."""
 
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _NO_CHARACTER: Final = "\ufffd"
 MOST_A_CHARACTER: Final = 8
-"""Tokens of one byte each, twice what UTF-8 takes: what is no text by then is shown as it is."""
+"""Most tokens shown as one character: twice the bytes of a UTF-8 character. Longer invalid sequences are shown as
+is."""
 
 _ASKED: Final = "what is it"
 _FIRST_CHARACTERS: Final = 8
-"""A token, of a prompt that may be too long: twice what a token has in most texts."""
+"""Characters per token when testing the beginning of a long prompt: twice the average of most texts."""
 
 
 def resolve_base(reference: str) -> Path:
-    """The directory of the base model that `reference` means, fetched first if need be.
+    """Return the directory of the base model that `reference` names, after downloading it if necessary.
 
     `reference` is one of `BUILTIN`, a directory in Hugging Face layout, a GGUF file, or an id on the model hub,
-    `owner/name` or `owner/name@revision`. Raises ConfigError where there is no usable model.
+    `owner/name` or `owner/name@revision`. Raises ConfigError if there is no usable model.
     """
     if reference in BUILTIN:
         return Path(str(resources.files("echo_hub"))) / "assets" / BUILTIN[reference]
@@ -56,7 +57,7 @@ def resolve_base(reference: str) -> Path:
         return _checked(directory)
     if reference.startswith(("builtin:", ".", "~")) or directory.is_absolute() or reference.endswith(SUFFIX):
         raise ConfigError(
-            "There is no such base model.",
+            "The base model does not exist.",
             got=f"model.base = {reference!r}",
             do=f"Use {', '.join(BUILTIN)}, an existing directory or GGUF file, or an id on the model hub such as "
             "owner/name.",
@@ -65,16 +66,17 @@ def resolve_base(reference: str) -> Path:
 
 
 def model_hub_source(reference: str, directory: Path) -> str:
-    """The id and the revision, as a commit, of the model that `resolve_base(reference)` has put into `directory`.
+    """Return `id@commit` of the model that `resolve_base(reference)` put into `directory`.
 
-    Raises ConfigError where it is not from the model hub.
+    Raises ConfigError if the model is not from the model hub.
     """
-    # A snapshot is called after its commit, and lies where the id says (huggingface_hub's "Understand caching").
+    # A snapshot directory is named after its commit, inside a folder named after the id (huggingface_hub, "Understand
+    # caching").
     repo_id = reference.partition("@")[0]
     folder = f"models--{repo_id.replace('/', '--')}"
     if directory.parts[-3:-1] != (folder, "snapshots") or not re.fullmatch(r"[0-9a-f]{40}", directory.name):
         raise ConfigError(
-            "Nodes cannot get this base model from a model hub.",
+            "Nodes cannot download this base model from a model hub.",
             got=f"model.base = {reference!r}, in {directory}",
             do='Set model.base to an id on the model hub, or dissemination.base to "swarm".',
         )
@@ -89,12 +91,12 @@ def _download(reference: str) -> Path:
         directory = snapshot_download(
             repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
         )
-        # Of the same commit; the patterns above leave out all folders.
+        # From the same commit; the patterns above exclude all folders.
         snapshot_download(repo_id, revision=Path(directory).name, allow_patterns=[f"{TEMPLATES_FOLDER}/*.jinja"])
         return Path(directory)
-    except (OSError, ValueError) as error:  # Bases of all that huggingface_hub raises for ids, access and connections.
+    except (OSError, ValueError) as error:  # Base classes of huggingface_hub's errors for ids, access and connections.
         raise ConfigError(
-            "The base model cannot be fetched from the model hub.",
+            "The base model cannot be downloaded from the model hub.",
             got=f"model.base = {reference!r}: {error}",
             do="Check the id, the connection and, for a gated model, your access token; or name a directory.",
         ) from error
@@ -103,7 +105,7 @@ def _download(reference: str) -> Path:
 def _checked(directory: Path) -> Path:
     if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
         raise ConfigError(
-            "This directory does not hold a model in Hugging Face layout.",
+            "This directory contains no model in Hugging Face layout.",
             got=str(directory),
             do="It needs config.json and the weights as .safetensors, or one GGUF file; pickled weights are never "
             "loaded.",
@@ -112,7 +114,7 @@ def _checked(directory: Path) -> Path:
 
 
 class PromptCodec:
-    """Prompts to token ids, completions to text, as the base model's own tokenizer has it."""
+    """Converts prompts to token ids and completions to text, with the base model's own tokenizer."""
 
     def __init__(
         self,
@@ -127,8 +129,11 @@ class PromptCodec:
         eos_id: int | None = None,
         vocabulary_size: int | None = None,
     ) -> None:
-        """`strip_thinking`: what a reply says in `<think>...</think>` is no part of it as it is scored. `eos_id`: the
-        tokenizer's own end of sequence. `vocabulary_size`: ids from here on are not the model's; None: all are."""
+        """`strip_thinking`: remove `<think>...</think>` from replies before scoring. `eos_id`: the tokenizer's end of
+        sequence.
+
+        `vocabulary_size`: ids from this number on are not in the model; None disables the check.
+        """
         self._tokenizer = tokenizer
         self._chat = chat
         self._system_prompt = system_prompt
@@ -140,11 +145,11 @@ class PromptCodec:
         self._begins_with = _begins_with(tokenizer) if chat is None else []
         self.stop_ids = stop_ids
         self.context_tokens = context_tokens
-        """How long a prompt and its completion may be together."""
+        """Token limit of a prompt and its completion together."""
 
     @classmethod
     def of_run(cls, config: HubConfig, base_dir: Path) -> PromptCodec:
-        """The codec of the run's base model, which puts the run's own words around each problem."""
+        """Return the codec of the run's base model, with the run's system prompt and suffix."""
         task = config.task
         codec = cls.load(
             base_dir,
@@ -166,8 +171,10 @@ class PromptCodec:
         template_options: Mapping[str, Any] | None = None,
         strip_thinking: bool = False,
     ) -> PromptCodec:
-        """The codec of the model in `directory`. Raises ConfigError when its tokenizer cannot be used, or has no chat
-        template that could take `template_options`."""
+        """Return the codec of the model in `directory`.
+
+        Raises ConfigError if its tokenizer cannot be used, or if it has no chat template for `template_options`.
+        """
         tokenizer = _load_tokenizer(directory / "tokenizer.json")
         config = read_map(directory / "tokenizer_config.json")
         special_tokens = {name: _text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
@@ -175,7 +182,7 @@ class PromptCodec:
         templates, options = read_templates(directory), dict(template_options or {})
         if not templates and options:
             raise ConfigError(
-                "The base model has no chat template that could take options.",
+                "The base model has no chat template, so it cannot use template options.",
                 got=f"task.template_options: {', '.join(options)}",
                 do="Remove them, or use a chat model.",
             )
@@ -199,14 +206,16 @@ class PromptCodec:
         )
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> PromptCodec:
-        """This codec, with prompts that begin with the definitions of these tools. Raises ConfigError where the chat
-        template does not show tools, or cannot render what a tool says."""
+        """Return this codec with prompts that begin with these tool definitions.
+
+        Raises ConfigError if the chat template does not show tools or cannot render a tool's message.
+        """
         if not tools:
             return self
         if self._chat is None:
             raise ConfigError(
-                "The task gives tools, and the base model has no chat template that could show them.",
-                do="Use a chat model whose template takes tools.",
+                "The task has tools, but the base model has no chat template to show them.",
+                do="Use a chat model whose template supports tools.",
             )
         codec = copy(self)
         codec._chat = self._chat.with_tools(tools)
@@ -215,51 +224,59 @@ class PromptCodec:
         return codec
 
     def check(self) -> None:
-        """Raises ConfigError where the chat template cannot take its options and tools, cannot render a prompt, shows
-        nothing of what is asked, or writes tokens that the model does not have."""
+        """Test the chat template with a short prompt.
+
+        Raises ConfigError if the template rejects its options or tools, cannot render the prompt, omits its text, or
+        writes tokens that the model does not have.
+        """
         if self._chat is None:
             return
         self._chat.check()
         rendered = self.render_prompt(_ASKED)
         if _ASKED.casefold() not in rendered.casefold():
             raise ConfigError(
-                "The base model's chat template leaves out what the user asks.",
+                "The base model's chat template omits the user's message.",
                 got=f"a prompt of {len(rendered)} characters: {rendered[:200]!r}",
-                do="Use a model whose template shows a user's turn that is text, or put another template into its "
+                do="Use a model whose template shows text messages of the user, or put another template into its "
                 "chat_template.jinja.",
             )
         if not len(self.encode_prompt(_ASKED)):
             raise ConfigError(
-                "The base model's tokenizer makes no tokens of a prompt.",
+                "The base model's tokenizer encodes a prompt as no tokens.",
                 got=repr(rendered[:200]),
-                do="Use the tokenizer.json and the chat template of one model.",
+                do="Use tokenizer.json and chat template from the same model.",
             )
 
     def with_words(self, *, system_prompt: str, prompt_suffix: str) -> PromptCodec:
-        """The same, with other words around each problem."""
+        """Return a copy with another system prompt and suffix."""
         other = copy(self)
         other._system_prompt, other._prompt_suffix = system_prompt, prompt_suffix
         return other
 
     def encode_prompt(self, prompt: str) -> NDArray[np.int32]:
-        """The ids [P] int32 of `prompt` and its suffix, as a user turn behind any of the system's, ready for the reply.
+        """Return the ids [P] int32 of a prompt, ready for the reply: system message if any, then `prompt` and suffix as
+        user.
 
-        Without a chat template it is plain text: the system prompt, an empty line, the prompt.
+        Without a chat template it is plain text: system prompt, empty line, prompt.
         """
         return self._encode_conversation(self._messages(prompt))
 
     def encode_opening(self, messages: Sequence[Message]) -> NDArray[np.int32]:
-        """`encode_prompt` of a conversation up to its first reply: the run's system prompt before it, unless it has one
-        of its own, and the suffix behind its first user turn."""
+        """Encode a conversation up to its first reply, like `encode_prompt`.
+
+        Adds the run's system prompt unless the conversation has one, and the suffix to its first user message.
+        """
         return self._encode_conversation(self._with_words(messages))
 
     def render_prompt(self, prompt: str) -> str:
-        """The text that `encode_prompt` makes ids of."""
+        """Return the text that `encode_prompt` encodes."""
         return self._render(self._messages(prompt))
 
     def has_room(self, prompt: str, *, tokens: int) -> bool:
-        """Return True if the prompt has at most this many ids. Of one that is far longer, only the beginning is
-        encoded: a line of 10 MB would take seconds."""
+        """Return True if the prompt has at most this many tokens.
+
+        Of a far longer prompt only the beginning is encoded, because 10 MB of text would take seconds.
+        """
         shown = _FIRST_CHARACTERS * max(tokens, 1)
         while len(prompt) > shown:
             if len(self._control.ids_of_text(prompt[:shown])) > 2 * tokens:
@@ -275,11 +292,11 @@ class PromptCodec:
         return self._known(quoting.ids(chat.render(quoting.quoted(messages))))
 
     def _known(self, ids: list[int]) -> NDArray[np.int32]:
-        """Raises ConfigError for ids that the model does not have."""
+        """Return the ids as an array. Raises ConfigError for ids that the model does not have."""
         if self._vocabulary_size is not None and max(ids, default=0) >= self._vocabulary_size:
             strange = next(token_id for token_id in ids if token_id >= self._vocabulary_size)
             raise ConfigError(
-                "The base model's tokenizer makes a token that the model does not have.",
+                "The base model's tokenizer produces a token that the model does not have.",
                 got=f"id {strange} ({self._tokenizer.id_to_token(strange)!r}), vocab_size = {self._vocabulary_size} in "
                 "config.json",
                 do="Use the tokenizer that belongs to the model, or resize the model's embeddings for this one.",
@@ -292,10 +309,10 @@ class PromptCodec:
         return self._chat.render(messages)
 
     def encode_reply(self, text: str) -> NDArray[np.int32]:
-        """The ids [T] int32 by which a node would draw `text` as a reply, the stop token included. What the chat
-        template has opened already, such as a thought, is left out at the beginning.
+        """Return the ids [T] int32 with which a node would sample `text` as a reply, stop token included.
 
-        Raises ConfigError where a stop token would end it earlier.
+        If the chat template itself opens a reasoning block, an opening tag in `text` is dropped. Raises ConfigError if
+        a stop token occurs before the end.
         """
         if self._begins_in_thought and text.startswith(OPEN):
             text = text.removeprefix(OPEN).removeprefix("\n")
@@ -303,15 +320,15 @@ class PromptCodec:
         if not ids or ids[-1] not in self.stop_ids:
             ids = [*ids, self._end_of_reply]
         if not set(self.stop_ids).isdisjoint(ids[:-1]):
-            raise ConfigError("A reply holds a stop token before its end.")
+            raise ConfigError("A reply contains a stop token before its end.")
         return self._known(ids)
 
     def encode_answer(self, messages: Sequence[Message], *, after: int) -> NDArray[np.int32]:
-        """The ids [T] int32 from a completion, whose last id is `after`, to the next one: what ends the assistant's
-        turn, unless `after` is that, then `messages` as the chat template has them, ready for the reply.
+        """Return the ids [T] int32 between a completion, whose last id is `after`, and the next completion.
 
-        The completion itself is never tokenised again: these ids are what the chat template puts behind any. Without
-        a chat template they are those of the messages' texts, one after the other.
+        They end the assistant's turn, unless `after` does that, and continue with `messages` from the chat template up
+        to the next reply. The completion itself is never tokenised again: the template writes the same text after any
+        reply. Without a chat template, the ids are those of the concatenated message texts.
         """
         if self._chat is None:
             return self._known(self._control.ids_of_text("".join(message["content"] for message in messages)))
@@ -322,7 +339,7 @@ class PromptCodec:
         return self._known(ids[1:] if ids[:1] == [after] else ids)
 
     def reply(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """What a completion says, as it is scored."""
+        """Return the text of a completion as it is scored."""
         if not self._strip_thinking:
             return self.decode(ids)
         if not self._special & {OPEN, CLOSE}:
@@ -334,18 +351,18 @@ class PromptCodec:
 
     @cached_property
     def _special(self) -> frozenset[str]:
-        """Tokens that `decode` leaves out."""
+        """Special tokens, which `decode` omits."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
     @cached_property
     def _begins_in_thought(self) -> bool:
-        """Whether the chat template opens a thought in each reply."""
+        """True if the chat template opens a reasoning block at the start of each reply."""
         return self._chat is not None and ends_in_thought(self._chat.begins_reply_with(self._messages("")))
 
     @cached_property
     def _end_of_reply(self) -> int:
-        """The stop token that the chat template puts behind a reply; else the tokenizer's own end of sequence."""
+        """Stop token that the chat template puts after a reply; else the tokenizer's end of sequence."""
         if self._chat is not None:
             behind = self._tokenizer.encode(self._chat.behind_reply(self._messages(""), ()), add_special_tokens=False)
             if behind.ids and behind.ids[0] in self.stop_ids:
@@ -354,19 +371,21 @@ class PromptCodec:
 
     @property
     def num_ids(self) -> int:
-        """Ids from here on are no tokens of the tokenizer's."""
+        """Ids from this number on are not in the tokenizer."""
         size: int = self._tokenizer.get_vocab_size()
         return size
 
     def decode(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """The text of `ids`, special tokens left out."""
+        """Return the text of `ids` without special tokens."""
         text: str = self._tokenizer.decode(_plain(ids), skip_special_tokens=True)
         return text
 
     def pieces(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> list[tuple[str, int]]:
-        """The text of `ids` in pieces, special tokens written out: each the shortest run of tokens, so many, that is a
-        text. A character that takes several tokens is one piece, for up to `MOST_A_CHARACTER`. What is no id of the
-        tokenizer's, as a stranger may send, stands as its number in angle brackets.
+        """Return the text of `ids` in pieces (text, token count), with special tokens written out.
+
+        Each piece is the shortest run of tokens that forms valid text: a character of several tokens is one piece, up
+        to `MOST_A_CHARACTER` tokens. An id that the tokenizer lacks, as a stranger may send, is shown as a number in
+        angle brackets.
         """
         every, size = _plain(ids), self._tokenizer.get_vocab_size()
         found: list[tuple[str, int]] = []
@@ -380,29 +399,29 @@ class PromptCodec:
                 continue
             text = self._behind(every[context:end], start - context)
             if text.endswith(_NO_CHARACTER) and end < len(every) and end - start < MOST_A_CHARACTER:
-                continue  # The character goes on with the next token.
+                continue  # The character continues in the next token.
             found.append((text, end - start))
             context, start = start, end
         return found
 
     def text(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """All of `pieces` at once, which is faster."""
+        """Return all `pieces` as one text; faster."""
         every = _plain(ids)
         if every and (min(every) < 0 or max(every) >= self._tokenizer.get_vocab_size()):
             return "".join(text for text, _ in self.pieces(every))
         return str(self._tokenizer.decode(every, skip_special_tokens=False))
 
     def _behind(self, ids: Sequence[int], place: int) -> str:
-        """What the ids from `place` on add to the text of those before."""
+        """Return the text that the ids from `place` on add to the ids before."""
         before, whole = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids))
         return str(whole[len(before) :])
 
     def _messages(self, prompt: str) -> list[Message]:
-        """The conversation that `prompt` opens."""
+        """Return the conversation that `prompt` opens."""
         return self._with_words([{"role": "user", "content": prompt}])
 
     def _with_words(self, messages: Sequence[Message]) -> list[Message]:
-        """The run's own words around them."""
+        """Add the run's system prompt and suffix."""
         found = list(messages)
         first = next((place for place, message in enumerate(found) if message["role"] == "user"), None)
         if first is not None:
@@ -421,7 +440,7 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         )
     try:
         tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises plain Exception for a file that it cannot read.
+    except Exception as error:  # The library raises plain Exception for an unreadable file.
         raise ConfigError("The base model's tokenizer cannot be read.", got=f"{path}: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -429,8 +448,10 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _begins_with(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that the tokenizer puts before a text, such as a begin token. Ids that it puts behind a text are
-    left out: a model would take the end of its prompt for the end of its reply."""
+    """Return the ids that the tokenizer puts before a text, such as a begin token.
+
+    Ids that it appends are left out: otherwise the prompt would end with a token that marks the end of a reply.
+    """
     for text in ("a", "1", " ", "\n", "?"):
         plain = tokenizer.encode(text, add_special_tokens=False).ids
         whole: list[int] = tokenizer.encode(text, add_special_tokens=True).ids
@@ -441,18 +462,17 @@ def _begins_with(tokenizer: Tokenizer) -> list[int]:
 
 
 def _text(token: str | Mapping[str, Any]) -> str:
-    """Special tokens stand in tokenizer_config.json as text, or as a map with their `content`."""
+    """Return a special token's text; tokenizer_config.json has it as text, or as a map with `content`."""
     return token if isinstance(token, str) else str(token["content"])
 
 
 def vocabulary_size(directory: Path) -> int:
-    """How many ids the model in `directory` has, as its config says, of itself or of its text part. Raises ConfigError
-    where it does not."""
+    """Return the vocabulary size in the model's config, or in its text part. Raises ConfigError if it is missing."""
     config = read_map(directory / "config.json")
     found = config.get("vocab_size", _text_config(config).get("vocab_size"))
     if type(found) is not int or found < 1:
         raise ConfigError(
-            "The base model does not say how many tokens it has.",
+            "The base model's config has no valid vocabulary size.",
             got=f"vocab_size = {found!r} in {directory / 'config.json'}",
             do="Use a language model in Hugging Face layout, whose config.json has vocab_size.",
         )
@@ -465,27 +485,28 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _context_tokens(directory: Path) -> int:
-    """What the model's config says, of itself or of its text part; at most what a message may hold."""
+    """Return the context length in the model's config or its text part, limited to the size of a message."""
     config = read_map(directory / "config.json")
     known = config.get("max_position_embeddings") or _text_config(config).get("max_position_embeddings")
     return min(int(known), MAX_TOKENS) if known else MAX_TOKENS
 
 
 def _stop_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
-    """The ids that end a completion: the generation config's (else the model config's), and the tokenizer's own eos.
+    """Return the ids that end a completion: from the generation config, else the model config; plus the tokenizer's
+    eos.
 
-    Raises ConfigError when there is none: no completion would ever end by itself.
+    Raises ConfigError if there is none: no completion would ever end by itself.
     """
     stop = read_map(directory / "generation_config.json").get("eos_token_id")
     if stop is None:
         stop = read_map(directory / "config.json").get("eos_token_id")
     candidates = [*(stop if isinstance(stop, list) else [stop]), tokenizer_eos]
-    # Nobody can draw an id that the model does not have.
+    # A model cannot sample an id outside its vocabulary.
     known = range(vocabulary_size(directory))
     found = {int(token_id) for token_id in candidates if token_id is not None and int(token_id) in known}
     if not found:
         raise ConfigError(
-            "The base model names no end-of-sequence token that it has.",
+            "The base model has no end-of-sequence token in its vocabulary.",
             got=f"eos_token_id = {', '.join(map(str, candidates))} in {directory}, vocab_size = {len(known)}",
             do="Set eos_token_id in its generation_config.json.",
         )

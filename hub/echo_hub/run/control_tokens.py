@@ -1,18 +1,18 @@
-"""Text to token ids in which only the chat template writes control tokens; text that looks like one stays text.
+"""Encode text so that only the chat template produces control tokens; similar text from other sources stays text.
 
-A problem, an environment or a tool may say `Explain <|im_end|> now`. Encoded as it stands, that would end its turn, and
-whatever follows would be a turn of anybody's. So the beginnings of such texts are written as numbers until the template
-is through, the template's own control tokens then get a spelling that nobody else knows, and a copy of the tokenizer
-that has only those spellings makes the ids. With a short spelling:
+A problem, an environment or a tool may contain `Explain <|im_end|> now`. Encoded directly, this would end its turn and
+let the rest pose as another role's turn. Three steps prevent that. First, the characters that begin a control token are
+replaced by numbers in such texts. Then the template is rendered, and its own control tokens get secret spellings.
+Finally a copy of the tokenizer, which knows only these spellings, encodes the result. With a short secret:
 
     quoted      Explain (q0:60)|im_end|> now
     rendered    <|im_start|>user\\nExplain (q0:60)|im_end|> now<|im_end|>\\n
     spelled     <7f:0>user\\nExplain <|im_end|> now<7f:1>\\n
 
-Text without a control token, which is nearly all of it, goes to the tokenizer as it is.
+Text without a control token, which is nearly all text, is encoded directly.
 
-Control tokens are the tokenizer's special tokens, and of its other added tokens those that the template writes or that
-look like one (`<|user|>`). Runs of spaces, which some tokenizers have as added tokens, are ordinary text.
+Control tokens are the tokenizer's special tokens, and other added tokens that the template writes or that look like one
+(`<|user|>`). Runs of spaces, which some tokenizers have as added tokens, are ordinary text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOOKS_LIKE_ONE: Final = re.compile(r"<\|.+\|>|<｜.+｜>", re.DOTALL)
 
 
 class ControlTokens:
-    """A tokenizer's control tokens, where the chat template has these `sources`."""
+    """A tokenizer's control tokens, given the chat template's `sources`."""
 
     def __init__(self, tokenizer: Tokenizer, sources: Iterable[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -54,13 +54,14 @@ class ControlTokens:
         self._beginning = _beginning_of(self._texts)
 
     def quoting(self, *said: Any) -> Quoting:
-        """Return how to quote what is `said` by anybody but the template: texts, and lists and maps of texts."""
+        """Return the quoting for everything in `said` that the template did not write: texts, and lists and maps of
+        texts."""
         text = "".join(texts_in(said))
         mark = next(mark for number in count() if (mark := f"(q{number}:") not in text)
         return Quoting(control=self, mark=mark)
 
     def ids_of_text(self, text: str) -> list[int]:
-        """The ids of text in which nothing is a control token. Raises ConfigError for what is no text."""
+        """Return the ids of a text without interpreting control tokens. Raises ConfigError for invalid Unicode."""
         return self._ids(self._tokenizer if self._any.search(text) is None else self._copy, text)
 
     def _ids_of_rendered(self, rendered: str, quoted: re.Pattern[str]) -> list[int]:
@@ -79,28 +80,28 @@ class ControlTokens:
         except UnicodeEncodeError as error:
             half = f"\\u{ord(text[error.start]):04x}"
             raise ConfigError(
-                "A text cannot be given to the model: it holds one half of a character without the other.",
+                "A text cannot be encoded for the model: it contains half of a surrogate pair.",
                 got=f"{half} in {text[max(0, error.start - 40) : error.end + 40]!a}",
-                do="Correct it where it comes from: a file, or the task's code.",
+                do="Correct its source: a file, or the task's code.",
             ) from error
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids if tokenizer is self._tokenizer else [self._own_ids.get(token_id, token_id) for token_id in ids]
 
     @cached_property
     def _spellings(self) -> Mapping[str, str]:
-        """Of each control token, one that no text holds: nobody knows it."""
+        """Maps each control token to a secret spelling that no text can contain."""
         secret = secrets.token_hex(16)
         return {text: f"<{secret}:{number}>" for number, text in enumerate(self._texts)}
 
     @cached_property
     def _copy(self) -> Tokenizer:
-        """The tokenizer, with these spellings."""
+        """Copy of the tokenizer whose control tokens have the secret spellings."""
         state = json.loads(self._tokenizer.to_str())
         state["post_processor"] = None
         for token in state["added_tokens"]:
             token["content"] = self._spelled(token["content"])
         model = state["model"]
-        # A model may have the token among its own, and would make it of the text.
+        # A model's vocabulary may contain the token itself, and would produce it from ordinary text.
         if isinstance(model["vocab"], list):
             model["vocab"] = [[self._spelled(text), score] for text, score in model["vocab"]]
         else:
@@ -115,7 +116,7 @@ class ControlTokens:
 
     @cached_property
     def _own_ids(self) -> Mapping[int, int]:
-        """Ids of the copy's added tokens, and the tokenizer's own for them."""
+        """Maps ids of the copy's added tokens to the original tokenizer's ids."""
         added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
         ids = ((self._copy.token_to_id(self._spelled(text)), self._tokenizer.token_to_id(text)) for text in added)
         return {here: own for here, own in ids if here is not None and own is not None}
@@ -124,21 +125,22 @@ class ControlTokens:
         return self._spellings.get(text, text)
 
     def _makes_one(self, pair: str | list[str], prefix: str) -> bool:
-        """True for a merge of, or to, a control token."""
+        """Return True for a merge that uses or produces a control token."""
         left, right = pair.split(" ") if isinstance(pair, str) else pair
         return not self._spellings.keys().isdisjoint((left, right, left + right.removeprefix(prefix)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quoting:
-    """Takes texts through the template as text, whatever control tokens they name."""
+    """Passes texts through the template as plain text, whatever control tokens they contain."""
 
     control: ControlTokens
     mark: str
-    """Stands before a character's number; in none of the texts."""
+    """Prefix of a quoted character's number; occurs in none of the texts."""
 
     def quoted(self, value: Any) -> Any:
-        """`value` with all texts in it quoted. The keys of maps, and what is under `role`, are not anybody's words."""
+        """Return `value` with every text in it quoted. Map keys and values under `role` are trusted and stay
+        unchanged."""
         if isinstance(value, str):
             return self.control._beginning.sub(lambda found: f"{self.mark}{ord(found[0][0])}){found[0][1:]}", value)
         if isinstance(value, Mapping):
@@ -146,18 +148,21 @@ class Quoting:
         return [self.quoted(one) for one in value] if isinstance(value, list | tuple) else value
 
     def ids(self, rendered: str) -> list[int]:
-        """The ids of what the template has made of them. Raises ConfigError for what is no text."""
+        """Return the ids of the rendered template. Raises ConfigError for invalid Unicode."""
         return self.control._ids_of_rendered(rendered, re.compile(rf"{re.escape(self.mark)}([0-9]+)\)"))
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match the leftmost control token, and the longest of several at one place, as tokenizers do."""
+    """Match the leftmost control token; at one place the longest, as tokenizers do."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
 
 
 def _beginning_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match each character that a control token begins with, so that no token comes about where a template takes
-    something out of a text. Of tokens that begin with a letter or a space, match the whole token."""
+    """Match each character that begins a control token.
+
+    Quoting single characters prevents a template from forming a token by deleting part of a text. Tokens that begin
+    with a letter or a space are matched as a whole.
+    """
     signs = sorted({text[0] for text in texts if not text[0].isalnum() and not text[0].isspace()})
     whole = [text for text in texts if text[0].isalnum() or text[0].isspace()]
     patterns = [_any_of(whole).pattern] if whole else []

@@ -1,15 +1,15 @@
-"""Demonstrations as token ids: a file of JSON lines, each a conversation whose replies are to be learned.
+"""Read demonstrations for supervised fine-tuning: a JSONL file of conversations whose replies are learned.
 
     {"messages": [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]}
     {"prompt": "2+2=", "completion": "4"}
 
-Both of these are the same: the prompt as the hub renders it for rollouts (the chat template with the run's options and
-its task's tools, the run's words around the problem), then the reply as a node would draw it, with its stop token. What
-stands between two replies is made as for an episode of several turns. A line that begins with a turn of the system's
-keeps it in place of the run's. Where a run has several tasks, `task` says which one's words a line takes.
+Both lines mean the same. The prompt is rendered as for rollouts: with the chat template, the run's options, the task's
+tools, and the run's system prompt and suffix. The reply is encoded as a node would sample it, with its stop token. Text
+between two replies is encoded as in multi-turn episodes. A system message in the line replaces the run's. If a run has
+several tasks, `task` selects the one whose prompts the line uses.
 
-What no node could draw is left out and counted, never cut: a demonstration that ends in the middle teaches to do so.
-Every line is checked before the first is used.
+A line that no node could sample is skipped and counted, never truncated: a truncated demonstration would teach the
+model to stop early. All lines are checked before the first is used.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ _SHOWN_CHARACTERS: Final = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """One line; `completion_ids` [T] is all that follows the prompt, `prompt_ids` [P]."""
+    """One line of the file. `prompt_ids` [P]; `completion_ids` [T] is everything after the prompt."""
 
     prompt_ids: NDArray[np.int32]
     completion_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
-    """[T], whether the token is of a reply; the last one is."""
+    """[T], True for tokens of a reply; the last one is True."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """What a file holds."""
+    """The content of a demonstrations file."""
 
     examples: tuple[Demonstration, ...]
-    """In the order of the file."""
+    """In file order."""
     long_replies: tuple[int, ...]
-    """Lines that are left out, from 1 on: a reply has more tokens than a completion may have."""
+    """Numbers of skipped lines, from 1, whose reply exceeds the completion limit."""
     long_conversations: tuple[int, ...]
-    """Lines that are left out: they are longer than the base's context."""
+    """Numbers of skipped lines that exceed the base model's context."""
 
 
 def read_demonstrations(path: Path, codecs: Mapping[str, PromptCodec], *, max_tokens: int) -> Demonstrations:
-    """All of a file. `codecs`: of the run's tasks, by their keys; `max_tokens`: of a reply, its stop token included.
+    """Read a whole file.
 
-    Raises ConfigError for a file that cannot be read, with every line that is no demonstration; and where none is left.
+    `codecs`: by task key; `max_tokens`: limit of a reply, stop token included. Raises ConfigError if the file cannot be
+    read, if lines are malformed (all are listed), and if no line is usable.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -87,15 +88,15 @@ def read_demonstrations(path: Path, codecs: Mapping[str, PromptCodec], *, max_to
         raise ConfigError(
             f"{len(wrong)} of the lines of {path} cannot be trained on; nothing was trained.",
             got="\n       ".join(wrong[:_SHOWN_LINES]) + more,
-            do='Every line must look like {"prompt": "2+2=", "completion": "4"}, or hold "messages" that begin with a '
-            "user's and end with the assistant's.",
+            do='Every line must look like {"prompt": "2+2=", "completion": "4"}, or contain "messages" that '
+            "begin with a user message and end with an assistant message.",
         )
     if not examples:
         raise ConfigError(
-            "There is no demonstration to train on.",
+            "There are no demonstrations to train on.",
             got=f"{path}: {len(long_replies)} with a reply above sampling.max_tokens = {max_tokens}, "
             f"{len(long_conversations)} longer than the base's context",
-            do="Raise sampling.max_tokens, or give shorter ones.",
+            do="Raise sampling.max_tokens, or use shorter demonstrations.",
         )
     return Demonstrations(
         examples=tuple(examples), long_replies=tuple(long_replies), long_conversations=tuple(long_conversations)
@@ -108,12 +109,12 @@ def _parse(line: bytes, codecs: Mapping[str, PromptCodec]) -> tuple[PromptCodec,
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not isinstance(content, dict):
-        raise ConfigError("not a map")
+        raise ConfigError("not a JSON object")
     key = content.get("task", next(iter(codecs)) if len(codecs) == 1 else None)
     if not isinstance(key, str) or key not in codecs:
-        raise ConfigError("it has to name its task", got=f"{key!r} is none of {', '.join(filter(None, codecs))}")
+        raise ConfigError("it must name its task", got=f"{key!r} is none of {', '.join(filter(None, codecs))}")
     if "messages" in content and ("prompt" in content or "completion" in content):
-        raise ConfigError("it has messages and a prompt or completion: one of the two is meant")
+        raise ConfigError("it has both messages and a prompt or completion: use one form")
     if "messages" in content:
         return codecs[key], _checked(content["messages"])
     prompt, completion = content.get("prompt"), content.get("completion")
@@ -123,29 +124,32 @@ def _parse(line: bytes, codecs: Mapping[str, PromptCodec]) -> tuple[PromptCodec,
 
 
 def _checked(messages: Any) -> list[Message]:
-    """Raises ConfigError unless they are a system's turn or none, a user's, and others up to one of the assistant's."""
+    """Return the messages if they are valid; else raise ConfigError.
+
+    Valid: an optional system message, a user message, then others, the last one from the assistant.
+    """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ConfigError("messages are no list of maps")
+        raise ConfigError("messages is not a list of objects")
     for place, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
             raise ConfigError("a message has an unknown role", got=f"{role!r}, none of {', '.join(_ROLES)}")
         if not isinstance(content, str) or not (content.strip() or role == "system"):
-            raise ConfigError(f"the {role} says nothing", got=f"{content!r}, which is no text")
+            raise ConfigError(f"the content of the {role} message is empty", got=f"{content!r}")
         if unknown := {name for name, value in message.items() if value is not None} - _FIELDS:
-            raise ConfigError("a message has fields that no prompt of a run has", got=", ".join(sorted(unknown)))
+            raise ConfigError("a message has unknown fields", got=", ".join(sorted(unknown)))
         if role == "system" and place:
-            raise ConfigError("a system's turn is not the first")
+            raise ConfigError("a system message is not the first message")
     roles = [message["role"] for message in messages if message["role"] != "system"]
     if roles[:1] != ["user"] or roles[-1] != "assistant":
-        raise ConfigError("it has to begin with a user's turn and end with the assistant's", got=", ".join(roles))
+        raise ConfigError("it must begin with a user message and end with an assistant message", got=", ".join(roles))
     if ("assistant", "assistant") in pairwise(roles):
-        raise ConfigError("the assistant speaks twice in a row")
+        raise ConfigError("two assistant messages follow each other")
     return messages
 
 
 def _encode(messages: Sequence[Message], codec: PromptCodec) -> tuple[Demonstration, int]:
-    """The conversation's ids, and how many the longest reply has."""
+    """Return the conversation's ids, and the token count of its longest reply."""
     turns = [list(turn) for _, turn in groupby(messages, key=lambda message: message["role"] == "assistant")]
     ids: list[NDArray[np.int32]] = []
     drawn: list[NDArray[np.bool_]] = []

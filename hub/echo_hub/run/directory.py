@@ -1,4 +1,4 @@
-"""The directory of one run: what lies where, and that only one hub at a time works in it."""
+"""Paths inside a run directory, and its lock: only one hub at a time works in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _FORGOTTEN: Final = ".forgotten-"
 LEAST_KEPT: Final = 3
-"""Newest adapters, however large they are."""
+"""Newest adapters that are always kept, however large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,48 +42,50 @@ class RunDirectory:
 
     @property
     def operator_token(self) -> Path:
-        """What scripts show to be let in as the operator; secret."""
+        """Secret token with which scripts authenticate as the operator."""
         return self.root / "operator.token"
 
     @property
     def operator_password(self) -> Path:
-        """The hash of the password that the operator has set, if any."""
+        """Hash of the operator's password, if one is set."""
         return self.root / "operator.password"
 
     @property
     def artefacts(self) -> Path:
-        """What is published: `echo_hub.net.artefact_store`."""
+        """Published files: `echo_hub.net.artefact_store`."""
         return self.root / "artefacts"
 
     @property
     def database_url(self) -> str:
-        """The address of the run's own SQLite database."""
-        from sqlalchemy import URL  # Learner and verifier know the directory and no database.
+        """URL of the run's own SQLite database."""
+        from sqlalchemy import URL  # Imported late: learner and verifier use this class, but no database.
 
         path = (self.root.resolve() / "echo.db").as_posix()
         return URL.create("sqlite", database=path).render_as_string()
 
     @property
     def start(self) -> Path:
-        """What the run starts with, if not with the bare base: `echo_hub.run.start`."""
+        """Directory of the initial adapter; missing if the run starts with the bare base (`echo_hub.run.start`)."""
         return self.root / "start"
 
     def checkpoint(self, step: int) -> Path:
-        """What the learner goes on with behind this step: `echo_hub.learner.checkpoint`."""
+        """Checkpoint from which the learner resumes after this step: `echo_hub.learner.checkpoint`."""
         return self.root / "checkpoints" / f"step-{step:06d}"
 
     def adapter(self, policy_version: int) -> Path:
-        """A published version in PEFT's layout, as the learner wrote it."""
+        """Directory of a published version in PEFT layout, as the learner wrote it."""
         return self.root / "adapters" / f"v{policy_version:06d}"
 
     def adapter_versions(self) -> list[int]:
-        """The versions that `adapter` has, oldest first."""
+        """Return the versions that have an adapter, oldest first."""
         paths = (self.root / "adapters").glob("v*[0-9]")
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
 
     def trained(self, *, started_with: int = 0) -> list[Path]:
-        """What its learner has left here: the newest checkpoint, the newest adapter. Empty before the first step.
-        `started_with`: the version that it was given."""
+        """Return the newest checkpoint and adapter that this run trained; empty before the first step.
+
+        `started_with`: the version that the run began with, which does not count.
+        """
         checkpoints = sorted((self.root / "checkpoints").glob("step-*"))
         adapters = [self.adapter(version) for version in self.adapter_versions()]
         given = {self.checkpoint(started_with), self.adapter(started_with)}
@@ -92,10 +94,12 @@ class RunDirectory:
     def forget_adapters(
         self, *, kept: int, max_bytes: int, published_version: int, evaluating: Collection[int]
     ) -> None:
-        """Deletes all but the newest `kept` adapters, or fewer that take `max_bytes` together (0 = no bound) and are
-        `LEAST_KEPT` at least. Never `published_version`, what is yet to be published, or what is yet to be evaluated.
+        """Delete old adapters.
 
-        An adapter vanishes as a whole. What the system does not let go of is logged and tried again the next time.
+        Keeps the newest `kept`, or fewer if they exceed `max_bytes` in total (0 = no limit), but at least `LEAST_KEPT`.
+        Never deletes `published_version`, newer versions, or versions still to be evaluated. An adapter is renamed
+        first, so that it disappears atomically. If the system refuses a deletion, this is logged and retried at the
+        next call.
         """
         versions = self.adapter_versions()
         spare = versions[: -min(kept, self._fitting(versions, max_bytes))]
@@ -110,7 +114,7 @@ class RunDirectory:
                 log.warning("The old adapter %s cannot be deleted now: %s", path, error)
 
     def _fitting(self, versions: Sequence[int], max_bytes: int) -> int:
-        """So many of the newest adapters fit."""
+        """Return how many of the newest adapters fit into `max_bytes`."""
         left = max_bytes or inf
         for number, version in enumerate(reversed(versions)):
             left -= sum(path.stat().st_size for path in self.adapter(version).glob("*"))
@@ -119,31 +123,33 @@ class RunDirectory:
         return max(len(versions), LEAST_KEPT)
 
     def check(self) -> None:
-        """Raises ConfigError unless `echo-hub init` has made this directory."""
+        """Raise ConfigError unless `echo-hub init` created this directory."""
         if not self.config.is_file():
             raise ConfigError(
                 "This is not a run directory.",
                 got=f"{self.root} (no config.toml)",
-                do=f"Make one: echo-hub init {self.root}",
+                do=f"Create one: echo-hub init {self.root}",
             )
 
     def check_unlocked(self) -> None:
-        """Raises StorageError while another process has locked it."""
+        """Raise StorageError while another process holds the lock."""
         with self.locked():
             pass
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the directory for the hub process; the system frees it when that dies. Raises StorageError when another
-        holds it."""
+        """Lock the directory for this process; the system frees the lock if the process dies.
+
+        Raises StorageError if another process holds the lock.
+        """
         lock = FileLock(self.root / "hub.lock")
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise StorageError(
-                "Another hub is working in this run directory, or `echo-hub sft`.",
+                "Another hub, or `echo-hub sft`, is using this run directory.",
                 got=str(self.root),
-                do="Stop that hub, or that training, first, or make a new run: echo-hub init OTHER_DIRECTORY",
+                do="Stop that process first, or create a new run: echo-hub init OTHER_DIRECTORY",
             ) from error
         except OSError as error:
             raise StorageError(

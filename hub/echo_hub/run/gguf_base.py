@@ -1,10 +1,10 @@
-"""A GGUF file as the base model: unpacked once into Hugging Face's layout, by transformers' own reader.
+"""Convert a GGUF file to a base model in Hugging Face layout, once, with transformers' reader.
 
     python -m echo_hub.run.gguf_base FILE DIRECTORY
 
-The weights are unpacked to bfloat16, or stay float32 where the file has no others. The result lies in the hub's cache
-directory, by the file's name, size and time of change; from there on it is a model like any other, for the learner and
-for nodes. transformers loads PyTorch, so that is done by a process of its own.
+Weights are converted to bfloat16; a file with only float32 weights keeps float32. The result is stored in the hub's
+cache directory under the file's name, size and modification time. Learner and nodes use it like any other model.
+transformers loads PyTorch, so the conversion runs in a separate process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _SHOWN_CHARACTERS: Final = 500
 
 
 def gguf_in(path: Path) -> Path | None:
-    """The file that `path` means: itself, or the only one in a directory that holds no other model; else None."""
+    """Return the GGUF file that `path` refers to: itself, or the only one in a directory without another model; else
+    None."""
     if path.is_file() and path.suffix.lower() == SUFFIX:
         return path
     if not path.is_dir() or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
@@ -40,7 +41,7 @@ def gguf_in(path: Path) -> Path | None:
     found = [file for file in path.iterdir() if file.suffix.lower() == SUFFIX and file.is_file()]
     if len(found) > 1:
         raise ConfigError(
-            "This directory holds several GGUF files.",
+            "This directory contains several GGUF files.",
             got=f"{', '.join(sorted(file.name for file in found))} in {path}",
             do="Set model.base to one of them. Join the parts of one model first: llama-gguf-split --merge.",
         )
@@ -48,9 +49,9 @@ def gguf_in(path: Path) -> Path | None:
 
 
 def unpacked(file: Path) -> Path:
-    """The directory of the model in `file`, which is unpacked if it is not there yet; that takes minutes.
+    """Return the directory of the converted model; converts the file first if necessary, which takes minutes.
 
-    Raises ConfigError where transformers cannot read it, StorageError where the disk refuses.
+    Raises ConfigError if transformers cannot read the file, StorageError if the disk refuses.
     """
     file = file.resolve()
     state = file.stat()
@@ -58,7 +59,7 @@ def unpacked(file: Path) -> Path:
     directory = platformdirs.user_cache_path(_CACHE, appauthor=False) / "gguf" / f"{file.stem}-{key}"
     if directory.is_dir():
         return directory
-    log.warning("unpacking %s for PyTorch, once; this takes minutes and four times its size on the disk", file)
+    log.warning("converting %s for PyTorch, once; this takes minutes and four times its size on disk", file)
     with atomic_directory(directory) as unfinished:
         command = [sys.executable, "-m", "echo_hub.run.gguf_base", str(file), str(unfinished)]
         with subprocess.Popen(
@@ -78,12 +79,12 @@ def unpacked(file: Path) -> Path:
 
 
 def unpack(file: Path, directory: Path) -> None:
-    """Write the model in `file` into `directory`. Raises whatever transformers raises."""
+    """Write the model in `file` to `directory`. Raises whatever transformers raises."""
     from gguf import GGMLQuantizationType, GGUFReader
 
     exact = all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in GGUFReader(file).tensors)
 
-    # After that, for it takes long: a damaged file is refused at once.
+    # Imported late, because the import is slow: a damaged file is refused at once.
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -98,10 +99,10 @@ def unpack(file: Path, directory: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process once its standard input is closed, as it is when a stopped hub ends."""
+    """End this process when its standard input closes, as happens when the hub ends."""
 
     def watch() -> None:
-        os.read(0, 1)  # Not by sys.stdin, whose lock Python would wait for at its end.
+        os.read(0, 1)  # Do not read through sys.stdin: Python would wait for its lock at exit.
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

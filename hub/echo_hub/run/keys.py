@@ -1,10 +1,10 @@
-"""The run's keys: what `echo_shared.sealing` seals published files with, known to the run's members alone.
+"""The run's keys, with which `echo_shared.sealing` encrypts published files. Only the run's members have them.
 
-Each has a number; numbers rise by one, and what is published is sealed with the newest. Barring a node makes a new key,
-so that it can read nothing that is published afterwards. What was published before it had been able to read anyway.
+Keys are numbered consecutively; new files are sealed with the newest. Barring a node creates a new key, so that the
+node cannot read later publications. It could already read the earlier ones.
 
-RUN/run_keys.json is private and written whole. It also says who was barred when the newest key was made: whoever was
-barred while the hub was down is noticed at its next start.
+RUN/run_keys.json is private and replaced atomically. It also lists the nodes barred when the newest key was made, so
+that a node barred while the hub was down is noticed at the next start.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HexKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 
 
 class _State(BaseModel):
-    """The file."""
+    """Content of run_keys.json."""
 
-    # No key may get into the text of an error.
+    # Validation errors must not contain a key.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     keys: Annotated[dict[Annotated[int, Field(ge=0)], _HexKey], Field(min_length=1)]
@@ -35,7 +35,7 @@ class _State(BaseModel):
 
 
 class RunKeys:
-    """Made by `open`. Writes block, for a few milliseconds."""
+    """Created by `open`. Writing blocks for a few milliseconds."""
 
     def __init__(self, path: Path, state: _State) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class RunKeys:
 
     @classmethod
     def open(cls, path: Path) -> RunKeys:
-        """The keys in `path`, or a first one, which is then in it. Raises StorageError."""
+        """Read the keys from `path`; create the file with a first key if it is missing. Raises StorageError."""
         try:
             if path.exists():
                 return cls(path, _State.model_validate_json(path.read_bytes()))
@@ -51,16 +51,16 @@ class RunKeys:
             raise StorageError(
                 "The run's keys cannot be read.",
                 got=f"{path}: {error}",
-                do="Restore the file from a backup, or remove it and RUN/artefacts: all is then published anew.",
+                do="Restore the file from a backup, or delete it and RUN/artefacts: Echo publishes everything again.",
             ) from error
-        # At random, so that nothing that was sealed before the file was lost is taken for sealed with this key.
+        # The first number is random, so that files sealed with a lost key are not mistaken for files of this key.
         made = cls(path, _State(keys={secrets.randbelow(2**32): new_key().hex()}))
         made._write(made._state)
         return made
 
     @property
     def current(self) -> RunKey:
-        """The key that seals what is published now."""
+        """Newest key, used for new publications."""
         return self.named((max(self._state.keys),))[0]
 
     @property
@@ -68,13 +68,13 @@ class RunKeys:
         return frozenset(self._state.keys)
 
     def named(self, key_ids: Collection[int]) -> tuple[RunKey, ...]:
-        """The keys with these numbers, in order."""
+        """Return the keys with these numbers, in order."""
         return tuple(RunKey(key_id=key_id, key=bytes.fromhex(self._state.keys[key_id])) for key_id in sorted(key_ids))
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """Bars these nodes, and no others, from now on. True when that took a new key: one of them was not.
+        """Bar exactly these nodes. A node that was not barred before causes a new key, and the result True.
 
-        Raises StorageError when it cannot be written down.
+        Raises StorageError if the file cannot be written.
         """
         barred = frozenset(node_ids)
         if barred == self._state.barred:
@@ -87,12 +87,12 @@ class RunKeys:
         return is_new
 
     def renew(self) -> None:
-        """What is published from now on is sealed with a new key. Raises StorageError when it cannot be written."""
+        """Create a new key for later publications. Raises StorageError if the file cannot be written."""
         keys = {**self._state.keys, max(self._state.keys) + 1: new_key().hex()}
         self._write(_State(keys=keys, barred=self._state.barred))
 
     def keep(self, key_ids: Collection[int]) -> None:
-        """Forgets all keys but these and the newest. Raises StorageError when it cannot be written down."""
+        """Delete all keys except these and the newest. Raises StorageError if the file cannot be written."""
         newest = self.current.key_id
         kept = {key_id: key for key_id, key in self._state.keys.items() if key_id in key_ids or key_id == newest}
         if kept != self._state.keys:

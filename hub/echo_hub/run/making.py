@@ -1,4 +1,4 @@
-"""Makes run directories."""
+"""Create run directories."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from echo_shared.files import write_private
 def make_run(
     directory: RunDirectory, config: HubConfig, *, beside: RunDirectory | None = None, rendered: str = ""
 ) -> None:
-    """Writes config.toml (last) and hub.key, that of the run `beside` if one is given. `rendered`: the settings as they
-    are to stand in the file; empty: every setting. Raises ConfigError when there is a run already."""
+    """Write config.toml (last) and hub.key; the key is copied from the run `beside` if one is given.
+
+    `rendered`: the text of config.toml; "" writes every setting of `config`. Raises ConfigError if there is already a
+    run.
+    """
     if directory.config.exists():
         raise ConfigError(
-            "There is a run in this directory already.",
+            "This directory already contains a run.",
             got=str(directory.config),
             do="Serve it, or name another directory.",
         )
@@ -28,32 +31,34 @@ def make_run(
         directory.root.mkdir(parents=True, exist_ok=True)
         key_file.load_or_create(directory.key)
         text = rendered or render_config(config)
-        write_private(directory.config, text.encode())  # Invitations may come to stand in it.
+        write_private(directory.config, text.encode())  # Private, because it may contain invite tokens.
     except OSError as error:
         raise ConfigError(
-            "The run directory cannot be made.", got=str(error), do="Name a directory that you may write."
+            "The run directory cannot be created.", got=str(error), do="Name a directory that you may write to."
         ) from error
 
 
 def port_beside(beside: RunDirectory) -> int:
-    """The first port above that of the run and of all others of its hub; 0 where they take any free one. Raises
-    ConfigError where there is no run."""
+    """Return the first port above those of this hub's runs; 0 if one of them uses any free port.
+
+    Raises ConfigError if `beside` is not a run.
+    """
     beside.check()
     ports = [load_config(run.config, {}).server.port for run in (beside, *siblings_of(beside))]
     return 0 if 0 in ports else max(ports) + 1
 
 
 def _take_key(directory: RunDirectory, beside: RunDirectory) -> None:
-    """Makes the new run one of the hub whose run lies beside it. Raises ConfigError where it does not."""
+    """Copy the key of a run in the same parent directory. Raises ConfigError if the parent directories differ."""
     beside.check()
     if directory.root.resolve().parent != beside.root.resolve().parent:
         raise ConfigError(
-            "A hub's runs lie side by side, in one directory.",
-            got=f"{directory.root} beside {beside.root}",
-            do=f"Name it {beside.root.parent / directory.root.resolve().name}",
+            "All runs of a hub must have the same parent directory.",
+            got=f"{directory.root} and {beside.root}",
+            do=f"Use {beside.root.parent / directory.root.resolve().name}",
         )
     key = key_file.load(beside.key)
     directory.root.mkdir(parents=True, exist_ok=True)
     if directory.key.exists() and key_file.load(directory.key).public_key != key.public_key:
-        raise ConfigError("There is another hub's key in this directory already.", got=str(directory.key))
+        raise ConfigError("This directory already contains another hub's key.", got=str(directory.key))
     write_private(directory.key, key.to_pem())

@@ -1,4 +1,4 @@
-"""The runs of one hub: run directories that lie side by side and hold the same key."""
+"""Find the other runs of a hub: run directories in the same parent directory with the same key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from echo_shared.errors import ConfigError, StorageError
 
 
 def siblings_of(directory: RunDirectory) -> list[RunDirectory]:
-    """The other runs of the hub whose run this is, by name. What cannot be read is not one of them."""
+    """Return the hub's other runs, sorted by name. Unreadable directories are skipped."""
     own = key_file.load(directory.key).public_key
     here = directory.root.resolve()
     try:
@@ -17,7 +17,7 @@ def siblings_of(directory: RunDirectory) -> list[RunDirectory]:
         raise StorageError(
             "The directory of this hub's runs cannot be read.",
             got=str(error),
-            do="Let the hub's user read it, or serve the run from a directory of its own.",
+            do="Let the hub's user read it, or move the run to a separate directory.",
         ) from error
     return [run for run in map(RunDirectory, others) if _is_run(run) and _key_of(run) == own]
 
@@ -25,7 +25,7 @@ def siblings_of(directory: RunDirectory) -> list[RunDirectory]:
 def _is_run(run: RunDirectory) -> bool:
     try:
         return run.config.is_file()
-    except OSError:  # Somebody else's directory, into which this user may not look.
+    except OSError:  # Another user's directory, which this user may not read.
         return False
 
 

@@ -1,15 +1,15 @@
-"""What a run starts with that does not start from the bare base: RUN/start, which is whole or not there.
+"""The initial adapter of a run that does not start from the bare base: RUN/start, which is complete or missing.
 
-    RUN/start/start.json      where it is from
-    RUN/start/adapter/        the version as nodes get it, in PEFT's layout
-    RUN/start/checkpoint/     the same for the learner, in float32 and in a checkpoint's layout; with the optimizer's
-                              state, where the run goes on with one
+    RUN/start/start.json      its origin
+    RUN/start/adapter/        the version as nodes get it, in PEFT layout
+    RUN/start/checkpoint/     the version for the learner, in float32 and checkpoint layout; with optimizer state if the
+                              run resumes one
 
-Version 0 stays the base, here as in every run. What the run starts with is its first version above it: 1 where it is an
-adapter from anywhere, K where the run is a fork of another at its version K. Steps go on from there.
+Version 0 is the base model in every run. The initial adapter is the next version: 1 for an adapter from elsewhere, K
+for a fork of another run at its version K. Steps continue from there.
 
-An adapter comes from a stranger, perhaps: it is read as `echo_shared.adapter` reads what comes over the network, from
-safetensors alone, and has to fit the base and the run's LoRA settings.
+The adapter may come from a stranger. It is therefore read like network input (`echo_shared.adapter`), only from
+safetensors, and must fit the base model and the run's LoRA settings.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ RECORD: Final = "start.json"
 ADAPTER: Final = "adapter"
 CHECKPOINT: Final = "checkpoint"
 FINETUNED: Final = "sft.json"
-"""Beside the adapter that `echo-hub sft` has trained: where it is from, and its figures."""
+"""File next to an adapter trained by `echo-hub sft`: its origin and figures."""
 
 Weights = Mapping[str, NDArray[np.float32]]
-"""A [R, I] and B [O, R] by PEFT's names."""
+"""A [R, I] and B [O, R] by PEFT name."""
 
 _LAYER: Final = re.compile(r"(?:model\.)?(layers\.\d+\.(?:[A-Za-z0-9_]+\.)*([a-z]+_proj))\.weight")
 
 
 class Ancestor(BaseModel):
-    """A run whose version another began with."""
+    """A run from which another run took its first version."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     run_name: str
     run_id: str = ""
-    """Empty: its books could not be read."""
+    """"" if the run's database could not be read."""
     policy_version: int
 
     def __str__(self) -> str:
@@ -61,54 +61,54 @@ class Ancestor(BaseModel):
 
 
 class Origin(BaseModel):
-    """Where an adapter is from that was trained for this run: `origin` in the FINETUNED of its directory."""
+    """Origin of an adapter trained for this run: `origin` in its FINETUNED file."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     source: str = ""
     """What was trained, as in `Start.source`."""
     ancestors: tuple[Ancestor, ...] = ()
-    """The runs that this is from, the nearest first."""
+    """The runs that it descends from, nearest first."""
     demonstrations: str = ""
-    """The file that it was trained on."""
+    """The file of demonstrations that it was trained on."""
 
 
 class Start(BaseModel):
-    """start.json."""
+    """Content of start.json."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     kind: Literal["adapter", "fork"]
     policy_version: Annotated[int, Field(ge=1)]
-    """What it is in this run."""
+    """Its version number in this run."""
     source: str
-    """What it was called where it was taken from, or what was trained on demonstrations: no path; empty: the base."""
+    """Original name (not a path) of the adapter, or of the model trained on demonstrations. "" means the base model."""
     sha256: str
-    """Of the weights as nodes get them."""
+    """SHA-256 of the weights that nodes get."""
     has_optimizer: bool = False
-    """The optimizer goes on where it was."""
+    """True if the optimizer state is resumed."""
     first_group: Annotated[int, Field(ge=0)] = 0
-    """The first problem that the run samples: those before it, the run that it forked from has trained on."""
+    """Number of the first problem to sample: a fork skips those that its parent run trained on."""
     ancestors: tuple[Ancestor, ...] = ()
-    """The run that it is from, the run that this one was from, and so on."""
+    """Its parent run, the parent's parent, and so on."""
     demonstrations: str = ""
-    """The file that it was trained on afterwards, by `echo-hub sft`; empty: it was not."""
+    """The file that it was then trained on by `echo-hub sft`; "" if it was not."""
 
     @property
     def lineage(self) -> tuple[str, ...]:
-        """Where it comes from, in words, the nearest first."""
+        """Origins of the run in words, nearest first."""
         alone = f"the adapter {self.source}" if self.source else "the base"
         nearest, *others = map(str, self.ancestors or (alone,))
         return (f"{nearest}, fine-tuned on {self.demonstrations}" if self.demonstrations else nearest, *others)
 
     @property
     def steps_before(self) -> int:
-        """How many steps the learning rate's schedule leaves out: a fork goes on with the schedule of its run."""
+        """Steps that the learning-rate schedule does not count; a fork continues its parent's schedule."""
         return self.policy_version if self.kind == "adapter" else 0
 
 
 def read_start(directory: RunDirectory) -> Start | None:
-    """What the run starts with; None: the bare base. Raises StorageError when it cannot be read."""
+    """Return what the run starts with; None means the bare base. Raises StorageError if it cannot be read."""
     path = directory.start / RECORD
     try:
         return Start.model_validate_json(path.read_bytes())
@@ -116,12 +116,13 @@ def read_start(directory: RunDirectory) -> Start | None:
         return None
     except (OSError, ValidationError) as error:
         raise StorageError(
-            "It cannot be read what this run starts with.", got=f"{path}: {error}", do="Restore it from a backup."
+            "The run's start record cannot be read.", got=f"{path}: {error}", do="Restore it from a backup."
         ) from error
 
 
 def read_origin(adapter_dir: Path) -> Origin | None:
-    """Where an adapter of `echo-hub sft` is from; None: it is no such. Raises ConfigError when it cannot be read."""
+    """Return the origin of an adapter made by `echo-hub sft`; None for others. Raises ConfigError if it cannot be
+    read."""
     path = adapter_dir / FINETUNED
     try:
         return Origin.model_validate(json.loads(path.read_bytes())["origin"])
@@ -129,19 +130,18 @@ def read_origin(adapter_dir: Path) -> Origin | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
-            "It cannot be read where an adapter is from.", got=f"{path}: {error!r}", do="Delete that file."
+            "The origin of an adapter cannot be read.", got=f"{path}: {error!r}", do="Delete that file."
         ) from error
 
 
 def read_weights(adapter_dir: Path, config: HubConfig, base_dir: Path) -> Weights:
-    """The adapter's weights as a run of these settings has them. Raises ConfigError unless they fit it.
+    """Return an adapter's weights converted for a run with these settings. Raises ConfigError unless they fit.
 
-    The scaling of an adapter that was trained with another lora_alpha or rslora is taken into its B, so that it
-    computes what it did.
+    If the adapter was trained with another lora_alpha or rslora, B is rescaled so that the adapter computes the same.
     """
     if not (adapter_dir / WEIGHTS_FILE).is_file() and any(adapter_dir.glob("adapter_model.*")):
         raise ConfigError(
-            "An adapter's weights are only read from safetensors.",
+            "Adapter weights can be read only from safetensors.",
             got=f"no {WEIGHTS_FILE} in {adapter_dir}",
             do="Save it with PEFT's save_pretrained(..., safe_serialization=True): pickled weights are never loaded.",
         )
@@ -163,7 +163,7 @@ def read_weights(adapter_dir: Path, config: HubConfig, base_dir: Path) -> Weight
 
 
 def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False) -> dict[str, bytes]:
-    """The files of PEFT's layout, by name; `rounded` to bfloat16, to nearest, ties to even."""
+    """Return the files of PEFT's layout by name. `rounded`: to bfloat16, to nearest, ties to even."""
     base = config.model.base
     about = {
         "peft_type": "LORA",
@@ -185,14 +185,14 @@ def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False)
 
 
 def published_files(weights: Weights, config: HubConfig) -> dict[str, bytes]:
-    """`adapter_files` as nodes get them."""
+    """Return `adapter_files` in the precision that nodes get."""
     precision = config.dissemination.precision
     rounded = precision == "bfloat16" or (precision == "auto" and is_bfloat16(weights))
     return adapter_files(weights, config, rounded=rounded)
 
 
 def write_start(directory: RunDirectory, config: HubConfig, weights: Weights, start: Start) -> Start:
-    """Makes RUN/start of an adapter, whose optimizer begins anew; `start` with the hash. Raises StorageError."""
+    """Write RUN/start for an adapter without optimizer state. Returns `start` with the hash. Raises StorageError."""
     files = published_files(weights, config)
     start = start.model_copy(update={"sha256": hash_of(files), "has_optimizer": False})
     with disk_errors("The run's start cannot be written.", directory.root), atomic_directory(directory.start) as folder:
@@ -203,7 +203,7 @@ def write_start(directory: RunDirectory, config: HubConfig, weights: Weights, st
 
 
 def write_checkpoint(folder: Path, files: Mapping[str, bytes], *, step: int) -> None:
-    """A checkpoint of an adapter alone, as `echo_hub.learner.checkpoint` reads it: the optimizer begins anew."""
+    """Write a checkpoint (`echo_hub.learner.checkpoint`) of an adapter alone: the optimizer starts fresh."""
     folder.mkdir()
     contents = {**files, "optimizer.safetensors": save({})}
     for name, content in contents.items():
@@ -220,14 +220,14 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def is_bfloat16(weights: Weights) -> bool:
-    """Whether rounding to bfloat16 changes nothing."""
+    """Return True if rounding to bfloat16 changes nothing."""
     return not any(
         (np.ascontiguousarray(weight).view(np.uint32) & np.uint32(0xFFFF)).any() for weight in weights.values()
     )
 
 
 def hash_of(files: Mapping[str, bytes]) -> str:
-    """SHA-256 of an adapter's weights, in its files by name."""
+    """Return the SHA-256 of an adapter's weights file."""
     return hashlib.sha256(files[WEIGHTS_FILE]).hexdigest()
 
 
@@ -236,7 +236,7 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
     ranks = sorted({len(module.a) for module in adapter.modules})
     if ranks != [rank]:
         raise ConfigError(
-            "An adapter has another rank than the run.",
+            "The adapter's rank differs from the run's.",
             got=f"rank {', '.join(map(str, ranks))} in {adapter_dir}, training.lora_rank = {rank}",
             do=f"Set training.lora_rank to {ranks[0]}." if len(ranks) == 1 else "Use an adapter of one rank.",
         )
@@ -244,7 +244,7 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
     adapted = {module.path.rpartition(".")[2] for module in adapter.modules}
     if more := sorted(adapted - layers):
         raise ConfigError(
-            "An adapter adapts layers that the run does not train.",
+            "The adapter changes layers that the run does not train.",
             got=f"{', '.join(more)} in {adapter_dir}, training.lora_targets = {config.training.lora_targets}",
             do=f"Set training.lora_targets to {','.join(sorted(adapted))}, or use another adapter.",
         )
@@ -255,26 +255,26 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
     if wrong or strange:
         path = (wrong or strange)[0]
         raise ConfigError(
-            "An adapter does not fit the base model.",
+            "The adapter does not fit the base model.",
             got=f"{path}: {of_adapter[path]} in {adapter_dir}, {base.get(path, 'no such layer')} in the base",
             do="Set model.base to the model that it was trained on.",
         )
     if missing := sorted(base.keys() - of_adapter.keys()):
         names = sorted({path.rpartition(".")[2] for path in missing})
         raise ConfigError(
-            "An adapter does not adapt all layers that the run trains.",
+            "The adapter lacks layers that the run trains.",
             got=f"{adapter_dir} lacks {', '.join(names)} ({len(missing)} layers, such as {missing[0]})",
-            do=f"Set training.lora_targets to {','.join(sorted(adapted))}, or use an adapter of all of them.",
+            do=f"Set training.lora_targets to {','.join(sorted(adapted))}, or use an adapter with all of them.",
         )
 
 
 def _base_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
-    """[O, I] of the layers that are adapted, by their paths below `model`; empty where the files have other names."""
+    """Return [O, I] of each adaptable layer by its path below `model`; empty if the files use other names."""
     found: dict[str, tuple[int, ...]] = {}
     for path in sorted(base_dir.glob("*.safetensors")):
         try:
             with safe_open(path, framework="numpy") as file:
-                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                for name in file.keys():  # noqa: SIM118  # This is not a mapping.
                     match = _LAYER.fullmatch(name)
                     if match is not None and match[2] in PROJECTIONS and ".experts." not in name:
                         found[match[1]] = tuple(file.get_slice(name).get_shape())
@@ -289,7 +289,7 @@ def _config_of(adapter_dir: Path) -> dict[str, Any]:
 
 
 def _scaling_of(adapter_dir: Path) -> float | None:
-    """Its one scaling; None: layers have several."""
+    """Return the adapter's scaling factor; None if its layers have different ones."""
     config = _config_of(adapter_dir)
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         return None
@@ -297,12 +297,12 @@ def _scaling_of(adapter_dir: Path) -> float | None:
 
 
 def _unscaled(adapter_dir: Path) -> Weights:
-    """As they lie in the file: dividing by the scaling what was multiplied by it may be off by a rounding."""
+    """Return the weights as stored: dividing by the scaling after multiplying by it could introduce rounding errors."""
     return {plain_name(name): np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
 
 
 def _as_bfloat16(arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """A safetensors file, written by hand: numpy has no bfloat16. Format: an 8-byte length, JSON, the tensors."""
+    """Build a safetensors file in bfloat16, which numpy lacks. Format: 8-byte length, JSON header, tensor data."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = b""
     for name in sorted(arrays):

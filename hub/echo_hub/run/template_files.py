@@ -1,12 +1,12 @@
-"""Where a model's directory has its chat templates: every layout of Hugging Face's, the newest first.
+"""Find a model's chat templates in every Hugging Face layout, newest layout first.
 
     chat_template.jinja                     the template
-    additional_chat_templates/NAME.jinja    others, by name
+    additional_chat_templates/NAME.jinja    named templates
     tokenizer_config.json                   `chat_template`: a template, or a list of {"name": ..., "template": ...}
-    chat_template.json                      `chat_template`, as processors had it
+    chat_template.json                      `chat_template`, as older processors saved it
     processor_config.json                   `chat_template`
 
-The template called `default` is used; the one called `tool_use` in its place for tasks that give tools.
+The template named `default` is used; tasks with tools prefer the template named `tool_use`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _BYTE_ORDER_MARK: Final = "\ufeff"
 
 
 def read_templates(directory: Path) -> dict[str, str]:
-    """The templates by name; `DEFAULT` is among them where there is any.
+    """Return the templates by name; `DEFAULT` is among them unless the result is empty.
 
-    Raises ConfigError for a file that cannot be read, an empty template, and templates of which none is the default.
+    Raises ConfigError for an unreadable file, an empty template, and several templates without a default.
     """
     found: dict[str, tuple[str, Path]] = {}
     for name in reversed(_MAPS):
@@ -39,7 +39,7 @@ def read_templates(directory: Path) -> dict[str, str]:
         found[DEFAULT] = _read(directory / _FILE), directory / _FILE
     if found and DEFAULT not in found:
         raise ConfigError(
-            "The base model has several chat templates, and none is its default.",
+            "The base model has several chat templates but no default.",
             got=f"{', '.join(sorted(found))} in {directory}",
             do=f"Copy the one to use to {directory / _FILE}.",
         )
@@ -55,18 +55,18 @@ def read_templates(directory: Path) -> dict[str, str]:
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """The map in a JSON file of a model's; empty where there is no such file. Raises ConfigError where it is none."""
+    """Return the object in a model's JSON file; empty if the file is missing. Raises ConfigError if it is no object."""
     if not path.is_file():
         return {}
     try:
         content = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            "A file of the base model is damaged.", got=f"{path}: {error}", do="Fetch the model again."
+            "A base model file is damaged.", got=f"{path}: {error}", do="Download the model again."
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(
-            "A file of the base model is damaged.", got=f"{path}: not a JSON object", do="Fetch the model again."
+            "A base model file is damaged.", got=f"{path}: not a JSON object", do="Download the model again."
         )
     return content
 
@@ -83,7 +83,7 @@ def _of_map(path: Path) -> dict[str, tuple[str, Path]]:
         raise ConfigError(
             "A chat template of the base model cannot be read.",
             got=f"chat_template in {path}: {given!r}"[:300],
-            do='It has to be text, or a list of {"name": "default", "template": "..."}.',
+            do='It must be text, or a list of {"name": "default", "template": "..."}.',
         )
     return {name: (source, path) for name, source in given.items()}
 
@@ -93,5 +93,5 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            "A file of the base model cannot be read.", got=f"{path}: {error}", do="Save it as UTF-8."
+            "A base model file cannot be read.", got=f"{path}: {error}", do="Save it as UTF-8."
         ) from error

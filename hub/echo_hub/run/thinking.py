@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: `<think>...</think>`, as Qwen3, DeepSeek-R1 and many others write it."""
+"""Remove a model's reasoning, written as `<think>...</think>` by Qwen3, DeepSeek-R1 and many others."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ CLOSE: Final = "</think>"
 
 
 def without_thinking(text: str, *, is_open: bool = False) -> str:
-    """The text without what is thought; empty where a thought is not closed, for then there is no answer.
+    """Return the text without its reasoning; "" if a reasoning block is not closed, because no answer follows.
 
-    `is_open`: the thought was opened before the text begins, as some chat templates do. In time that grows with the
-    length alone.
+    `is_open`: the block was opened before the text begins, as some chat templates do. Runs in linear time.
     """
     kept: list[str] = []
     place = 0
     if not is_open:
-        # Whoever closes a thought that was never opened has thought until then.
+        # A closing tag without an opening tag: everything before it is reasoning.
         close, opened = text.find(CLOSE), text.find(OPEN)
         is_open = close >= 0 and (opened < 0 or close < opened)
     while True:
@@ -34,5 +33,5 @@ def without_thinking(text: str, *, is_open: bool = False) -> str:
 
 
 def ends_in_thought(text: str) -> bool:
-    """Whether a thought is open at the end of the text."""
+    """Return True if a reasoning block is open at the end of the text."""
     return text.rfind(OPEN) > text.rfind(CLOSE)

@@ -25,10 +25,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 LOGPROB_SLACK: Final = 1e-3
 """Nats above zero that rounding in a backend may cause."""

@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from echo_hub.core.events import GroupPrepared
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.scoring.problems import Problems
 
 TOGETHER_S: Final = 0.005
@@ -23,8 +23,9 @@ TOGETHER_S: Final = 0.005
 class GroupPreparation:
     """Queue of groups to prepare, bounded by the number of open groups."""
 
-    def __init__(self, problems: Problems) -> None:
+    def __init__(self, problems: Problems, queue: EventQueue) -> None:
         self._problems = problems
+        self._queue = queue
         self._waiting: deque[int] = deque()
         self._there_are = asyncio.Event()
 
@@ -32,14 +33,14 @@ class GroupPreparation:
         self._waiting.append(group_id)
         self._there_are.set()
 
-    async def run(self, report: Callable[[GroupPrepared], Awaitable[None]]) -> None:
+    async def run(self) -> None:
         """Prepare groups until cancelled."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()
             while self._waiting:
                 for event in await asyncio.to_thread(self._prepare_some):
-                    await report(event)
+                    await self._queue.put(event)
 
     def _prepare_some(self) -> list[GroupPrepared]:
         """Prepare the next groups, at least one."""

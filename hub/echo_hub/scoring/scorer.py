@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.effects import FirstTurn
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
-from echo_hub.core.payload import RolloutPayload
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.scoring.backlog import Backlog
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.scoring.task_problems import Answered
@@ -21,11 +22,10 @@ from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
 from echo_shared.messages.fields import printable_line
 from echo_shared.rewards import components_of
+from echo_shared.rollout_books import RolloutPayload
 
 log = logging.getLogger(__name__)
 
-FAR_BEHIND: Final = 2_048
-"""Rollouts; several times the number in transit to and from scoring processes."""
 SOON_TOKENS: Final = 16_384
 """Number of tokens that are checked within a millisecond."""
 
@@ -45,6 +45,13 @@ class ScoringJob:
     payload: RolloutPayload
 
 
+class CommittedRollouts(Protocol):
+    """Loads committed rollouts from the store: `echo_hub.intake.episodes.ScoringJobs`."""
+
+    async def load(self, rollout_ids: Sequence[str]) -> Sequence[ScoringJob]:
+        """Return the rollouts, without those that were dropped meanwhile."""
+
+
 class Scorer:
     """Turns rollouts into verdicts. Its queue is bounded by the number of leased rollouts."""
 
@@ -53,31 +60,29 @@ class Scorer:
         *,
         pool: ScoringPool,
         bounds: SamplingBounds,
-        load: Callable[[Sequence[str]], Awaitable[Sequence[ScoringJob]]],
+        committed: CommittedRollouts,
+        queue: EventQueue,
+        backlog: Backlog,
     ) -> None:
+        """`queue` gets the verdicts. `backlog` counts the rollouts without one."""
         self._pool = pool
         self._bounds = bounds
-        self._load = load
+        self._committed = committed
+        self._queue = queue
+        self._backlog = backlog
         self._waiting: asyncio.Queue[ScoringJob | str] = asyncio.Queue()
         self._num_failed = 0
-        self._num_open = 0
-        """Rollouts submitted without a verdict yet."""
-
-    @property
-    def is_behind(self) -> bool:
-        """True if more rollouts in the queue would not help. Always False with judges, which may be slow."""
-        return self._num_open > FAR_BEHIND and not self._pool.has_judges
 
     def submit(self, rollout_id: str, first_turn: FirstTurn | None = None) -> None:
         """Queue a rollout; it is loaded from the store unless `first_turn` is given."""
-        self._num_open += 1
+        self._backlog.num_open += 1
         if first_turn is None:
             self._waiting.put_nowait(rollout_id)
         else:
             job = ScoringJob(rollout_id=rollout_id, group_id=first_turn.group_id, payload=first_turn.payload)
             self._waiting.put_nowait(job)
 
-    async def run(self, report: Callable[[Verdict], Awaitable[None]]) -> None:
+    async def run(self) -> None:
         """Score until cancelled; loads all waiting rollouts together. Raises ScorerError if nothing can be scored.
 
         A slow scorer delays the verdicts of at most `PART_CALLS` rollouts, a judge of one.
@@ -90,12 +95,12 @@ class Scorer:
                     waiting.append(self._waiting.get_nowait())
                 jobs = [one for one in waiting if isinstance(one, ScoringJob)]
                 if len(jobs) < len(waiting):
-                    jobs += await self._load([one for one in waiting if isinstance(one, str)])
-                    self._num_open -= len(waiting) - len(jobs)
+                    jobs += await self._committed.load([one for one in waiting if isinstance(one, str)])
+                    self._backlog.num_open -= len(waiting) - len(jobs)
                 for start in range(0, len(jobs), size):
-                    parts.create_task(self._judge(jobs[start : start + size], report))
+                    parts.create_task(self._judge(jobs[start : start + size]))
 
-    async def _judge(self, jobs: Sequence[ScoringJob], report: Callable[[Verdict], Awaitable[None]]) -> None:
+    async def _judge(self, jobs: Sequence[ScoringJob]) -> None:
         num_tokens = sum(len(job.payload.completion_ids) for job in jobs)
         # A short check runs directly, because a thread would take longer.
         refused = await asyncio.to_thread(self._check_all, jobs) if num_tokens > SOON_TOKENS else self._check_all(jobs)
@@ -109,8 +114,8 @@ class Scorer:
         if failed:
             self._note_failures(len(failed), failed[-1].detail)
         for verdict in (*refused.values(), *verdicts):
-            await report(verdict)
-        self._num_open -= len(jobs)
+            await self._queue.put(verdict)
+        self._backlog.num_open -= len(jobs)
 
     def _note_failures(self, count: int, detail: str) -> None:
         """Log failures, but rarely: nodes control both their texts and their number."""

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.events import RolloutArrived
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.run.base_model import PromptCodec
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 from echo_shared.sampling import FinishedRollout
 
 Ids = NDArray[np.int32]
@@ -84,7 +84,7 @@ NO_STRINGS: Final = StopStrings((), str, num_ids=0)
 
 
 def _cut(payload: RolloutPayload, count: int) -> RolloutPayload:
-    spans, left = list[Span](), count
+    spans, left = list[DrawnSpan](), count
     for span in payload.spans:
         if left > 0:
             spans.append(replace(span, num_tokens=min(span.num_tokens, left)))

@@ -1,68 +1,44 @@
-"""All that the hub's port answers: nodes' connections and books, tracker, artefacts, installation, pages."""
+"""HTTP routes of the hub's port: nodes' connections and records, tracker, artefacts, installation, and pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from aiohttp import web
 
-from echo_hub.config.sections import HubConfig
-from echo_hub.dashboard.access.guard import Guard
-from echo_hub.dashboard.actions import OperatorDesk
 from echo_hub.dashboard.pages import routes as page_routes
-from echo_hub.dashboard.source import PagesSource
-from echo_hub.intake.connected import ConnectedNodes
-from echo_hub.intake.doors import Doors
-from echo_hub.intake.receipts import certify
-from echo_hub.intake.teams import change_own_team
+from echo_hub.driving.resources import Resources
+from echo_hub.intake.node_records import NodeRecords
 from echo_hub.lifecycle.rollouts import HubRollouts, RolloutReader
+from echo_hub.net.artefact_routes import Vouching
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.own_books import OwnBooks
-from echo_hub.net.tracker import Introduce
 from echo_hub.net.tracker import routes as tracker_routes
-from echo_hub.serving.resources import Resources
-from echo_hub.store.reading import read_receipts
+from echo_hub.serving.services import HubServices
 from echo_hub.views.about import about_view
 from echo_hub.views.board import HubBoard
 
 
-def http_routes(
-    config: HubConfig,
-    opened: Resources,
-    *,
-    doors: Doors,
-    nodes: ConnectedNodes,
-    introduce: Introduce,
-    pages: PagesSource,
-    guard: Guard,
-    desk: OperatorDesk,
-) -> Iterator[web.AbstractRouteDef]:
-    proxies, store = config.server.trusted_proxies, opened.store.store
-    limits = doors.limits
-    yield from doors.own.routes(nodes)
-    sign = partial(certify, opened.store, opened.me, run_id=opened.run_id, run_name=config.run.name)
-    books = OwnBooks(
-        doors.own,
-        look_up=lambda node_id, asked: opened.store.read_counted(read_receipts, node_id, asked),
-        certify=sign,
-        team=partial(change_own_team, store),
-        now=limits.now,
+def http_routes(resources: Resources, services: HubServices) -> Iterator[web.AbstractRouteDef]:
+    """Yield all routes of the port."""
+    config, store = resources.config, resources.store.store
+    proxies = config.server.trusted_proxies
+    intake, oversight = services.intake, services.oversight
+    yield from intake.doors.own.routes(intake.nodes)
+    books = OwnBooks(intake.doors.own, NodeRecords(resources), now=intake.doors.limits.now)
+    yield from books.routes(intake.nodes)
+    yield from tracker_routes(
+        resources.tracker, trusted_proxies=proxies, introductions=services.distribution.distributor
     )
-    yield from books.routes(nodes)
-    yield from tracker_routes(opened.tracker, trusted_proxies=proxies, introduce=introduce)
-
-    def vouch(request: web.Request, node_id: str) -> None:
-        limits.vouch(request, node_id, is_known=nodes.knows(node_id))
-
-    yield from artefact_routes(opened.publisher, opened.tracker, vouch, trusted_proxies=proxies)
+    vouching = Vouching(intake.doors.limits, intake.nodes)
+    yield from artefact_routes(resources.publisher, resources.tracker, vouching, trusted_proxies=proxies)
     yield from install_routes(config.server.install_from)
-    reader = RolloutReader(config, store=store, codec=opened.codec, problems=lambda: opened.problems)
+    reader = RolloutReader(config, store=store, codec=resources.codec, problems=resources.problems)
     yield from page_routes(
-        pages,
-        guard,
-        desk,
+        oversight.pages,
+        oversight.guard,
+        oversight.desk,
         board=HubBoard(store),
         about=about_view(config),
         rollouts=HubRollouts(reader),

@@ -1,4 +1,4 @@
-"""Opening a hub: every resource in order, the checks that a run's store belongs to it, and closing in reverse order."""
+"""Open a hub's resources in order, check that the store belongs to the run, and close them in reverse order."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from echo_hub.core.operating import restored
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.driving.resources import Resources
 from echo_hub.intake.partials import partials_of
 from echo_hub.judges.judges import secrets_of as keys_of_judges
 from echo_hub.learner.settings import LearnerSettings
@@ -46,7 +47,6 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.serving.hub import Hub
-from echo_hub.serving.resources import Resources
 from echo_hub.store.actions import begin_settings
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run, read_meta, write_meta
@@ -71,23 +71,23 @@ from echo_shared.swarm import SwarmSettings, open_swarm
 log = logging.getLogger(__name__)
 
 LEASES_APART: Final = 2**32
-"""Fewer than this apart are the leases of one life of a hub from those of the life before it."""
+"""Maximum number of lease ids skipped at a hub's start."""
 
 SWITCH_S: Final = 0.0005
-"""A thread that reads for the pages waits so long at most for its turn beside a busy event loop, a tenth of Python's
-own time. It asks for its turn with every row: beside a loop that never rests, a picture of the run took seconds."""
+"""Thread switch interval in seconds, a tenth of Python's default. Threads that read for the pages wait for a switch
+with every row. With the default, reading next to a busy event loop took seconds."""
 AWAY_AT_START_S: Final = 60.0
-"""How long a hub that starts waits for its database server. One that serves waits for ever."""
+"""Seconds that a starting hub waits for its database server. A serving hub waits forever."""
 
 
 @asynccontextmanager
 async def open_hub(
     config: HubConfig, directory: RunDirectory, *, spawned: SupervisedChild | None = None
 ) -> AsyncIterator[Hub]:
-    """A hub whose port is open; `serve` makes it work. Raises ConfigError and StorageError with a way out. `spawned`:
-    its learner's process, where that was begun before (`learner.process.begun`).
+    """Open a hub and its port; call `Hub.serve` next. Raises ConfigError and StorageError. `spawned`: the learner's
+    process, if it was started before (`learner.process.begun`).
 
-    Everything that was opened is closed again, in reverse order, however the block is left.
+    The context's exit closes all resources in reverse order.
     """
     check_codec()
     sys.setswitchinterval(SWITCH_S)
@@ -121,6 +121,8 @@ async def open_hub(
         )
         bounds = _bounds(config, base_dir, codec)
         resources = Resources(
+            config=config,
+            directory=directory,
             me=me,
             run_id=run_id,
             store=store,
@@ -135,19 +137,19 @@ async def open_hub(
                 config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
             ),
             coordinator=_coordinator(config, problems, me, stored, snapshot),
-            partials=partials_of(
-                bounds,
-                snapshot.rollouts,
-                interrupts=config.training.on_new_version == "interrupt",
-                published_version=snapshot.published_version,
-            ),
             invitations=Invitations(await store.read(read_invites), await store.read(read_came_by)),
             started_at=await _started_at(store),
             evaluated=frozenset(await store.read(read_evaluated_versions)),
             spawned=spawned,
             start=start,
         )
-        hub = Hub(config, directory, resources)
+        partials = partials_of(
+            bounds,
+            snapshot.rollouts,
+            interrupts=config.training.on_new_version == "interrupt",
+            published_version=snapshot.published_version,
+        )
+        hub = Hub(resources, partials)
         from_model_hub = config.dissemination.base == "model_hub"
         await hub.publishing.reopen(
             base_dir,
@@ -164,7 +166,7 @@ async def open_hub(
 
 
 def _opened_task(config: HubConfig) -> tuple[Path, PromptCodec, Problems]:
-    """The base model's directory, and the task's problems in its tokens, all of them tried. Raises ConfigError."""
+    """Return the base model's directory, the tokenizer and the prepared problems. Raises ConfigError."""
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec)
@@ -178,7 +180,7 @@ def _opened_task(config: HubConfig) -> tuple[Path, PromptCodec, Problems]:
 def _coordinator(
     config: HubConfig, problems: Problems, me: Identity, stored: Mapping[str, Any], snapshot: CoordinatorSnapshot
 ) -> Coordinator:
-    """With the settings that hold now: those of the file, and over them what operators have `stored`."""
+    """Return the coordinator, with the settings of config.toml and the `stored` changes of operators."""
     settings = coordinator_settings(
         config, multi_turn=problems.multi_turn, secret=_secret(me), tasks=trained_tasks(problems)
     )
@@ -186,11 +188,10 @@ def _coordinator(
 
 
 def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
-    """With leases that are none of another life's of this run.
+    """Skip a random number of lease ids, so that lease ids of an earlier start are never used again.
 
-    Books may be older than the hub that was served from them last: restored from a backup, they know nothing of the
-    leases that followed, whose rollouts nodes still hold. A node takes a lease by one of those numbers for work that it
-    has done, and what it has done for the lease's own.
+    A database restored from a backup lacks the latest leases, but nodes still hold rollouts of these leases. A node
+    would mistake a new lease with an old id for finished work.
     """
     if snapshot.next_lease_id == CoordinatorSnapshot().next_lease_id:
         return snapshot
@@ -216,7 +217,8 @@ def _say_room() -> None:
 
 
 async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
-    """Waits for a server that is away, as after a power cut, for `AWAY_AT_START_S` at most: its URL may be wrong."""
+    """Open the store. Waits up to `AWAY_AT_START_S` for a database server, such as after a power cut; not longer,
+    because the URL may be wrong."""
     server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
     in_time = asyncio.get_running_loop().call_later(AWAY_AT_START_S, server.give_up)
     try:
@@ -227,8 +229,8 @@ async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
 
 
 def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
-    """Raises StorageError when the run has trained and its database is empty or not there: served
-    with it, the directory would become another run, and nodes would delete what they hold of this one."""
+    """Open the store. Raises StorageError if the run has trained and its database is empty or missing: with a new
+    database the directory would become another run, and nodes would delete their rollouts."""
     url = config.store.url or directory.database_url
     start = read_start(directory)
     trained = directory.trained(started_with=start.policy_version if start else 0)
@@ -247,7 +249,7 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
 
 
 async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
-    """Raises ConfigError when a setting has changed on which what lies in the run's store depends."""
+    """Raises ConfigError if a setting has changed on which the store's content depends."""
     fixed = {
         "run.seed": config.run.seed,
         "model.base": config.model.base,
@@ -269,14 +271,14 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "training.lora_targets": config.training.lora_targets,
         "training.rslora": config.training.rslora,
         "sampling.temperature": config.sampling.temperature,
-        "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no room for it are passed over.
+        "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no space for it are skipped.
     }
     began_with = json.loads((await store.read(read_meta)).get("fixed_settings", "{}"))
     if began_with:
-        # What a run does not say was so before there was a setting for it.
+        # Older runs lack these settings, and have their values.
         began_with = {"model.start_from": "", "training.lora_targets": "all", "training.rslora": False, **began_with}
     if began_with and content_hash:
-        # A run that does not say so is from before there was any other way.
+        # Older runs lack this setting, and draw with replacement.
         began_with.setdefault("task.draws", "replacement")
     changed = [
         f"{name} = {value!r}, was {began_with[name]!r}"
@@ -293,9 +295,9 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
 
 
 async def _run_id(store: AsyncStore, me: Identity) -> str:
-    """The run's own, bound to the hub's key and made with its store: rollout ids never mean two things in one run.
+    """Return the run's id, which is created with the store and bound to the hub's key. Rollout ids are unique in a run.
 
-    Raises ConfigError when the store belongs to another hub.
+    Raises ConfigError if the store belongs to another hub.
     """
     meta = await store.read(read_meta)
     owner = meta.get("hub_key", me.public_key.hex())
@@ -313,7 +315,7 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
 
 
 async def _started_at(store: AsyncStore) -> float:
-    """When the run was served for the first time, which is noted down then."""
+    """Return the time of the run's first start, and store it at the first start."""
     known = (await store.read(read_meta)).get("started_at")
     if known is None:
         known = repr(time.time())
@@ -322,7 +324,7 @@ async def _started_at(store: AsyncStore) -> float:
 
 
 async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, Any]:
-    """What operators have changed while the run went on, as far as nobody has changed config.toml since."""
+    """Return the operators' changes of settings, except those that config.toml has overruled since."""
     stored, overruled = await store.write(begin_settings, configured(config))
     for name in sorted(overruled):
         log.warning("%s is what config.toml says again: it was changed there since an operator did", name)
@@ -341,12 +343,12 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
 
 
 def _secret(me: Identity) -> bytes:
-    """What decides which rollouts are checked: the same on every day of the run, and nobody else's to know."""
+    """Return the secret that selects the rollouts to check. It is the same at every start of the run."""
     return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
 
 
 def trained_tasks(problems: Problems) -> tuple[TrainedTask, ...]:
-    """A run's tasks as the coordinator knows them, in the order of its settings."""
+    """Return the run's tasks for the coordinator, in the order of the settings."""
     return tuple(
         TrainedTask(key=key, solved_at=task.rewards.solved_at, lowest=task.rewards.lowest)
         for key, task in problems.tasks.items()
@@ -362,7 +364,7 @@ def _curriculum(training: TrainingConfig) -> CurriculumSettings | None:
 def coordinator_settings(
     config: HubConfig, *, multi_turn: bool, secret: bytes = b"", tasks: tuple[TrainedTask, ...] = ()
 ) -> CoordinatorSettings:
-    """What the coordinator is told of the run. `tasks`: in their order."""
+    """Return the coordinator's settings. `tasks`: in the order of the settings."""
     sets, members = config.evaluation_sets, config.task.members
     weights = [task.weight for task in members.values()]
     return CoordinatorSettings(

@@ -1,4 +1,4 @@
-"""What became of everything: counted from the coordinator's own records, as a store would."""
+"""Count rollouts from the coordinator's records, as a store would."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from echo_shared.messages import DropReason
 
 
 class Accounts:
-    """All counts are of rollouts unless they say otherwise. Liars are counted from `liars_from_s` on, staleness of the
-    steps after the warm-up."""
+    """All counts are rollouts unless stated otherwise.
+
+    Leases to liars count from `liars_from_s` on, staleness after the warm-up steps.
+    """
 
     def __init__(self, *, group_size: int, warm_up_steps: int, liars_from_s: float) -> None:
         self._group_size = group_size
@@ -20,33 +22,32 @@ class Accounts:
         self._owner_of_lease: dict[int, int] = {}
         self._version_of_lease: dict[int, int] = {}
         self._versions: dict[str, tuple[int, int, int]] = {}
-        """Of each rollout that has come in and is not planned yet: its tokens, the sum of their versions, and how many
-        versions drew it."""
+        """By received rollout not yet planned: (tokens, sum of the tokens' versions, number of versions)."""
         self.leased = 0
         self.trained = 0
         self.dropped: Counter[DropReason] = Counter()
         self.lease_sizes: Counter[int] = Counter()
-        """Leases by size."""
+        """Number of leases by size."""
         self.leased_late = 0
-        """From `liars_from_s` on."""
+        """Rollouts leased from `liars_from_s` on."""
         self.leased_to_liars = 0
-        """Of `leased_late`."""
+        """Part of `leased_late` that went to liars."""
         self.planned = 0
-        """For steps after the warm-up."""
+        """Rollouts planned for steps after the warm-up."""
         self.planned_staleness = 0
-        """The sum over these."""
+        """Sum of staleness over `planned`."""
         self.tokens = 0
-        """Of rollouts planned for steps after the warm-up."""
+        """Tokens of `planned` rollouts."""
         self.token_staleness = 0
-        """The sum over these: each token is as old as the version that drew it."""
+        """Sum of staleness over `tokens`; each token is as old as the version that sampled it."""
         self.mixed = 0
-        """Of `planned`: by more than one version."""
+        """Part of `planned` sampled with more than one version."""
         self.batch: dict[int, int] = {}
-        """Rollouts of each planned step that is not trained yet."""
+        """Rollouts of each step that is planned and not trained yet."""
         self.leased_of: Counter[int] = Counter()
-        """By node's number."""
+        """By node number."""
         self.trained_of: Counter[int] = Counter()
-        """By node's number."""
+        """By node number."""
 
     def lease(self, record: RolloutsLeased, node: SimulatedNode, now: float) -> None:
         count = len(record.indices)

@@ -1,4 +1,4 @@
-"""What is going to happen in virtual time."""
+"""The queue of future events in virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Agenda:
-    """In order of time, and at the same moment in the order in which it was put there. It alone moves `now`."""
+    """Events in order of time; at equal times, in order of insertion. Only the agenda advances `now`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -18,15 +18,15 @@ class Agenda:
 
     @property
     def next_at(self) -> float:
-        """inf: nothing is left."""
+        """Time of the next entry; inf if there is none."""
         return self._entries[0][0] if self._entries else inf
 
     def at(self, moment: float, do: Callable[[Any], None], subject: Any) -> None:
-        """`do(subject)` is called at `moment`, which is not before now."""
+        """Schedule `do(subject)` at `moment`, which must not be in the past."""
         self._number += 1
         heappush(self._entries, (moment, self._number, do, subject))
 
     def advance(self) -> None:
-        """Moves to the next entry and does it."""
+        """Advance to the next entry and run it."""
         self.now, _, do, subject = heappop(self._entries)
         do(subject)

@@ -1,6 +1,6 @@
-"""What the coordinator itself costs: the time of each event, by a clock that the caller injects, and its memory.
+"""The coordinator's own cost: time per event, by an injected clock, and memory.
 
-The time of an event includes what Python's garbage collector takes meanwhile.
+The time of an event includes garbage collection during it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from echo_hub.core.effects import Effect
 from echo_hub.core.events import Event, Tick
 
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
-"""What is there once, however many coordinators there are."""
+"""Objects that exist once, regardless of the number of coordinators."""
 
 
 @dataclass(slots=True, kw_only=True)
 class KindCost:
-    """Of all events of one kind."""
+    """Cost of all events of one kind."""
 
     count: int = 0
     seconds: float = 0.0
@@ -31,7 +31,7 @@ class KindCost:
 
 @dataclass(slots=True, kw_only=True)
 class CoreCost:
-    """Of all events so far."""
+    """Cost of all events so far."""
 
     kinds: dict[str, KindCost] = field(default_factory=dict)
 
@@ -45,18 +45,18 @@ class CoreCost:
 
     @property
     def worst(self) -> tuple[float, str]:
-        """Seconds and kind of the event that took longest."""
+        """(seconds, kind) of the slowest event."""
         return max(((kind.worst_s, name) for name, kind in self.kinds.items()), default=(0.0, ""))
 
 
 class MeteredCore:
-    """A coordinator whose every event is timed, and with it the question when it is to be told the time: `tick_at`."""
+    """Times every event of a coordinator, including the computation of `tick_at`, its next wake-up."""
 
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float]) -> None:
         self.coordinator = coordinator
         self.cost = CoreCost()
         self.handled: Callable[[int], None] = lambda num_events: None
-        """Is told of each event, in its time."""
+        """Called after each event, within its measured time."""
         self.tick_at = inf
         self._last_tick = 0.0
         self._clock = clock
@@ -86,13 +86,13 @@ class MeteredCore:
         return effects
 
     def _ask_for_tick(self) -> None:
-        """The coordinator says itself when it is to be told the time; after the last tick in any case."""
+        """Ask the coordinator for its next wake-up; never at or before the last tick."""
         due = self.coordinator.due_at()
         self.tick_at = inf if due is None else max(due, nextafter(self._last_tick, inf))
 
 
 def held_bytes(root: object) -> int:
-    """Bytes of all objects that `root` leads to, each once, by `sys.getsizeof`; classes and functions left out."""
+    """Return the bytes of all objects reachable from `root`, each counted once; classes and functions are skipped."""
     seen: set[int] = set()
     waiting = [root]
     total = 0

@@ -1,4 +1,4 @@
-"""What a simulated run costs, by the coordinator's own records, and what nodes are told of it."""
+"""The costs of a simulated run, from the coordinator's own records, and its standby messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from echo_hub.simulator.scenario import Scenario
 
 
 class Costs:
-    """`by_time` has, of each record, when it was made and the dollars so far."""
+    """`by_time`: (time, total dollars) after each record."""
 
     def __init__(self) -> None:
         self.dollars = 0.0
         self.by_time: list[tuple[float, float]] = [(0.0, 0.0)]
         self.told: Counter[str] = Counter()
-        """Nodes told that they stand by, by reason, so often as each was."""
+        """Number of standby messages, by reason."""
         self._paid_at: dict[str, float] = {}
-        """Time at which each node last cost something."""
+        """Time of each node's last cost."""
 
     def accrue(self, record: CostAccrued, now: float) -> None:
         self.dollars += sum(cost.dollars for cost in record.nodes)
@@ -31,11 +31,11 @@ class Costs:
             self.told[action.reason] += 1
 
     def num_paid(self, since: float) -> int:
-        """Nodes that have cost something since then."""
+        """Return the number of nodes that have cost something since then."""
         return sum(at >= since for at in self._paid_at.values())
 
     def until(self, now: float) -> float:
-        """Dollars until then, but for the last seconds."""
+        """Return the dollars recorded until then; the last seconds may not be recorded yet."""
         return max((dollars for at, dollars in self.by_time if at <= now), default=0.0)
 
 
@@ -49,5 +49,5 @@ def activation_settings(scenario: Scenario) -> ActivationSettings:
 
 
 def asked_of_hub(scenario: Scenario, traits: Traits) -> float:
-    """What the coordinator is told that a node costs: nothing where all are to work in any case."""
+    """Return the price that the coordinator sees: 0 if all nodes must work in any case."""
     return traits.price_per_hour if scenario.prices.choose else 0.0

@@ -1,11 +1,10 @@
-"""All nodes of a simulated run: they come and go, fetch versions, take leases, send what they have sampled.
+"""All nodes of a simulated run: they connect and leave, fetch versions, take leases, and send rollouts.
 
-A node that falls silent is disconnected at once. What it held is lost, or it samples on and sends what it has finished
-once it is back; it does not hear what is revoked meanwhile. One whose day is over gives back what it has not finished.
-A lease may be sent again: a node that still has it, or has finished some of it while it was away, does nothing twice.
-
-A node streams what its unfinished rollouts have drawn, all of it once it is back. Who is given a rollout that was begun
-elsewhere goes on with what the hub has of it then. Every rollout comes with who drew how much of it by which version.
+A node that vanishes is disconnected at once. Its work is lost, or it keeps sampling and sends finished work when it is
+back; it misses revocations meanwhile. A node whose day ends gives back unfinished work. If a lease is sent twice, the
+node skips rollouts that it still holds or finished while away. Nodes stream the tokens of unfinished rollouts, and all
+of them after a reconnection. A node that gets a rollout begun elsewhere continues with the tokens that the hub has.
+Every rollout carries its spans: which node sampled how many tokens with which version.
 """
 
 from __future__ import annotations
@@ -46,8 +45,11 @@ _NOTHING: Final[Mapping[int, Spans]] = MappingProxyType({})
 
 
 class Fleet:
-    """`tell`: what the hub hears; `work`: what nodes draw; `hours` hears who is connected; `nodes`: the honest ones, if
-    they are not the scenario's. Entries of an earlier session of a node's come to nothing."""
+    """`tell` passes events to the hub; `work` provides contents; `hours` counts connections.
+
+    `nodes`: the honest nodes, if they are not drawn from the scenario. Agenda entries of a node's earlier sessions are
+    ignored.
+    """
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Fleet:
         ]
         self._liars: dict[str, SimulatedNode] = {}
         self._begun: dict[int, list[Sampling]] = {}
-        """What was begun of each group that is neither trained nor dropped."""
+        """By group that is neither trained nor dropped: all attempts at its rollouts."""
         self.tokens = TokenCounts()
         publication = scenario.publication
         self._spreading = Spreading(
@@ -89,7 +91,7 @@ class Fleet:
         self._by_id = {node.node_id: node for node in self.honest}
 
     def begin(self) -> None:
-        """Whoever is on is there."""
+        """Connect all nodes whose day has begun."""
         for node in self.honest:
             self._come(node)
         claims = self._scenario.false_claims
@@ -111,14 +113,14 @@ class Fleet:
     # --- what the hub sends
 
     def send_lease(self, effect: SendLease) -> None:
-        """With what the hub has of it at this moment."""
+        """Send a lease to its node, with the hub's present tokens of earlier attempts."""
         node = self._by_id[effect.node_id]
         if node.traits.width:
             given = self._given(effect) if effect.goes_on else _NOTHING
             self._agenda.at(self._agenda.now + self._delay_s, self._lease_came, (node, node.session, effect, given))
 
     def _given(self, lease: SendLease) -> Mapping[int, Spans]:
-        """Who drew what the hub has of these indices, as far as it has anything."""
+        """Return the spans of earlier attempts that the hub has, by index."""
         earlier = set(lease.goes_on)
         return {
             sampling.index: sampling.spans(known)
@@ -127,7 +129,7 @@ class Fleet:
         }
 
     def _known(self, sampling: Sampling) -> int:
-        """Tokens of an unfinished rollout that the hub has."""
+        """Return how many tokens of an unfinished rollout the hub has."""
         if sampling.known is not None:
             return sampling.known
         node = sampling.lease.node
@@ -135,7 +137,7 @@ class Fleet:
         return min(streamed, sampling.tokens - 1)
 
     def ended(self, group_id: int) -> None:
-        """Nothing of the group is wanted any more: its tokens are counted."""
+        """Count the tokens of a group that is trained or dropped."""
         begun = self._begun.pop(group_id, None)
         if begun is not None:
             self.tokens.count(begun, self._agenda.now)
@@ -165,7 +167,7 @@ class Fleet:
             self._give_back(node, sent.lease_id, sent.indices)
             return
         lease = HeldLease(node=node, lease_id=sent.lease_id, group_id=sent.group_id, policy_version=sent.policy_version)
-        # What follows what is given is drawn by no older version than its end.
+        # The continuation must use at least the version of the prefix's last token.
         lease.needs = max([sent.policy_version, *(spans[-1].policy_version for spans in given.values())])
         tokens = self._work.lengths(sent) or dict(enumerate(self.lengths.of_group(sent.group_id)))
         lease.unfinished = {
@@ -221,19 +223,19 @@ class Fleet:
     # --- versions
 
     def _is_planned(self, nodes: Sequence[SimulatedNode]) -> bool:
-        """Whether the hub's planner spreads a version to these."""
+        """Return True if the hub's planner sends a version to these nodes."""
         publication = self._scenario.publication
         return len(nodes) <= publication.planned_nodes and self._spreading.can_carry(publication.payload_bytes, nodes)
 
     def _version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
-        """By the hub's planner. Of two that are on their way, the older one may come last."""
+        """Handle a version that arrived. Of two versions in transit, the older one may arrive last."""
         if policy_version > node.policy_version:
             self._watch(node.version_came(policy_version, self._agenda.now))
             self._look_at_moves(node)
             self._report(node, policy_version)
 
     def _look_at_moves(self, node: SimulatedNode) -> None:
-        """What may not go on by the newest version yet is looked at again once it may."""
+        """Schedule another check of leases that may not switch to the newest version yet."""
         if self._agenda.now < node.moves_at < inf:
             self._agenda.at(node.moves_at, self._move_on, (node, node.session))
 
@@ -267,11 +269,11 @@ class Fleet:
     # --- nodes that come and go
 
     def _come(self, node: SimulatedNode) -> None:
-        """Joins, if its day allows it, or else when that begins."""
+        """Connect the node now or when its day begins."""
         now, day = self._agenda.now, self._scenario.availability
         left_s = inf
         if day.on_share < 1:
-            # Rounded, for a day must not end again at the moment at which it has ended.
+            # Rounding prevents a second end of the same day.
             since_on = round((now / day.day_s + node.traits.phase) % 1.0, 9) % 1.0 * day.day_s
             left_s = round(day.on_share, 9) * day.day_s - since_on
             if left_s <= 0:
@@ -306,7 +308,7 @@ class Fleet:
         self._tell(NodeDisconnected(node_id=node.node_id))
 
     def _go(self, subject: tuple[SimulatedNode, int]) -> None:
-        """Its day is over."""
+        """Disconnect a node whose day is over."""
         node, session = subject
         if session != node.session:
             return
@@ -315,7 +317,7 @@ class Fleet:
         self._come(node)
 
     def _give_all_back(self, node: SimulatedNode) -> None:
-        """Once all that it has drawn is sent."""
+        """Give all unfinished work back, after sending the sampled tokens."""
         for lease in node.stop_all(self._agenda.now):
             for sampling in lease.unfinished.values():
                 sampling.known = sampling.drawn(self._agenda.now)
@@ -323,7 +325,7 @@ class Fleet:
             self._give_back(node, lease.lease_id, tuple(lease.unfinished))
 
     def _tell_begun(self, samplings: Iterable[Sampling]) -> None:
-        """Tell of those of which the hub has tokens; told once their node stops, as it matters no sooner."""
+        """Tell the hub which rollouts have streamed tokens. Done when the node stops, because it matters no earlier."""
         ids = [rollout_id(one.lease.lease_id, one.index) for one in samplings if self._known(one)]
         if ids:
             self._tell(RolloutsBegun(rollout_ids=tuple(ids)))
@@ -363,7 +365,7 @@ class Fleet:
         self._agenda.at(self._agenda.now + failures.away_s, self._come, node)
 
     def _lose(self, node: SimulatedNode) -> None:
-        """All that it has not sent is gone."""
+        """Lose all unsent work of a vanished node."""
         now = self._agenda.now
         lost = [sampling for lease in node.stop_all(now) for sampling in lease.unfinished.values()]
         streamed_at = node.streamed_at(now, self._scenario.nodes.stream_s)
@@ -375,7 +377,7 @@ class Fleet:
     # --- nodes that claim falsely
 
     def _come_falsely(self, for_s: float) -> None:
-        """A key that nobody knows, for so long."""
+        """Connect a liar under a new key for this many seconds."""
         number = len(self.honest) + self._num_keys
         self._num_keys += 1
         node = SimulatedNode(f"liar-{self._num_keys}", number, liar(self._scenario))

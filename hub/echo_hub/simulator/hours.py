@@ -1,4 +1,4 @@
-"""How a simulated run goes hour by hour: who was there, how busy the learner was, what was leased and dropped."""
+"""Hourly figures of a simulated run: connected nodes, learner utilisation, leased and dropped rollouts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ HOUR_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourFigures:
-    """One hour of virtual time; the last one may be a part of one."""
+    """One hour of virtual time; the last one may be shorter."""
 
     nodes: float
-    """Honest nodes that were connected, on average."""
+    """Average number of connected honest nodes."""
     utilisation: float
     """Share of the time in which a step was trained."""
     leased: int
-    """Rollouts."""
+    """Leased rollouts."""
     dropped: dict[str, int]
-    """Rollouts by reason."""
+    """Dropped rollouts by reason."""
 
 
 class Hours:
@@ -42,12 +42,12 @@ class Hours:
         self._dropped[int(now // HOUR_S)][reason] += count
 
     def connect(self, count: int, now: float) -> None:
-        """So many honest nodes more are connected; negative: fewer."""
+        """Change the number of connected honest nodes by `count`."""
         self._count_nodes(now)
         self._nodes += count
 
     def figures(self, steps: Iterable[tuple[float, float]], until: float) -> tuple[HourFigures, ...]:
-        """`steps`: begin and end of each; `until`: the run's end."""
+        """Return the figures of all hours. `steps`: (begin, end) of each step; `until`: end of the run."""
         self._count_nodes(until)
         busy_s: defaultdict[int, float] = defaultdict(float)
         for begin, end in steps:
@@ -70,7 +70,7 @@ class Hours:
 
 
 def _by_hour(begin: float, end: float) -> Iterator[tuple[int, float]]:
-    """Each hour that this time is part of, and how much of it is."""
+    """Split a time span into (hour, seconds)."""
     while begin < end:
         hour = int(begin // HOUR_S)
         stop = min(end, (hour + 1) * HOUR_S)

@@ -1,10 +1,10 @@
-"""How many tokens each rollout has: drawn once for each index of a group, whoever samples it and however often.
+"""Tokens of each rollout: drawn once per index of a group, independent of node and attempt.
 
     log tokens = log median + sigma (sqrt(p) z_prompt + sqrt(1 - p) z_rollout),     sigma = log(ratio) / 4
 
-p is the share of the variance that is the prompt's own; both z are standard normal, and the whole is cut off at two
-sigma, so that the longest has `ratio` times the tokens of the shortest. Group g has prompt g modulo the number of
-prompts. A rollout that is leased again has the same length even where another version samples it.
+p is the share of the variance that belongs to the prompt; both z are standard normal. The sum is cut off at two sigma,
+so that the longest rollout has `ratio` times the tokens of the shortest. Group g has prompt g modulo the number of
+prompts. Leasing a rollout again, even with another version, keeps its length.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from echo_hub.simulator.scenario import SimulatedLengths
 
 _BLOCK: Final = 256
-"""Groups drawn at once."""
+"""Groups drawn at a time."""
 _KEPT_BLOCKS: Final = 64
 _QUANTILES: Final = 1_000
 
@@ -41,11 +41,11 @@ class Lengths:
 
     @property
     def longest(self) -> int:
-        """No rollout has more tokens."""
+        """Maximum tokens of a rollout."""
         return round(self._settings.tokens * exp(2.0 * self._sigma))
 
     def of_group(self, group_id: int) -> list[int]:
-        """The tokens of each of its rollouts, by index."""
+        """Return the tokens of each of the group's rollouts, by index."""
         number, place = divmod(group_id, _BLOCK)
         block = self._blocks.get(number)
         if block is None:

@@ -1,4 +1,4 @@
-"""One direction of a host's line to the internet: what is sent over it goes one after the other."""
+"""Uplink and downlink of a host: each carries its transfers one after the other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ Sent = Callable[[float], None]
 
 
 class Uplink:
-    """Sends parcels of one size each, the lowest rank first. A parcel that is of no use any more when its turn comes is
-    left out."""
+    """Sends transfers one at a time, lowest rank first. A transfer that is no longer wanted at its turn is skipped."""
 
     def __init__(self, agenda: Agenda, bytes_s: float) -> None:
         self.bytes_s = bytes_s
@@ -23,7 +22,7 @@ class Uplink:
         self._is_busy = False
 
     def send(self, num_bytes: float, *, wanted: Ask, sent: Sent, rank: int = 0) -> None:
-        """`wanted` is asked when its turn comes; `sent` is told, when the last byte is off, when the first one was."""
+        """Queue a transfer. `wanted` is called at its turn; `sent` after its last byte, with the time of the first."""
         self._number += 1
         heappush(self._waiting, (rank, self._number, num_bytes, wanted, sent))
         if not self._is_busy:
@@ -46,13 +45,16 @@ class Uplink:
 
 
 class Downlink:
-    """Takes what arrives in the order in which it is told of it."""
+    """Receives transfers in the order of the calls to `receive`."""
 
     def __init__(self, bytes_s: float) -> None:
         self.bytes_s = bytes_s
         self._free_at = 0.0
 
     def receive(self, num_bytes: float, *, first_at: float, last_at: float) -> float:
-        """When all of it is there whose first and last byte come to the line at these moments."""
+        """Return when a transfer has arrived completely.
+
+        `first_at` and `last_at`: when its first and last byte reach the downlink.
+        """
         self._free_at = max(last_at, max(first_at, self._free_at) + num_bytes / self.bytes_s)
         return self._free_at

@@ -1,13 +1,12 @@
-"""One node's engine: `width` rollouts at once, the others wait in the order in which they came.
+"""One node's engine: samples `width` rollouts at once; others wait in order of arrival.
 
-A lease that needs a version which the node does not have yet waits until it has come. The first member of a lease that
-begins computes the prompt; the others begin to draw once that is done. Who goes on with what another node has drawn
-computes that too, and draws the rest. What `take` and the other calls give back has begun, or goes on by a newer
-version; it ends at its `ends_at` unless it is stopped before, or has got another one meanwhile.
+Leases wait until their version has arrived at the node. The first rollout of a lease computes the prompt; the others
+start when that is done. A rollout continued from another node first recomputes the given tokens, then samples the rest.
+`take` and similar calls return the rollouts that began, or that continue with a newer version. Each ends at its
+`ends_at`, unless it was stopped before or got another end time.
 
-Where the run interrupts completions (`moves`), a lease begins by the newest version that the node has, and goes on by a
-newer one when that comes, if `echo_shared.moving_on` finds it worth while: prompts and what is drawn are read again, in
-the slots that they are in.
+If the run interrupts completions (`moves`), a lease begins with the node's newest version. When a newer one arrives,
+`echo_shared.moving_on` decides whether to switch: prompts and sampled tokens are then recomputed in their slots.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-from echo_hub.core.payload import Span
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.spans import Spans, first, grown, num_tokens
 from echo_shared.messages import MAX_VERSION_SPANS
 from echo_shared.moving_on import MovingOn
+from echo_shared.rollout_books import DrawnSpan
 
 
 @dataclass(slots=True, kw_only=True)
 class Moves:
-    """What a node goes by when a newer version comes in mid-completion."""
+    """Parameters for switching to a newer version in mid-completion."""
 
     max_tokens: int
-    """No completion is longer."""
+    """Maximum tokens of a completion."""
     prompt_tokens: int
     swap_s: float
-    """Until the engine has changed versions, besides reading."""
+    """Seconds for the engine's change of version, in addition to recomputation."""
     rule: MovingOn = field(default_factory=MovingOn)
 
 
 class Sampling:
-    """One rollout on one node. `given`: what was drawn before, by another node or by this one."""
+    """One rollout on one node. `given`: spans sampled earlier, by another node or by this one."""
 
     __slots__ = (
         "before",
@@ -58,24 +57,24 @@ class Sampling:
         self.index = index
         self.tokens = tokens
         self.given = num_tokens(given)
-        """Tokens."""
+        """Number of given tokens."""
         self.before = given
-        """Who drew what is there at `draws_from`, and by which versions."""
+        """Spans of the tokens that exist at `draws_from`."""
         self.had = self.given
-        """Tokens of `before`."""
+        """Number of tokens in `before`."""
         self.policy_version = lease.version
-        """By which it draws on."""
+        """The version that it continues with."""
         self.began_at = self.draws_from = self.ends_at = inf
         self.stopped_at = inf
         self.known: int | None = None
-        """Tokens of it that the hub has, those given included; None: what was streamed."""
+        """Tokens that the hub has, given ones included; None means as many as were streamed."""
 
     @property
     def stopped(self) -> bool:
         return self.stopped_at < inf
 
     def drawn(self, now: float) -> int:
-        """Tokens that are there of it, those given included."""
+        """Return the number of existing tokens at `now`, given ones included."""
         until = min(now, self.stopped_at)
         if until >= self.ends_at:
             return self.tokens
@@ -85,25 +84,25 @@ class Sampling:
         return min(self.tokens, self.had + int((until - self.draws_from) / token_s))
 
     def spans(self, count: int) -> Spans:
-        """Who drew the first `count` tokens, which are there, and by which versions."""
-        more = Span(
+        """Return the spans of the first `count` tokens, which must exist."""
+        more = DrawnSpan(
             node_id=self.lease.node.node_id, policy_version=self.policy_version, num_tokens=max(0, count - self.had)
         )
         return grown(first(self.before, count), more)
 
     def begin(self, draws_from: float, *, read_token_s: float, s_per_token: float) -> None:
-        """Reads what is there, each token in so much time, and draws the rest."""
+        """Set the times: recompute existing tokens, then sample the rest."""
         self.draws_from = draws_from + self.had * read_token_s
         self.ends_at = self.draws_from + (self.tokens - self.had) * s_per_token
 
     def move(self, policy_version: int, now: float) -> None:
-        """What it draws from here on is by this version; one token at least is left."""
+        """Continue with this version from now on; at least one token remains to be sampled."""
         count = min(self.drawn(now), self.tokens - 1)
         self.before, self.had, self.policy_version = self.spans(count), count, policy_version
 
 
 class HeldLease:
-    """A lease that a node has, with what is unfinished of it."""
+    """A lease held by a node, with its unfinished rollouts."""
 
     __slots__ = ("group_id", "lease_id", "needs", "node", "policy_version", "prefilled_at", "unfinished", "version")
 
@@ -112,22 +111,22 @@ class HeldLease:
         self.lease_id = lease_id
         self.group_id = group_id
         self.policy_version = policy_version
-        """That it names."""
+        """The version named in the lease."""
         self.needs = policy_version
-        """The oldest version that may draw it: what it goes on with may be by a newer one than it names."""
+        """The oldest version that may sample it: given tokens may be from a newer version than the lease names."""
         self.version = policy_version
-        """By which it is drawn."""
+        """The version it is sampled with."""
         self.prefilled_at: float | None = None
         self.unfinished: dict[int, Sampling] = {}
 
     @property
     def versions(self) -> set[int]:
-        """That have drawn any of what is unfinished."""
+        """Versions of existing tokens of the unfinished rollouts."""
         return {span.policy_version for sampling in self.unfinished.values() for span in sampling.before}
 
 
 class SimulatedNode:
-    """A node with its connection. `session` counts connections: what was said in an earlier one is void."""
+    """A node and its connection. `session` counts connections: messages of earlier sessions are ignored."""
 
     __slots__ = (
         "connected",
@@ -152,7 +151,7 @@ class SimulatedNode:
     )
 
     def __init__(self, node_id: str, number: int, traits: Traits, moves: Moves | None = None) -> None:
-        """`moves` None: what it draws it draws to its end by the version that it began with."""
+        """`moves` None: every rollout is finished with the version that it began with."""
         self.node_id = node_id
         self.number = number
         self.traits = traits
@@ -161,31 +160,31 @@ class SimulatedNode:
         self.connected_at = 0.0
         self.connected_s = 0.0
         self.gone_at = inf
-        """Since when it is not connected; inf: it is."""
+        """Time of disconnection; inf while connected."""
         self.paused = False
-        """Its owner wants it for himself."""
+        """True while the owner uses the machine."""
         self.session = 0
         self.policy_version = 0
         self.fetching: int | None = None
         self.num_begun = 0
-        """Rollouts that it has begun to draw, those included that it goes on with."""
+        """Rollouts begun so far, including continued ones."""
         self.free = traits.width
         self.held: dict[int, HeldLease] = {}
         self.queue: deque[Sampling] = deque()
         self.waiting: list[HeldLease] = []
-        """Leases of versions that it does not have yet."""
+        """Leases that wait for a version."""
         self.spool: list[Sampling] = []
-        """Finished while it had no connection."""
+        """Rollouts finished while disconnected."""
         self.sent_late: set[tuple[int, int]] = set()
-        """Lease and index of what it sent when it came back the last time."""
+        """(lease, index) of rollouts sent after the last reconnection."""
 
     @property
     def capacity(self) -> int:
-        """What it says that it is willing to hold."""
+        """Number of rollouts that the node claims to accept."""
         return 0 if self.paused else self.traits.capacity
 
     def take(self, lease: HeldLease, now: float) -> list[Sampling]:
-        """A lease has arrived."""
+        """Accept a lease; return the rollouts that begin now."""
         self.held[lease.lease_id] = lease
         if lease.needs > self.policy_version:
             self.waiting.append(lease)
@@ -204,7 +203,7 @@ class SimulatedNode:
         return begun + self.move_on(now)
 
     def move_on(self, now: float) -> list[Sampling]:
-        """What runs by an older version goes on by the newest, where that is due."""
+        """Switch running leases to the newest version, if that is worthwhile; return the affected rollouts."""
         moving, moves, traits = self._moving, self.moves, self.traits
         if not moving or moves is None:
             return []
@@ -226,12 +225,12 @@ class SimulatedNode:
 
     @property
     def moves_at(self) -> float:
-        """When what runs by an older version may go on by the newest; inf: nothing does."""
+        """Time at which leases of an older version may switch; inf if none may."""
         return self.moves.rule.not_before if self.moves is not None and self._moving else inf
 
     @property
     def _moving(self) -> list[HeldLease]:
-        """The leases that run by an older version than there is, and may go on by that."""
+        """Leases that run with an older version and may switch."""
         if self.moves is None:
             return []
         return [
@@ -243,7 +242,7 @@ class SimulatedNode:
         ]
 
     def finish(self, sampling: Sampling, now: float) -> list[Sampling]:
-        """A rollout has come to its end: its slot is free."""
+        """Free the slot of a finished rollout; return the rollouts that begin now."""
         lease = sampling.lease
         del lease.unfinished[sampling.index]
         if not lease.unfinished:
@@ -252,7 +251,7 @@ class SimulatedNode:
         return self._begin(now)
 
     def stop(self, lease_id: int, now: float) -> list[Sampling]:
-        """What is unfinished of a lease is not wanted any more; harmless when nothing is."""
+        """Drop the unfinished rollouts of a lease, if any; return the rollouts that begin now."""
         lease = self.held.pop(lease_id, None)
         if lease is None:
             return []
@@ -262,7 +261,7 @@ class SimulatedNode:
         return self._begin(now)
 
     def stop_all(self, now: float) -> list[HeldLease]:
-        """Forgets all that is unfinished: what that was."""
+        """Drop all unfinished leases and return them."""
         held = list(self.held.values())
         for lease in held:
             for sampling in lease.unfinished.values():
@@ -272,16 +271,16 @@ class SimulatedNode:
         return held
 
     def streamed_at(self, now: float, stream_s: float) -> float:
-        """When it last sent what its unfinished rollouts have drawn, as of what the hub has by now; -inf: never."""
+        """Return the time of the last streamed progress report that the hub has by now; -inf if there is none."""
         if not stream_s:
             return -inf
         until = min(now, self.gone_at)
-        phase = self.number * _GOLDEN % 1.0 * stream_s  # Nodes do not all send at once.
+        phase = self.number * _GOLDEN % 1.0 * stream_s  # Spread the reports of nodes over time.
         streamed_at = (until + phase) // stream_s * stream_s - phase
         return max(streamed_at, self.connected_at) if self.connected else streamed_at
 
     def _begin(self, now: float) -> list[Sampling]:
-        """Fills the free slots."""
+        """Fill the free slots; return the rollouts that begin."""
         begun: list[Sampling] = []
         while self.free and self.queue:
             sampling = self.queue.popleft()
@@ -294,7 +293,7 @@ class SimulatedNode:
         return begun
 
     def _draw(self, sampling: Sampling, now: float) -> None:
-        """It is in a slot: its prompt is read, if nobody of its lease has read it, and what is there of it."""
+        """Start a rollout in a slot: compute the prompt, unless its lease has, and recompute existing tokens."""
         lease, traits = sampling.lease, self.traits
         if lease.prefilled_at is None:
             lease.prefilled_at = now + traits.prefill_s

@@ -1,4 +1,4 @@
-"""The nodes of a scenario: what each can do, drawn from the seed."""
+"""The nodes of a scenario, with capabilities drawn from the seed."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from echo_hub.simulator.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """One node, as it stays for the whole run."""
+    """One node's capabilities, constant for the whole run."""
 
     width: int
     capacity: int
     s_per_token: float
-    """Of each rollout; where `paces` are known, their mean."""
+    """Seconds per token in each concurrent rollout; the mean of `paces` if these are known."""
     prefill_s: float
-    """Of one prompt."""
+    """Seconds for one prompt."""
     prefill_token_s: float = 0.0
-    """Of each token that another node has drawn."""
+    """Seconds per token that another node has sampled."""
     fetch_s: float
-    """From the announcement of a version until the node has it."""
+    """Seconds from a version's announcement until the node has it."""
     phase: float
-    """Where in its day the node is at the start; 0 = it has just come on."""
+    """The node's position in its day at the start, 0..1; 0 = it has just connected."""
     price_per_hour: float
     uplink_bytes_s: float = 0.0
     downlink_bytes_s: float = 0.0
     paces: tuple[float, ...] = ()
-    """Seconds a token took in each of the rollouts that a real machine drew, in their order: the node draws its own by
-    one after the other, and begins anew behind the last. Empty: all by `s_per_token`."""
+    """Seconds per token of rollouts measured on a real machine, in order.
+
+    The node's rollouts use these values in turn, starting over at the end. Empty: all use `s_per_token`.
+    """
 
 
 def draw_nodes(scenario: Scenario) -> list[Traits]:
-    """The honest nodes."""
+    """Return the honest nodes."""
     nodes, publication = scenario.nodes, scenario.publication
     chance = np.random.default_rng([scenario.run.seed, 2])
     slowness = np.exp(-nodes.sigma * chance.standard_normal(nodes.count))
@@ -72,7 +74,7 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
 def prices_per_hour(
     scenario: Scenario, slowness: NDArray[np.float64], chance: np.random.Generator
 ) -> NDArray[np.float64]:
-    """What each node asks for, [N], if it is rented."""
+    """Return the price of each node, [N], if it is rented."""
     nodes, prices = scenario.nodes, scenario.prices
     if not prices.per_1000_rollouts:
         return np.full(nodes.count, nodes.price_per_hour)
@@ -83,7 +85,7 @@ def prices_per_hour(
 
 
 def liar(scenario: Scenario) -> Traits:
-    """A node that claims what it cannot do: it never finishes anything."""
+    """Return a node that claims capacity and never finishes anything."""
     capacity = scenario.false_claims.capacity
     return Traits(
         width=0, capacity=capacity, s_per_token=0.0, prefill_s=0.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0
@@ -91,7 +93,7 @@ def liar(scenario: Scenario) -> Traits:
 
 
 def fetch_s(scenario: Scenario, downlink_bytes_s: float, all_uplinks_bytes_s: float) -> float:
-    """Seconds until a node with this downlink has a version that is sent to all, by the formula."""
+    """Return the seconds until a node with this downlink has a version sent to all nodes, by the formula."""
     publication, count = scenario.publication, scenario.nodes.count
     size, uplink = publication.payload_bytes, publication.hub_uplink_bytes_s
     by_all = count * size / (uplink + all_uplinks_bytes_s)

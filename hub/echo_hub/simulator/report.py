@@ -16,36 +16,36 @@ from echo_shared.messages import DropReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFigures:
-    """What the coordinator itself took, by the clock that the run was given."""
+    """The coordinator's own cost, by the run's clock."""
 
     events: int
     events_per_s: float | None
-    """None: no time passed by that clock."""
+    """None if the clock did not advance."""
     worst_event_ms: float
-    """Garbage collection included."""
+    """Includes garbage collection."""
     worst_event: str
-    """Its kind."""
+    """Kind of the slowest event."""
     events_by_kind: dict[str, int]
     ms_by_kind: dict[str, float]
-    """All events of a kind together."""
+    """Total per kind."""
     bytes_per_node: float
-    """All objects that it holds at the end by `sys.getsizeof`, over the nodes; after a run that is finished no work is
-    among them."""
+    """Bytes of all objects that the coordinator holds at the end, per node. After a finished run these include no
+    work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Counts are of rollouts, and of the whole run, unless they say otherwise."""
+    """Counts are rollouts over the whole run, unless stated otherwise."""
 
     finished: bool
-    """False: the limit of virtual time came first."""
+    """False if the limit of virtual time was reached."""
     virtual_s: float
     steps: int
-    """Trained."""
+    """Trained steps."""
     utilisation: float
-    """Share of the time after the warm-up in which a step was trained."""
+    """Share of time after the warm-up in which a step was trained."""
     idle_s: float
-    """Of the learner, after the warm-up."""
+    """Idle seconds of the learner after the warm-up."""
     leased: int
     trained: int
     dropped: dict[str, int]
@@ -53,52 +53,53 @@ class Report:
     in_flight: int
     """Neither trained nor dropped at the end."""
     drop_shares: dict[str, float]
-    """By reason, of those leased."""
+    """By reason, as shares of the leased rollouts."""
     stale_share: float
-    """Dropped as stale or revoked, of those leased."""
+    """Share of leased rollouts that were dropped as stale or revoked."""
     mean_staleness: float
-    """When consumed, in steps after the warm-up; all rollouts of a group count as its oldest."""
+    """Mean at consumption after the warm-up; every rollout of a group counts with the group's oldest version."""
     token_staleness: float
-    """Likewise, each token as old as the version that drew it."""
+    """The same per token: each token is as old as the version that sampled it."""
     mixed_share: float
-    """Of these rollouts, those that more than one version drew."""
+    """Share of planned rollouts sampled with more than one version."""
     needed_staleness: float | None
-    """The least mean staleness that keeps the learner busy, see `rule`; None: nothing keeps it busy."""
+    """Smallest mean staleness that keeps the learner busy (see `rule`); None if no value does."""
     useful_over_needed: float
-    """What the pool samples in time over what the learner takes: at least 1 by the provisioning rule."""
+    """Rollouts that the pool samples in time, divided by the learner's demand; the provisioning rule requires at least
+    1."""
     idle_nodes_share: float
-    """Honest nodes that never got a lease, of those that were ever there."""
+    """Share of honest nodes that never got a lease, among those that ever connected."""
     liars_share: float
-    """Leased to those who claim falsely, of all that was leased after the first minute."""
+    """Share of rollouts leased to liars, without the first minute."""
     trained_by_node: tuple[float, float, float]
-    """The 10th, 50th and 90th percentile of the honest nodes."""
+    """10th, 50th and 90th percentile over honest nodes."""
     mean_lease: float
-    """Rollouts in a lease."""
+    """Rollouts per lease."""
     median_lease: float
     tokens_drawn: int
-    """By honest nodes, for groups that were trained or dropped."""
+    """Tokens sampled by honest nodes for trained or dropped groups."""
     again_share: float
-    """Of these: drawn in the place of one that another lease of the same index had drawn before."""
+    """Share of `tokens_drawn` that repeated a position another lease had sampled."""
     given_share: float
-    """Not drawn by who went on with what had been drawn before, over those that were."""
+    """Tokens reused from earlier attempts, relative to `tokens_drawn`."""
     failures: int
-    """Times that a node vanished and lost unfinished rollouts."""
+    """Number of times that a node vanished and lost unfinished rollouts."""
     tokens_lost_per_failure: float
-    """Drawn, and not sent before."""
+    """Sampled but unsent tokens lost per failure."""
     by_hour: tuple[HourFigures, ...]
-    """Of virtual time."""
+    """Per hour of virtual time."""
     cost: float
-    """What the rented nodes cost while they were connected and active."""
+    """Dollars paid to rented nodes while connected and active."""
     core: CoreFigures
 
     @property
     def balanced(self) -> bool:
-        """Whether leased = trained + dropped + in flight."""
+        """True if leased = trained + dropped + in flight."""
         return self.leased == self.trained + sum(self.dropped.values()) + self.in_flight
 
 
 def report_of(world: World) -> Report:
-    """What the run came to; `run` has ended."""
+    """Compute the report of a finished run."""
     accounts = world.accounts
     pool, demand = pool_of(world.scenario), demand_of(world.scenario)
     steps, utilisation, idle_s = _learner(world)
@@ -143,19 +144,22 @@ def report_of(world: World) -> Report:
 
 
 def table(report: Report) -> list[tuple[str, str]]:
-    """What is told of it: names and figures."""
+    """Return rows of (name, figures) for display."""
     p10, p50, p90 = report.trained_by_node
     core, needed = report.core, report.needed_staleness
-    speed = "" if core.events_per_s is None else f", {core.events_per_s:,.0f} a second"
+    speed = "" if core.events_per_s is None else f", {core.events_per_s:,.0f} per second"
     dropped = ", ".join(
         f"{reason} {count:,} ({report.drop_shares[reason]:.2%})" for reason, count in report.dropped.items()
     )
     return [
         ("Steps", f"{report.steps:,} in {report.virtual_s:,.0f} s" + ("" if report.finished else "; not finished")),
         ("Learner utilisation", f"{report.utilisation:.1%}; idle for {report.idle_s:,.1f} s"),
-        ("Pool samples in time", f"{report.useful_over_needed:.2f} of what a learner takes that is always busy"),
+        ("Pool samples in time", f"{report.useful_over_needed:.2f} times the demand of an always busy learner"),
         ("Mean staleness", f"{report.mean_staleness:.2f}; needed " + ("-" if needed is None else f"{needed:.2f}")),
-        ("  of a token", f"{report.token_staleness:.2f}; {report.mixed_share:.1%} of the rollouts by several versions"),
+        (
+            "  of a token",
+            f"{report.token_staleness:.2f}; {report.mixed_share:.1%} of the rollouts with several versions",
+        ),
         ("Rollouts leased", f"{report.leased:,}; in leases of {report.mean_lease:.1f}"),
         ("  trained", f"{report.trained:,}"),
         ("  dropped", dropped or "none"),
@@ -163,25 +167,25 @@ def table(report: Report) -> list[tuple[str, str]]:
         ("Stale or revoked", f"{report.stale_share:.1%} of the leased"),
         ("Trained by node", f"{p10:,.0f}, {p50:,.0f}, {p90:,.0f} (10th, 50th, 90th percentile)"),
         ("Nodes without work", f"{report.idle_nodes_share:.1%}"),
-        ("Leased to false claims", f"{report.liars_share:.1%}, the first minute left out"),
+        ("Leased to false claims", f"{report.liars_share:.1%}, without the first minute"),
         (
             "Tokens drawn",
             f"{report.tokens_drawn:,}; {report.again_share:.1%} of them again; "
-            f"{report.given_share:.1%} saved by going on",
+            f"{report.given_share:.1%} saved by resuming",
         ),
         (
             "  lost with a node",
-            f"{report.tokens_lost_per_failure:,.0f} each time; {report.failures:,} vanished with unfinished work",
+            f"{report.tokens_lost_per_failure:,.0f} per failure; {report.failures:,} failures with unfinished work",
         ),
         *_day(report.by_hour),
         ("Cost", f"{report.cost:,.2f}"),
-        ("Coordinator", f"{core.events:,} events{speed}; {core.bytes_per_node:,.0f} bytes a node"),
+        ("Coordinator", f"{core.events:,} events{speed}; {core.bytes_per_node:,.0f} bytes per node"),
         ("  slowest event", f"{core.worst_event_ms:,.1f} ms ({core.worst_event})"),
     ]
 
 
 def _day(hours: tuple[HourFigures, ...]) -> list[tuple[str, str]]:
-    """The least and the most of its full hours, where there are several."""
+    """Return the range over full hours, if there are several."""
     full = hours[:-1]
     if len(full) < 2:
         return []
@@ -192,7 +196,7 @@ def _day(hours: tuple[HourFigures, ...]) -> list[tuple[str, str]]:
 
 
 def _learner(world: World) -> tuple[int, float, float]:
-    """Steps, utilisation and idle seconds."""
+    """Return trained steps, utilisation and idle seconds."""
     now = world.agenda.now
     done = [step for step in world.steps if step[1] <= now]
     if world.finished:
@@ -210,7 +214,7 @@ def _cost(world: World) -> float:
 
 
 def connected_cost(world: World) -> float:
-    """What the rented nodes cost if they are paid as long as they are connected."""
+    """Return the cost of rented nodes if they were paid whenever connected."""
     now = world.agenda.now
     return sum(
         node.traits.price_per_hour * (node.connected_s + (now - node.connected_at if node.connected else 0.0)) / 3600

@@ -1,7 +1,7 @@
-"""A scenario as what the capacity model asks for: `echo_hub.core.capacity` has the rules.
+"""Describe a scenario as inputs of the capacity model (`echo_hub.core.capacity`).
 
-A node is there for `on_share` of the day, and counts for that share of its throughput. What is certain of a scenario is
-given as it is, and not as a hub would measure it.
+A node is connected for `on_share` of the day and counts with that share of its throughput. The scenario's exact values
+are used, not values as a hub would measure them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from echo_hub.simulator.scenario import Scenario
 __all__ = ["classes_of", "demand_of", "needed_staleness", "pool_of", "useful_rollouts"]
 
 SLOW: Final = 0.9
-"""The quantile of a node's rollouts that its latency is, for a `NodeClass`."""
+"""Quantile of a node's rollout times used as its latency in a `NodeClass`."""
 _GROUPS_LOOKED_AT: Final = 256
 
 
 def pool_of(scenario: Scenario) -> NodeByNode:
-    """The honest nodes, whose rollouts are of the mean length."""
+    """Return the honest nodes' throughputs and latencies, for rollouts of mean length."""
     nodes = draw_nodes(scenario)
     mean = _lengths(scenario).mean
     delay_s = scenario.nodes.delay_s
@@ -39,7 +39,7 @@ def pool_of(scenario: Scenario) -> NodeByNode:
 
 
 def demand_of(scenario: Scenario) -> Workload:
-    """What the learner takes; a version counts as disseminated when the last node has it."""
+    """Return the learner's demand. A version counts as disseminated when the last node has it."""
     learner, training = scenario.learner, scenario.training
     is_async = scenario.run.mode == "async"
     return Workload(
@@ -54,7 +54,7 @@ def demand_of(scenario: Scenario) -> Workload:
 
 
 def classes_of(scenario: Scenario) -> tuple[NodeClass, ...]:
-    """The honest nodes, one entry each, for `echo_hub.core.capacity.schedule`."""
+    """Return the honest nodes, one entry each, for `echo_hub.core.capacity.schedule`."""
     pool, nodes = pool_of(scenario), draw_nodes(scenario)
     lengths = _lengths(scenario)
     tokens = [count for group in range(_GROUPS_LOOKED_AT) for count in lengths.of_group(group)]

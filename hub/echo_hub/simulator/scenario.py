@@ -1,7 +1,7 @@
-"""What is simulated: one frozen class a section, each with its own settings.
+"""The settings of a scenario: one frozen class per section.
 
-The docstrings are also the comments of the example that `echo_hub.simulator.scenario_file` writes, so every field has
-one. Settings that a hub has as well have the hub's names.
+Docstrings are also the comments of the example file that `echo_hub.simulator.scenario_file` writes, so every field has
+one. Settings that a hub also has use the hub's names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ScenarioSection(BaseModel):
-    """What all sections have in common."""
+    """Base class of all sections."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -26,13 +26,13 @@ class SimulatedRun(ScenarioSection):
     """The run."""
 
     mode: Literal["colocated", "sequential", "async"] = "async"
-    """As in a hub's config.toml. Co-located: one node, which is the hub's own sampler."""
+    """As in a hub's config.toml. colocated: one node, which is the hub's own sampler."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """All chance follows from it: the same scenario with the same seed gives the same figures."""
+    """Seed of all randomness: the same scenario and seed give the same figures."""
 
 
 class SimulatedTraining(ScenarioSection):
-    """The steps; each setting as in a hub's config.toml."""
+    """The training steps; each setting as in a hub's config.toml."""
 
     steps: Annotated[int, Field(ge=1)] = 40
     """Steps of the whole run."""
@@ -41,183 +41,184 @@ class SimulatedTraining(ScenarioSection):
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
     """Completions of one prompt."""
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Async mode: how many steps old a rollout may be when it is trained on."""
+    """Async mode: greatest age in steps of a rollout when it is trained on."""
     publish_every: Annotated[int, Field(ge=1)] = 1
     """Steps between published versions."""
     on_new_version: Literal["finish", "interrupt"] = "finish"
-    """What a node does with the completions that it is drawing when a newer version has reached it. finish: draws them
-    to their end by the version that they began with. interrupt (async mode only): goes on in mid-completion by the
-    newer one, once it has read again what is there; max_staleness holds for the oldest token."""
+    """What a node does with unfinished completions when a newer version arrives. finish: completes them with the
+    version that they began with. interrupt (async mode only): prefills the sampled tokens again and continues with the
+    newer version; max_staleness limits the oldest token."""
 
 
 class SimulatedLeases(ScenarioSection):
-    """Work that is given to nodes; as in a hub's config.toml."""
+    """Leases of work to nodes; as in a hub's config.toml."""
 
     deadline_s: Positive = 120.0
-    """A lease older than this is given to another node as well."""
+    """Age in seconds at which a lease also goes to another node."""
 
 
 class SimulatedLearner(ScenarioSection):
-    """How long the hub's own work takes."""
+    """Durations of the hub's own work."""
 
     step_s: Positive = 5.0
-    """One training step, whatever its batch."""
+    """Seconds per training step, independent of its batch."""
     step_s_per_rollout: NotNegative = 0.0
-    """What each rollout of the batch adds to it."""
+    """Additional seconds per rollout of the batch."""
     step_jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
     """Standard deviation of the logarithm of a step's time."""
     handoff_s: NotNegative = 0.0
-    """From the end of a step to the beginning of the next, if that is planned at once."""
+    """Seconds between a step's end and the next step's begin, if already planned."""
     score_s: NotNegative = 0.05
-    """From a rollout's arrival to its reward."""
+    """Seconds from a rollout's arrival to its reward."""
     prepare_s: NotNegative = 0.0
-    """To sample and tokenise a problem."""
+    """Seconds to sample and tokenise a problem."""
 
 
 class SimulatedPublication(ScenarioSection):
-    """How a version reaches the nodes. Where no more than `planned_nodes` are connected at its announcement, the hub's
-    own planner says which piece goes to whom, and who hands it on; the pieces go over simulated lines. Where more are,
-    and where the hub would choose the swarm, each node has it after
-
+    """Dissemination of versions. If at most `planned_nodes` are connected at the announcement, the hub's own planner
+    decides which piece goes to which node and who forwards it, over simulated connections. If more are connected, or if
+    the hub would choose the swarm, each node has the version after
         start_s + factor * max(payload / hub uplink, N payload / (hub uplink + all uplinks), payload / its downlink)
-
-    with N nodes: the bound of Kumar and Ross for peer-assisted distribution, and what is measured beyond it. So does
-    who comes later."""
+    with N nodes: the bound of Kumar and Ross for peer-assisted distribution, times a measured factor. The formula also
+    applies to nodes that connect later.
+    """
 
     export_s: NotNegative = 0.2
-    """From the end of a step until the version is encoded, sealed and signed."""
+    """Seconds from the end of a step until the version is encoded, sealed and signed."""
     payload_bytes: NotNegative = 500_000.0
-    """What a node receives of one version."""
+    """Bytes that a node receives for one version."""
     hub_uplink_bytes_s: Positive = 12.5e6
     """12.5e6 is 100 Mbit/s."""
     node_uplink_bytes_s: Positive = 2.5e6
-    """The median of the nodes'."""
+    """Median uplink of the nodes."""
     uplink_sigma: Annotated[float, Field(ge=0, le=3)] = 0.0
     """Standard deviation of the logarithm of a node's uplink."""
     node_downlink_bytes_s: Positive = 12.5e6
-    """The median of the nodes'."""
+    """Median downlink of the nodes."""
     downlink_sigma: Annotated[float, Field(ge=0, le=3)] = 0.0
     """Standard deviation of the logarithm of a node's downlink."""
     planned_nodes: Annotated[int, Field(ge=0, le=64)] = 64
-    """No hub links more than 64 nodes with each other. A version for 64 of them takes a tenth of a second of processor
-    time with 0.5 MB, and half a second with 8 MB; more than 64 MB to all of them go by the formula. 0: all does."""
+    """Limit of nodes for the simulated planner; no hub links more than 64 nodes with each other. A version for 64 nodes
+    takes 0.1 s of processor time with 0.5 MB, and 0.5 s with 8 MB. More than 64 MB for all nodes together use the
+    formula. 0 = always the formula."""
     start_s: NotNegative = 0.3
-    """Measured over the bound with payloads of 0.5 MB: 0.1 to 0.3 s on clean links, 0.4 to 0.7 s on homes' links with
-    0.2 to 1 % of packets lost; by the swarm, which more than 64 nodes take, a second."""
+    """Seconds above the bound, measured with payloads of 0.5 MB: 0.1 to 0.3 s on clean links, 0.4 to 0.7 s on home
+    links with 0.2 to 1 % packet loss; 1 s by the swarm, which more than 64 nodes use."""
     factor: Annotated[float, Field(ge=1)] = 1.1
     """Measured with 8 and 64 MB: 1.07 to 1.26 on clean links, 1.7 to 1.9 with 0.2 to 1 % of packets lost."""
 
 
 class SimulatedNodes(ScenarioSection):
-    """The pool. A node samples `width` rollouts at once and is willing to hold twice as many."""
+    """The pool. A node samples `width` rollouts at once and accepts twice as many."""
 
     count: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Honest nodes."""
     width: Annotated[int, Field(ge=1, le=2048)] = 4
     """Rollouts that a node samples at once."""
     s_per_token: Positive = 0.02
-    """Seconds a token takes in each of these, on the median node."""
+    """Seconds per token in each concurrent rollout, on the median node."""
     sigma: Annotated[float, Field(ge=0, le=3)] = 0.5
     """Standard deviation of the logarithm of a node's throughput."""
     slow_share: Share = 0.0
-    """Nodes that are slower still."""
+    """Share of nodes that are slower still."""
     slow_factor: Annotated[float, Field(ge=1)] = 10.0
-    """How many times as long they take."""
+    """Factor by which these nodes are slower."""
     prefill_s_per_token: NotNegative = 0.0
-    """Seconds a prompt's token takes on the median node, once for each lease; and a token that another node has drawn,
-    for who goes on with it; and all of these again, where a node goes on by a newer version."""
+    """Seconds per prompt token on the median node, once per lease. Also applies to each token sampled earlier when a
+    node continues a rollout, and to prompt and tokens when a node continues with a newer version."""
     swap_s: NotNegative = 0.1
-    """Besides, seconds in which a node draws nothing before it goes on by a newer version in mid-completion."""
+    """Additional seconds without sampling before a node continues with a newer version."""
     delay_s: NotNegative = 0.05
-    """From hub to node, and from node to hub."""
+    """Seconds from hub to node, and from node to hub."""
     stream_s: NotNegative = 5.0
-    """So often a node sends what its unfinished rollouts have drawn, as in its own settings; 0 = never. Who is given
-    such a rollout afterwards goes on with it."""
+    """Interval in seconds at which a node sends the tokens of unfinished rollouts, as in its own settings; 0 = never. A
+    node that gets such a rollout later continues it."""
     rented_share: Share = 0.0
-    """Nodes that cost something."""
+    """Share of nodes that cost something."""
     price_per_hour: NotNegative = 0.0
-    """US dollars that a rented node costs in an hour, as long as it is connected and active."""
+    """Cost of a rented node in US dollars per hour, while connected and active."""
 
 
 class SimulatedPrices(ScenarioSection):
-    """What nodes cost, beside `nodes.rented_share` and its price, and what the hub does about it; as in a hub's
+    """Node prices, in addition to `nodes.rented_share` and its price, and the hub's cost settings, as in its
     config.toml."""
 
     per_1000_rollouts: NotNegative = 0.0
-    """US dollars that a rented node asks for as many rollouts as it can sample, of the cheapest one; 0 = all ask for
+    """US dollars that the cheapest rented node asks per 1000 rollouts, at its full pace; 0 = all ask for
     `nodes.price_per_hour`."""
     spread: Annotated[float, Field(ge=1, le=1000)] = 4.0
-    """What the dearest asks over what the cheapest does; log-uniform between them, whatever their pace."""
+    """Highest price divided by the lowest; log-uniform in between, independent of pace."""
     choose: bool = True
-    """The cheapest that suffice are active. False: all are, and are paid, all the time."""
+    """True: only the cheapest sufficient nodes are active. False: all are active and paid all the time."""
     spend_cap_per_hour: NotNegative = 1e9
-    """What all active nodes together may cost."""
+    """Limit of the hourly cost of all active nodes together, in US dollars."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
-    """What active nodes bring in time, over what the learner takes."""
+    """Capacity of active nodes, in rollouts that return in time, relative to the learner's demand."""
     dwell_s: NotNegative = 60.0
-    """So long a node is active at least."""
+    """Shortest active time of a node, in seconds."""
 
 
 class SimulatedLengths(ScenarioSection):
     """How long prompts and completions are: log-normal, cut off two standard deviations from the median."""
 
     tokens: Annotated[float, Field(ge=1, le=131_072)] = 100.0
-    """Of the median completion."""
+    """Tokens of the median completion."""
     ratio: Annotated[float, Field(ge=1, le=10_000)] = 1.0
-    """The longest over the shortest; 1 = all are as long as the median."""
+    """Longest divided by shortest completion; 1 = all have the median length."""
     prompt_share: Share = 0.7
-    """How much of the logarithm's variance is the prompt's own: the rest differs between completions of one prompt."""
+    """Share of the logarithm's variance that belongs to the prompt; the rest differs between completions of a
+    prompt."""
     prompts: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    """Different prompts; then they come round again."""
+    """Number of different prompts, which are then repeated."""
     prompt_tokens: Annotated[float, Field(ge=0)] = 100.0
-    """Of every prompt."""
+    """Tokens of every prompt."""
 
 
 class SimulatedAvailability(ScenarioSection):
-    """When nodes are there, and lent. One whose time is up, or whose owner wants it, sends what its unfinished rollouts
-    have drawn and gives them back."""
+    """When nodes are connected and available. A node whose day ends, or whose owner needs it, sends the tokens of its
+    unfinished rollouts and gives them back."""
 
     on_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of the day that a node is on; 1 = always."""
+    """Share of the day in which a node is connected; 1 = always."""
     day_s: Positive = 86_400.0
-    """How long a day is."""
+    """Length of a day in seconds."""
     begin_spread: Share = 1.0
-    """The part of the day in which nodes come on, with which the run begins; 1 = as likely at any moment."""
+    """Part of the day, from the start of the run, in which nodes connect; 1 = evenly over the day."""
     pauses_per_hour: NotNegative = 0.0
-    """How often the owner of a node that is on wants the machine for himself, on average."""
+    """How often per hour the owner of a connected node needs the machine, on average."""
     pause_s: Positive = 600.0
-    """For how long. The node stays connected, and takes no work."""
+    """Duration of such a pause in seconds. The node stays connected and takes no work."""
 
 
 class SimulatedFailures(ScenarioSection):
-    """Nodes that vanish without a word, and come back."""
+    """Nodes that vanish without notice, and come back."""
 
     per_hour: NotNegative = 0.0
-    """How often that happens to a node that is connected, on average."""
+    """Failures per hour of a connected node, on average."""
     away_s: Positive = 60.0
-    """For how long."""
+    """Seconds until the node comes back."""
     lost_share: Share = 0.5
-    """How often what it held is lost. Else it samples on, and sends what it has finished once it is back."""
+    """Probability that its work is lost. Otherwise it keeps sampling, and sends finished work when it is back."""
 
 
 class SimulatedFalseClaims(ScenarioSection):
-    """Nodes that claim to hold much, have every version at once, and never return anything."""
+    """Nodes that claim a large capacity and every version, and never return anything."""
 
     count: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """At any moment."""
+    """Number of such nodes at any moment."""
     capacity: Annotated[int, Field(ge=1)] = 4096
-    """Rollouts that each claims to be willing to hold."""
+    """Rollouts that each claims to accept."""
     fresh_key_s: Positive = 60.0
-    """So often each leaves and comes back as a node that nobody knows."""
+    """Interval in seconds at which each leaves and returns with a new key."""
 
 
 class Measuring(ScenarioSection):
-    """What the figures are taken of."""
+    """How the figures are measured."""
 
     warm_up_steps: Annotated[int, Field(ge=0)] = 5
-    """Steps before the learner's utilisation and the staleness of what it consumes count."""
+    """Steps that do not count for utilisation and staleness."""
     limit_s: Positive = 1e6
-    """Virtual time after which a run that is not finished is given up."""
+    """Virtual seconds after which an unfinished run is ended."""
 
 
 class Scenario(BaseSettings):
@@ -244,7 +245,9 @@ class Scenario(BaseSettings):
     def _fits_together(self) -> Scenario:
         training = self.training
         if self.run.mode == "sequential" and training.publish_every != 1:
-            raise ValueError('training.publish_every must be 1 when run.mode = "sequential": every step samples anew')
+            raise ValueError(
+                'training.publish_every must be 1 when run.mode = "sequential": every step samples with its own version'
+            )
         if self.run.mode == "async" and training.publish_every > training.max_staleness + 1:
             raise ValueError(
                 "training.publish_every must be at most training.max_staleness + 1, or nothing is fresh enough"
@@ -252,7 +255,7 @@ class Scenario(BaseSettings):
         if self.run.mode != "async" and self.training.on_new_version != "finish":
             raise ValueError(
                 f'training.on_new_version must be "finish" when run.mode = "{self.run.mode}": '
-                "no version is published there while completions are drawn"
+                "no version is published there while completions are sampled"
             )
         if self.run.mode == "colocated" and self.nodes.count != 1:
             raise ValueError('nodes.count must be 1 when run.mode = "colocated": the hub samples for itself')

@@ -1,4 +1,4 @@
-"""Reads a scenario: defaults < file < ECHO_SIMULATED_* environment < flags, and writes one to begin with."""
+"""Read a scenario (defaults < file < ECHO_SIMULATED_* environment < flags), and write an example file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADER: Final = (
 
 
 def load_scenario(path: Path | None, overrides: Mapping[str, Any]) -> Scenario:
-    """`path` None = no file; `overrides` are flags, nested by section, None = not given.
+    """Load a scenario. `path` None: no file; `overrides`: flags nested by section, None = not given.
 
     Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
     """
@@ -25,5 +25,5 @@ def load_scenario(path: Path | None, overrides: Mapping[str, Any]) -> Scenario:
 
 
 def render_scenario(scenario: Scenario) -> str:
-    """`scenario` as commented TOML with every setting in it; `load_scenario` gives the same back."""
+    """Render `scenario` as commented TOML with every setting; `load_scenario` reads it back."""
     return render_settings(scenario, _HEADER)

@@ -1,4 +1,4 @@
-"""One scenario, from its beginning to its figures."""
+"""Simulate one scenario and compute its figures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from echo_hub.simulator.world import MakeCoordinator, World
 
 
 def simulate(scenario: Scenario, clock: Callable[[], float], *, make: MakeCoordinator = Coordinator) -> Report:
-    """`clock`: what the coordinator's own cost is measured by; nothing else depends on it. `make`: another coordinator
-    than the hub's own.
+    """Run the scenario and return its report.
 
-    The nodes are kept from the garbage collector, which would look through them at the coordinator's expense.
+    `clock` measures the coordinator's own cost and influences nothing else. `make` creates another coordinator to
+    compare with the hub's. The simulated nodes are frozen, so that garbage collection does not scan them at the
+    coordinator's expense.
     """
     world = World(scenario, clock, make=make)
     gc.collect()

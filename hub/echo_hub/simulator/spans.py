@@ -1,17 +1,17 @@
-"""Who drew how much of a completion, by which version, in the order of its tokens."""
+"""Spans of a completion: which node sampled how many tokens with which version, in token order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from echo_hub.core.payload import Span
+from echo_shared.rollout_books import DrawnSpan
 
-Spans = tuple[Span, ...]
+Spans = tuple[DrawnSpan, ...]
 
 
-def grown(spans: Spans, more: Span) -> Spans:
-    """`spans` and behind them `more`, which may be empty."""
+def grown(spans: Spans, more: DrawnSpan) -> Spans:
+    """Append `more`, which may be empty, to `spans`."""
     if not more.num_tokens:
         return spans
     if spans and (spans[-1].node_id, spans[-1].policy_version) == (more.node_id, more.policy_version):
@@ -19,9 +19,9 @@ def grown(spans: Spans, more: Span) -> Spans:
     return (*spans, more)
 
 
-def first(spans: Sequence[Span], num_tokens: int) -> Spans:
-    """Those of the first `num_tokens` tokens."""
-    found: list[Span] = []
+def first(spans: Sequence[DrawnSpan], num_tokens: int) -> Spans:
+    """Return the spans of the first `num_tokens` tokens."""
+    found: list[DrawnSpan] = []
     for span in spans:
         count = min(span.num_tokens, num_tokens)
         if count > 0:
@@ -30,6 +30,6 @@ def first(spans: Sequence[Span], num_tokens: int) -> Spans:
     return tuple(found)
 
 
-def num_tokens(spans: Sequence[Span]) -> int:
-    """Of all spans together."""
+def num_tokens(spans: Sequence[DrawnSpan]) -> int:
+    """Return the total tokens of all spans."""
     return sum(span.num_tokens for span in spans)

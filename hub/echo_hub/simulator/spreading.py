@@ -1,14 +1,13 @@
-"""Versions that the hub's own planner spreads over simulated lines: it says who gets which piece, and who hands it on.
+"""Simulate how versions spread: the hub's own planner decides the route of each piece over simulated connections.
 
-    the hub's uplink   sends what is planned, one piece after the other
-    an owner           hands a piece on to whom its tree says, over its uplink; who has it by then is left out
-    a node             says what it has as soon as it has it; and is linked with MAX_MESH others at most
+    the hub's uplink   sends planned pieces, one after the other
+    an owner           forwards a piece over its uplink as its tree says; skips nodes that already have it
+    a node             reports each piece as soon as it has it; is linked with at most MAX_MESH others
 
-Every piece that arrives, and every `CHECK_S` besides, the planner is asked what to send, as the hub's broadcaster does.
-A node to which nothing comes for a while turns elsewhere. It has a version `APPLY_S` after its last piece: it hashes,
-opens and decodes it. What is left out: what lines lose, and how TCP finds out what they carry.
-`tests/echo_hub/simulator/test_spreading.py` holds the times against those that `python -m benchmarks dissemination`
-measures.
+As in the hub's broadcaster, the planner runs after each arriving piece and every `CHECK_S`. A node that receives
+nothing for a while fetches the version elsewhere. It has a version `APPLY_S` after its last piece: it hashes, decrypts
+and decodes the payload. Not simulated: packet loss, and TCP's search for the available bandwidth.
+`tests/echo_hub/simulator/test_spreading.py` compares the times with measured ones (`benchmarks dissemination`).
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ from echo_shared.messages import MAX_MESH, Way
 from echo_shared.relay_tree import split
 
 APPLY_S: Final = 0.12
-"""What a node takes from its last piece to a version that it has verified, and TCP until its windows are open: by what
-payloads of 0.5 MB take on clean lines."""
+"""Seconds from a node's last piece to its verified version, plus TCP's slow start; measured with 0.5 MB on clean
+links."""
 WIRE: Final = 1.05
-"""Bytes on the line for each of a piece: 1,514 of Ethernet carry 1,448 of TCP, and these the websocket's frames and the
-messages beside."""
+"""Bytes on the wire per payload byte: an Ethernet frame of 1,514 bytes carries 1,448 of TCP, minus websocket framing
+and other messages."""
 SILENCE_S: Final = 3.0
-"""A node to which nothing has come for so long turns elsewhere, as nodes do."""
+"""Seconds without a piece after which a node fetches the version elsewhere, as real nodes do."""
 TOLD_BYTES: Final = 200
-"""On the line, of a message that tells a node to hand on what it has."""
+"""Bytes on the wire of a message that tells a node to forward a piece it has."""
 MOST_PIECES: Final = 65_536
-"""Of all nodes together: more would take seconds of processor time for each version."""
+"""Limit of pieces for all nodes together: more would take seconds of processor time per version."""
 USUAL_PIECE_BYTES: Final = 64 * 1024
 LEAST_PIECE_BYTES: Final = 16 * 1024
 FEWEST_PIECES: Final = 128
 MOST_PIECES_OF_ONE: Final = 32_768
 PUSHED_VERSIONS: Final = 2
-"""Versions that are on their way at a time, as at the hub."""
+"""Versions in transit at a time, as at the hub."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Line:
-    """A node's."""
+    """A node's connection."""
 
     node: SimulatedNode
     uplink: Uplink
@@ -66,16 +65,18 @@ class _Push:
     version: int
     plan: Broadcast
     piece_bytes: float
-    """On the line."""
+    """Bytes on the wire."""
     hand_on: bool
     num_pieces: int
     lacks: dict[str, set[int]] = field(default_factory=dict)
-    """Pieces that each node in it does not have yet."""
+    """By node, the pieces that it still lacks."""
 
 
 class Spreading:
-    """`arrived` hears of each version that a node has, `turned_away` of nodes that fetch what they lack by themselves.
-    Nodes that come later are not its business."""
+    """`arrived` is called for each version that a node has, `turned_away` for nodes that fetch the rest by themselves.
+
+    Nodes that connect later are not handled here, unless `joined` is called.
+    """
 
     def __init__(
         self,
@@ -87,16 +88,16 @@ class Spreading:
         turned_away: Callable[[SimulatedNode], None],
         planner: Callable[..., Broadcast] = Broadcast,
     ) -> None:
-        """`planner` makes the plan of one version, given what a `Broadcast` is."""
+        """`planner` creates the plan of one version, with the arguments of `Broadcast`."""
         self._agenda = agenda
         self._planner = planner
         self.bytes_pushed = 0.0
-        """What has left the hub, all that is a line's own left out."""
+        """Bytes that left the hub, without protocol overhead."""
         self._delay_s = delay_s
         self._arrived = arrived
         self._turned_away = turned_away
         self._heard_at: dict[str, float] = {}
-        """When a piece last came to each node, or it was told of a version with nothing on its way."""
+        """By node: time of the last piece, or of an announcement to an idle node."""
         self._uplink = Uplink(agenda, hub_uplink_bytes_s)
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, frozenset[str]] = {}
@@ -104,20 +105,20 @@ class Spreading:
         self._neighbours = Neighbours(degree=MAX_MESH, draw=lambda below: int(rng.integers(below)))
         self._paths = Paths()
         self._pushes: dict[int, _Push] = {}
-        """By version, in the order in which they were announced."""
+        """By version, in order of announcement."""
 
     def can_carry(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> bool:
-        """Whether the hub would push to these, and that is not too much to simulate."""
+        """Return True if the hub would push to these nodes and the simulation is affordable."""
         if not nodes or payload_bytes / piece_bytes_for(ceil(payload_bytes)) * len(nodes) > MOST_PIECES:
             return False
         return payload_bytes > 0 and self.way(payload_bytes, nodes) in PUSHED
 
     def way(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Way:
-        """The one that the hub would choose, if all these are linked as it says, and it knows their uplinks."""
+        """Return the way that the hub would choose if all nodes were linked as planned and their uplinks known."""
         return choose_way(self._circumstances(payload_bytes, nodes))
 
     def estimates(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Mapping[Way, float]:
-        """Seconds by each way, as the hub reckons."""
+        """Return the hub's estimated seconds for each way."""
         return estimates(self._circumstances(payload_bytes, nodes))
 
     def _circumstances(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Circumstances:
@@ -134,7 +135,7 @@ class Spreading:
         )
 
     def announce(self, version: int, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> None:
-        """These nodes are sent it; what is on its way and older than the newest PUSHED_VERSIONS ends."""
+        """Start sending a version to these nodes. Ends versions older than the newest PUSHED_VERSIONS."""
         size = ceil(payload_bytes)
         hand_on = self.way(payload_bytes, nodes) is Way.BROADCAST
         piece_bytes = piece_bytes_for(size)
@@ -151,7 +152,7 @@ class Spreading:
         self._agenda.at(self._agenda.now + CHECK_S, self._check, push)
 
     def joined(self, node: SimulatedNode) -> None:
-        """A node that comes while a version is on its way, and wants the newest."""
+        """Add a node that connected while a version is in transit and wants the newest."""
         self._link([*(line.node for line in self._lines.values()), node])
         if self._pushes:
             self._join(self._pushes[max(self._pushes)], node)
@@ -164,7 +165,7 @@ class Spreading:
         push.plan.join(node.node_id, hand_on=push.hand_on, now=self._agenda.now)
 
     def left(self, node: SimulatedNode) -> None:
-        """The node's connection is gone, and what was on its way to it and from it."""
+        """Remove a node that disconnected, with its transfers."""
         node_id = node.node_id
         if self._lines.pop(node_id, None) is None:
             return
@@ -206,7 +207,7 @@ class Spreading:
             self._agenda.at(self._agenda.now + CHECK_S, self._check, push)
 
     def _plan(self) -> None:
-        """The newest version first."""
+        """Send planned pieces, the newest version first."""
         now = self._agenda.now
         for push in self._pushes.values():
             push.plan.check(now)
@@ -222,7 +223,7 @@ class Spreading:
                 del self._pushes[push.version]
 
     def _off(self, push: _Push, node_id: str, piece: int, send: Send | None, hand_on: bytes, began_at: float) -> None:
-        """A piece has left the hub, as `send` says, or another node."""
+        """Handle a piece that left the hub (`send`) or another node (None)."""
         delay_s = self._delay_s
         size = push.piece_bytes if send is None or not send.is_there else TOLD_BYTES
         if send is not None:
@@ -237,7 +238,7 @@ class Spreading:
             self._agenda.at(there_at, self._came, (push, node_id, piece, hand_on))
 
     def _told(self, subject: tuple[_Push, str, int, bytes]) -> None:
-        """A node is to hand on what it has."""
+        """Let a node forward a piece that it already has."""
         push, node_id, piece, hand_on = subject
         if piece not in push.lacks.get(node_id, (piece,)):
             self._hand_on(push, node_id, piece, hand_on)
@@ -257,7 +258,7 @@ class Spreading:
                 self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, self._lines[node_id]))
 
     def _hand_on(self, push: _Push, owner_id: str, piece: int, hand_on: bytes) -> None:
-        """To whom the tree says, if it is linked with them; first to those behind whom most others wait."""
+        """Forward a piece as the tree says, if the nodes are linked; nodes with the largest subtree first."""
         links = self._links.get(owner_id, frozenset())
         for number, below in split(hand_on):
             peer_id = self._paths.named(number)
@@ -277,12 +278,13 @@ class Spreading:
     def _applied(self, subject: tuple[_Push, _Line]) -> None:
         push, line = subject
         node_id = line.node.node_id
-        if node_id in push.lacks and self._lines.get(node_id) is line:  # Else it has left, or come back without it.
+        # Otherwise it has left, or returned without the version.
+        if node_id in push.lacks and self._lines.get(node_id) is line:
             self._arrived(line.node, push.version)
 
 
 def piece_bytes_for(total_bytes: int) -> int:
-    """As `echo_shared.swarm.torrent` cuts a payload, whose package opens files and sockets."""
+    """Return the piece size of `echo_shared.swarm.torrent`, whose package opens files and sockets."""
     piece_bytes = USUAL_PIECE_BYTES
     while piece_bytes > LEAST_PIECE_BYTES and total_bytes < FEWEST_PIECES * piece_bytes:
         piece_bytes //= 2
@@ -296,5 +298,5 @@ def _is_wanted(push: _Push, send: Send) -> bool:
 
 
 def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int, below: bytes) -> bool:
-    """Whether its owner is still there, and the other has not got it from elsewhere, or is to hand it on."""
+    """Return True if the owner is connected and the peer needs the piece or must forward it."""
     return owner_id in push.lacks and (bool(below) or piece in push.lacks.get(peer_id, ()))

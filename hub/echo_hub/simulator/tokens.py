@@ -1,4 +1,4 @@
-"""What became of the tokens that nodes drew: how many were drawn again, or lost with a node."""
+"""Account for the tokens that nodes sampled: how many were sampled again, or lost with a node."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from echo_hub.simulator.node import Sampling
 
 
 class TokenCounts:
-    """Of groups that are trained or dropped; what was lost, and failures, of the whole run."""
+    """Counts over trained and dropped groups; lost tokens and failures count over the whole run."""
 
     def __init__(self) -> None:
         self.drawn = 0
         self.given = 0
-        """Not drawn by who went on with them."""
+        """Tokens of earlier attempts that a continuing node did not have to sample."""
         self.again = 0
-        """Of those drawn: in the place of one that another lease of the index had drawn before, by whatever version."""
+        """Tokens sampled although another lease of the same index had already sampled that position, with any
+        version."""
         self.lost = 0
-        """Drawn by nodes that vanished with them, and not sent before."""
+        """Tokens that vanished with a node before they were sent."""
         self.failures = 0
-        """Times that a node vanished with unfinished rollouts."""
+        """Number of times that a node vanished with unfinished rollouts."""
 
     def count(self, begun: Sequence[Sampling], now: float) -> None:
-        """All that was begun of one group."""
+        """Count all attempts at rollouts of one group."""
         furthest: dict[int, int] = {}
         for sampling in begun:
             there = sampling.drawn(now)
@@ -33,6 +34,6 @@ class TokenCounts:
         self.again -= sum(furthest.values())
 
     def lose(self, tokens: Sequence[int]) -> None:
-        """A node has vanished; of each of its unfinished rollouts, so many were not sent."""
+        """Count a vanished node's unsent tokens, one number per unfinished rollout."""
         self.failures += bool(tokens)
         self.lost += sum(tokens)

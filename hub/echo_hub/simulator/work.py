@@ -1,7 +1,7 @@
-"""What a simulated run does besides taking time: what is drawn, what it is worth, what the learner makes of it.
+"""The content of simulated work: what is sampled, its reward, and the effect of training.
 
-The world says when; a `Work` says what. By itself a run is of `MadeUp` work: tokens without meaning, rewards that
-differ within a group. Another one may draw from a model and train it, in virtual time.
+The world decides when things happen; a `Work` decides what they contain. The default is `MadeUp`: meaningless tokens
+and rewards that differ within a group. Another `Work` may sample from a model and train it, in virtual time.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from numpy.typing import NDArray
 
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
 from echo_hub.core.events import GroupPrepared
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.simulator.node import Sampling
 from echo_hub.simulator.scenario import Scenario
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 Record = RolloutReceived | RolloutsDropped | ScoreRecorded | StepPlanned
 
 
 class Work(Protocol):
     def prepare(self, group_id: int) -> GroupPrepared:
-        """The group's problem."""
+        """Return the group's problem."""
 
     def lease(self, lease: SendLease) -> None:
-        """The hub gives this work to a node."""
+        """Note that the hub leases this work to a node."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int] | None:
-        """The tokens of each of its rollouts, by index; None: the scenario says how long they are."""
+        """Return the tokens of each rollout by index; None uses the scenario's lengths."""
 
     def draw(self, sampling: Sampling) -> RolloutPayload:
-        """What a node sends, which has drawn it: `sampling_s` is the node's."""
+        """Return the payload of a finished rollout; `sampling_s` is the node's."""
 
     def record(self, record: Record) -> None:
-        """What the hub's store would keep."""
+        """Note a record that the hub's store would keep."""
 
     def score(self, rollout_id: str) -> float:
-        """The reward of what was received."""
+        """Return the reward of a received rollout."""
 
     def train(self, step: int) -> Mapping[str, float]:
-        """The learner ends this step: its metrics."""
+        """Finish a training step and return its metrics."""
 
     def publish(self, policy_version: int) -> None:
-        """The learner's weights become this version."""
+        """Make the learner's weights this version."""
 
 
 class MadeUp:
@@ -67,10 +67,10 @@ class MadeUp:
         pass
 
     def lengths(self, lease: SendLease) -> None:
-        """The scenario's."""
+        """Use the scenario's lengths."""
 
     def draw(self, sampling: Sampling) -> RolloutPayload:
-        """One array serves all completions of a length."""
+        """Return a payload; all completions of the same length share one array."""
         ids = self._ids.get(sampling.tokens)
         if ids is None:
             ids = self._ids[sampling.tokens] = np.zeros(sampling.tokens, np.int32)
@@ -85,7 +85,7 @@ class MadeUp:
         pass
 
     def score(self, rollout_id: str) -> float:
-        """By the index: rewards of one group differ."""
+        """Derive the reward from the index, so that rewards within a group differ."""
         return float(int(rollout_id[-1]) % 2)
 
     def train(self, step: int) -> Mapping[str, float]:

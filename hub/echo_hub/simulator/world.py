@@ -1,12 +1,12 @@
-"""A run in virtual time: the hub's own coordinator, and nodes, learner, scorer and network that are simulated.
+"""A run in virtual time: the hub's own coordinator, with simulated nodes, learner, scorer and network.
 
-Whatever happens is an entry of the agenda. Some of it the coordinator is told of as an event, and its effects put more
-on the agenda. There is no clock and no chance but the seed's: the same scenario gives the same run.
+Everything that happens is an entry of the agenda. Some entries tell the coordinator an event, whose effects add more
+entries. All randomness comes from the seed: the same scenario gives the same run.
 
-What is simplified: a node's slots are equally fast, however many are busy; by the formula a node fetches one version at
-a time, and then the newest; links are not shared by leases and versions; a rollout's length is its index's, whoever
-samples it. What is drawn and trained is made up, but for a run that is given real `work`, and so are the nodes, but for
-one that is given those of a real fleet.
+Simplifications: a node's slots are equally fast, however many are busy. By the formula, a node fetches one version at a
+time, always the newest. Leases and versions do not share connections. A rollout's length belongs to its index,
+whichever node samples it. Contents are made up unless the run gets real `work`; nodes are made up unless it gets those
+of a real fleet.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import MadeUp, Work
 
 LIARS_FROM_S: Final = 60.0
-"""The share of those who claim falsely is counted from here on: before, nobody can know them."""
+"""The share of liars counts from here on: before, the coordinator cannot know them."""
 UNTOLD: Final = 500
-"""What so much that the coordinator is not told of has left in memory, its garbage collector has nothing to do with."""
+"""Entries without a coordinator event after which new objects are frozen, so that garbage collection skips them."""
 _TICK: Final = Tick()
 
 
@@ -92,9 +92,11 @@ MakeCoordinator = Callable[[CoordinatorSettings, CoordinatorSnapshot], Coordinat
 
 
 class World:
-    """`clock`: what the coordinator's own cost is measured by; it has no influence on what happens. `make`: another
-    coordinator than the hub's own, to compare it with. `work`: what is drawn and trained, `nodes`: who draws; by
-    themselves they are made up."""
+    """`clock` measures the coordinator's own cost and influences nothing else. `make`: another coordinator to compare
+    with.
+
+    `work`: what is sampled and trained; `nodes`: the sampling nodes. Both are made up by default.
+    """
 
     def __init__(
         self,
@@ -119,15 +121,15 @@ class World:
         self.hours = Hours()
         self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours, nodes=nodes)
         self.steps: list[tuple[float, float]] = []
-        """Begin and end of each step, in order, the one in progress included."""
+        """(begin, end) of each step, in order, including the one in progress."""
         self._untold = 0
-        """Entries of the agenda that came to pass since the coordinator was last told of anything."""
+        """Agenda entries since the coordinator's last event."""
         self._learner_free_at = -inf
         self._exporter_free_at = -inf
         self._jitter = np.random.default_rng([scenario.run.seed, 3])
 
     def run(self) -> None:
-        """To the last step, or to the limit of virtual time."""
+        """Run to the last step, or to the limit of virtual time."""
         agenda, core = self.agenda, self.core
         self._carry_out(core.start(agenda.now))
         self.fleet.begin()
@@ -148,7 +150,7 @@ class World:
                     gc.freeze()
 
     def tell(self, event: Event) -> None:
-        """The coordinator hears of it, and what it wants is set about."""
+        """Pass an event to the coordinator and carry out its effects."""
         self._untold = 0
         self._carry_out(self.core.handle(event, self.agenda.now))
 
@@ -233,7 +235,7 @@ class World:
         self.work.record(record)
 
     def _ignore(self, effect: Effect) -> None:
-        """There are no books to keep and nobody to show anything."""
+        """Do nothing: there is no database and no page."""
 
 
 def coordinator_settings(scenario: Scenario) -> CoordinatorSettings:
@@ -280,7 +282,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     SendReceipts: World._ignore,
     SendTrained: World._ignore,
     VersionRecorded: World._ignore,
-    CheckRollout: World._ignore,  # Nobody is checked here: trust is off in the simulator's settings.
+    CheckRollout: World._ignore,  # Trust is off in the simulator's settings, so no rollout is checked.
     HastenChecks: World._ignore,
     MeasureNumerics: World._ignore,
     SendCheck: World._ignore,
@@ -293,4 +295,4 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     ActionSettled: World._ignore,  # There is no operator.
     TellOperator: World._ignore,
 }
-"""What becomes of each effect; a test holds it equal to Effect."""
+"""The handler of each effect; a test compares the keys with Effect."""

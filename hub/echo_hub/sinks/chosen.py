@@ -1,4 +1,4 @@
-"""The writers that a run's settings ask for, each with the part that feeds it."""
+"""Writers requested by a run's settings, each with its `Following`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ def chosen_sinks(
     codec: PromptCodec,
     problems: Problems,
 ) -> list[Following]:
-    """Return one `Following` a writer. `root` is the run's directory. Raises ConfigError for a missing package."""
+    """Return one `Following` for each writer.
+
+    `root` is the run's directory. Raises ConfigError for a missing package.
+    """
     writers: list[Writer] = []
     if config.metrics.tensorboard:
-        from echo_hub.sinks.tensorboard import TensorBoard  # The import takes a part of a second.
+        from echo_hub.sinks.tensorboard import TensorBoard  # Import here, because it takes a fraction of a second.
 
         writers.append(TensorBoard(root / "tensorboard"))
     if config.metrics.wandb != "off":

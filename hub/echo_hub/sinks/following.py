@@ -1,7 +1,7 @@
-"""One writer's life beside a run: opened, fed from the store, closed. After a failure it is opened again.
+"""Open one writer, feed it from the store and close it. After a failure, open it again.
 
-A writer is TensorBoard's or Weights & Biases' own client. It runs on threads that the hub does not wait for, so it can
-neither stop the run, nor block the event loop, nor hold up the hub's end for longer than `CLOSE_S`.
+A writer is TensorBoard's or Weights & Biases' own client. It runs on threads that the hub does not wait for. So it
+cannot stop the run or block the event loop, and delays the hub's end by at most `CLOSE_S`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 WRITE_EVERY_S: Final = 2.0
 """Shortest time between two writes."""
 SLOW_S: Final = 120.0
-"""A call that takes longer is told to the operator."""
+"""Duration after which a call is reported to the operator as slow."""
 CLOSE_S: Final = 10.0
 AGAIN_S: Final = 300.0
 """Time from a failure to the next opening."""
@@ -32,24 +32,27 @@ MOST_CHARACTERS: Final = 300
 
 
 class Writer(Protocol):
-    """Where the entries go. Each method blocks; no two are called at once. An error is the writer's, not the run's."""
+    """Destination of the entries.
+
+    Each method blocks, and no two are called at once. Its errors do not affect the run.
+    """
 
     @property
     def name(self) -> str:
         """Name of the program, for people."""
 
     def open(self) -> Position:
-        """Get ready. Return how far the entries have been written."""
+        """Prepare for writing. Return the position up to which entries are already written."""
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
-        """Take over the entries, which end at `position`."""
+        """Write the entries, which end at `position`."""
 
     def close(self) -> None:
-        """Write what is left, and release everything. Do nothing when not open."""
+        """Write the remaining entries and release everything. Does nothing if not open."""
 
 
 class Following:
-    """Feeds one writer. `read` makes the reading of the entries after a position, from the database at `server`."""
+    """Feeds one writer. `read` creates a reader of the entries after a position; `server` waits for the database."""
 
     def __init__(self, writer: Writer, read: Callable[[Position], Reading], server: Room, changes: Changes) -> None:
         self._writer = writer
@@ -65,7 +68,7 @@ class Following:
             try:
                 await self._follow()
             except Exception as error:
-                # The writer is another project's software: any error must end this attempt alone.
+                # The writer is third-party software: any error ends only this attempt.
                 log.debug("%s failed", self._writer.name, exc_info=True)
                 self._say(str(error) or repr(error))
             await asyncio.sleep(AGAIN_S)
@@ -85,12 +88,14 @@ class Following:
             await self._close()
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return what a method of the writer returns. A slow call is told, and waited for: the next one comes after."""
+        """Call a method of the writer and return its result. A slow call is reported, and still awaited before the next
+        one.
+        """
         call = asyncio.ensure_future(abandonable(function, *arguments))
         try:
             done, _ = await asyncio.wait([call], timeout=SLOW_S)
             if not done:
-                self._say("it takes too long")
+                self._say("a call takes too long")
             return await call
         finally:
             call.cancel()
@@ -105,8 +110,8 @@ class Following:
     def _say(self, what: str) -> None:
         is_new = self.problem is None
         self.problem = (
-            f"{self._writer.name} gets no figures; the run goes on without it, and it is tried again by itself. "
-            f"Look at its settings: {' '.join(what.split())[:MOST_CHARACTERS]}"
+            f"{self._writer.name} gets no figures; the run continues without it, and the hub retries by itself. "
+            f"Check its settings: {' '.join(what.split())[:MOST_CHARACTERS]}"
         )
         log.log(logging.WARNING if is_new else logging.DEBUG, "%s", self.problem)
         self._changes.notify()

@@ -1,13 +1,13 @@
-"""What other programs are told of a run, read from the store: one entry a step and one an evaluation, in order.
+"""Entries for other programs, read from the store: one for each step and each evaluation, in order.
 
     train/*         the figures of `echo_shared.step_figures`, and the mean reward
-    reward/*        the mean of each component of the step's rewards, where they have several
-    rollouts/*      what the step was made of: number, tokens, staleness, and rollouts trained on a second
-    drops/*         rollouts dropped since the step before, by reason
-    tasks/*         figures of each task, where the run has several
-    eval/*          held-out problems; the step is the version that was evaluated
-    distribution/*  histograms of the step's rollouts: reward, completion_tokens, staleness
-    samples         texts of a few rollouts of the step, where the operator has turned that on
+    reward/*        the mean of each reward component, if there are several
+    rollouts/*      the step's batch: number, tokens, staleness, and rollouts trained per second
+    drops/*         rollouts dropped since the previous step, by reason
+    tasks/*         figures of each task, if the run has several
+    eval/*          held-out problems; the step is the evaluated version
+    distribution/*  histograms over the step's rollouts: reward, completion_tokens, staleness
+    samples         texts of a few rollouts of the step, if the operator has turned that on
 
 The step is a policy version everywhere. The wall time is the one in the database.
 """
@@ -27,12 +27,12 @@ DISTRIBUTION: Final = "distribution/"
 SAMPLES: Final = "samples"
 STEPS_A_READ: Final = 100
 HISTOGRAMS_AT_START: Final = 500
-"""Steps before the start that get histograms, the newest ones: each takes a query for its rollouts."""
+"""Newest steps before the start that get histograms. Each needs a query for its rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleText:
-    """One rollout as people read it. Its texts come from a model or from a stranger: hostile input."""
+    """One rollout as text. A model or a stranger wrote the texts, so they are untrusted."""
 
     rollout_id: str
     reward: float
@@ -53,14 +53,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Everything up to here has been written."""
+    """The point up to which entries have been written."""
 
     step: int = 0
     evaluated_at: float = 0.0
 
 
 class Reading:
-    """The entries after `position`. Blocks; not for use from two threads at once."""
+    """Reads the entries after `position`. Blocks, and is not thread-safe."""
 
     def __init__(
         self, store: Store, position: Position, *, texts: Callable[[int], Sequence[SampleText]] = lambda step: ()

@@ -1,8 +1,9 @@
-"""Event files in RUN/tensorboard, by TensorBoard's own writer. Show them with `tensorboard --logdir RUN/tensorboard`.
+"""Event files in RUN/tensorboard, written with TensorBoard's own code. Show them with `tensorboard --logdir
+RUN/tensorboard`.
 
-Each start of the hub replaces the files, so no step is in them twice, out of order or missing after a crash. The
-writer needs neither torch nor TensorFlow. TensorBoard's `EventFileWriter` is not used: it writes in a thread of its
-own, which dies with a traceback when the disk is full.
+Each start of the hub replaces the files. So no step is duplicated, out of order or missing after a crash. The writer
+needs neither torch nor TensorFlow. TensorBoard's `EventFileWriter` is not used: its writer thread dies with a traceback
+if the disk is full.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _VERSION: Final = "brain.Event:2"
 
 
 class TensorBoard:
-    """The writer. `directory` holds its files alone."""
+    """The writer. `directory` holds only its files."""
 
     name = "TensorBoard"
 
@@ -38,7 +39,7 @@ class TensorBoard:
         self._writer: RecordWriter | None = None
 
     def open(self) -> Position:
-        """Begin a new file in place of those of earlier starts."""
+        """Start a new file, and delete the files of earlier starts."""
         for old in self._directory.glob("events.out.tfevents.*"):
             old.unlink()
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -49,7 +50,7 @@ class TensorBoard:
         return Position()
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
-        """Return when the entries are in the file."""
+        """Write the entries and flush the file."""
         assert self._writer is not None, "it is open"
         for entry in entries:
             self._add(Event(step=entry.policy_version, wall_time=entry.at, summary=_summary(entry)))
@@ -75,7 +76,7 @@ def _summary(entry: Entry) -> Summary:
 
 
 def _markdown(text: SampleText) -> str:
-    """Indent prompt and completion: TensorBoard renders Markdown, and shows indented lines as they are."""
+    """Indent prompt and completion: TensorBoard renders Markdown, and shows indented lines verbatim."""
     head = f"Reward {text.reward:g}, rollout {text.rollout_id}"
     return "\n\n".join((head, _indented(text.prompt), "---", _indented(text.completion)))
 

@@ -1,7 +1,6 @@
 """Texts of a few rollouts of a step, for other programs.
 
-Only groups that the operator keeps have texts, and only where the operator has turned texts on: the other program may
-run on another machine.
+Only kept groups have texts, and only if the operator has turned texts on: the other program may run on another machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from echo_hub.store.changing import key_of
 from echo_hub.store.store import Store
 
 MOST_CHARACTERS: Final = 10_000
-"""Length of a prompt, and of a completion."""
+"""Longest prompt or completion text, in characters."""
 
 
 class SampleTexts:

@@ -1,8 +1,8 @@
-"""Weights & Biases, by its own client (extra `wandb`), which sends figures through a background service of its own.
+"""Weights & Biases, through its own client (extra `wandb`), which sends figures from a background service.
 
-RUN/wandb holds the client's files, and the position that has been written: a hub that starts again resumes the same
-run of W&B there. Figures that the service had not stored when it was killed may be missing in W&B; RUN/tensorboard and
-the hub's pages have them.
+RUN/wandb holds the client's files and the position of written entries. A restarted hub resumes the same W&B run there.
+Figures that the service had not stored when it was killed may be missing in W&B; RUN/tensorboard and the hub's pages
+have them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from echo_shared.installation import how_to_install
 from echo_shared.settings import without_secrets
 
 TOLD_SECTIONS: Final = ("run", "model", "task", "sampling", "training", "objective", "evaluation", "leases", "trust")
-"""Sections of the settings that W&B is told. None holds a secret, an address or a path of this machine."""
+"""Sections of the settings sent to W&B. None holds a secret, an address or a path of this machine."""
 VERSION: Final = "policy_version"
-"""The figure that W&B draws the others over: its own steps count calls."""
+"""The horizontal axis for W&B: its own step numbers count calls."""
 FINISH_S: Final = 6
-"""Time for the service to send what is left when the hub ends."""
+"""Seconds for the service to send the remaining figures when the hub ends."""
 
 
 class WandB:
-    """The writer. `directory` holds its files alone. Raises ConfigError where the client is not installed."""
+    """The writer. `directory` holds only its files. Raises ConfigError if the client is not installed."""
 
     name = "Weights & Biases"
 
@@ -49,13 +49,13 @@ class WandB:
         self._place = directory / "position.json"
         self._run_id = run_id
         self._client: Any = None
-        """The module `wandb`, while it may have something to release."""
+        """The module `wandb`, while it may hold resources."""
         self._run: Any = None
 
     def open(self) -> Position:
-        """Begin the run of W&B, or resume the one of this hub's earlier starts."""
+        """Start the W&B run, or resume that of the hub's earlier starts."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        import wandb  # The import takes seconds.
+        import wandb  # Import here, because it takes seconds.
 
         self._client = wandb
         metrics, settings = self._config.metrics, without_secrets(self._config).model_dump(mode="json")
@@ -69,7 +69,7 @@ class WandB:
             resume="allow" if metrics.wandb == "online" else None,
             dir=str(self._directory),
             config={section: settings[section] for section in TOLD_SECTIONS},
-            settings=wandb.Settings(  # Figures are sent, and nothing of this machine.
+            settings=wandb.Settings(  # Send figures, but nothing about this machine.
                 console="off",
                 disable_code=True,
                 disable_git=True,
@@ -88,7 +88,7 @@ class WandB:
         return self._position()
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
-        """Return when the client has taken the entries over."""
+        """Hand the entries to the client, then store the position."""
         for entry in entries:
             self._run.log(_row(self._client, entry))
         write_private(self._place, json.dumps({"run_id": self._run_id, **asdict(position)}).encode())
@@ -104,7 +104,7 @@ class WandB:
             raise EchoError("The service of Weights & Biases failed.", got=f"exit status {error.code}") from error
 
     def _position(self) -> Position:
-        """Return the position that was written, or the beginning where none is known of this run."""
+        """Return the stored position, or the start if none is stored for this run."""
         try:
             known = json.loads(self._place.read_bytes())
             if known["run_id"] == self._run_id:

@@ -1,7 +1,8 @@
-"""Operators' actions in the store: the log, what of it the hub is still to do, and those that are done by being there.
+"""Operators' actions in the store: the log, the actions that the hub still has to carry out, and database-only actions.
 
-An action is noted and settled once. What concerns the books alone is done in the transaction that notes it, by the hub
-or by a command beside it; the rest is noted as wanted, and settled together with what it has changed.
+An action is noted and settled exactly once. If an action changes only the database, the transaction that notes it
+carries it out, in the hub or in a command's process. Any other action is noted as wanted; the hub settles it in the
+same transaction as its effects.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from echo_shared.books import Invite
 DAY_S: Final = 86_400.0
 _CONFIGURED: Final = "configured_settings"
 TOGETHER: Final = (frozenset({"max_staleness", "publish_every"}),)
-"""Settings that only go together as they are."""
+"""Sets of settings that must change together: if one is overruled, all of the set are."""
 
 
 class RefusedError(Exception):
-    """Why an action is not done, in words for the operator."""
+    """The reason for refusing an action, as text for the operator."""
 
 
 def note_action(
@@ -49,9 +50,9 @@ def note_action(
     secret_hash: str = "",
     undoes: int | None = None,
 ) -> ActionRecord:
-    """Note an action, and carry it out if it only changes the database. A refused action is noted too.
+    """Note an action. If it changes only the database, carry it out too. Refused actions are also noted.
 
-    `secret_hash` is the hash of the token or invite that the action makes.
+    `secret_hash` is the hash of the API token or invite that the action makes.
     """
     number = connection.scalar(
         insert(actions)
@@ -78,7 +79,7 @@ def note_action(
 
 
 def settle_action(connection: Connection, settled: ActionSettled, now: float) -> None:
-    """Record the outcome of an action that the hub has carried out without the coordinator."""
+    """Record the outcome of an action that the hub carried out without its coordinator."""
     settle(connection, [settled], now)
 
 
@@ -115,16 +116,20 @@ def read_api_tokens(connection: Connection) -> list[ApiToken]:
 
 
 def read_num_api_tokens(connection: Connection) -> tuple[int, int]:
-    """Return how many API tokens were made and revoked. Other numbers than before mean that a token has changed."""
+    """Return how many API tokens were made and how many were revoked. Any change of tokens changes one of the two
+    numbers.
+    """
     counts = select(func.count(), func.count(api_tokens.c.revoked_at)).select_from(api_tokens)
     made, revoked = connection.execute(counts).one()
     return made, revoked
 
 
 def begin_settings(connection: Connection, configured: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Return the settings that operators have changed, and the names of those that the configuration overrules.
+    """Return the settings that operators have changed, and the names of changed settings that the configuration
+    overrules.
 
-    Called at the hub's start. A changed setting is overruled when its configured value differs from the last start's.
+    Called when the hub starts. The configuration overrules a changed setting if its configured value differs from the
+    value at the last start.
     """
     before = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _CONFIGURED))
     was = configured if before is None else json.loads(before)
@@ -147,7 +152,7 @@ def _find(connection: Connection, number: int) -> ActionRecord:
 
 
 def _done(connection: Connection, number: int, request: AnyRequest, secret_hash: str, now: float) -> ActionSettled:
-    """Does what concerns the books alone. Raises RefusedError."""
+    """Carry out an action that changes only the database. Raises RefusedError."""
     match request:
         case Ban(node=node) | Unban(node=node):
             return _ban(connection, number, node, banned=isinstance(request, Ban), now=now)
@@ -162,16 +167,16 @@ def _done(connection: Connection, number: int, request: AnyRequest, secret_hash:
         case RevokeToken(name=name):
             return _revoke_token(connection, number, name, now)
         case _:
-            raise RefusedError(f"{request.action} is not done in the books alone.")
+            raise RefusedError(f"{request.action} needs the running hub: it changes more than the database.")
 
 
 def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: float) -> ActionSettled:
     known = connection.execute(select(nodes.c.banned_at).where(nodes.c.node_id == node)).first()
     if known is None:
-        raise RefusedError("No such node has ever joined this run.")
+        raise RefusedError("No node of this id has ever joined this run.")
     was = known.banned_at is not None
     if was == banned:
-        raise RefusedError("It is banned already." if was else "It is not banned.")
+        raise RefusedError("This node is already banned." if was else "This node is not banned.")
     if banned:
         ban_nodes(connection, [node], now)
     else:
@@ -182,7 +187,7 @@ def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: f
 def _pardon(connection: Connection, number: int, node: str, now: float) -> ActionSettled:
     state = connection.scalar(select(trust.c.state).where(trust.c.node_id == node))
     if state != "quarantined":
-        raise RefusedError("It is not in quarantine.")
+        raise RefusedError("This node is not in quarantine.")
     standings.want_pardon(connection, [node], now)
     return ActionSettled(number=number, done=True, before=state, after="new")
 
@@ -196,7 +201,7 @@ def _invite(connection: Connection, number: int, request: MakeInvite, secret_has
         expires_at=now + request.days * DAY_S,
     )
     if not invites.add_invite(connection, made):
-        raise RefusedError("There is an invite of this name already.")
+        raise RefusedError("A valid invite of this name already exists.")
     return ActionSettled(number=number, done=True)
 
 
@@ -205,14 +210,15 @@ def _uninvite(connection: Connection, number: int, request: RevokeInvite, now: f
     if not of_name:
         raise RefusedError("There is no invite of this name.")
     came = invites.revoke_invite(connection, request.name, now, ban=request.ban)
-    what = f"{len(came)} came by it" + (f" and are banned: {', '.join(came)}" if request.ban and came else "")
-    return ActionSettled(number=number, done=True, detail=f"{what}.")
+    what = f"{len(came)} nodes joined with it"
+    banned = f" and are banned: {', '.join(came)}" if request.ban and came else ""
+    return ActionSettled(number=number, done=True, detail=f"{what}{banned}.")
 
 
 def _make_token(connection: Connection, number: int, request: MakeToken, secret_hash: str, now: float) -> ActionSettled:
     of_name = (api_tokens.c.name == request.name, api_tokens.c.revoked_at.is_(None), api_tokens.c.expires_at > now)
     if connection.execute(select(api_tokens.c.token_id).where(*of_name)).first() is not None:
-        raise RefusedError("There is a token of this name already.")
+        raise RefusedError("A valid token of this name already exists.")
     connection.execute(
         insert(api_tokens).values(
             name=request.name,
@@ -228,5 +234,5 @@ def _make_token(connection: Connection, number: int, request: MakeToken, secret_
 def _revoke_token(connection: Connection, number: int, name: str, now: float) -> ActionSettled:
     of_name = (api_tokens.c.name == name, api_tokens.c.revoked_at.is_(None))
     if connection.execute(update(api_tokens).where(*of_name).values(revoked_at=now)).rowcount == 0:
-        raise RefusedError("There is no token of this name that is not revoked.")
+        raise RefusedError("There is no valid token of this name.")
     return ActionSettled(number=number, done=True)

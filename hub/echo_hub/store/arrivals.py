@@ -1,7 +1,7 @@
-"""What is announced of versions, and which nodes have fetched which artefact: as many at a time as there is news of.
+"""Record how each version was announced, and which nodes have fetched which artefact.
 
-The first time counts: what a node says of the same artefact later changes nothing; nor does it for a version whose
-fetches are forgotten.
+The first report counts: later reports of the same node and artefact change nothing. Reports about a version whose fetch
+rows were already deleted are ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from echo_hub.store.tables import fetches, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetches
 
 NODES_A_QUERY: Final = 128
-"""Few enough for a statement of a few milliseconds."""
+"""Nodes looked up in one statement, which then takes a few milliseconds."""
 
 
 def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float, place: Place) -> Place:
-    """In order; then twice as many old fetches are let go as there are new ones, and some more. How far they are gone
-    then, as `forget_old_fetches` says it."""
+    """Write the news in order, then delete twice as many old fetch rows as were added, plus a fixed number.
+
+    Return how far old fetch rows are deleted, as `forget_old_fetches` returns it.
+    """
     forgotten = newest_forgotten(connection)
     for one in news:
         if isinstance(one, Release):
@@ -43,7 +45,7 @@ def _write_release(connection: Connection, release: Release) -> None:
 
 
 def _fresh(connection: Connection, arrivals: Sequence[Arrival], now: float, forgotten: int) -> list[dict[str, Any]]:
-    """The rows of those that are not there yet, and are not of forgotten versions."""
+    """Return rows for arrivals that are not stored yet and whose version's fetches are still kept."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for arrival in arrivals:
         version = arrival.fetched.policy_version

@@ -1,12 +1,12 @@
-"""The store for the event loop: it writes on one thread and reads on another.
+"""The store for the event loop: one thread writes, another one reads.
 
-SQLite has one writer, so writes are committed in the order of their calls. A write that a full disk refuses waits, and
-all later writes wait behind it. Reads run next to writes, and see what was committed when they began.
+SQLite has one writer, so writes are committed in the order of their calls. A write that fails because the disk is full
+waits, and all later writes wait behind it. Reads run in parallel to writes and see the last commit before they began.
 
-While a database server is away, reads and writes wait. Each write is done once, even if the answer to its commit was
-lost. Pages and curves read `store` directly on their own threads, and wait for nothing.
+While a database server is unreachable, reads and writes wait. A write is applied exactly once, even after a lost commit
+answer. Pages and curves read `store` directly on their own threads and never wait.
 
-The rollouts of a large trained step are counted in parts, with other writes in between.
+Rollouts of a large trained step are counted in parts, with other writes in between.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from echo_shared.errors import DATABASE_AWAY, DISK_FULL, StorageError
 from echo_shared.room import Room
 
 OTHERS_SHARE: Final = 2.0
-"""While a large step is counted: how long others have the writer and the interpreter after each part, by its time."""
+"""Pause after each part of counting a large step, as a multiple of the part's duration. Other writes run meanwhile."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class AsyncStore:
-    """`read` and `write` do what the store's methods of these names do, and raise what these raise. `room` waits for a
-    full disk, `server` for a database server that is away."""
+    """Async versions of the store's `read` and `write`, with the same errors.
+
+    `room` makes writes wait for a full disk, `server` makes calls wait for an unreachable database server.
+    """
 
     def __init__(self, store: Store, room: Room | None = None, server: Room | None = None) -> None:
         self.store = store
@@ -53,7 +55,7 @@ class AsyncStore:
     async def read_counted(
         self, query: Callable[Concatenate[Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Return what `query` finds once all rollouts that are trained by now are counted."""
+        """Return what `query` finds after all rollouts of the steps trained so far are counted."""
         await self.counted()
         return await self.read(query, *args, **kwargs)
 
@@ -64,7 +66,7 @@ class AsyncStore:
         return await self.on_writer(partial(self.store.write, command, *args, **kwargs))
 
     async def on_writer(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call a method of the store that writes."""
+        """Call a method of the store that writes, on the writer thread."""
 
         def write() -> _T:
             with finding_out(self.server):
@@ -73,12 +75,15 @@ class AsyncStore:
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     def give_up(self) -> None:
-        """Nobody waits any more for a disk or a server: what they do not take is raised."""
+        """Stop waiting for a full disk or an unreachable server: from now on their errors are raised."""
         self.room.give_up()
         self.server.give_up()
 
     async def close(self) -> None:
-        """What a full disk, or a server that is away, does not let be counted is left to the next start."""
+        """Finish counting and close the store.
+
+        If the disk is full or the server away, the next start counts the rest.
+        """
         self.give_up()
         try:
             await self.counted()
@@ -91,7 +96,7 @@ class AsyncStore:
             self._writer.shutdown()
 
     async def counted(self) -> None:
-        """Returns when all rollouts of what is trained by now are counted. Raises StorageError when that failed."""
+        """Wait until all rollouts of the steps trained so far are counted. Raises StorageError if counting failed."""
         if self._counting is not None:
             await asyncio.shield(self._counting)
 

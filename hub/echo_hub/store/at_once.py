@@ -1,5 +1,8 @@
-"""Many rows as one. With each row that SQLite hands over, a thread asks for the interpreter anew, which it gets late
-from a hub that is busy: 20,000 rows then take seconds. PostgreSQL has them all before the first is looked at."""
+"""Read many rows from SQLite as one JSON value.
+
+SQLite's driver takes and releases the GIL for each row. In a busy hub each of these waits is long: 20,000 rows take
+seconds. PostgreSQL's driver receives all rows before it returns the first.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,11 @@ _KEPT: Final = 128
 def rows_at_once(
     connection: Connection, query: Select[Any], parameters: Mapping[str, Any] | None = None
 ) -> Sequence[Row[Any]]:
-    """The query's rows, in its order. Floats are good to 15 digits: of a time, to ten microseconds. Bytes cannot be
-    asked for. Quickest is the same query object again and again, with its `parameters`."""
+    """Return the query's rows, in its order.
+
+    Floats keep 15 digits, so a time is exact to ten microseconds. Columns of bytes are not supported. Pass the same
+    query object with new `parameters` each time: its compiled form is cached.
+    """
     if connection.dialect.name != "sqlite":
         return connection.execute(query, parameters).all()
     at_once = _at_once(query)
@@ -33,7 +39,10 @@ def rows_at_once(
 
 @dataclass(frozen=True, slots=True)
 class _AtOnce:
-    """`query` gives all rows as JSON; `decoders` by column, of those whose values JSON does not have."""
+    """A query that returns all rows as one JSON text, with decoders for columns of types that JSON lacks.
+
+    `decoders` are keyed by the column's position.
+    """
 
     query: Select[tuple[str | None]]
     decoders: Mapping[int, Callable[[Any], Any]]

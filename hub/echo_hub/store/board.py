@@ -1,7 +1,7 @@
-"""The leaderboard, from the running totals of `credit`. Reads only; no receipt is counted.
+"""The leaderboard, read from the running totals of `credit`. Reads only; no receipt is counted.
 
-The database ranks, sorts, searches and cuts: what is read is one row for each node whose work ever counted, of which
-keys that cost nothing make no more, and what comes back is a page.
+The database ranks, sorts, searches and cuts to one page. It reads one row for each node whose work ever counted. Keys
+are free to make, but a key without work has no row.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from echo_shared.messages import MAX_GROUP_SIZE, rollout_id
 
 DAYS_SHOWN: Final = 366
 PUBLIC_DIGITS: Final = 10
-"""Of a node's id: what everybody may know of it."""
+"""Length of the prefix of a node's id that public pages show."""
 _LAST_ID: Final = "~"
-"""Behind every character of a node's id."""
+"""A character that sorts after every character of a node's id."""
 
 
 def ranked(connection: Connection, kind: BoardKind) -> Subquery:
-    """Every node with credit, or every team, its name and its rank: by rollouts, then by name and id."""
-    # As Python sorts, whatever the database's own language is.
+    """Select each node with credit, or each team, with name and rank. Rank is by rollouts, then by name and id."""
+    # Sort by code points as Python does, whatever the database's locale is.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
     name: ColumnElement[str]
     seen: ColumnElement[float]
@@ -82,7 +82,7 @@ _IS_TEAM: Final = literal("/team/").concat(teams.c.team_id) == credit.c.holder
 
 
 def _counts(kind: BoardKind) -> tuple[ColumnElement[bool], ...]:
-    """Of `credit`, what is on the board."""
+    """Return the conditions on `credit` of a row that appears on the board."""
     of_kind = credit.c.kind == kind
     return (of_kind, (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)) if kind == "node" else (of_kind,)
 
@@ -93,7 +93,7 @@ def _num_ranked(connection: Connection, kind: BoardKind) -> int:
 
 
 def read_board(connection: Connection, wanted: BoardQuery, now: float) -> Board:
-    """The rows that are asked for, and how many there are."""
+    """Return the rows that match the query, and their number."""
     board = ranked(connection, wanted.kind)
     found = select(board)
     if wanted.search:
@@ -124,7 +124,8 @@ def _order(connection: Connection, board: Subquery, wanted: BoardQuery, today: i
         "name": func.lower(board.c.name).collate(collation),
         "rollouts": board.c.rollouts,
         "tokens": board.c.tokens,
-        "recent": func.coalesce(board.c.recent, 0.0),  # All averages that there are lie far above it.
+        # 0 sorts below all stored averages: these logarithms are far above 0.
+        "recent": func.coalesce(board.c.recent, 0.0),
         "streak": case((board.c.last_day >= today - 1, board.c.streak_days), else_=0),
         "elsewhere": board.c.rollouts + board.c.elsewhere_rollouts,
         "seen": board.c.last_seen,
@@ -167,7 +168,7 @@ def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now
 
 
 def _teams(connection: Connection, holders: Collection[str], kind: BoardKind) -> tuple[dict[str, str], dict[str, int]]:
-    """The team's name by node, or the number of members by team."""
+    """Return team names by node, or member counts by team; the other dictionary is empty."""
     if kind == "node":
         team_of = teams_of(connection, holders)
         of_these = select(teams.c.team_id, teams.c.name).where(teams.c.team_id.in_(set(team_of.values())))
@@ -180,7 +181,7 @@ def _teams(connection: Connection, holders: Collection[str], kind: BoardKind) ->
 
 
 def find_node(connection: Connection, start: str) -> str | None:
-    """The id of the node with credit that begins so; of several the one with most."""
+    """Return the id of the node with credit whose id begins with `start`; if several do, the one with most rollouts."""
     if not start.isascii() or not start.isalnum():
         return None
     found = select(credit.c.holder).where(
@@ -190,14 +191,14 @@ def find_node(connection: Connection, start: str) -> str | None:
 
 
 def read_credited_node(connection: Connection, start: str, now: float) -> tuple[str, Holder] | None:
-    """Return the id of a node and all of its credit, by its id or the start of it; None for a node without credit."""
+    """Return the full id and all credit of a node, given its id or a prefix. Return None for a node without credit."""
     node_id = find_node(connection, start)
     found = None if node_id is None else read_holder(connection, node_id, "node", now)
     return None if node_id is None or found is None else (node_id, found)
 
 
 def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float) -> Holder | None:
-    """One node or team in full; None where nothing of it has counted."""
+    """Return all credit of one node or team; None if nothing of it has counted."""
     board = ranked(connection, kind)
     rows = connection.execute(select(board).where(board.c.holder == holder)).mappings().all()
     if not rows:
@@ -216,7 +217,7 @@ def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float
 
 
 def _works(connection: Connection, node_ids: Collection[str]) -> dict[str, WorkKinds]:
-    """What kinds of work each node's credit is for."""
+    """Return, for each node, its credit by kind of work."""
     counted = select(tallies).where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
     final: dict[tuple[str, str], Any] = {}
     by_others: dict[str, Any] = {}
@@ -253,8 +254,10 @@ def _elsewhere(connection: Connection, node_id: str) -> tuple[RunElsewhere, ...]
 
 
 def read_shares(connection: Connection, holder: str, width: int) -> dict[int, StepShare]:
-    """A holder's part in each of `width` consecutive steps that it took part in: bucket b is of the steps b·width + 1
-    to (b + 1)·width."""
+    """Return a holder's share of each bucket of `width` consecutive steps in which it took part.
+
+    Bucket b holds steps b·width + 1 to (b + 1)·width.
+    """
     bucket = (credit_steps.c.step - 1) // width
     sums = func.sum(credit_steps.c.rollouts).label("rollouts"), func.sum(credit_steps.c.tokens).label("tokens")
     of = {
@@ -273,7 +276,7 @@ def read_shares(connection: Connection, holder: str, width: int) -> dict[int, St
 
 
 def read_public_receipt(connection: Connection, lease_id: int, index: int) -> PublicReceipt | None:
-    """What became of a rollout; None where none of this id was ever leased."""
+    """Return the public receipt of a rollout; None if no rollout of this id was ever leased."""
     if not (0 <= lease_id < 2**63 and 0 <= index < MAX_GROUP_SIZE):
         return None
     of_it = (rollouts.c.lease_id == lease_id, rollouts.c.index == index)

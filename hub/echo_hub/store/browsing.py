@@ -1,120 +1,82 @@
-"""Rollouts as an operator looks for them: by what is known of each, the newest leases first. Reads only.
+"""Search rollouts by their properties for an operator, newest leases first. Reads only.
 
-Of all that is asked for, one condition is looked up in an index whose entries lie in the order of leases, the one that
-leaves the fewest; the others are tried on what that gives, on `LOOKED_AT` rollouts at most. So an answer takes as long
-on the run's last day as on its first, and may have few rows or none: `Found.before` goes on.
+One condition of a search is looked up in an index whose entries are ordered by lease: the condition that matches the
+fewest rollouts. The remaining conditions filter at most `LOOKED_AT` rollouts from that index. So search time stays
+constant as the run grows, but a page may have few rows or none. `Found.before` is where the next search continues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, Select, TextClause, select, tuple_
 
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.payload import Span
 from echo_hub.store.bulk import among
+from echo_hub.store.payload_rows import NAMES, payload_of
 from echo_hub.store.reading import in_parts
 from echo_hub.store.retired import read_last
 from echo_hub.store.tables import IS_CHECKED, groups, kept, nodes, payloads, rollouts, steps, versions
 from echo_shared.messages import Checked, rollout_id
-from echo_shared.rollout_books import RolloutFilter, RolloutSummary
+from echo_shared.rollout_books import GroupRecord, RolloutFilter, RolloutPayload, RolloutSummary
 
 LOOKED_AT: Final = 20_000
-"""Rollouts that one answer tries its conditions on."""
+"""Rollouts on which one search tests its conditions, at most."""
 LOOKED_BACK: Final = 2_000
-"""Of one node's rollouts, for its page."""
+"""Newest rollouts of one node that its page searches for checked ones."""
 NEWEST: Final = (2**62, 0)
-"""Before it are all rollouts."""
+"""A key above all rollouts, to start a search at the newest."""
 
 Key = tuple[int, int]
 """Lease and index."""
 
+_STORED: Final = tuple(each.name for each in fields(RolloutSummary) if each.name in rollouts.c and each.name != "index")
+"""Fields of a summary that its row holds under the same name."""
 _COLUMNS: Final = (
     rollouts.c.lease_id,
     rollouts.c.index.label("at"),
-    rollouts.c.node_id,
-    rollouts.c.group_id,
-    rollouts.c.turn,
-    rollouts.c.policy_version,
-    rollouts.c.leased_at,
-    rollouts.c.state,
-    rollouts.c.drop_reason,
-    rollouts.c.detail,
-    rollouts.c.reward,
-    rollouts.c.components,
     rollouts.c.turn_reward,
-    rollouts.c.num_tokens,
-    rollouts.c.received_at,
-    rollouts.c.checked,
-    rollouts.c.scored_at,
-    rollouts.c.final_at,
-    rollouts.c.not_kept,
+    *(rollouts.c[name] for name in _STORED),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Some of what was asked for."""
+    """One page of search results."""
 
     rollouts: tuple[RolloutSummary, ...]
     before: Key | None
-    """The last that was looked at; None: there are no more."""
+    """The last rollout that was tested, where the next search continues; None if no rollouts are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTokens:
-    """What was drawn of one rollout: ids and behaviour logprobs (nats), both [T], and what was answered."""
+class StoredGroup(GroupRecord):
+    """All rollouts ever leased of a group, ordered by index, turn and lease, and the group's step."""
 
-    completion_ids: NDArray[np.int32]
-    behavior_logprobs: NDArray[np.float32]
-    observation_ids: NDArray[np.int32]
-    finish_reason: str
-    sampling_s: float
-    spans: tuple[Span, ...]
-    """Empty: the node that it was leased to drew it all, by its lease's version."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredGroup:
-    """All that was ever leased of a group, by index, turn and lease, and its step."""
-
-    group_id: int
-    opened_at: float | None
-    step: int | None
-    drop_reason: str | None
     rollouts: tuple[RolloutSummary, ...]
-    staleness: int | None
-    planned_at: float | None
-    trained_at: float | None
-    published_at: float | None
-    is_retired: bool
-    """Its rollouts are not in the books any more, or are going."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReward:
-    """The end of one episode of a step's batch."""
+    """The last turn of one episode of a step's batch."""
 
     rollout_id: str
     group_id: int
     index: int
     reward: float
     num_tokens: int
-    """Of its last turn."""
+    """Tokens of the episode's last turn."""
     turn_rewards: tuple[float, ...]
-    """What of `reward` each turn but the last has earned."""
+    """The part of `reward` that each turn except the last one earned."""
     policy_version: int
-    """By which that was leased."""
+    """Policy version of the last turn's lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """A condition on a column: at least `low`, at most `high`; None = no bound."""
+    """A condition on a column: at least `low`, at most `high`; None means no bound."""
 
     column: str
     low: float | str | None
@@ -130,7 +92,7 @@ class _Within:
 
 
 def find_rollouts(connection: Connection, wanted: RolloutFilter, before: Key, limit: int) -> Found:
-    """At most `limit` of those before `before`, the newest first. Its `text` is not looked for here."""
+    """Return at most `limit` matching rollouts before the key `before`, newest first. Ignores the filter's `text`."""
     looked_up, tried = _conditions(connection, wanted)
     by_index = _before(looked_up, before)
     if not tried:
@@ -152,8 +114,7 @@ def find_rollouts(connection: Connection, wanted: RolloutFilter, before: Key, li
 def newest_of_node(
     connection: Connection, node_id: str, limit: int
 ) -> tuple[tuple[RolloutSummary, ...], tuple[RolloutSummary, ...]]:
-    """At most `limit` of the rollouts that were leased to a node last, and of those of its `LOOKED_BACK` newest that
-    were checked, the newest first."""
+    """Return a node's newest rollouts, and the checked ones among its `LOOKED_BACK` newest: at most `limit` each."""
     candidates = _before([rollouts.c.node_id == node_id], NEWEST).limit(LOOKED_BACK)
     newest = connection.execute(candidates.limit(limit)).all()
     of_node = candidates.subquery()
@@ -162,23 +123,22 @@ def newest_of_node(
     return _summaries(connection, newest), _summaries(connection, connection.execute(were_checked).all())
 
 
-def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, StoredTokens]:
-    """What was drawn of these rollouts, as far as it is there: for the hub's own use still, or as a copy."""
+def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, RolloutPayload]:
+    """Return the stored tokens of these rollouts, from payloads or kept copies."""
     wanted = set(keys)
-    found: dict[Key, StoredTokens] = {}
+    found: dict[Key, RolloutPayload] = {}
     for table in (payloads, kept):
-        columns = (*(column for column in table.c if column.name not in ("index", "size_bytes")),)
-        query = select(*columns, table.c.index.label("at"))
+        query = select(*(table.c[name] for name in NAMES), table.c.lease_id, table.c.index.label("at"))
         for part in in_parts(sorted({lease_id for lease_id, _ in wanted})):
-            # By lease alone: of pairs, SQLite would look at every row.
+            # Query by lease alone: for (lease, index) pairs, SQLite would scan the whole table.
             for row in connection.execute(query.where(table.c.lease_id.in_(part))):
                 if (row.lease_id, row.at) in wanted:
-                    found[row.lease_id, row.at] = _tokens(row)
+                    found[row.lease_id, row.at] = payload_of(row)
     return found
 
 
 def read_group(connection: Connection, group_id: int) -> StoredGroup | None:
-    """None: nothing was ever leased of it."""
+    """Return a group with all its rollouts; None if no rollout of the group was ever leased."""
     rows = connection.execute(
         select(*_COLUMNS)
         .where(rollouts.c.group_id == group_id)
@@ -203,7 +163,7 @@ def read_group(connection: Connection, group_id: int) -> StoredGroup | None:
         planned_at=None if step is None else step.planned_at,
         trained_at=None if step is None else step.trained_at,
         published_at=published_at,
-        is_retired=is_retired,
+        retired=is_retired,
     )
 
 
@@ -217,14 +177,14 @@ def _is_retired(connection: Connection, group: Any) -> bool:
 
 
 def summaries_of_groups(connection: Connection, group_ids: Collection[int]) -> tuple[RolloutSummary, ...]:
-    """All of these groups' rollouts, by group, index, turn and lease."""
+    """Return all rollouts of these groups, ordered by group, index, turn and lease."""
     in_order = (rollouts.c.group_id, rollouts.c.index, rollouts.c.turn, rollouts.c.lease_id)
     wanted = select(*_COLUMNS).where(among(connection, rollouts.c.group_id, group_ids)).order_by(*in_order)
     return _summaries(connection, connection.execute(wanted).all())
 
 
 def read_batch_rewards(connection: Connection, step: int) -> list[BatchReward]:
-    """The ends of all episodes of a step's batch, in the order of groups and indices."""
+    """Return the last turn of each episode in a step's batch, ordered by group and index."""
     batch = _step(connection, step)
     if batch is None:
         return []
@@ -259,7 +219,7 @@ def _step(connection: Connection, step: int) -> Any | None:
 def _conditions(
     connection: Connection, wanted: RolloutFilter
 ) -> tuple[list[ColumnElement[bool] | TextClause], list[_Within]]:
-    """What is looked up in an index, and what is tried on all that is found there."""
+    """Split a filter into conditions for the index lookup and conditions to test on the rows found there."""
     equal = {
         "group_id": wanted.group,
         "checked": wanted.check if wanted.check != Checked.NO else None,
@@ -316,37 +276,23 @@ class HeldOutSet(Protocol):
 
     @property
     def numbers(self) -> range:
-        """Of its problems among those of all sets."""
+        """Indices of this set's problems, among the problems of all sets."""
 
 
 def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
+    stored = {name: getattr(row, name) for name in _STORED}
     return RolloutSummary(
+        **{**stored, "detail": row.detail or "", "not_kept": row.not_kept or ""},
         rollout_id=rollout_id(row.lease_id, row.at),
-        group_id=row.group_id,
         index=row.at,
-        turn=row.turn,
         step=step,
         evaluation=evaluation_text(row.group_id),
-        node_id=row.node_id,
         node_name=node_name,
-        policy_version=row.policy_version,
-        state=row.state,
-        drop_reason=row.drop_reason,
-        detail=row.detail or "",
-        checked=row.checked,
-        reward=row.reward,
-        components=row.components,
-        num_tokens=row.num_tokens,
-        leased_at=row.leased_at,
-        received_at=row.received_at,
-        scored_at=row.scored_at,
-        final_at=row.final_at,
-        not_kept=row.not_kept or "",
     )
 
 
 def evaluation_text(group_id: int, sets: Sequence[HeldOutSet] = ()) -> str:
-    """What a group of an evaluation is; empty for one of training. `sets`: of the run's held-out problems."""
+    """Return a description of an evaluation group; empty for a training group. `sets` are the run's held-out sets."""
     about = EvaluationGroup.of(group_id)
     if about is None:
         return ""
@@ -355,17 +301,3 @@ def evaluation_text(group_id: int, sets: Sequence[HeldOutSet] = ()) -> str:
         if about.number in one.numbers:
             return f"{one.name}{' ' if one.name else ''}held-out problem {one.numbers.index(about.number)}, {how}"
     return f"held-out problem {about.number}, {how}"
-
-
-def _tokens(row: Any) -> StoredTokens:
-    return StoredTokens(
-        completion_ids=np.frombuffer(row.completion_ids, dtype="<i4"),
-        behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
-        observation_ids=np.frombuffer(row.observation_ids or b"", dtype="<i4"),
-        finish_reason=row.finish_reason,
-        sampling_s=row.sampling_s,
-        spans=tuple(
-            Span(node_id=node_id, policy_version=version, num_tokens=count)
-            for node_id, version, count in row.spans or ()
-        ),
-    )

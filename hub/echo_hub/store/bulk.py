@@ -1,11 +1,11 @@
-"""One statement for many rows, compiled once; and for many keys.
+"""Execute one statement for many rows, compiled once, and select by many keys.
 
-SQLAlchemy makes the parameters of every row anew: of each it asks the names, defaults and types of its statement, which
-takes several times as long as SQLite takes for the row. Here that is asked once for each statement; what becomes of a
-value is still its column's type to say.
+SQLAlchemy processes the parameters of every row separately: names, defaults and types, which takes several times as
+long as SQLite takes for the row. Here these are looked up once for each statement. Values are still converted by their
+column's type.
 
-SQLite is given many rows in one statement: with each that it is given, the thread lets go of the interpreter and takes
-it anew, beside a hub that is busy.
+SQLite gets many rows in one statement: its driver releases and retakes the GIL for each execution, which is slow in a
+busy hub.
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ T = TypeVar("T")
 
 _KEPT: Final = 64
 MOST_PARAMETERS: Final = 900
-"""Of one statement; SQLite before 3.32 takes 999. They are rows by a power of two, so that few statements are made."""
+"""Parameters of one statement, at most; SQLite before 3.32 allows 999.
+
+The number of rows in a statement is a power of two, so that few different statements are prepared."""
 
 
 def among(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
-    """Whether the column's is one of these numbers or texts. They go as one parameter: of each, SQLAlchemy and
-    PostgreSQL's driver make so much that 250 took several times what their rows took."""
+    """Return the condition that a column's value is one of `values`, which are numbers or texts.
+
+    All values go as one parameter. With one parameter each, SQLAlchemy and PostgreSQL's driver spent several times as
+    long on 250 parameters as the database did on their rows.
+    """
     if connection.dialect.name == "sqlite":
         each = func.json_each(literal(json.dumps(list(values)))).table_valued("value")
         return column.in_(select(each.c.value))
@@ -40,8 +45,11 @@ def among(connection: Connection, column: ColumnElement[T], values: Iterable[T])
 
 
 def execute_many(connection: Connection, statement: Insert | Update | Delete, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Executes the statement for each row, one or more, all of the same names; how many rows it has changed. Give the
-    same statement object again and again. An update may name each stored row once."""
+    """Execute the statement for each row, and return how many stored rows changed.
+
+    `rows` is not empty, and all rows have the same names. Pass the same statement object each time: its compiled form
+    is cached. An update must name each stored row at most once.
+    """
     many = _many(statement, connection.dialect, tuple(rows[0]))
     parameters = [many.parameters(row) for row in rows]
     if many.text_of is None:
@@ -54,7 +62,7 @@ def execute_many(connection: Connection, statement: Insert | Update | Delete, ro
 
 
 def _parts(number: int, *, most: int) -> Iterator[slice]:
-    """Of so many rows, each a power of two and `most` at most."""
+    """Split `number` rows into slices. Each length is a power of two, at most `most`."""
     start = 0
     while start < number:
         size = 1 << (min(number - start, most).bit_length() - 1)
@@ -66,14 +74,14 @@ def _parts(number: int, *, most: int) -> Iterator[slice]:
 class _Many:
     text: str
     fixed: Mapping[str, Any]
-    """What is the same for every row."""
+    """Parameter values that are the same for every row."""
     processors: Mapping[str, Callable[[Any], Any]]
     in_order: Callable[[Mapping[str, Any]], Any] | None
-    """A row's values as the driver takes them by place; None: it takes them by name."""
+    """Return a row's values in the driver's positional order; None if the driver takes parameters by name."""
     text_of: Callable[[int], str] | None = None
-    """The statement of so many rows at once; None: the driver is to be given one after the other."""
+    """Return the statement's text for N rows at once; None if the driver gets the rows with `executemany`."""
     first: Sequence[Any] = ()
-    """What it takes before the rows."""
+    """Parameter values before those of the rows."""
 
     def parameters(self, row: Mapping[str, Any]) -> Any:
         values = {**self.fixed, **row}
@@ -84,7 +92,7 @@ class _Many:
 
 @lru_cache(_KEPT)
 def _many(statement: Insert | Update | Delete, dialect: Dialect, names: tuple[str, ...]) -> _Many:
-    """`names`: a row's. Of an update they are those of its parameters, as in SQLAlchemy."""
+    """Compile a statement for rows with these parameter names. In an update they are the names of its bindparams."""
     compiled = statement.compile(dialect=dialect, column_keys=list(names) if statement.is_insert else None)
     binds = {name: compiled.binds[name] for name in compiled.params}
     found = {name: bind.type.dialect_impl(dialect).bind_processor(dialect) for name, bind in binds.items()}
@@ -115,7 +123,11 @@ def _insert_of(text: str, num_columns: int) -> Callable[[int], str]:
 
 
 def _update_of(text: str, places: Sequence[str], *, names: Sequence[str], fixed: Sequence[str]) -> Callable[[int], str]:
-    """`text` has a "?" for each of `places`; `names` are a row's, `fixed` come before all rows."""
+    """Return a function that makes the text of an UPDATE for N rows.
+
+    `text` has one "?" for each of `places`. `names` are the parameters of a row; `fixed` are the parameters before all
+    rows.
+    """
     written = {name: f"?{number}" for number, name in enumerate(fixed, 1)}
     written |= {name: f"given.column{number}" for number, name in enumerate(names, 1)}
     pieces = text.split("?")

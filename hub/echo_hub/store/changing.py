@@ -1,4 +1,4 @@
-"""Changes of rollouts' rows, each of which names the state that it expects."""
+"""Update rows of rollouts. Each update names the state that it expects."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Rows = list[dict[str, Any]]
 
 
 def key_of(rollout_id: str) -> tuple[int, int]:
-    """Lease and index in a rollout's id."""
+    """Return the lease and index in a rollout's id."""
     lease_id, _, index = rollout_id.partition("-")
     return int(lease_id), int(index)
 
 
 def rows_of(rollout_ids: Iterable[str], **values: Any) -> Rows:
-    """One for each: its lease as "lease", its index as "at", and these values."""
+    """Return one parameter row for each rollout: its lease as "lease", its index as "at", and these values."""
     return [{"lease": lease, "at": index, **values} for lease, index in map(key_of, rollout_ids)]
 
 
 def change(connection: Connection, statement: Update, rows: Rows, what: str) -> None:
-    """Executes the statement for each row. Raises LocalProtocolError when one of them changes nothing."""
+    """Execute the statement for each row. Raises LocalProtocolError if a row changes nothing."""
     check_changed(execute_many(connection, statement, rows), len(rows), what)
 
 
 def check_changed(changed: int, wanted: int, what: str) -> None:
-    """Raises LocalProtocolError when these numbers differ."""
+    """Raise LocalProtocolError if the two numbers differ."""
     if changed != wanted:
         raise LocalProtocolError(
-            "The coordinator's records do not fit the store; nothing of them is written.",
+            "The coordinator's records do not fit the store; no record of this turn was written.",
             got=f"{changed} of {wanted} rollouts could be {what}",
         )

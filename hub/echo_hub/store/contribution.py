@@ -1,4 +1,4 @@
-"""What one node has done for the run, as a certificate says it: from the running totals, so it costs a few rows."""
+"""One node's work for the run, as its certificate states it. Reads a few rows of running totals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echo_shared.contribution import Contribution, moment
 def read_contribution(
     connection: Connection, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
 ) -> Contribution | None:
-    """None for a node that was never here."""
+    """Return the node's contribution; None if it never joined the run."""
     node = _row(connection, nodes, node_id)
     if not node:
         return None
@@ -46,6 +46,6 @@ def read_contribution(
 
 
 def _row(connection: Connection, table: Table, node_id: str) -> Mapping[str, Any]:
-    """The node's one row; empty where it has none."""
+    """Return the node's row in a table; empty if it has none."""
     found = connection.execute(select(table).where(table.c.node_id == node_id)).mappings().one_or_none()
     return {} if found is None else dict(found)

@@ -1,9 +1,9 @@
-"""Credit: what counted, of each node, each team and the run as a whole.
+"""Credit for work that counted: of each node, each team and the whole run.
 
-A rollout counts when it becomes final and was trained on or evaluated, in the very transaction that makes it so. It is
-the node's that it was leased to, a token is the node's that drew it, and what a node does while it is in a team is the
-team's too, for ever. Nothing else gives credit, and no node says anything of it. All that is kept are sums, so that an
-update costs as much at the first rollout as at the millionth, and no page counts receipts.
+A rollout counts when it becomes final by being trained on or evaluated, in the same transaction. Rollouts are credited
+to the leased node, tokens to the drawing node. Work of a node in a team is also credited to the team, permanently.
+Nothing else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at the first
+rollout as at the millionth, and no page counts receipts.
 
 A *holder* is a node by its id, a team as "/team/12", or the run as "/run".
 """
@@ -27,7 +27,7 @@ Kind = Literal["node", "team", "run"]
 RUN: Final = "/run"
 _TEAM: Final = "/team/"
 KEYS_A_QUERY: Final = 500
-"""Few enough for a statement of a few milliseconds."""
+"""Keys of one query, which then takes a few milliseconds."""
 
 
 def team_holder(team_id: int) -> str:
@@ -39,8 +39,10 @@ def kind_of(holder: str) -> Kind:
 
 
 def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at: float, step: int | None) -> None:
-    """Adds what has just counted at the time `at`: "rollouts" and "tokens" by node; `step` is the one that was trained
-    on them, None for an evaluation."""
+    """Add credit that was earned at time `at`.
+
+    `earned` maps node ids to "rollouts" and "tokens". `step` is the step that trained on them; None for an evaluation.
+    """
     by_holder = _with_teams(connection, {node_id: Counter(part) for node_id, part in earned.items()})
     by_holder = {holder: part for holder, part in by_holder.items() if part["rollouts"] or part["tokens"]}
     if not by_holder:
@@ -65,7 +67,7 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
                 "new_streak_days": streak,
                 "new_longest_streak": max(streak, row["longest_streak"]),
                 "new_first_day": day if row["first_day"] is None else row["first_day"],
-                # A clock that was set back ends no streak and begins none.
+                # A clock that was set back neither ends a streak nor begins one.
                 "new_last_day": day if row["last_day"] is None else max(day, row["last_day"]),
             }
         )
@@ -76,7 +78,7 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
 
 
 def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> frozenset[str]:
-    """Those of `holders` who have a part in this step already: a large one is granted in parts."""
+    """Return the `holders` that already have credit in this step. A large step is granted in parts."""
     of_step = select(credit_steps.c.holder).where(credit_steps.c.step == step)
     return frozenset(
         holder
@@ -86,7 +88,7 @@ def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> 
 
 
 def _with_teams(connection: Connection, earned: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """And what of it is their teams', and the whole run's."""
+    """Add the teams' sums and the whole run's sum to the nodes' earnings."""
     team_of = teams_of(connection, earned)
     found: dict[str, Counter[str]] = {RUN: Counter(), **earned}
     for node_id, part in earned.items():
@@ -97,7 +99,7 @@ def _with_teams(connection: Connection, earned: dict[str, Counter[str]]) -> dict
 
 
 def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:
-    """The team of each node that is in one now."""
+    """Return the current team of each node that is in one."""
     of_these = select(team_members.c.node_id, team_members.c.team_id)
     return {
         row.node_id: row.team_id
@@ -107,7 +109,7 @@ def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:
 
 
 def _rows(connection: Connection, holders: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The row of each holder that has one."""
+    """Return the row of each holder that has one."""
     return {
         row["holder"]: dict(row)
         for part in in_parts(holders)
@@ -122,7 +124,7 @@ def _empty(holder: str) -> dict[str, Any]:
 
 
 def ensure(connection: Connection, holders: Collection[str]) -> None:
-    """Gives each of them a row, if it has none. Another process may be doing so too."""
+    """Insert an empty row for each holder that has none. Another process may do the same at the same time."""
     execute_many(connection, _ensuring(dialect_of(connection)), [_empty(holder) for holder in holders])
 
 
@@ -131,7 +133,7 @@ def _ensuring(dialect: Any) -> Any:
     return dialect.insert(credit).on_conflict_do_nothing(index_elements=["holder"])
 
 
-# But for what other hubs say, which `echo-hub credit import` writes beside a hub.
+# The columns of this run's own credit. `echo-hub credit import` writes the other two from another process.
 _OWN: Final = ("rollouts", "tokens", "steps", "recent", "streak_days", "longest_streak", "first_day", "last_day")
 _CHANGE: Final = (
     update(credit)
@@ -143,12 +145,12 @@ _CHANGE: Final = (
 def _add_parts(
     connection: Connection, table: Table, name: str, number: int, by_holder: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Adds to the row of each holder for one day or step: a holder may have any number of them."""
+    """Add to each holder's row of one day or step."""
     keys: list[dict[str, str | int]] = [{"holder": holder, name: number} for holder in by_holder]
     added = [{"rollouts": part["rollouts"], "tokens": part["tokens"]} for part in by_holder.values()]
     add_to(connection, table, keys, added)
 
 
 def in_parts(keys: Sequence[str]) -> Iterable[Sequence[str]]:
-    """A query's worth at a time."""
+    """Split keys into parts of `KEYS_A_QUERY`."""
     return (keys[start : start + KEYS_A_QUERY] for start in range(0, len(keys), KEYS_A_QUERY))

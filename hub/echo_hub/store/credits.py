@@ -1,4 +1,4 @@
-"""What nodes have earned over all time, and their ranks: what each connected node is told of itself."""
+"""Nodes' earnings over all time, and their ranks: the figures that the hub tells each connected node about itself."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ from echo_hub.store.tables import checking, tallies
 from echo_hub.store.tallies import EVALUATED, TRAINED
 
 KEYS_A_QUERY: Final = 10_000
-"""Few hubs have more nodes connected, and every query ranks all nodes; both databases take three times as many
-parameters of one statement."""
+"""Nodes of one query. Every query ranks all nodes, so few large queries are best.
+
+Few hubs have more nodes connected. Both databases allow three times as many parameters in one statement."""
 _USEFUL: Final = (TRAINED, EVALUATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """One node's; counts are of rollouts."""
+    """Credit of one node. Counts are rollouts unless named otherwise."""
 
     trained: int = 0
     trained_tokens: int = 0
     evaluated: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """By reason."""
+    """Number of dropped rollouts by reason."""
     others_checked: int = 0
     share: float = 0.0
-    """Of all rollouts that were trained on or evaluated."""
+    """Share of all rollouts that were trained on or evaluated."""
     rank: int | None = None
-    """On the leaderboard; None = nothing of it was of use yet."""
+    """Rank on the leaderboard; None before the node's first trained or evaluated rollout."""
     num_ranked: int = 0
 
 
 def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str, Credit]:
-    """Of each of these nodes. Ranks are the leaderboard's: by useful rollouts, then by name and id; the database
-    sorts, and nothing of other nodes is read from it."""
+    """Return the credit of each of these nodes.
+
+    Ranks are the leaderboard's: by useful rollouts, then by name and id. The database sorts, so no rows of other nodes
+    are read.
+    """
     board, keys = ranked(connection, "node"), sorted(node_ids)
     ranks = (
         select(board.c.holder.label("node_id"), board.c.rollouts, board.c.rank).where(board.c.rollouts > 0).subquery()

@@ -1,12 +1,12 @@
 """The connection to the database: engine, pragmas, migrations, and driver errors as errors of this project.
 
-SQLite runs in WAL mode with synchronous=FULL: a commit is on the disk when it returns, so that what was acked survives
-not only a killed process (NORMAL would do for that) but also a power cut, as far as the disk keeps its own promises.
-Without it the store could fall behind the learner's checkpoint. The hub commits once a turn, however many events the
-turn had, so the price is one sync a turn. PostgreSQL does the same by default (synchronous_commit=on).
+SQLite runs in WAL mode with synchronous=FULL: a commit is on disk when it returns. So acked data survives a power cut,
+if the disk honours its syncs. NORMAL would survive only a killed process, and the store could fall behind the learner's
+checkpoint. The hub commits once a turn, so the price is one sync a turn. PostgreSQL does the same by default
+(synchronous_commit=on).
 
-A file that a broken disk has damaged is refused when it is opened, and not after hours of work: SQLite's quick_check
-looks at the structure of every page, at 5 to 6 s a GB from memory (1.3 s for 10^6 rollouts), for `CHECK_S` at most.
+A file damaged by a broken disk is refused when it is opened, not after hours of work. SQLite's quick_check reads the
+structure of every page, at 5 to 6 s a GB from memory (1.3 s for 10^6 rollouts), for `CHECK_S` at most.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ CHECK_S: Final = 10.0
 
 _CANNOT_OPEN: Final = "The hub's database cannot be opened."
 _RESTORE: Final = (
-    "Restore the run directory, checkpoints and database together, from one backup. Without a backup: its adapters are "
-    "whole (echo-hub export RUN DIRECTORY), but a new run must be made (echo-hub init OTHER_DIRECTORY)."
+    "Restore the run directory, checkpoints and database together, from one backup. Without a backup: the adapters are "
+    "intact (echo-hub export RUN DIRECTORY), but you need a new run (echo-hub init OTHER_DIRECTORY)."
 )
-_MAKE_ROOM: Final = "Make room on the disk; what was acked is safe, and nodes keep the rest."
+_MAKE_ROOM: Final = "Make room on the disk; acknowledged rollouts are safe, and nodes keep the others."
 _ADVICE: Final = {
     "locked": "Close the program that holds the file open for writing.",
     "disk is full": _MAKE_ROOM,
@@ -96,13 +96,16 @@ _LOOK: Final[ContextVar[tuple[Engine, Connection] | None]] = ContextVar("look", 
 
 @contextmanager
 def open_to_read(engine: Engine) -> Iterator[Connection]:
-    """Read the state of one commit. Inside `one_look`, that is the commit of the look. Raises StorageError."""
+    """Open a transaction that reads the state of one commit. Inside `one_look`, it is that block's commit.
+
+    Raises StorageError.
+    """
     look = _LOOK.get()
     with storage_errors("The hub's database cannot be read."):
         if look is not None and look[0] is engine:
             yield look[1]
             return
-        # PostgreSQL would give each statement a state of its own.
+        # PostgreSQL's default isolation gives each statement its own snapshot.
         of_one_commit = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         with engine.execution_options(**of_one_commit).connect() as connection:
             yield connection
@@ -110,7 +113,7 @@ def open_to_read(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def one_look(engine: Engine) -> Iterator[None]:
-    """Let this thread read the state of one commit, in one transaction, until the block ends. Raises StorageError."""
+    """Let all reads of this thread see the state of one commit until the block ends. Raises StorageError."""
     with open_to_read(engine) as connection:
         token = _LOOK.set((engine, connection))
         try:
@@ -132,7 +135,7 @@ def open_to_write(engine: Engine) -> Iterator[Connection]:
 
 
 def write_meta(connection: Connection, key: str, value: str) -> None:
-    """Insert or replace one row of `run_meta`. The store has one writer, so nothing comes between."""
+    """Insert or replace one row of `run_meta`. Safe without an upsert: the store has one writer."""
     if connection.execute(update(run_meta).where(run_meta.c.key == key).values(value=value)).rowcount == 0:
         connection.execute(insert(run_meta), {"key": key, "value": value})
 
@@ -143,7 +146,7 @@ def read_meta(connection: Connection) -> dict[str, str]:
 
 
 def connect(url: str) -> Engine:
-    """Return the engine of an SQLAlchemy URL. Open nothing yet. Raises ConfigError for a URL that cannot be used.
+    """Return the engine of an SQLAlchemy URL, without connecting. Raises ConfigError for a URL that cannot be used.
 
     Transactions with the execution option `writes` wait for other writers before they begin.
     """
@@ -171,13 +174,13 @@ def _engine(url: URL) -> Engine:
             raise ConfigError(
                 "The SQLite of this Python is too old.",
                 got=sqlite3.sqlite_version,
-                do=f"Take a Python with SQLite {OLDEST_SQLITE[0]}.{OLDEST_SQLITE[1]} or newer, or set store.url.",
+                do=f"Use a Python with SQLite {OLDEST_SQLITE[0]}.{OLDEST_SQLITE[1]} or newer, or set store.url.",
             )
         return create_engine(url, connect_args={"cached_statements": STATEMENTS})
     if url.drivername != "postgresql+psycopg":
         return create_engine(url)
     line = {name: value for name, value in LINE.items() if name not in url.query}
-    # Try each connection before use: after a restart of the server, none of the old ones works.
+    # Try each connection before use: after a server restart, all pooled connections are dead.
     engine = create_engine(url, pool_pre_ping=True, connect_args=line)
     event.listen(engine, "connect", _prepare_postgresql)
     return engine
@@ -190,7 +193,7 @@ def _prepare_postgresql(connection: Any, _record: Any) -> None:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # SQLAlchemy begins transactions: the driver would begin them too late, and not before every statement.
+    # Turn off the driver's own transactions: it begins them late, and not before every statement.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_MS}"):
@@ -199,13 +202,13 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # BEGIN IMMEDIATE: SQLite lets no transaction write that has read before another process wrote.
+    # Use BEGIN IMMEDIATE: SQLite refuses to write in a transaction that has read before another process wrote.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def holds_run(url: str) -> bool:
-    """Return True if a hub has served a run with this database. Make no file. Raises ConfigError, StorageError."""
+    """Return True if a hub has served a run with this database. Creates no file. Raises ConfigError, StorageError."""
     engine = connect(url)
     file = engine.url.database if engine.dialect.name == "sqlite" else None
     if file and not file.startswith("file:") and (not Path(file).is_file() or not Path(file).stat().st_size):
@@ -231,7 +234,7 @@ def check_undamaged(engine: Engine) -> None:
             if str(error.orig) != "interrupted":
                 raise
             log.warning(
-                "The database is large: after %.0f s of looking for damage, the rest was not looked at.", CHECK_S
+                "The database is large: the check for damage stopped after %.0f s and left the rest unchecked.", CHECK_S
             )
             return
         finally:
@@ -250,14 +253,14 @@ def shrink(engine: Engine) -> tuple[int, int]:
     """
     if engine.dialect.name != "sqlite":
         raise ConfigError(
-            "A database server looks after its own space.",
+            "Only an SQLite file can be shrunk; a database server manages its own space.",
             got=engine.url.render_as_string(),
-            do="Leave --shrink out. PostgreSQL fills freed space by itself; VACUUM FULL gives it back to the disk.",
+            do="Leave --shrink out. PostgreSQL reuses freed space by itself; VACUUM FULL gives it back to the disk.",
         )
     path = Path(engine.url.database or "")
     before = path.stat().st_size
-    with storage_errors("The hub's database cannot be made smaller."), closing(engine.raw_connection()) as connection:
-        # Not by SQLAlchemy's own connection: there is no VACUUM in a transaction.
+    with storage_errors("The hub's database cannot be shrunk."), closing(engine.raw_connection()) as connection:
+        # Use the raw driver connection: VACUUM cannot run inside SQLAlchemy's transaction.
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             connection.cursor().execute(statement).fetchall()
     return before, path.stat().st_size
@@ -278,7 +281,7 @@ def migrate(engine: Engine) -> None:
         def steps(revision: Any, _context: MigrationContext) -> list[Any]:
             return scripts._upgrade_revs("head", revision)
 
-        # The same as alembic.command.upgrade, which would read every migration file again.
+        # Same as alembic.command.upgrade, which would read every migration file again.
         config = _config()
         config.attributes["connection"] = connection
         with EnvironmentContext(config, scripts, fn=steps, destination_rev="head"):
@@ -286,9 +289,9 @@ def migrate(engine: Engine) -> None:
 
 
 def check_migrated(engine: Engine) -> None:
-    """Check that the schema is the one of this release. Change nothing, for a hub may be serving.
+    """Check that the schema is the one of this release. Changes nothing, because a hub may be serving.
 
-    Raises StorageError for any other schema, and ConfigError when no hub has made the database yet.
+    Raises StorageError for any other schema, and ConfigError if no hub has made the database yet.
     """
     scripts = _scripts()
     expected = scripts.get_current_head()
@@ -330,7 +333,7 @@ def _check_known(current: str | None, scripts: ScriptDirectory) -> None:
 
 
 def _is_there(engine: Engine) -> bool:
-    """Return False for an SQLite file that is missing or empty: to connect would make a database of it."""
+    """Return False for an SQLite file that is missing or empty: connecting would create a database in it."""
     if engine.dialect.name != "sqlite" or engine.url.query.get("uri"):
         return True
     path = Path(engine.url.database or "")
@@ -339,7 +342,7 @@ def _is_there(engine: Engine) -> bool:
 
 @cache
 def _scripts() -> ScriptDirectory:
-    """Return the migrations. They are read once a process: Alembic compiles their files at each reading."""
+    """Return the migrations, read once a process: Alembic compiles their files each time."""
     return ScriptDirectory.from_config(_config())
 
 

@@ -1,4 +1,4 @@
-"""What a committed rollout's draws follow from, beside its tokens: for whoever checks them."""
+"""The facts that determine a committed rollout's random draws, for checks of the draws."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class StoredDraw:
     index: int
     turn: int
     group_seed: int | None
-    """None: its group is of no training."""
+    """Seed of the rollout's group; None for a group that is not for training."""
     scorer_failures: int
-    """So often the scorer had failed on this turn when it was leased."""
+    """Failures of the scorer on this turn before the rollout was leased. Each failure changes the turn's seed."""
 
 
 def read_draws(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredDraw]:
-    """In the order asked for; those whose tokens are not kept any more are left out."""
+    """Return the draws of these rollouts, in the given order, without those whose tokens were deleted."""
     found = read_payloads(connection, rollout_ids)
     group_ids = {stored.group_id for stored in found}
     seeds = _seeds(connection, group_ids)
@@ -61,8 +61,10 @@ def _seeds(connection: Connection, group_ids: Iterable[int]) -> dict[int, int]:
 def _turns(
     connection: Connection, group_ids: Iterable[int]
 ) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int, int], list[int]]]:
-    """The turn of each rollout (lease, index), and the leases of each turn (group, index, turn) that the scorer failed
-    on."""
+    """Return the turn of each rollout, by (lease, index), and the leases on which the scorer failed.
+
+    The leases are listed by (group, index, turn).
+    """
     query = select(
         rollouts.c.lease_id, rollouts.c.index.label("at"), rollouts.c.group_id, rollouts.c.turn, rollouts.c.drop_reason
     )

@@ -1,7 +1,7 @@
-"""Credit across runs: this run's for other hubs, and what other hubs' signed exports add to the nodes here.
+"""Credit across runs: export this run's credit to other hubs, and import the signed exports of other hubs.
 
-An export is all that a run's nodes ever earned, so a newer one of the same run takes the place of the older, and the
-same one again changes nothing. Teams are each hub's own, and what nodes did elsewhere is not theirs.
+An export holds everything that a run's nodes ever earned. So a newer export replaces the older one of its run;
+repeating an import changes nothing. Teams belong to one hub: credit from other runs does not count for them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from echo_shared.run_credit import NodeCredit, RunCredit
 from echo_shared.signed_document import moment
 
 Taken = Literal["new", "newer", "known"]
-"""Whether a run was taken in for the first time, anew, or not, for what is known of it is as new."""
+"""Result of an import: the run's first export, a newer one, or one no newer than the stored one (not imported)."""
 
 
 def read_run_credit(connection: Connection, *, run_id: str, run_name: str, hub_key: bytes, now: float) -> RunCredit:
-    """What all nodes have earned in this run."""
+    """Return everything that all nodes have earned in this run."""
     board = ranked(connection, "node")
     own = select(board.c.holder, board.c.name, board.c.rollouts, board.c.tokens).where(board.c.rollouts > 0)
     rows = sorted(connection.execute(own), key=lambda row: row.holder)
@@ -37,15 +37,15 @@ def read_run_credit(connection: Connection, *, run_id: str, run_name: str, hub_k
 
 
 def read_known_hubs(connection: Connection) -> frozenset[str]:
-    """Keys of hubs whose exports were taken in, in hexadecimal."""
+    """Return the keys of hubs whose exports were imported, in hexadecimal."""
     return frozenset(connection.scalars(select(runs_elsewhere.c.hub_key)))
 
 
 def take_in(connection: Connection, said: RunCredit, now: float) -> Taken:
-    """Adds what an export says, whose signature is checked, and whose hub is to be believed."""
+    """Import an export. The caller has checked its signature and that its hub is trusted."""
     of_run = runs_elsewhere.c.run_id == said.run_id
     issued_at = connection.scalar(select(runs_elsewhere.c.issued_at).where(of_run))
-    if issued_at is not None and issued_at >= said.issued_at:  # Moments in UTC sort as texts.
+    if issued_at is not None and issued_at >= said.issued_at:  # UTC times in this format sort as texts.
         return "known"
     mine = credit_elsewhere.c.run_id == said.run_id
     nodes = {*connection.scalars(select(credit_elsewhere.c.node_id).where(mine)), *(n.node_id for n in said.nodes)}
@@ -68,7 +68,7 @@ _SUM: Final = (
 
 
 def _sum_up(connection: Connection, node_ids: list[str]) -> None:
-    """Brings the totals of these nodes up to date."""
+    """Recompute these nodes' totals from all imported runs."""
     sums = select(
         credit_elsewhere.c.node_id,
         func.sum(credit_elsewhere.c.rollouts).label("rollouts"),

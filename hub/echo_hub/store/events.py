@@ -1,5 +1,6 @@
-"""What has happened in a run, in the store: of each kind the newest, so that what comes often, or what strangers cause,
-pushes nothing else out."""
+"""Events of a run in the store. Only the newest of each kind are kept: a frequent kind, or one that strangers can
+cause, displaces no other kind.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from echo_hub.store.tables import events
 from echo_shared.books import EventFilter, RunEvent, Severity
 
 KEPT: Final = 2_000
-"""Of each kind, by default."""
+"""Events kept of each kind, by default."""
 _NEWEST: Final = select(events).order_by(events.c.number.desc()).limit(bindparam("most"))
 _FROM: Final = {severity.value: tuple(Severity)[place:] for place, severity in enumerate(Severity)}
-"""A severity, and those above it."""
+"""Each severity, with itself and all higher ones."""
 
 
 def add_events(connection: Connection, new: Sequence[RunEvent], *, kept: int) -> None:
-    """Writes them, in order, with numbers of their own; lets go of the oldest of their kinds beyond `kept`."""
+    """Insert events in order, with numbers that the database assigns. Delete the oldest of each kind beyond `kept`."""
     rows = [asdict(event) for event in new]
     for row in rows:
         del row["number"]
@@ -35,7 +36,7 @@ def add_events(connection: Connection, new: Sequence[RunEvent], *, kept: int) ->
 
 
 def read_events(connection: Connection, wanted: EventFilter, limit: int) -> list[RunEvent]:
-    """At most `limit` of those that fit, the newest first."""
+    """Return at most `limit` events that match the filter, newest first."""
     query = _NEWEST
     if wanted.kind:
         query = query.where(events.c.kind == wanted.kind)

@@ -1,4 +1,4 @@
-"""Invites, and which nodes came by them, in the store."""
+"""Invites, and the nodes that joined with them, in the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from echo_shared.books import Invite
 
 
 def add_invite(connection: Connection, invite: Invite) -> bool:
-    """Its number is given here. False: one of that name is there and not revoked, and nothing was added."""
+    """Add an invite; the database assigns its number.
+
+    Return False, and add nothing, if a valid invite has this name.
+    """
     of_name = select(invites.c.invite_id).where(invites.c.name == invite.name, invites.c.revoked_at.is_(None))
     if connection.execute(of_name).first() is not None:
         return False
@@ -37,7 +40,7 @@ def read_num_invites(connection: Connection) -> tuple[int, int]:
 
 
 def revoke_invite(connection: Connection, name: str, now: float, *, ban: bool = False) -> list[str]:
-    """Revoke all invites of this name, and return the nodes that came by them; `ban` bans these nodes too."""
+    """Revoke all invites of this name, and return the nodes that joined with them. `ban` bans these nodes too."""
     of_name = invites.c.name == name
     connection.execute(update(invites).where(of_name, invites.c.revoked_at.is_(None)).values(revoked_at=now))
     came = nodes_of(connection, name)
@@ -47,13 +50,13 @@ def revoke_invite(connection: Connection, name: str, now: float, *, ban: bool = 
 
 
 def read_came_by(connection: Connection) -> dict[str, int]:
-    """Return the invite of each node that has one, in the order in which the nodes first joined."""
+    """Return each invited node's invite, ordered by the time the nodes first joined."""
     invited = select(nodes.c.node_id, nodes.c.invite_id).where(nodes.c.invite_id.is_not(None))
     rows = connection.execute(invited.order_by(nodes.c.first_seen, nodes.c.node_id))
     return {row.node_id: row.invite_id for row in rows}
 
 
 def nodes_of(connection: Connection, name: str) -> list[str]:
-    """Those that came by invites of this name."""
+    """Return the nodes that joined with invites of this name."""
     of_name = select(invites.c.invite_id).where(invites.c.name == name)
     return list(connection.scalars(select(nodes.c.node_id).where(nodes.c.invite_id.in_(of_name))))

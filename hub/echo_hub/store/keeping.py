@@ -1,9 +1,9 @@
-"""What becomes of tokens that the hub does not need any more: a copy of some is kept, for people to read.
+"""Tokens that the hub no longer needs: copies of some are kept for people to read.
 
-Whole groups are kept or not, by their number alone, so that a kept group can be read as a whole: of any number of
-groups in a row, a share of just `Keeping.share`. Above `Keeping.max_bytes` the copies of the rollouts that were leased
-first are deleted. Each rollout whose tokens are gone says in `not_kept` why: `share` or `bytes`; NULL without a copy:
-it never came in, or its tokens were deleted when none were kept.
+Whole groups are kept, so that a kept group can be read in full. The choice depends on the group's number alone. Of any
+run of consecutive groups, a share of `Keeping.share` is kept. Above `Keeping.max_bytes` the copies with the oldest
+leases are deleted. A rollout without tokens says why in `not_kept`: `share` or `bytes`. NULL without a copy has two
+causes: the rollout never came in, or keeping was off when its tokens were deleted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, update
 
 from echo_hub.store.bulk import among, execute_many
+from echo_hub.store.payload_rows import NAMES
 from echo_hub.store.reading import in_parts
 from echo_hub.store.retired import read_last
 from echo_hub.store.tables import WITH_PAYLOAD, keeping_tallies, kept, payloads, rollouts
@@ -26,23 +27,23 @@ BY_BYTES: Final = "bytes"
 _KEPT: Final = "kept"
 _RETIRED: Final = "retired"
 _ROW_BYTES: Final = 100
-"""Beside its arrays, about what a row and its place in the index take."""
+"""Approximate size of a row and its index entry, without the arrays."""
 TRIMMED_AT_ONCE: Final = 5_000
-"""Copies that one transaction deletes at most: a cap that was lowered by much is met in several."""
+"""Copies that one transaction deletes, at most. After a large cut of the cap, deletion takes several transactions."""
 TRIMMED_A_QUERY: Final = 250
-"""Copies that are looked at at a time: mostly few go, and PostgreSQL's driver reads all that it asks for."""
+"""Copies read at a time. Usually few must go, and PostgreSQL's driver fetches all rows that a query returns."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
-"""2**64 by the golden ratio: its multiples spread evenly (Knuth, The Art of Computer Programming 3, 6.4)."""
+"""2**64 divided by the golden ratio: its multiples spread evenly (Knuth, The Art of Computer Programming 3, 6.4)."""
 
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """How much is kept."""
+    """Limits on the kept copies."""
 
     share: float = 1.0
-    """Of all groups, 0 to 1."""
+    """Share of all groups, 0 to 1."""
     max_bytes: int = 500_000_000
 
     def chooses(self, group_id: int) -> bool:
@@ -51,22 +52,22 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTotals:
-    """What of final rollouts' tokens is there to read."""
+    """Numbers of final rollouts with and without readable tokens."""
 
     rollouts: int = 0
     bytes: int = 0
     rollouts_by_share: int = 0
-    """Never kept, for their groups were not among the share."""
+    """Rollouts never copied, because their groups were not chosen."""
     rollouts_by_bytes: int = 0
-    """Deleted, for others came when there were as many bytes as may be."""
+    """Rollouts whose copies were deleted to stay below the byte limit."""
     rollouts_retired: int = 0
-    """Whose rows are not in the books any more (`echo_hub.store.retiring`)."""
+    """Rollouts whose rows were deleted too (`echo_hub.store.retiring`)."""
     retired_step: int = 0
-    """They are of the steps up to this one; 0: there are none."""
+    """The last step whose rollouts were retired; 0 if none were."""
 
 
 def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> None:
-    """Deletes the payloads that are there of these rollouts, by lease and index, and keeps copies of some."""
+    """Delete the stored payloads of these rollouts, given as (lease, index), and keep copies of some."""
     wanted = set(keys)
     rows = [
         row
@@ -89,7 +90,7 @@ def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> Non
 
 
 def forget_copies(connection: Connection, keys: Set[Key]) -> None:
-    """Deletes what is kept of these rollouts, whose rows go too."""
+    """Delete the copies of these rollouts, whose rows are deleted too."""
     rows = [
         row
         for lease_ids in in_parts(sorted({lease_id for lease_id, _ in keys}))
@@ -107,7 +108,7 @@ def forget_copies(connection: Connection, keys: Set[Key]) -> None:
 
 
 def trim(connection: Connection, keeping: Keeping) -> None:
-    """Deletes copies, the oldest first, until the rest is within the cap; `TRIMMED_AT_ONCE` at most."""
+    """Delete copies, oldest first, until the rest fits the byte limit; at most `TRIMMED_AT_ONCE`."""
     excess = _totals(connection).bytes - keeping.max_bytes
     if excess <= 0:
         return
@@ -125,7 +126,7 @@ def trim(connection: Connection, keeping: Keeping) -> None:
 
 
 def _oldest(connection: Connection) -> Iterator[Any]:
-    """What is kept of the rollouts that were leased first."""
+    """Yield kept copies, oldest lease first."""
     lease_id, at = 0, -1
     in_order = (kept.c.lease_id, kept.c.index)
     while True:
@@ -142,7 +143,7 @@ def _oldest(connection: Connection) -> Iterator[Any]:
 
 
 def read_kept_totals(connection: Connection) -> KeptTotals:
-    """Return how many tokens of final rollouts can be read, and through which step rollouts are retired."""
+    """Return how many tokens of final rollouts can be read, and the last step whose rollouts were retired."""
     last = read_last(connection)
     return replace(_totals(connection), retired_step=0 if last is None else last.through.step)
 
@@ -161,12 +162,7 @@ def _totals(connection: Connection) -> KeptTotals:
 _PAYLOADS: Final = select(
     payloads.c.lease_id,
     payloads.c.index.label("at"),
-    payloads.c.completion_ids,
-    payloads.c.behavior_logprobs,
-    payloads.c.finish_reason,
-    payloads.c.sampling_s,
-    payloads.c.observation_ids,
-    payloads.c.spans,
+    *(payloads.c[name] for name in NAMES),
     rollouts.c.group_id,
 ).join_from(payloads, rollouts, WITH_PAYLOAD)
 _NEW_KEPT: Final = insert(kept)
@@ -180,18 +176,10 @@ _SAY_WHY: Final = (
 
 
 def _copy(row: Any) -> dict[str, Any]:
-    arrays = len(row.completion_ids) + len(row.behavior_logprobs) + len(row.observation_ids or b"")
-    return {
-        "lease_id": row.lease_id,
-        "index": row.at,
-        "completion_ids": row.completion_ids,
-        "behavior_logprobs": row.behavior_logprobs,
-        "finish_reason": row.finish_reason,
-        "sampling_s": row.sampling_s,
-        "observation_ids": row.observation_ids,
-        "spans": row.spans,
-        "size_bytes": arrays + _ROW_BYTES * (1 + len(row.spans or ())),
-    }
+    values = {name: getattr(row, name) for name in NAMES}
+    arrays = sum(len(value) for value in values.values() if isinstance(value, bytes))
+    size_bytes = arrays + _ROW_BYTES * (1 + len(row.spans or ()))
+    return {"lease_id": row.lease_id, "index": row.at, **values, "size_bytes": size_bytes}
 
 
 def _say_why(connection: Connection, rows: Sequence[Any], why: str) -> None:

@@ -1,4 +1,4 @@
-"""Nodes that have joined: when each was last seen, which are banned, and the names of those whose work has counted."""
+"""Nodes that have joined: last-seen times, bans, and names of nodes with credited work."""
 
 from __future__ import annotations
 

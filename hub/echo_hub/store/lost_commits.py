@@ -1,11 +1,11 @@
-"""A commit whose answer is lost with the connection may have happened: who wrote finds out before it writes again.
+"""Find out after a broken connection whether a COMMIT whose answer was lost took effect, before writing again.
 
-    BEGIN ... UPDATE run_meta SET value = MARK WHERE key = 'last_write'; COMMIT ──x  the line breaks
-    once the server answers: SELECT value ... FOR UPDATE                             is it MARK? Then it is committed.
+    BEGIN ... UPDATE run_meta SET value = MARK WHERE key = 'last_write'; COMMIT ──x  the connection breaks
+    once the server answers: SELECT value ... FOR UPDATE                             if it is MARK: committed
 
-The row's lock makes the answer final: it waits for a COMMIT that is still on its way. PostgreSQL's own pg_xact_status
-cannot say it: a transaction's number that no log has kept is given out again after a crash. The row is of the hub's
-writer alone, and SQLite needs none of this: its commits have no way to go.
+The row's lock makes the answer final: the SELECT waits until a pending COMMIT has finished. PostgreSQL's pg_xact_status
+cannot answer this: after a crash, the number of a transaction that reached no log is assigned again. Only the hub's
+writer uses this row. SQLite needs none of this: its commits cross no network.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _LOOK: Final = select(run_meta.c.value).where(_ROW).with_for_update()
 _WAITS: Final[ContextVar[Room | None]] = ContextVar("waits", default=None)
 
 _SERVER_GONE: Final = frozenset({"57P01", "57P02", "57P03", "53300"})
-"""SQLSTATE: it shuts down, has crashed, cannot be connected to now, has too many connections."""
+"""SQLSTATEs of a server that shuts down, has crashed, cannot accept connections now, or has too many of them."""
 _REFUSALS: Final = ("authentication", "does not exist", "pg_hba", "permission denied", "not permitted", "certificate")
-"""Words of a server that was reached, and lets nobody in by these settings."""
+"""Words in the error of a reachable server that refuses these settings; waiting does not help."""
 
 
 def is_away(error: DBAPIError) -> bool:
-    """Whether it is cured by nothing but the server's return: the connection is lost, or none can be made now."""
+    """Return True if only the server's return cures the error: the connection is lost, or none can be made now."""
     if error.connection_invalidated:
         return True
-    state: str | None = getattr(error.orig, "sqlstate", "")  # SQLite's errors have none.
+    state: str | None = getattr(error.orig, "sqlstate", "")  # SQLite's errors have no sqlstate.
     if state:
         return state.startswith("08") or state in _SERVER_GONE
     is_connecting = state is None and error.statement is None
@@ -48,7 +48,10 @@ def is_away(error: DBAPIError) -> bool:
 
 @contextmanager
 def finding_out(room: Room) -> Iterator[None]:
-    """This thread's writes are of the hub's one writer: it waits by `room` until it knows what became of them."""
+    """Treat this thread's writes as those of the hub's one writer.
+
+    A lost commit then waits by `room` until the server tells whether it was committed.
+    """
     token = _WAITS.set(room)
     try:
         yield
@@ -57,7 +60,7 @@ def finding_out(room: Room) -> Iterator[None]:
 
 
 def prepare(engine: Engine) -> None:
-    """Makes the row, once in a run's life. Raises what the driver raises."""
+    """Insert the `last_write` row, once in a run's life. Raises the driver's errors."""
     if engine.dialect.name != "sqlite":
         with engine.begin() as connection:
             if connection.scalar(select(run_meta.c.value).where(_ROW)) is None:
@@ -66,8 +69,11 @@ def prepare(engine: Engine) -> None:
 
 @contextmanager
 def surely_committed(connection: Connection) -> Iterator[None]:
-    """A transaction of this connection, which is committed when the block ends. Raises what the driver raises when
-    nothing of it is written, and StorageError where that is not known."""
+    """Run the block in a transaction, and commit it when the block ends.
+
+    Raises the driver's error if nothing was written, and StorageError if it is not known whether the commit took
+    effect.
+    """
     room = None if connection.dialect.name == "sqlite" else _WAITS.get()
     mark = secrets.token_hex(8)
     with connection.begin() as transaction:
@@ -85,9 +91,9 @@ def _commit(transaction: RootTransaction, engine: Engine, mark: str, room: Room 
             raise
         if room is None:
             raise StorageError(
-                "The connection to the hub's database broke while it was written: it is not known whether it was.",
+                "The connection to the hub's database broke during a commit: the change may or may not be stored.",
                 got=str(error.orig),
-                do="Look whether it is done; if it is not, do it again.",
+                do="Check whether the change is there; if not, run the command again.",
             ) from error
         if room.until(lambda: _last_write(engine)) != mark:
             raise

@@ -1,5 +1,7 @@
-"""One node in full, as its page has it: totals, outcomes, checks and decisions. Reads only, and only some rows of each,
-so that the node of a long run is read as fast as one that has just come."""
+"""One node's full record for its page: totals, outcomes, checks and decisions. Reads only.
+
+The number of rows read is limited, so the node of a long run is read as fast as a new one.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, Token
 
 DECISIONS: Final = 50
 ROLLOUTS: Final = 10
-"""Of those that were leased to it last; and as many of those that were checked."""
+"""Newest rollouts shown, and as many newest checked ones."""
 
 
 def read_node_record(connection: Connection, node_id: str) -> NodeRecord | None:
-    """None: it never joined, and nothing was ever leased to it."""
+    """Return a node's record, or None for an unknown node: never joined, and no rollout leased to it."""
     found = read_leaderboard(connection, only=(node_id,))
     if not found:
         return None
@@ -64,7 +66,7 @@ def _decisions(connection: Connection, node_id: str) -> tuple[TrustDecision, ...
 
 
 def _evidence(stored: Mapping[str, Any] | None) -> CheckEvidence | None:
-    """None where there is none, or of other questions than today's."""
+    """Return the stored evidence, or None: nothing stored, or stored by another release in another form."""
     if not stored or set(stored) != set(STORED):
         return None
     draws, claims = stored["draws"], stored["claims"]

@@ -1,14 +1,15 @@
-"""Who fetched which version is kept for the newest versions alone: of older ones what it came to is.
+"""Keep fetch rows, one for each node and version, for the newest versions only.
 
-Else there would be a row for each node and version for ever. Totals are kept as they come in (`tallies`); how long a
-version took to arrive is written down here, once, before the first of its rows goes.
+Otherwise the table would grow by one row for each node and version forever. Totals are updated as fetches come in
+(`tallies`). How long a version took to arrive is written to its row once, before the first of its fetch rows is
+deleted.
 
     version     63      64       65       66 ...
     rows       gone    gone | to go    there
                             Place(64 | 65, at_s)
 
-Rows go in the order of `ix_fetches_version`, and each part begins where the last one ended: in PostgreSQL's index the
-entries of rows that are gone stay until it vacuums, and a search from the index's begin would look at all of them.
+Rows are deleted in the order of `ix_fetches_version`, and each part starts where the last one ended. In PostgreSQL,
+index entries of deleted rows stay until VACUUM. A search from the index's start would read all these entries.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from echo_hub.store.tables import fetches, versions
 
 KEPT_VERSIONS: Final = 64
 FORGOTTEN_AT_ONCE: Final = 1_000
-"""Rows that go whenever there is news, or old steps are let go, beside as many as have come."""
+"""Rows deleted with each batch of news, or when old steps are pruned, in addition to as many as were added."""
 ROWS_A_STATEMENT: Final = 128
-"""Few enough for some milliseconds."""
+"""Rows of one DELETE, which then takes a few milliseconds."""
 
 _OLDEST: Final = (
     select(fetches.c.policy_version)
@@ -36,22 +37,27 @@ _OLDEST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far rows are gone: all of versions before `version`; and of that itself, all that came late (they have no
-    `broadcast_s`) and all before `at_s`. None: all of it is gone, but for what came late."""
+    """How far fetch rows are deleted.
+
+    All rows of versions before `version` are gone. Of `version` itself, rows without `broadcast_s` (late arrivals) and
+    rows before `at_s` are gone. With `at_s` None, no row of `version` is left except late ones.
+    """
 
     version: int = -1
     at_s: float | None = None
 
 
 def newest_forgotten(connection: Connection) -> int:
-    """The newest version whose fetches are not noted any more."""
+    """Return the newest version whose fetches are no longer recorded."""
     newest = connection.scalar(select(func.max(versions.c.policy_version)))
     return (newest or 0) - KEPT_VERSIONS
 
 
 def forget_old_fetches(connection: Connection, place: Place, more: int = 0) -> Place:
-    """`FORGOTTEN_AT_ONCE` rows of the oldest versions, and so many more, as long as they are not of the newest. How far
-    they are gone when this is committed; `Place()` is always right, and what to begin with."""
+    """Delete `FORGOTTEN_AT_ONCE + more` fetch rows of the oldest versions, but none of the `KEPT_VERSIONS` newest.
+
+    Return how far rows are deleted once this transaction is committed. `Place()` is always a valid start.
+    """
     forgotten, most = newest_forgotten(connection), FORGOTTEN_AT_ONCE + more
     while most > 0:
         part = min(most, ROWS_A_STATEMENT)
@@ -73,19 +79,22 @@ def forget_old_fetches(connection: Connection, place: Place, more: int = 0) -> P
 
 
 def _note_arrived(connection: Connection, version: int) -> None:
-    """Unless it is written down."""
+    """Write a version's arrival times to its row, unless they are there."""
     if connection.scalar(select(versions.c.arrived_max_s).where(versions.c.policy_version == version)) is None:
         arrived = {f"arrived_{name}_s": value for name, value in arrived_s(connection, version).items()}
         connection.execute(update(versions).where(versions.c.policy_version == version).values(arrived))
 
 
 def _in_order(column: ColumnElement[Any], *which: ColumnElement[bool]) -> Select[Any]:
-    """As the index has them."""
+    """Select in the order of the index."""
     return select(column).select_from(fetches).where(*which).order_by(fetches.c.policy_version, fetches.c.broadcast_s)
 
 
 def _delete(connection: Connection, *which: ColumnElement[bool], most: int) -> int:
-    """The first rows of these, found by where the database has them: so only one index is searched. How many."""
+    """Delete at most `most` of the matching rows, in index order, and return how many were deleted.
+
+    Rows are named by their physical position (rowid, ctid), so that only one index is searched.
+    """
     is_sqlite = connection.dialect.name == "sqlite"
     row: ColumnElement[Any] = literal_column("rowid" if is_sqlite else "ctid")
     first = _in_order(row, *which).limit(most)
@@ -94,8 +103,11 @@ def _delete(connection: Connection, *which: ColumnElement[bool], most: int) -> i
 
 
 def arrived_s(connection: Connection, version: int) -> dict[str, float | None]:
-    """When half of the nodes that have it had this version, nearly all, and the last; None while none has. By an index
-    of just these: the database counts along it."""
+    """Return the arrival times of a version: at half of its nodes, at 95 % of them, and at the last one.
+
+    The values are seconds after the announcement; None before the first fetch. The database counts along a covering
+    index.
+    """
     of_version = (fetches.c.policy_version == version, fetches.c.broadcast_s.is_not(None))
     number = connection.scalar(select(func.count(fetches.c.broadcast_s)).where(*of_version)) or 0
     return {
@@ -106,7 +118,7 @@ def arrived_s(connection: Connection, version: int) -> dict[str, float | None]:
 
 
 def _at(connection: Connection, seconds: Select[Any], number: int, percent: int) -> float | None:
-    """The smallest that at least so many of a hundred do not exceed."""
+    """Return the smallest value that at least `percent` % of the values do not exceed."""
     from_largest = number - -(-percent * number // 100)
     ordered = seconds.order_by(fetches.c.policy_version.desc(), fetches.c.broadcast_s.desc())
     found: float | None = connection.scalar(ordered.offset(from_largest).limit(1)) if number else None

@@ -1,7 +1,6 @@
-"""What became of rollouts whose rows are not in the books any more, for ever: whoever asks for a receipt is told the
-same as before.
+"""Permanent receipts of rollouts whose rows were deleted: a request for a receipt gets the same answer as before.
 
-The receipts of `LEASES` leases in a row are one row: columns as JSON, deflated, about 30 bytes a rollout. Times are
+The receipts of `LEASES` consecutive leases are one row: columns as deflated JSON, about 30 bytes a rollout. Times are
 kept to the millisecond.
 """
 
@@ -20,7 +19,7 @@ from echo_hub.store.tables import old_receipts
 from echo_hub.store.tallies import dialect_of
 
 LEASES: Final = 64
-"""Of one row: so few that it is packed anew in a millisecond."""
+"""Leases of one row; repacking a row of this size takes about a millisecond."""
 _BLOCKS_A_QUERY: Final = 1_000
 
 Key = tuple[int, int]
@@ -29,7 +28,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldReceipt:
-    """The fields are the columns of the rollout's row."""
+    """One receipt. The fields are columns of the rollout's row."""
 
     lease_id: int
     index: int
@@ -53,11 +52,11 @@ class OldReceipt:
 FIELDS: Final = tuple(field.name for field in fields(OldReceipt))
 TIMES: Final = ("leased_at", "received_at", "scored_at", "final_at")
 _FROM_THE_FIRST: Final = ("lease_id", "group_id", "policy_version", "leased_at")
-"""Of these only the difference from the block's first is written for each."""
+"""Columns stored as differences from the block's first value."""
 
 
 def add(connection: Connection, receipts: Iterable[OldReceipt]) -> None:
-    """Beside those that are there; one that is there is replaced."""
+    """Add receipts; a receipt that is stored already is replaced."""
     new: dict[int, dict[Key, OldReceipt]] = {}
     for receipt in receipts:
         new.setdefault(receipt.lease_id // LEASES, {})[receipt.key] = receipt
@@ -74,21 +73,21 @@ def add(connection: Connection, receipts: Iterable[OldReceipt]) -> None:
 
 
 def find(connection: Connection, keys: Collection[Key]) -> dict[Key, OldReceipt]:
-    """Of these rollouts those that are here."""
+    """Return the receipts that are stored here, of these rollouts."""
     blocks = _read(connection, {lease_id // LEASES for lease_id, _ in keys})
     found = {key: blocks.get(key[0] // LEASES, {}).get(key) for key in keys}
     return {key: receipt for key, receipt in found.items() if receipt is not None}
 
 
 def note_checked(connection: Connection, checked: Mapping[Key, str]) -> int:
-    """What checks have found that ended after the rows had gone; of how many rollouts."""
+    """Record results of checks that ended after the rows were deleted. Return how many of the rollouts were found."""
     found = find(connection, checked)
     add(connection, (replace(receipt, checked=checked[key]) for key, receipt in found.items()))
     return len(found)
 
 
 def newest_lease(connection: Connection) -> int:
-    """0: none is here."""
+    """Return the newest lease that has a receipt here; 0 if there are none."""
     newest = connection.scalar(select(old_receipts.c.receipts).order_by(old_receipts.c.block.desc()).limit(1))
     return 0 if newest is None else _unpacked(newest)[-1].lease_id
 

@@ -1,4 +1,4 @@
-"""What hub and learner read back: payloads to score, a step's batch, receipts."""
+"""Read payloads to score, a step's batch, and receipts, for the hub and the learner."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sqlalchemy import Connection, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among
 from echo_hub.store.changing import key_of
+from echo_hub.store.payload_rows import NAMES, ids_of, payload_of
 from echo_hub.store.tables import WITH_PAYLOAD, groups, payloads, rollouts, steps
 from echo_shared.errors import StorageError
 from echo_shared.messages import (
@@ -30,19 +30,20 @@ from echo_shared.messages import (
     rollout_id,
 )
 from echo_shared.rewards import Reward
+from echo_shared.rollout_books import RolloutPayload
 
 _Key = TypeVar("_Key")
 
 _ANSWERED = (ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED)
-"""States of a turn that the environment has answered, and whose tokens are kept."""
+"""States of a turn that the environment has answered and whose tokens are kept."""
 
 _KEYS_A_QUERY: Final = 1_000
-"""Far below what either database takes as parameters of one statement."""
+"""Keys of one query, far below the parameter limit of either database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredTurn:
-    """A turn that the environment has answered: the drawn ids, and all ids from there to the next turn."""
+    """A turn that the environment has answered: the sampled ids, and all ids between them and the next turn."""
 
     completion_ids: NDArray[np.int32]
     observation_ids: NDArray[np.int32]
@@ -55,37 +56,32 @@ class StoredPayload:
     rollout_id: str
     group_id: int
     earlier_turns: tuple[AnsweredTurn, ...]
-    """The turns before it of its episode, in order."""
+    """The earlier turns of its episode, in order."""
     payload: RolloutPayload
+    """Its spans cover all tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTurn:
-    """One rollout of a step's batch: ids and behaviour logprobs (nats), both [T], and what the environment answered."""
+    """One rollout of a step's batch."""
 
     rollout_id: str
-    node_id: str
     seed: int
-    """Of its lease's draws."""
+    """Seed of the draws, from the lease."""
     index: int
-    spans: tuple[Span, ...]
-    """Who drew how much of it by which version, in order; never empty."""
-    completion_ids: NDArray[np.int32]
-    behavior_logprobs: NDArray[np.float32]
-    observation_ids: NDArray[np.int32]
-    """Empty after the last turn."""
-    finish_reason: FinishReason
+    payload: RolloutPayload
+    """Its spans cover all tokens."""
     turn_reward: float = 0.0
-    """What of its episode's reward it has earned; 0 of the last turn, which has earned the rest."""
+    """The part of the episode's reward that this turn earned. 0 for the last turn, which earned the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEpisode:
-    """One index of a group: its turns in order, one or more, and its reward."""
+    """One index of a group: its turns in order, at least one, and its reward."""
 
     turns: tuple[BatchTurn, ...]
     reward: float | None
-    """None: it has not been scored yet."""
+    """None if the episode is not scored yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,24 +91,24 @@ class BatchGroup:
     group_id: int
     seed: int
     episodes: tuple[BatchEpisode, ...]
-    """In the order of training."""
+    """Episodes in training order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedEpisode:
-    """One ended episode of an evaluation by nodes."""
+    """One finished episode of an evaluation by nodes."""
 
     about: EvaluationGroup
     num_tokens: int
-    """Tokens drawn, over all turns."""
+    """Sampled tokens over all turns."""
     truncated: bool
-    """Any of its turns was cut off by length."""
+    """True if any turn was cut off at the length limit."""
     reward: float | None
-    """With its components, where it has any; None: the scorer failed."""
+    """The reward, with its components if it has any; None if the scorer failed."""
     leased_at: float
-    """When its first turn was leased."""
+    """Time at which the first turn was leased."""
     received_at: float
-    """When its last turn came in."""
+    """Time at which the last turn was received."""
 
 
 def scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
@@ -129,21 +125,16 @@ def scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[t
 
 
 def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredPayload]:
-    """Payloads in the order asked for; those that are not there any more are left out."""
+    """Return the payloads in the given order, without those that were deleted."""
     keys = [key_of(wanted) for wanted in rollout_ids]
     query = select(
         payloads.c.lease_id,
         payloads.c.index.label("at"),
-        payloads.c.completion_ids,
-        payloads.c.behavior_logprobs,
-        payloads.c.finish_reason,
-        payloads.c.sampling_s,
-        payloads.c.spans,
+        *(payloads.c[name] for name in NAMES),
         rollouts.c.group_id,
         rollouts.c.turn,
         rollouts.c.node_id,
         rollouts.c.policy_version,
-        rollouts.c.num_tokens,
     ).join_from(payloads, rollouts, WITH_PAYLOAD)
     rows = [
         row
@@ -156,13 +147,7 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
             rollout_id=rollout_id(row.lease_id, row.at),
             group_id=row.group_id,
             earlier_turns=earlier.get((row.group_id, row.at), ()) if row.turn else (),
-            payload=RolloutPayload(
-                completion_ids=_ids(row.completion_ids),
-                behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
-                finish_reason=FinishReason(row.finish_reason),
-                sampling_s=row.sampling_s,
-                spans=spans_of(row),
-            ),
+            payload=payload_of(row, is_attributed=True),
         )
         for row in rows
     }
@@ -172,8 +157,10 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
 def read_turns(
     connection: Connection, episodes: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[AnsweredTurn, ...]]:
-    """The answered turns of episodes (group id, index), in order; nothing for those that have none, or have been
-    dropped."""
+    """Return the answered turns of episodes, keyed by (group id, index), in order.
+
+    Episodes that were dropped or have no answered turn are left out.
+    """
     query = (
         select(
             rollouts.c.group_id,
@@ -190,34 +177,24 @@ def read_turns(
     for group_ids in in_parts({group_id for group_id, _ in episodes}):
         for row in connection.execute(query.where(among(connection, rollouts.c.group_id, group_ids))):
             episode = (row.group_id, row.at)
-            # The state is not in the query: SQLite would walk all that is scored instead of the groups.
+            # Filter by state here: inside the query, SQLite would scan all scored rows instead of the groups.
             if episode in episodes and row.state in _ANSWERED:
-                turn = AnsweredTurn(completion_ids=_ids(row.completion_ids), observation_ids=_ids(row.observation_ids))
+                turn = AnsweredTurn(
+                    completion_ids=ids_of(row.completion_ids), observation_ids=ids_of(row.observation_ids)
+                )
                 turns[episode] = (*turns.get(episode, ()), turn)
     return turns
 
 
 def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
-    """The keys in parts, each as much as one query asks for."""
+    """Yield the keys in parts of one query's size."""
     rest = iter(keys)
     while part := list(islice(rest, _KEYS_A_QUERY)):
         yield part
 
 
-def spans_of(row: Any) -> tuple[Span, ...]:
-    """Who drew a rollout: where nothing is stored of it, the node that it is leased to, by its lease's version."""
-    return tuple(
-        Span(node_id=node_id, policy_version=version, num_tokens=count)
-        for node_id, version, count in row.spans or [(row.node_id, row.policy_version, row.num_tokens)]
-    )
-
-
-def _ids(stored: bytes | None) -> NDArray[np.int32]:
-    return np.frombuffer(stored or b"", dtype="<i4")
-
-
 def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
-    """The planned batch, in the order of training. Raises StorageError when it is not, or no longer, in the store."""
+    """Return a planned batch in training order. Raises StorageError if it was never planned or already pruned."""
     batch = connection.execute(
         select(steps.c.group_ids, steps.c.rollout_ids, steps.c.pruned).where(steps.c.step == step)
     ).one_or_none()
@@ -232,14 +209,14 @@ def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
 
 
 def read_groups(connection: Connection, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
-    """Groups with these of their rollouts, in the orders given; those dropped meanwhile are left out."""
+    """Return groups with these rollouts, in the given orders. Groups with a deleted rollout are left out."""
     rows = _rollout_rows(connection, wanted)
     there = {group_id: names for group_id, names in wanted.items() if all(name in rows for name in names)}
     return _batch_groups(connection, there, [(name, rows[name]) for names in there.values() for name in names])
 
 
 def _rollout_rows(connection: Connection, group_ids: Collection[int]) -> dict[str, Any]:
-    """All that is kept of the groups' rollouts, by rollout id."""
+    """Return the stored data of the groups' rollouts, by rollout id."""
     query = select(
         rollouts.c.lease_id,
         rollouts.c.index.label("at"),
@@ -247,14 +224,9 @@ def _rollout_rows(connection: Connection, group_ids: Collection[int]) -> dict[st
         rollouts.c.turn,
         rollouts.c.node_id,
         rollouts.c.policy_version,
-        rollouts.c.num_tokens,
         rollouts.c.reward,
         rollouts.c.turn_reward,
-        payloads.c.completion_ids,
-        payloads.c.behavior_logprobs,
-        payloads.c.observation_ids,
-        payloads.c.finish_reason,
-        payloads.c.spans,
+        *(payloads.c[name] for name in NAMES),
     ).join_from(rollouts, payloads, WITH_PAYLOAD)
     return {
         rollout_id(row.lease_id, row.at): row
@@ -292,14 +264,9 @@ def _episode(
     turns = tuple(
         BatchTurn(
             rollout_id=name,
-            node_id=row.node_id,
             seed=turn_seed(group_seed, row.turn, attempts.get((row.group_id, row.at, row.turn), 0)),
             index=row.at,
-            spans=spans_of(row),
-            completion_ids=_ids(row.completion_ids),
-            behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
-            observation_ids=_ids(row.observation_ids),
-            finish_reason=FinishReason(row.finish_reason),
+            payload=payload_of(row, is_attributed=True),
             turn_reward=row.turn_reward or 0.0,
         )
         for name, row in rows
@@ -308,7 +275,7 @@ def _episode(
 
 
 def read_evaluated(connection: Connection, policy_version: int) -> list[EvaluatedEpisode]:
-    """The ended episodes of an evaluation by nodes, in the order of groups and indices."""
+    """Return the finished episodes of an evaluation by nodes, ordered by group and index."""
     ids = evaluation_ids(policy_version)
     rows = connection.execute(
         select(
@@ -347,13 +314,15 @@ def _reward(row: Any) -> float | None:
 
 
 def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) -> list[Receipt]:
-    """What became of each of these rollouts, in the order asked for, for their own node; dropped as invalid for others,
-    and for ids never leased."""
+    """Return the receipts of rollouts in the given order, for the node that they were leased to.
+
+    A rollout of another node, or an id that was never leased, gets a receipt "dropped as invalid".
+    """
     keys = {key for wanted in asked if (key := _possible_key(wanted)) is not None}
     rows = [
         row
         for lease_ids in in_parts({lease_id for lease_id, _ in keys})
-        # By lease alone: of pairs, SQLite would look at every rollout of the run.
+        # Query by lease alone: for (lease, index) pairs, SQLite would scan every rollout of the run.
         for row in connection.execute(
             select(
                 rollouts.c.lease_id,
@@ -375,7 +344,7 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
             checked=Checked(row.checked),
         )
         for key, row in known.items()
-        # Not in the query: SQLite would walk the node's index instead of the key's.
+        # Filter by node here: inside the query, SQLite would use the node's index instead of the primary key.
         if row.node_id == node_id and (name := rollout_id(*key))
     }
     return [
@@ -385,7 +354,7 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
 
 
 def _possible_key(asked: str) -> tuple[int, int] | None:
-    """None for an id that the hub cannot have given: PostgreSQL refuses numbers that do not fit their columns."""
+    """Return the key in an id; None if the hub cannot have given this id. PostgreSQL refuses out-of-range numbers."""
     lease_id, index = key_of(asked)
     given = lease_id < 2**63 and index < MAX_GROUP_SIZE and rollout_id(lease_id, index) == asked
     return (lease_id, index) if given else None

@@ -1,6 +1,6 @@
-"""What happened of late, for who wants to know how fast things go. Reads only, as much on the last day as on the first.
+"""Recent rollouts, versions and nodes, for estimates of speed. Reads only; the cost does not grow with the run.
 
-Rollouts are leased in the order of their lease ids, so the newest are the end of the table.
+Lease ids increase with time, so the newest rollouts are the end of the table.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import fetches, nodes, payloads, rollouts, steps, versions
 
 ARRIVALS_READ: Final = 20_000
-"""Of one version, at most; enough for a quantile."""
+"""Arrivals read for one version, at most; enough for a quantile."""
 
 NODES_A_QUERY: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRollout:
-    """One leased rollout and how long it took."""
+    """One leased rollout and the time it took."""
 
     node_id: str
     leased_at: float
     received_at: float | None
-    """None: it has not come in, and may never."""
+    """None if it was not received; it may never be."""
     sampling_s: float | None = None
-    """How long it was drawn, by its node's account; None: it has not come in, or its tokens are not kept any more."""
+    """Sampling time that the node reported; None if not received, or if its tokens were deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """One published version on its way to the nodes."""
+    """Distribution of one published version to the nodes."""
 
     policy_version: int
     trained_at: float | None
     published_at: float
     seconds: tuple[float, ...]
-    """From the announcement to each arrival, ascending."""
+    """Seconds from the announcement to each arrival, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeKind:
-    """What a node says that it is."""
+    """Kind of a node, as the node reports it."""
 
     backend: str
     device: str
     cost_per_hour: float = 0.0
-    """What it asks for, in US dollars."""
+    """Price that the node asks, in US dollars."""
     power_watts: float = 0.0
 
 
 def read_recent_rollouts(connection: Connection, newest: int) -> list[RecentRollout]:
-    """The rollouts that were leased last, newest first."""
+    """Return the rollouts that were leased last, newest first."""
     same = (payloads.c.lease_id == rollouts.c.lease_id) & (payloads.c.index == rollouts.c.index)
     rows = rows_at_once(
         connection,
@@ -73,7 +73,7 @@ def read_recent_rollouts(connection: Connection, newest: int) -> list[RecentRoll
 
 
 def read_spreads(connection: Connection, newest: int) -> list[Spread]:
-    """The newest published versions, newest first."""
+    """Return the newest published versions, newest first."""
     published = connection.execute(
         select(versions.c.policy_version, versions.c.published_at)
         .order_by(versions.c.policy_version.desc())
@@ -103,7 +103,7 @@ def _arrivals(connection: Connection, version: int) -> tuple[float, ...]:
 
 
 def read_node_kinds(connection: Connection, node_ids: Iterable[str]) -> dict[str, NodeKind]:
-    """Of the nodes that are known: all but the hub itself and those from before a lost database."""
+    """Return the kinds of known nodes. The hub's own sampler, and nodes from before a lost database, are unknown."""
     wanted = sorted(set(node_ids))
     query = select(nodes.c.node_id, nodes.c.backend, nodes.c.device, nodes.c.cost_per_hour, nodes.c.power_watts)
     return {

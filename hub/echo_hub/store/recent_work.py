@@ -1,5 +1,7 @@
-"""What became of the newest rollouts and how long they were, and how old the newest batches' were. Reads only, as much
-on the last day as on the first."""
+"""Outcomes and lengths of the newest rollouts, and staleness of the newest batches. Reads only.
+
+The cost does not grow with the run.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,29 @@ IN_FLIGHT: Final = "in flight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """Completions of training that came to the same, and are as long."""
+    """Number of training completions with the same outcome and length."""
 
     outcome: str
-    """`trained`, the reason they were dropped for, or IN_FLIGHT."""
+    """`trained`, the drop reason, or IN_FLIGHT."""
     num_tokens: int
     rollouts: int
-    """How many they are."""
+    """Number of rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAges:
-    """One trained step's batch."""
+    """Staleness of one trained step's batch."""
 
     step: int
     staleness: tuple[int, ...]
-    """Of each group."""
+    """Staleness of each group, in versions."""
 
 
 def read_lengths(connection: Connection, newest: int) -> list[Length]:
-    """Of the `newest` leased rollouts those for training that have come in. Counted by the database: with each row that
-    is read a thread asks for the interpreter anew, which it gets late from a hub that is busy."""
+    """Return lengths of the training completions among the `newest` leased rollouts that were received.
+
+    The database counts them: SQLite's driver takes the GIL for each row, which is slow in a busy hub.
+    """
     columns = (rollouts.c.group_id, rollouts.c.state, rollouts.c.drop_reason, rollouts.c.num_tokens)
     of_newest = select(*columns).order_by(rollouts.c.lease_id.desc()).limit(newest).subquery()
     alike = (of_newest.c.state, of_newest.c.drop_reason, of_newest.c.num_tokens)
@@ -56,7 +60,7 @@ def _outcome(state: str, drop_reason: str | None) -> str:
 
 
 def read_batch_ages(connection: Connection, newest: int) -> list[BatchAges]:
-    """Of the `newest` planned steps those that are trained, newest first."""
+    """Return the trained steps among the `newest` planned ones, newest first."""
     rows = connection.execute(
         select(steps.c.step, steps.c.staleness, steps.c.trained_at).order_by(steps.c.step.desc()).limit(newest)
     )

@@ -1,4 +1,4 @@
-"""Makes `echo_shared.books` of the tables: counts of receipts, and of what nodes fetched. Reads only."""
+"""Read models of `echo_shared.books` from the tables: counts of receipts and of fetches. Reads only."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _IS_USEFUL: Final = tallies.c.outcome.in_((TRAINED, EVALUATED)) & (tallies.c.rol
 
 @dataclass(frozen=True, slots=True)
 class _OfNodes:
-    """Rows that nodes have: of all, and of those that are `chosen`."""
+    """A query over all nodes, and the same query filtered by the parameter `chosen`."""
 
     all: Select[Any]
     chosen: Select[Any]
@@ -87,7 +87,7 @@ _KNOWN: Final = _OfNodes.by(
 
 
 def _sum(column: Column[int], outcomes: Sequence[str] = ()) -> ColumnElement[int]:
-    """Of a node's final rollouts; of these outcomes alone."""
+    """Sum a column over a node's final rollouts; with `outcomes`, only over these outcomes."""
     counted = case((tallies.c.outcome.in_(outcomes), column), else_=0) if outcomes else column
     return cast(func.sum(counted), BigInteger)
 
@@ -130,7 +130,7 @@ _FETCHED: Final = select(version_tallies).where(
     version_tallies.c.policy_version.in_(bindparam("wanted", expanding=True))
 )
 KEYS_A_QUERY: Final = 1_000
-"""Far below what either database takes as parameters of one statement."""
+"""Keys of one query, far below the parameter limit of either database."""
 
 
 def read_leaderboard(
@@ -140,9 +140,12 @@ def read_leaderboard(
     always: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> list[NodeTotals]:
-    """The node with most rollouts that were trained on or evaluated first. Every node; or `most` of them, those with
-    most such rollouts and then those that were seen last, and the ones of `always`: strangers' keys cost nothing, so
-    there may be any number in the books. Or no more than those of `only`."""
+    """Return nodes' totals, the node with most useful rollouts (trained on or evaluated) first.
+
+    Without arguments, returns every node. `most` limits the number: first nodes with most useful rollouts, then those
+    seen last; nodes in `always` are added. Keys are free to make, so the database may hold any number of nodes. `only`
+    returns just these nodes.
+    """
     if only is not None:
         chosen: set[str] | None = set(only)
     else:
@@ -174,12 +177,12 @@ def read_leaderboard(
 
 
 def read_under_way(connection: Connection) -> dict[str, int]:
-    """Rollouts of each node that have come in and are not final; an index holds just these."""
+    """Return the number of received rollouts that are not final, by node. An index holds just these rows."""
     return {row.node_id: row.number for row in rows_at_once(connection, _UNDER_WAY)}
 
 
 _UNKNOWN: Final = {"backend": "", "device": "", "first_seen": 0.0, "last_seen": 0.0}
-"""Of the hub itself, and of nodes from before a lost database."""
+"""Figures of the hub's own sampler, and of nodes from before a lost database."""
 
 
 def _said(node: Row[Any]) -> dict[str, Any]:
@@ -221,7 +224,10 @@ def _stands(standing: Row[Any]) -> dict[str, Any]:
 
 
 def _foremost(connection: Connection, most: int) -> set[str]:
-    """The database sorts; no more than these are ever here."""
+    """Return the ids of the `most` foremost nodes.
+
+    The database sorts, so at most `most` rows of each query are read.
+    """
     useful = func.sum(tallies.c.rollouts).desc()
     of_use = select(tallies.c.node_id).where(_IS_USEFUL).group_by(tallies.c.node_id)
     found = set(connection.scalars(of_use.order_by(useful, tallies.c.node_id).limit(most)))
@@ -233,7 +239,7 @@ def _foremost(connection: Connection, most: int) -> set[str]:
 
 
 def _rows_of(connection: Connection, of_nodes: _OfNodes, chosen: Collection[str] | None) -> Iterator[Row[Any]]:
-    """Those of the chosen nodes; None = of all."""
+    """Yield the query's rows of the chosen nodes; None means all nodes."""
     if chosen is None:
         yield from rows_at_once(connection, of_nodes.all)
         return
@@ -243,14 +249,14 @@ def _rows_of(connection: Connection, of_nodes: _OfNodes, chosen: Collection[str]
 
 
 def read_num_nodes(connection: Connection) -> NumNodes:
-    """Return how many nodes have ever joined, and how many were of use."""
+    """Return the number of nodes that ever joined, and the number with trained or evaluated rollouts."""
     known = connection.scalar(select(func.count()).select_from(nodes)) or 0
     of_use = connection.scalar(select(func.count(distinct(tallies.c.node_id))).where(_IS_USEFUL)) or 0
     return NumNodes(known=known, useful=of_use)
 
 
 def read_costs(connection: Connection) -> CostTotals:
-    """What all nodes together have cost."""
+    """Return the cost of all nodes together."""
     dollars, active_s = connection.execute(select(func.sum(costs.c.dollars), func.sum(costs.c.active_s))).one()
     return CostTotals(dollars=dollars or 0.0, active_s=active_s or 0.0)
 
@@ -285,13 +291,13 @@ _TRAINED_STEPS: Final = select(
 
 
 def read_steps(connection: Connection, since: int = 0, limit: int = 1_000) -> list[StepRecord]:
-    """The first `limit` trained steps after step `since`, in order."""
+    """Return the first `limit` trained steps after step `since`, in order."""
     after = _TRAINED_STEPS.where(steps.c.step > since).order_by(steps.c.step).limit(limit)
     return [_step_record(row) for row in rows_at_once(connection, after)]
 
 
 def read_newest_step(connection: Connection) -> StepRecord | None:
-    """The last trained step; None before the first."""
+    """Return the last trained step; None before the first."""
     row = connection.execute(_TRAINED_STEPS.order_by(steps.c.step.desc()).limit(1)).one_or_none()
     return None if row is None else _step_record(row)
 
@@ -316,7 +322,7 @@ def _step_record(row: Any) -> StepRecord:
 
 @dataclass(slots=True)
 class Fetched:
-    """What the fetches of one version come to. Each is written once, so all is as it was as long as their number is."""
+    """Sums over the fetches of one version. Fetches are only added, so an equal count means equal contents."""
 
     counts: Counter[str] = field(default_factory=Counter)
     sizes: Counter[str] = field(default_factory=Counter)
@@ -324,12 +330,14 @@ class Fetched:
 
 
 def read_published(connection: Connection, newest: int) -> Sequence[Row[Any]]:
-    """The rows of the `newest` versions, in order."""
+    """Return the rows of the `newest` versions, oldest first."""
     return rows_at_once(connection, _PUBLISHED, {"most": newest})[::-1]
 
 
 def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[int, Fetched]) -> dict[int, Fetched]:
-    """Of these versions their fetches. How long each took is read again only of those of which `known` has fewer."""
+    """Return the fetches of these versions. Arrival times are read again only for versions with more fetches than
+    `known`.
+    """
     found = {version: Fetched() for version in wanted}
     for row in rows_at_once(connection, _FETCHED, {"wanted": wanted}):
         of_version = found[row.policy_version]
@@ -342,7 +350,7 @@ def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[i
 
 
 def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, Fetched]) -> list[VersionRecord]:
-    """In the order of the rows."""
+    """Return the records of versions, in the order of the rows."""
     return [
         VersionRecord(
             policy_version=row.policy_version,
@@ -359,22 +367,24 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, Fetched
 
 
 def _arrived(row: Row[Any], counted: Mapping[str, float | None]) -> dict[str, float | None]:
-    """As written down when its rows went (`old_fetches`), or else as counted of them."""
+    """Return the arrival times written when the fetch rows were deleted (`old_fetches`), or else the counted ones."""
     written = {"p50": row.arrived_p50_s, "p95": row.arrived_p95_s, "max": row.arrived_max_s}
     is_written = row.arrived_max_s is not None
     return {f"dissemination_{name}_s": (written if is_written else counted).get(name) for name in written}
 
 
 def read_versions_by_transport(connection: Connection) -> dict[str, int]:
-    """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""
+    """Return the number of fetched policy versions by main transport, over all nodes. The base model is not counted."""
     known = {row.transport: row.fetches for row in connection.execute(select(fetch_tallies))}
     return {transport: known.get(transport, 0) for transport in TRANSPORTS}
 
 
 def read_evaluations(connection: Connection, since: float = 0.0) -> list[Evaluation]:
-    """The evaluations made after `since`, in the order of versions, the run's own before those of its sets, greedy
-    before sampled."""
-    # Sorted here: asked for this order, SQLite walks all of them in it.
+    """Return the evaluations made after `since`, ordered by version.
+
+    Within a version, the run's own evaluation precedes those of its sets, and greedy precedes sampled.
+    """
+    # Sort here: asked for this order, SQLite would scan the whole table in it.
     rows = [
         row._mapping
         for table in (evaluations, set_evaluations)
@@ -394,7 +404,7 @@ def read_evaluations(connection: Connection, since: float = 0.0) -> list[Evaluat
 
 
 def read_evaluated_versions(connection: Connection) -> set[int]:
-    """Those of which any evaluation is recorded."""
+    """Return the versions that have any recorded evaluation."""
     return {
         version
         for table in (evaluations, set_evaluations)

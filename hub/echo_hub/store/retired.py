@@ -1,4 +1,4 @@
-"""How far a run's rollouts have left its books (`echo_hub.store.retiring`)."""
+"""How far a run's rollouts were deleted from its database (`echo_hub.store.retiring`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETIRED: Final = "retired"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """All that belongs to steps up to `step`, dropped groups up to `group` among it."""
+    """A point in the run: all steps up to `step`, and all dropped groups up to `group`."""
 
     step: int
     group: int
@@ -24,7 +24,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What belongs to steps behind `after` up to `through`."""
+    """Rollouts of the steps after `after`, up to and including `through`."""
 
     after: Mark
     through: Mark
@@ -34,7 +34,10 @@ class Span:
 
 
 def read_last(connection: Connection) -> Span | None:
-    """What went last: all before it is gone, and it is gone or going. None: nothing ever went."""
+    """Return the span retired last; None if none ever was.
+
+    All rollouts before the span are deleted. Those in it are deleted or being deleted.
+    """
     found = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _RETIRED))
     if found is None:
         return None
@@ -43,7 +46,10 @@ def read_last(connection: Connection) -> Span | None:
 
 
 def note_last(connection: Connection, span: Span) -> bool:
-    """It goes from now on. Whoever else would write so waits for this transaction. False: it went before."""
+    """Record that the span is being retired. Return False if it was recorded before.
+
+    The row's lock makes other processes that record a span wait for this transaction.
+    """
     connection.execute(select(run_meta.c.key).where(run_meta.c.key == _RETIRED).with_for_update())
     last = read_last(connection)
     if last is not None and last.through.step >= span.through.step:

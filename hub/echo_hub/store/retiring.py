@@ -1,12 +1,12 @@
-"""Rollouts of old steps leave the books, once nothing will need their rows again; what became of each stays.
+"""Delete the rollouts of old steps from the database once nothing needs their rows; their receipts are kept.
 
     step 1          ...   K | K + 1     ...                     newest
     old_receipts, groups, steps | rollouts, kept copies, groups, steps
 
-Totals, credit and contributions are running totals and know nothing of rows; receipts go on as `old_receipts`. What
-belongs to steps up to K are the groups of their batches, the groups that were dropped meanwhile, and the evaluations
-of the versions before. A step may go once its tokens are pruned and nothing that is at most as old waits or is under
-way, so that no start and no check looks for its rows.
+Totals, credit and contributions are running totals and do not depend on the rows. Receipts continue as `old_receipts`.
+The rollouts of steps up to K are: the groups of their batches, groups dropped in that time, and the evaluations of
+versions before K. Two conditions must hold before a step may go. Its tokens are pruned, and all groups up to its newest
+are finished. So no start and no check looks for its rows.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import ReceiptState, rollout_id
 
 STEPS_AT_ONCE: Final = 1_000
-"""That one call looks at."""
+"""Steps that one call reads, at most."""
 ROWS_AT_ONCE: Final = 128
-"""That one transaction deletes: some milliseconds of the writer's."""
+"""Rollouts that one transaction deletes; it occupies the writer for a few milliseconds."""
 TRIES: Final = 100
 _BRIEFLY: Final = "200ms"
-"""How long PostgreSQL lets a command's transaction wait for a row that the hub holds: for less than it lets two wait
-for each other, so that it never ends the hub's."""
+"""PostgreSQL's limit for the command's wait on a row that the hub holds.
+
+It is shorter than the deadlock timeout, so that the server never cancels the hub's transaction."""
 _HELD_UP: Final = "55P03"
-"""PostgreSQL's lock_not_available."""
+"""PostgreSQL's code lock_not_available."""
 _FINAL: Final = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _GONE: Final = delete(rollouts).where(rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
 FACTS: Final = ("node_id", "state", "drop_reason", "reward", "num_tokens")
-"""Of a rollout, by which a row and a copy of it elsewhere are found to be the same."""
+"""Columns of a rollout whose values must match between database row and archived copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ripe:
-    """A step that may go, with all before it."""
+    """A step that may be retired with all steps before it."""
 
     mark: Mark
     num_rollouts: int
@@ -59,16 +60,16 @@ class Ripe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """What an operator has of rollouts elsewhere, who asks for their rows to go."""
+    """An operator's archive of rollouts, whose rows the operator wants deleted."""
 
     facts: Mapping[str, Mapping[str, Any]]
-    """`FACTS` by rollout id."""
+    """The `FACTS` of each rollout, by rollout id."""
     who: str
     place: str
     now: float
 
     def action(self, span: Span) -> dict[str, Any]:
-        """How the log of actions has it."""
+        """Return the entry for the log of actions."""
         return {
             "asked_at": self.now,
             "via": "cli",
@@ -77,7 +78,7 @@ class Copies:
             "request": {"steps": str(span), "file": self.place},
             "outcome": Outcome.DONE,
             "settled_at": self.now,
-            "detail": f"{len(self.facts)} rollouts are there, and leave the books.",
+            "detail": f"{len(self.facts)} rollouts were archived and are deleted from the database.",
         }
 
 
@@ -93,7 +94,7 @@ def read_trained_at(connection: Connection, step: int) -> float | None:
 
 
 def read_final_keys(connection: Connection, span: Span) -> list[Key]:
-    """Return the final rollouts of these steps whose rows are still there, by lease and index."""
+    """Return the final rollouts of these steps whose rows are still stored, as (lease, index)."""
     found = [
         (row.lease_id, row.at)
         for part in in_parts(read_groups_of_steps(connection, span))
@@ -103,10 +104,10 @@ def read_final_keys(connection: Connection, span: Span) -> list[Key]:
 
 
 def retire(store: Store, keys: Sequence[Key], span: Span, copies: Copies | None = None) -> int:
-    """Delete the rows of at most `ROWS_AT_ONCE` rollouts of the span, and return how many there were.
+    """Delete up to `ROWS_AT_ONCE` rollouts of the span; return the number of deleted rows.
 
-    Each try is one transaction; it is repeated while another process holds the rows. Raises StorageError, and deletes
-    nothing, when `copies` differ from the rows.
+    Each try is one transaction, repeated while another process holds the rows. Raises StorageError, and deletes
+    nothing, if `copies` differ from the rows.
     """
     for _ in range(TRIES):
         try:
@@ -115,7 +116,7 @@ def retire(store: Store, keys: Sequence[Key], span: Span, copies: Copies | None 
             if not _is_held_up(error):
                 raise
     raise StorageError(
-        "Rows could not leave the books: whoever writes there holds them.",
+        "The rollouts could not be deleted from the database: another process keeps their rows locked.",
         got=f"{TRIES} tries",
         do="Run the command again when the database has less to do.",
     )
@@ -130,7 +131,7 @@ def _retire_once(connection: Connection, keys: Sequence[Key], span: Span, copies
 
 
 def _wait_briefly(connection: Connection) -> None:
-    """SQLite has one writer: it waits for its turn before it begins."""
+    """Limit waits for row locks in PostgreSQL. SQLite has one writer, which waits before its transaction begins."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_BRIEFLY}'")
 
@@ -140,7 +141,7 @@ def _is_held_up(error: StorageError) -> bool:
 
 
 def read_ripe(connection: Connection, after: Mark, before_step: int) -> list[Ripe]:
-    """Return at most `STEPS_AT_ONCE` steps that may go, in order: behind `after` and before `before_step`."""
+    """Return at most `STEPS_AT_ONCE` steps that may be retired, in order: after `after` and before `before_step`."""
     old = (steps.c.step > after.step, steps.c.step < before_step)
     columns = (steps.c.step, steps.c.group_ids, steps.c.num_rollouts, steps.c.num_tokens, steps.c.trained_at)
     rows = connection.execute(
@@ -148,8 +149,8 @@ def read_ripe(connection: Connection, after: Mark, before_step: int) -> list[Rip
     ).all()
     waiting = connection.scalar(select(func.min(groups.c.group_id)).where(IS_OPEN))
     under_way = connection.scalar(
-        # Of the sum no index is in order: else PostgreSQL looks for the first one among all rollouts, and not among
-        # the few that are unfinished.
+        # Add 0 to keep PostgreSQL from searching all rollouts in the order of the group index. It then reads only the
+        # few unfinished ones.
         select(func.min(rollouts.c.group_id + 0)).where(IS_UNFINISHED, rollouts.c.group_id < FIRST_EVALUATION_ID)
     )
     end = min((each for each in (waiting, under_way) if each is not None), default=FIRST_EVALUATION_ID)
@@ -175,7 +176,7 @@ def read_groups_of_steps(connection: Connection, span: Span) -> list[int]:
     dropped = select(groups.c.group_id).where(
         groups.c.group_id > span.after.group, groups.c.group_id <= span.through.group, groups.c.step.is_(None)
     )
-    # Of the base, and of whatever else was measured before the first step, with that.
+    # Evaluations before the run's first step, such as the base model's, belong to the first span.
     first = 0 if span.after == read_first_mark(connection) else span.after.step
     measured = (
         select(rollouts.c.group_id)
@@ -195,7 +196,7 @@ _COLUMNS: Final = (*(rollouts.c[name] for name in FIELDS), rollouts.c.reward)
 
 
 def _retire(connection: Connection, keys: Sequence[Key], copies: Copies | None) -> int:
-    assert len(keys) <= ROWS_AT_ONCE, "the writer would be held for long"
+    assert len(keys) <= ROWS_AT_ONCE, "a larger transaction would occupy the writer for too long"
     wanted, lease_ids = set(keys), sorted({lease_id for lease_id, _ in keys})
     of_leases = select(*_COLUMNS).where(among(connection, rollouts.c.lease_id, lease_ids)).with_for_update()
     found = ((OldReceipt(**dict(zip(FIELDS, row, strict=False))), row) for row in connection.execute(of_leases))
@@ -212,13 +213,13 @@ def _retire(connection: Connection, keys: Sequence[Key], copies: Copies | None) 
 def _check(one: OldReceipt, reward: float | None, copies: Copies | None) -> None:
     name = rollout_id(*one.key)
     if one.state not in _FINAL:
-        raise LocalProtocolError("A rollout that is not final was to leave the books; none has.", got=name)
+        raise LocalProtocolError("A rollout to be retired is not final; no rollout was deleted.", got=name)
     if copies is None:
         return
     facts = {fact: reward if fact == "reward" else getattr(one, fact) for fact in FACTS}
     if copies.facts.get(name) != facts:
         raise StorageError(
-            "The books and the archive say different things of a rollout; neither was changed.",
-            got=f"rollout {name}: {facts} in the books, {copies.facts.get(name)} in the archive",
+            "The database and the archive differ on a rollout; neither was changed.",
+            got=f"rollout {name}: {facts} in the database, {copies.facts.get(name)} in the archive",
             do="If the run was restored from a backup, archive it into another directory.",
         )

@@ -1,4 +1,4 @@
-"""What has become of operators' actions, and the settings that they have changed, as the coordinator records them."""
+"""Outcomes of operators' actions, and changed settings, as the coordinator records them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from echo_hub.store.tables import actions, live_settings
 
 
 def settle(connection: Connection, records: Sequence[ActionSettled], now: float) -> None:
-    """What is settled already stays as it is: after a crash an action may be asked for again."""
+    """Record outcomes.
+
+    An action that is settled already keeps its outcome: after a crash the hub may settle it twice.
+    """
     for record in records:
         of_it = (actions.c.number == record.number, actions.c.outcome == "wanted")
         connection.execute(
@@ -29,7 +32,7 @@ def settle(connection: Connection, records: Sequence[ActionSettled], now: float)
 
 
 def note_settings(connection: Connection, records: Sequence[SettingRecorded]) -> None:
-    """The newest of each setting stands; safe, for there is one writer."""
+    """Store the newest value of each setting. Safe without an upsert: the store has one writer."""
     for name, stored in {record.setting: record.stored for record in records}.items():
         of_name = live_settings.c.name == str(name)
         if connection.execute(update(live_settings).where(of_name).values(value=stored)).rowcount == 0:
@@ -37,5 +40,5 @@ def note_settings(connection: Connection, records: Sequence[SettingRecorded]) ->
 
 
 def read_settings(connection: Connection) -> dict[str, Any]:
-    """Those that operators have changed, by name."""
+    """Return the settings that operators have changed, by name."""
     return {row.name: row.value for row in connection.execute(select(live_settings))}

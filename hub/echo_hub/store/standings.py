@@ -1,4 +1,4 @@
-"""What the hub thinks of nodes, and its log of decisions, in the store."""
+"""Nodes' trust standings, and the log of trust decisions, in the store."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from echo_hub.store.tables import run_meta, trust, trust_log
 COARSE_CLASSES: Final = "coarse_classes"
 """Key in `run_meta`."""
 STORED: Final = ("draws", "claims", "mismatch_kl", "bias")
-"""Of `Evidence`."""
+"""Fields of `Evidence` that are stored."""
 
 
 def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None:
-    """The newest of each node stands; safe, for there is one writer."""
+    """Store the newest standing of each node. Safe without an upsert: the store has one writer."""
     newest = {row.node_id: row for row in rows}
     known = set(connection.scalars(select(trust.c.node_id).where(among(connection, trust.c.node_id, newest))))
     fresh = [_columns(row) for row in newest.values() if row.node_id not in known]
@@ -42,7 +42,7 @@ def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None
 
 
 def write_decisions(connection: Connection, decisions: Sequence[TrustDecided]) -> None:
-    """Adds to the log. A pardon is then wanted no more."""
+    """Add decisions to the log. A node that was pardoned no longer waits for a pardon."""
     connection.execute(
         insert(trust_log),
         [
@@ -63,12 +63,12 @@ def write_decisions(connection: Connection, decisions: Sequence[TrustDecided]) -
 
 
 def write_coarse_classes(connection: Connection, classes: Sequence[CoarseClass]) -> None:
-    """Replace those of before."""
+    """Replace the stored coarse numerics classes."""
     write_meta(connection, COARSE_CLASSES, json.dumps(classes))
 
 
 def read_coarse_classes(connection: Connection) -> tuple[CoarseClass, ...]:
-    """Return what was written last."""
+    """Return the coarse numerics classes that were written last."""
     written = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == COARSE_CLASSES))
     return tuple(
         CoarseClass(NumericsClass(*numerics), draws, claims) for numerics, draws, claims in json.loads(written or "[]")
@@ -76,7 +76,7 @@ def read_coarse_classes(connection: Connection) -> tuple[CoarseClass, ...]:
 
 
 def read_standings(connection: Connection) -> tuple[StandingRow, ...]:
-    """Of every node that was ever checked, in the order of their ids."""
+    """Return the standing of every node that was ever checked, ordered by node id."""
     return tuple(
         StandingRow(
             node_id=row.node_id,
@@ -97,12 +97,12 @@ def read_standings(connection: Connection) -> tuple[StandingRow, ...]:
 
 
 def want_pardon(connection: Connection, node_ids: Collection[str], now: float) -> None:
-    """Notes it for the hub."""
+    """Record that an operator wants these nodes pardoned; the hub reads it."""
     connection.execute(update(trust).where(trust.c.node_id.in_(node_ids)).values(pardon_wanted_at=now))
 
 
 def read_wanted_pardons(connection: Connection) -> frozenset[str]:
-    """Nodes whose pardon is wanted."""
+    """Return the nodes whose pardon is wanted."""
     return frozenset(connection.scalars(select(trust.c.node_id).where(trust.c.pardon_wanted_at.is_not(None))))
 
 
@@ -112,19 +112,19 @@ def _columns(row: StandingRow) -> dict[str, Any]:
 
 
 def _as_json(evidence: Evidence) -> dict[str, Any]:
-    """Without its curves, which are much, and soon learned again."""
+    """Return the evidence without its curves, which are large and quickly learned again."""
     return {name: list(value) if isinstance(value := getattr(evidence, name), tuple) else value for name in STORED}
 
 
 def _evidence(stored: dict[str, Any]) -> Evidence:
-    """What is not of today's questions is not taken."""
+    """Return the stored evidence; empty if another release stored it in another form."""
     if not _is_todays(stored):
         return NO_EVIDENCE
     return replace(NO_EVIDENCE, **{**stored, "draws": tuple(stored["draws"]), "claims": tuple(stored["claims"])})
 
 
 def _sums(stored: list[float]) -> Sums:
-    """Sums of another test than today's begin at 0. A row may lack those of rewards alone."""
+    """Return the stored sums. Sums of another release's test start at 0; only the sums for rewards may be missing."""
     if len(stored) == Alternative.SHOPPED:
         return (*stored, *NOTHING[Alternative.SHOPPED :])
     return tuple(stored) if len(stored) == len(NOTHING) else NOTHING

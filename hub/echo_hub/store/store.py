@@ -1,11 +1,11 @@
-"""The hub's database: `Store.read` and `Store.write` carry out the queries and commands of this package.
+"""The hub's database: `Store.read` and `Store.write` run the queries and commands of this package.
 
 A query or command is a function whose first argument is a connection (`reports.read_costs`, `standings.want_pardon`).
-Each call is one transaction. `Store` itself has methods only for what keeps state between transactions.
+Each call is one transaction. `Store` itself has methods only for operations with state between transactions.
 
 Synchronous. The hub writes from one thread; another process that writes (`echo-hub ban`) waits its turn. Reads may run
 on other threads at the same time: SQLite in WAL mode and PostgreSQL both give each read the state of one commit.
-StorageError is raised when the database cannot do it: locked, damaged, disk full, its server away.
+StorageError is raised if the database fails: locked, damaged, disk full or server unreachable.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ T = TypeVar("T")
 
 
 class Store:
-    """Made by `open`."""
+    """The store of one run; create it with `open`."""
 
     def __init__(self, engine: Engine, keeping: Keeping, *, events_kept: int = KEPT) -> None:
         self.engine = engine
         self.keeping = keeping
         self.events_kept = events_kept
-        """Of each kind."""
+        """Events kept of each kind."""
         self.touched = Touched()
-        """Nodes whose row of the leaderboard is another."""
+        """Nodes whose row of the leaderboard changed."""
         self.is_uncounted = False
-        """A step is trained of which not all rollouts are counted."""
+        """True if a trained step has rollouts that are not counted yet."""
         self._fetched: Mapping[int, reports.Fetched] = {}
-        """Of the versions that were asked for last, so that a fetch is read once."""
+        """Fetches of the versions asked for last, so that each fetch is read once."""
         self._forgotten = Place()
-        """How far old fetches are gone."""
+        """How far old fetch rows are deleted."""
 
     @classmethod
     def open(
         cls, url: str, *, beside_hub: bool = False, keeping: Keeping | None = None, events_kept: int = KEPT
     ) -> Store:
-        """Opens or makes the database, looks for damage and migrates it. Raises ConfigError for a bad URL, else
-        StorageError.
+        """Open or create the database, check it for damage, and migrate it.
 
-        `beside_hub`: another process may be using it. It is never made or migrated then: ConfigError when no hub has
-        made it yet, StorageError when it would have to be migrated. `keeping`: what is kept of tokens
-        that the hub does not need any more; None: as by default. `events_kept`: events of each kind.
+        Raises ConfigError for a bad URL, else StorageError. `beside_hub` means that a hub may be using the database. It
+        is then neither created nor migrated: ConfigError if no hub has made it yet, StorageError if it needs a
+        migration. `keeping` limits the kept copies of tokens that the hub no longer needs; None is the default.
+        `events_kept` counts events of each kind.
         """
         engine = connect(url)
         try:
@@ -109,8 +109,7 @@ class Store:
             return command(connection, *args, **kwargs)
 
     def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
-        """Commits one turn's records and what has happened meanwhile, all or none. When it returns they are on the
-        disk."""
+        """Commit one turn's records and events, all or none. When this returns, they are on disk."""
         with open_to_write(self.engine) as connection:
             written = write(connection, records, now)
             forget(connection, written.tokens_gone, self.keeping)
@@ -122,21 +121,24 @@ class Store:
             self.touched.note(written.touched)
 
     def count_trained(self) -> None:
-        """Counts some more rollouts of the steps that are trained, as long as `is_uncounted`."""
+        """Count one more part of the trained steps' rollouts. Call it while `is_uncounted`."""
         with open_to_write(self.engine) as connection:
             counted = count_trained(connection)
             self.is_uncounted = bool(uncounted_steps(connection))
         self.touched.note(counted)
 
     def count_all(self) -> None:
-        """Counts what the process that wrote here last has left."""
+        """Count all trained rollouts that the last process left uncounted."""
         self.is_uncounted = True
         while self.is_uncounted:
             self.count_trained()
 
     def prune(self, checkpoint_step: int) -> None:
-        """Deletes the tokens of all steps that the oldest checkpoint kept already holds, but for copies as `keeping`
-        has it, and who fetched old versions. Those of a step that is not counted yet stay until the next time."""
+        """Delete the tokens of steps up to `checkpoint_step`, the oldest kept checkpoint, except the copies that
+        `keeping` chooses.
+
+        Also deletes old fetch rows. Tokens of a step that is not counted yet stay until the next call.
+        """
         with open_to_write(self.engine) as connection:
             counted = steps.c.step.not_in(uncounted_steps(connection))
             done = (
@@ -148,7 +150,7 @@ class Store:
             for rollout_ids in connection.scalars(select(steps.c.rollout_ids).where(*done)).all():
                 forget(connection, map(key_of, rollout_ids), self.keeping)
             connection.execute(update(steps).where(*done).values(pruned=True))
-            trim(connection, self.keeping)  # The cap may be lower than when they were kept.
+            trim(connection, self.keeping)  # The byte limit may be lower than when the copies were made.
             forgotten = forget_old_fetches(connection, self._forgotten)
         self._forgotten = forgotten
 
@@ -165,8 +167,9 @@ class Store:
         power_watts: float = 0.0,
         invite_id: int | None = None,
     ) -> None:
-        """Notes that a node has joined, for the first time or again. Without an invite, it keeps that by which it came
-        before."""
+        """Record that a node has joined, for the first time or again. Without an invite, the node keeps its earlier
+        one.
+        """
         said = {
             "public_key": public_key.hex(),
             "name": name,
@@ -183,15 +186,20 @@ class Store:
         self.touched.note([node_id])
 
     def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
-        """Notes what versions that are recorded as published were announced as, and which nodes have fetched and
-        verified an artefact of this run: the caller checks that it is one."""
+        """Record how published versions were announced, and which nodes have fetched and verified an artefact.
+
+        The caller checks that the artefact is one of this run.
+        """
         with open_to_write(self.engine) as connection:
             forgotten = write_news(connection, news, now, self._forgotten)
         self._forgotten = forgotten
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
-        """Records all kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older
-        ones. The tokens that nodes drew for it are not needed any more."""
+        """Record all evaluations of a version in one transaction, and replace older ones.
+
+        A version counts as evaluated completely or not at all. Payloads of its rollouts are deleted, except copies that
+        `keeping` chooses.
+        """
         with open_to_write(self.engine) as connection:
             for evaluation in measured:
                 row = asdict(evaluation)
@@ -207,7 +215,7 @@ class Store:
                 forget(connection, [(lease, index) for lease, index in connection.execute(drawn)], self.keeping)
 
     def versions_history(self, newest: int) -> list[VersionRecord]:
-        """The `newest` published versions, in order."""
+        """Return the `newest` published versions, oldest first."""
         with open_to_read(self.engine) as connection:
             published = reports.read_published(connection, newest)
             wanted = [row.policy_version for row in published]

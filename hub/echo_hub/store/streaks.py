@@ -1,5 +1,6 @@
-"""Days in a row on which a node or a team did something that counted. A day is a UTC day by the hub's clock, numbered
-from 1970-01-01.
+"""Streaks: consecutive days on which work of a node or a team counted.
+
+A day is a UTC day by the hub's clock, numbered from 1970-01-01.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ DAY_S: Final = 86_400.0
 
 
 def day_of(at: float) -> int:
-    """The number of the UTC day."""
+    """Return the number of the UTC day."""
     return int(at // DAY_S)
 
 
 def longer(streak_days: int, last_day: int | None, day: int) -> int:
-    """The streak up to `day`, on which something counted; before, it was `streak_days` up to `last_day`."""
+    """Return the streak up to `day`, on which work counted.
+
+    Before it, the streak was `streak_days` up to `last_day`.
+    """
     if last_day is None or day > last_day + 1:
         return 1
     return streak_days + 1 if day == last_day + 1 else streak_days
 
 
 def current(streak_days: int, last_day: int | None, today: int) -> int:
-    """What is left of it today: it ends with the first whole day on which nothing counted."""
+    """Return today's streak. A streak ends with the first full day without counted work."""
     return streak_days if last_day is not None and last_day >= today - 1 else 0

@@ -1,27 +1,27 @@
 """The tables, as the newest migration leaves them (a test compares the two).
 
-    groups ─< rollouts ─ payloads        one row a leased rollout: its receipt; its tokens until they are not needed,
-                                         and those of the environment's answer, if its episode went on
+    groups ─< rollouts ─ payloads        one row a leased rollout: its receipt; its tokens until no longer needed,
+                                         and the tokens of the environment's answer, if the episode continued
       step > steps                       one row a planned step: its exact batch, then its metrics
-         ─< uncounted                   parts of trained steps whose rollouts' rows do not say so yet, for moments
-    old_receipts                         what became of rollouts whose rows are not here any more, many a row
-    kept                                 copies of final rollouts' tokens, for people to read, up to a number of bytes
-    keeping_tallies                      running totals of what is in it, and of what is not any more, by reason
-    nodes, versions, fetches, run_meta   one row a node and each of the newest versions that it has fetched; of older
-                                         versions, how long they took to arrive
-    evaluations, set_evaluations         of each version: the run's own figures; those of each of several sets
-    invites ─< nodes                     one row an invite: for whom, for how many keys, until when
+         ─< uncounted                    parts of trained steps whose rollouts are not marked as trained yet
+    old_receipts                         receipts of rollouts whose rows were deleted, many in one row
+    kept                                 copies of final rollouts' tokens, for people to read, up to a byte limit
+    keeping_tallies                      running totals of the copies kept, and of those not kept, by reason
+    nodes, versions, fetches, run_meta   one row a node; one a fetch of the newest versions; older versions keep
+                                         only how long they took to arrive
+    evaluations, set_evaluations         results for each version: the run's own, and each of several sets'
+    invites ─< nodes                     one row an invite: its name, number of keys and expiry
     tallies, outcome_tallies             running totals of final rollouts, by node and outcome, and by outcome
     fetch_tallies, version_tallies       running totals of fetches, of all versions and by version
-    costs                                running totals of what each node cost while it was active, in US dollars
-    checking                             running totals of what each node computed again of others' rollouts
-    credit ─< credit_days, credit_steps  running totals of what counted: of each node, each team and the whole run
-    runs_elsewhere ─< credit_elsewhere   what other hubs' signed exports say of nodes
-    teams ─< team_members                which nodes go together
-    actions, live_settings, api_tokens   what operators did or want done, the settings that they have changed, and the
-                                         tokens of their scripts
-    trust, trust_log                     what the hub thinks of each node that was ever checked; what it has decided
-    events                               what has happened, of each kind the newest
+    costs                                running totals of each node's cost while active, in US dollars
+    checking                             running totals of others' rollouts that each node recomputed
+    credit ─< credit_days, credit_steps  running totals of counted work: of each node, each team and the whole run
+    runs_elsewhere ─< credit_elsewhere   nodes' credit from other hubs' signed exports
+    teams ─< team_members                which nodes belong to which team
+    actions, live_settings, api_tokens   operators' actions, the settings that they have changed, and the tokens
+                                         of their scripts
+    trust, trust_log                     the trust standing of each checked node, and the log of decisions
+    events                               events, the newest of each kind
 
 A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
 """
@@ -51,6 +51,8 @@ from sqlalchemy import (
     text,
 )
 
+from echo_hub.store.payload_rows import columns
+
 metadata = MetaData()
 
 
@@ -68,7 +70,7 @@ class Unsigned64(TypeDecorator[int]):
 
 
 def only_where(condition: ColumnElement[bool] | TextClause) -> dict[str, Any]:
-    """Keyword arguments of an index that holds only these rows."""
+    """Return the keyword arguments of an index that holds only these rows."""
     return {"sqlite_where": condition, "postgresql_where": condition}
 
 
@@ -94,7 +96,7 @@ nodes = Table(
     Column("power_watts", Double, nullable=False, server_default="0"),
     Column("invite_id", Integer),
 )
-# The hub asks for the banned ones every second.
+# The hub reads the banned nodes every second.
 Index("ix_nodes_banned", nodes.c.banned_at, **only_where(nodes.c.banned_at.is_not(None)))
 
 invites = Table(
@@ -120,11 +122,11 @@ groups = Table(
     Column("prompt", Unsigned64),
     Column("pass_rate", Double),
 )
-# Read at a start, where a run has a curriculum; nothing is in it where it has none.
+# Read at a start if the run has a curriculum; empty otherwise.
 Index("ix_groups_rated", groups.c.group_id, **only_where(groups.c.pass_rate.is_not(None)))
 IS_OPEN = text("step IS NULL AND drop_reason IS NULL")
-"""As text, and of groups alone: SQLite takes a partial index only for the very words of its condition."""
-# Read at a start: those that are to be gone on with are few.
+"""A text without table names: SQLite uses a partial index only if the query repeats its condition word for word."""
+# Read at a start. Few groups are open.
 Index("ix_groups_open", groups.c.group_id, **only_where(IS_OPEN))
 
 rollouts = Table(
@@ -156,11 +158,11 @@ rollouts = Table(
     sqlite_with_rowid=False,
 )
 IS_CHECKED = text("checked <> 'no'")
-"""As text, and of rollouts alone, for the same reason; so is the next one."""
+"""A text for the same reason as `IS_OPEN`; so is the next one."""
 IS_UNFINISHED = text("state IN ('leased', 'received', 'scored')")
 Index("ix_rollouts_unfinished", rollouts.c.state, rollouts.c.node_id, **only_where(IS_UNFINISHED))
 _NEWEST = (rollouts.c.lease_id, rollouts.c.index)
-# What an operator looks for among all rollouts, the newest first.
+# For an operator's search among all rollouts, newest first.
 Index("ix_rollouts_dropped", rollouts.c.drop_reason, *_NEWEST, **only_where(rollouts.c.drop_reason.is_not(None)))
 Index("ix_rollouts_checked", rollouts.c.checked, *_NEWEST, **only_where(IS_CHECKED))
 
@@ -169,12 +171,7 @@ payloads = Table(
     metadata,
     Column("lease_id", BigInteger, primary_key=True, autoincrement=False),
     Column("index", Integer, primary_key=True, autoincrement=False),
-    Column("completion_ids", LargeBinary, nullable=False),
-    Column("behavior_logprobs", LargeBinary, nullable=False),
-    Column("finish_reason", String(16), nullable=False),
-    Column("sampling_s", Double, nullable=False),
-    Column("observation_ids", LargeBinary),
-    Column("spans", JSON(none_as_null=True)),
+    *columns(),
 )
 
 kept = Table(
@@ -182,12 +179,7 @@ kept = Table(
     metadata,
     Column("lease_id", BigInteger, primary_key=True, autoincrement=False),
     Column("index", Integer, primary_key=True, autoincrement=False),
-    Column("completion_ids", LargeBinary, nullable=False),
-    Column("behavior_logprobs", LargeBinary, nullable=False),
-    Column("finish_reason", String(16), nullable=False),
-    Column("sampling_s", Double, nullable=False),
-    Column("observation_ids", LargeBinary),
-    Column("spans", JSON(none_as_null=True)),
+    *columns(),
     Column("size_bytes", Integer, nullable=False),
 )
 
@@ -227,7 +219,7 @@ steps = Table(
     Column("by_task", JSON(none_as_null=True)),
     Column("pruned", Boolean, nullable=False),
 )
-# Few of a run's steps: those that may have to be repeated.
+# Few of a run's steps are unpruned: only those that may have to be repeated.
 Index("ix_steps_kept", steps.c.step, **only_where(steps.c.pruned.is_(False)))
 
 uncounted = Table(
@@ -268,7 +260,7 @@ fetches = Table(
     Column("mesh_bytes", BigInteger, nullable=False, server_default="0"),
     Column("model_hub_bytes", BigInteger, nullable=False, server_default="0"),
     Column("broadcast_s", Double),
-    # So that nodes are counted in the order in which a version came to them.
+    # Lets the database count nodes in the order in which a version reached them.
     Index("ix_fetches_version", "policy_version", "broadcast_s"),
 )
 
@@ -280,7 +272,7 @@ tallies = Table(
     Column("rollouts", BigInteger, nullable=False),
     Column("received", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
-    # All that sums over nodes ask for: pages do every second, and find it here without the rows themselves.
+    # A covering index for sums over nodes, which pages read every second.
     Index("ix_tallies_outcome", "outcome", "node_id", "rollouts"),
 )
 
@@ -344,7 +336,7 @@ trust = Table(
     Column("since", Double, nullable=False),
     Column("pardon_wanted_at", Double),
 )
-# The hub asks for the wanted pardons every second.
+# The hub reads the wanted pardons every second.
 Index("ix_trust_pardons", trust.c.pardon_wanted_at, **only_where(trust.c.pardon_wanted_at.is_not(None)))
 
 trust_log = Table(
@@ -505,7 +497,7 @@ actions = Table(
     Column("after", JSON(none_as_null=True)),
     Column("detail", Text, nullable=False),
 )
-# The hub asks for what is wanted every second.
+# The hub reads the wanted actions every second.
 Index("ix_actions_wanted", actions.c.number, **only_where(text("outcome = 'wanted'")))
 
 live_settings = Table(

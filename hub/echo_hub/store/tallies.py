@@ -1,7 +1,7 @@
-"""Running totals of what never changes again: final rollouts, and what nodes fetched.
+"""Running totals of final facts: final rollouts and fetches, which never change again.
 
-They are kept in the transaction that makes a rollout final, so they always agree with the receipts, and no page ever
-has to count a run's whole history.
+The transaction that makes a rollout final also updates its totals, so totals always agree with receipts. No page has to
+count a run's whole history.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Transport = Literal["swarm", "web_seed", "shared_memory", "inline", "broadcast"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 
 Source = Literal["swarm", "web_seed", "shared_memory", "pushed", "mesh"]
-"""Where bytes of a fetch came from: pushed is from the hub's hand, mesh was handed on by other nodes."""
+"""Source of a fetch's bytes: pushed bytes came from the hub itself, mesh bytes were forwarded by other nodes."""
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 
 TRAINED: Final = ReceiptState.TRAINED.value
 EVALUATED: Final = ReceiptState.EVALUATED.value
-"""This one and TRAINED are outcomes, as is the value of every DropReason."""
+"""The outcomes are TRAINED, EVALUATED and the value of every DropReason."""
 
 _BY_OUTCOME: Final = select(outcome_tallies)
 _COUNTED: Final = ("rollouts", "received", "tokens")
@@ -55,14 +55,14 @@ _COUNT: Final = select(
     func.coalesce(func.sum(rollouts.c.num_tokens), 0),
 ).group_by(rollouts.c.node_id)
 LEASES_A_QUERY: Final = 64
-"""Each may have as many rollouts as a group: few enough for a statement of a few milliseconds."""
+"""Leases of one query. Each may have as many rollouts as a group; a query takes a few milliseconds."""
 
 
 def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> Mapping[str, Mapping[str, int]]:
-    """Counts rollouts, by lease and index, that have just become final: trained, evaluated, or dropped for a reason.
-    What was counted, by node.
+    """Count rollouts, given as (lease, index), that have just become final, and return the counts by node.
 
-    A rollout is its own node's; each token is the node's that drew it. What was drawn must still be stored.
+    `outcome` is trained, evaluated or a drop reason. Rollouts count for the leased node, tokens for the drawing node.
+    The payloads must still be stored.
     """
     by_node: dict[str, dict[str, int]] = {}
     for node_id, num_tokens, spans in _rows_of(connection, keys):
@@ -79,8 +79,10 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
 def tally_leases(
     connection: Connection, lease_ids: Sequence[int], drawn_by_several: Collection[tuple[int, int]], outcome: str
 ) -> Mapping[str, Mapping[str, int]]:
-    """As `tally`, of all rollouts of these leases that are in this final state: the database counts them.
-    `drawn_by_several`: those among them that are not one node's alone, by lease and index."""
+    """Count all rollouts of these leases in the final state `outcome`, like `tally`, but inside the database.
+
+    `drawn_by_several` lists, as (lease, index), the rollouts whose tokens were drawn by several nodes.
+    """
     of_these = among(connection, rollouts.c.lease_id, lease_ids), rollouts.c.state == outcome
     by_node = {
         node_id: dict(zip(_COUNTED, map(int, counts), strict=True))
@@ -95,11 +97,11 @@ def tally_leases(
 
 
 def _rows_of(connection: Connection, keys: Collection[tuple[int, int]]) -> Iterator[tuple[str, int | None, Any]]:
-    """Node, drawn tokens and spans of these rollouts."""
+    """Yield the node, the number of drawn tokens, and the spans of each of these rollouts."""
     wanted = set(keys)
     leases = sorted({lease_id for lease_id, _ in wanted})
     for start in range(0, len(leases), LEASES_A_QUERY):
-        # By lease alone: of pairs, SQLite would look at every rollout of the run.
+        # Query by lease alone: for (lease, index) pairs, SQLite would scan every rollout of the run.
         found = rows_at_once(connection, _OF_LEASES, {"leases": leases[start : start + LEASES_A_QUERY]})
         for lease_id, at, node_id, num_tokens, spans in map(tuple, found):
             if (lease_id, at) in wanted:
@@ -115,7 +117,7 @@ def _add_tallies(connection: Connection, by_node: Mapping[str, Mapping[str, int]
 
 
 def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[Source, int]]]) -> None:
-    """Counts policy versions that nodes have fetched, by the transport of the most part of each one's bytes."""
+    """Count fetched policy versions by main transport: the one with most of a fetch's bytes."""
     by_key: dict[tuple[int, Transport], Counter[str]] = {}
     for policy_version, sizes in fetched:
         of_key = by_key.setdefault((policy_version, main_transport(sizes)), Counter())
@@ -134,7 +136,7 @@ def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[S
 
 
 def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
-    """Adds what nodes have cost since the last time."""
+    """Add the cost of nodes since the last call."""
     by_node: dict[str, dict[str, float]] = {}
     for cost in accrued:
         of_node = by_node.setdefault(cost.node_id, {"active_s": 0.0, "dollars": 0.0})
@@ -144,7 +146,7 @@ def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
 
 
 def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) -> None:
-    """Counts rollouts of others that nodes have computed again, by node and tokens."""
+    """Count others' rollouts and tokens that nodes recomputed, by checking node."""
     by_node: dict[str, Counter[str]] = {}
     for node_id, num_tokens in credited:
         by_node.setdefault(node_id, Counter()).update(rollouts=1, tokens=num_tokens)
@@ -152,29 +154,32 @@ def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) 
 
 
 def read_useful_nodes(connection: Connection) -> frozenset[str]:
-    """Nodes that have drawn a rollout which was trained on, or measured."""
+    """Return the nodes that drew tokens of a rollout that was trained on or evaluated."""
     counted = select(tallies.c.node_id).where(tallies.c.outcome.in_((TRAINED, EVALUATED)), tallies.c.tokens > 0)
     return frozenset(connection.scalars(counted))
 
 
 def final_so_far(connection: Connection) -> dict[str, int]:
-    """Rollouts that ever became final, by outcome."""
+    """Return the number of rollouts that ever became final, by outcome."""
     return {row.outcome: row.rollouts for row in rows_at_once(connection, _BY_OUTCOME)}
 
 
 def dropped_of(final: Mapping[str, int]) -> dict[str, int]:
-    """Of `final_so_far` those that were dropped, by reason."""
+    """Return the dropped rollouts in `final_so_far`, by reason."""
     return {DropReason(name).value: number for name, number in final.items() if name not in (TRAINED, EVALUATED)}
 
 
 def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:
-    """The bytes of one row of fetches, by where they came from."""
+    """Return the bytes of one row of fetches, by source."""
     return {source: fetch[f"{source}_bytes"] for source in SOURCES}
 
 
 def main_transport(fetched: Mapping[Source, int]) -> Transport:
-    """What most of a fetch's bytes came by. What came through memory came so as a whole; a broadcast is what other
-    nodes had a hand in."""
+    """Return the transport that brought most of a fetch's bytes.
+
+    A fetch through shared memory is always complete. Pushed bytes count as "broadcast" if other nodes forwarded any,
+    else as "inline".
+    """
     if fetched["shared_memory"] > 0:
         return "shared_memory"
     sent = fetched["pushed"] + fetched["mesh"]
@@ -186,8 +191,10 @@ def main_transport(fetched: Mapping[Source, int]) -> Transport:
 def add_to(
     connection: Connection, table: Table, keys: Sequence[Mapping[str, str | int]], added: Sequence[Mapping[str, float]]
 ) -> None:
-    """Adds to the row of each key, which begins at zero. The database looks whether it is there: there may be any
-    number of them."""
+    """Add values to the row of each key; a missing row starts at zero.
+
+    One upsert statement serves any number of keys.
+    """
     if not keys:
         return
     statement = _adding(table, dialect_of(connection), tuple(keys[0]), tuple(added[0]))
@@ -202,5 +209,5 @@ def _adding(table: Table, dialect: Any, keys: tuple[str, ...], added: tuple[str,
 
 
 def dialect_of(connection: Connection) -> Any:
-    """Both have the same insert, of one's own row or of another's."""
+    """Return the dialect module whose `insert` has `on_conflict_do_update` for this database."""
     return postgresql if connection.dialect.name == "postgresql" else sqlite

@@ -1,7 +1,7 @@
-"""Teams of nodes. A node is in one at most; anybody may join, and who makes one is written down as its founder.
+"""Teams of nodes. A node is in at most one team; any node may join any team. The node that makes a team is its founder.
 
-What a node does counts for the team that it is in at that moment, and stays the team's when it goes
-(`echo_hub.store.credit`). A team that nobody is in any more stays while it has credit; else it is gone.
+A node's work counts for its team at that moment, and stays the team's when the node leaves (`echo_hub.store.credit`).
+An empty team with credit stays; without credit it is deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_TEAMS: Final = 10_000
 
 
 def name_key(name: str) -> str:
-    """Names with the same key are the same: as Unicode's compatibility forms, of whatever case."""
+    """Return the key that decides whether two names are the same: Unicode's compatibility form, without case."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
@@ -44,19 +44,19 @@ def change_team(connection: Connection, node_id: str, wanted: TeamWanted, now: f
 
 
 def create_team(connection: Connection, node_id: str, name: str, now: float) -> None:
-    """Makes a team and puts its founder in it. Raises RefusedError."""
+    """Make a team with the node as founder and first member. Raises RefusedError."""
     name = " ".join(name.split())
     if fault := fault_of(name):
-        raise RefusedError("This is no name for a team.", got=name, do=f"Give it another: {fault}.")
+        raise RefusedError("This name cannot be used for a team.", got=name, do=f"Use another name: {fault}.")
     own = select(credit.c.rollouts).where(credit.c.holder == node_id)
     if not connection.scalar(own):
-        # Keys cost nothing, work does.
+        # Require credited work: keys are free to make, work is not.
         raise RefusedError(
             "Nothing of this node's work has counted yet, so it cannot make a team.",
-            do="Join one, or wait until one of its rollouts was trained on or evaluated.",
+            do="Join a team, or wait until one of the node's rollouts was trained on or evaluated.",
         )
     if _team_id(connection, name) is not None:
-        raise RefusedError("There is a team of this name already.", got=name, do=f"Join it: echo-node team join {name}")
+        raise RefusedError("A team of this name already exists.", got=name, do=f"Join it: echo-node team join {name}")
     names = list(connection.scalars(select(teams.c.name)))
     if len(names) >= MOST_TEAMS:
         raise RefusedError("This hub has as many teams as it can keep.", do="Join one of them.")
@@ -65,7 +65,7 @@ def create_team(connection: Connection, node_id: str, name: str, now: float) -> 
         raise RefusedError(
             "There is a team whose name looks like this one.",
             got=f"{name}, like {alike}",
-            do=f"Take another name, or join that team: echo-node team join {alike}",
+            do=f"Use another name, or join that team: echo-node team join {alike}",
         )
     made = {"name": name, "name_key": name_key(name), "founder": node_id, "founded_at": now}
     connection.execute(insert(teams), made)
@@ -74,7 +74,7 @@ def create_team(connection: Connection, node_id: str, name: str, now: float) -> 
 
 
 def join_team(connection: Connection, node_id: str, name: str, now: float) -> None:
-    """Puts a node in a team; it leaves the one that it was in. Raises RefusedError."""
+    """Move a node into a team, out of its former team. Raises RefusedError."""
     team_id = _team_id(connection, name)
     if team_id is None:
         raise RefusedError("There is no team of this name.", got=name, do="See the hub's page of teams: /teams")
@@ -86,7 +86,7 @@ def join_team(connection: Connection, node_id: str, name: str, now: float) -> No
 
 
 def leave_team(connection: Connection, node_id: str) -> None:
-    """Nothing happens to a node that is in none."""
+    """Take a node out of its team. Does nothing if it is in none."""
     team_id = _team_of(connection, node_id)
     if team_id is None:
         return
@@ -98,8 +98,7 @@ def leave_team(connection: Connection, node_id: str) -> None:
 
 
 def remove_team(connection: Connection, name: str) -> bool:
-    """The operator's: it is gone, and its members are in none; False: there is none of this name. What they did stays
-    their own."""
+    """Delete a team for the operator; its members keep their own credit. Return False if no team has this name."""
     team_id = _team_id(connection, name)
     if team_id is None:
         return False
@@ -108,14 +107,14 @@ def remove_team(connection: Connection, name: str) -> bool:
 
 
 def read_team(connection: Connection, name: str, now: float) -> tuple[str, Holder] | None:
-    """A team in full, by its name, and what it is as a holder of credit; None where there is none."""
+    """Return a team's holder id and all of its credit, by name; None if there is no such team."""
     team_id = _team_id(connection, name)
     found = None if team_id is None else read_holder(connection, team_holder(team_id), "team", now)
     return None if team_id is None or found is None else (team_holder(team_id), found)
 
 
 def read_own_team(connection: Connection, node_id: str, now: float) -> Team:
-    """How the team that a node is in stands."""
+    """Return the credit and rank of the node's team."""
     team_id = _team_of(connection, node_id)
     found = None if team_id is None else read_holder(connection, team_holder(team_id), "team", now)
     if found is None:

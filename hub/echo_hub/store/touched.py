@@ -1,7 +1,7 @@
-"""Which nodes' totals have changed, for whoever keeps them in memory: thousands of nodes are read once, and then those
-of which something is another.
+"""Nodes whose totals have changed, for caches of thousands of nodes: after the first read, only changed nodes are read.
 
-Of what this process has committed. What other processes write of nodes (`echo-hub ban`) is small, and looked for.
+Covers the commits of this process. Other processes (`echo-hub ban`) change few columns of nodes, which the hub reads
+separately.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from collections.abc import Collection, Iterator
 
 
 class Touched:
-    """Safe on several threads. `note` follows the commit: who has read a number before it reads the books misses
-    nothing that is noted above it."""
+    """Thread-safe log of changed nodes.
+
+    Call `note` after the commit. A reader that takes `number` before it reads the database then misses no change with a
+    higher number.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[str, int] = {}
-        """When each was touched last, the newest at the end."""
+        """Number of each node's latest change, newest last."""
         self._number = 0
 
     @property
     def number(self) -> int:
-        """How often anything was noted."""
+        """Number of `note` calls so far."""
         return self._number
 
     def note(self, node_ids: Collection[str]) -> None:
@@ -33,7 +36,7 @@ class Touched:
                 self._last[node_id] = self._number
 
     def since(self, number: int) -> frozenset[str]:
-        """Those that were touched after what `number` was then; more may be said of others at the same time."""
+        """Return the nodes noted after `number`. A concurrent `note` may add more."""
         with self._lock:
             return frozenset(self._newer(number))
 

@@ -1,10 +1,10 @@
-"""A trained step in the books: that it is trained at once, what its rollouts are then a part of its batch at a time.
+"""Record a trained step: mark the step as trained at once, then its rollouts in parts.
 
-    train            steps.trained_at                     uncounted: a row a part, which names its leases
-    count_trained    rollouts.state, tallies, credit      uncounted: that row is gone
+    train            steps.trained_at                     uncounted: one row for each part, with its leases
+    count_trained    rollouts.state, tallies, credit      uncounted: that row is deleted
 
-Each is one transaction, and others come in between: a step of thousands of rollouts holds up nobody's rollout. A start
-goes on where the last process ended. A step of one part is counted in the transaction that says that it is trained.
+Each line is one transaction. Other writes run in between, so a step of thousands of rollouts delays no other rollout. A
+start continues where the last process ended. A step of one part is counted in the transaction that marks it as trained.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import ReceiptState
 
 COUNTED_AT_ONCE: Final = 512
-"""Rollouts whose rows change in one transaction: few enough for some milliseconds."""
+"""Rollouts whose rows change in one transaction, which then takes a few milliseconds."""
 CHANGED_A_STATEMENT: Final = 64
-"""Leases. Each may have as many rollouts as a group, and PostgreSQL writes each into all of its indexes."""
+"""Leases of one UPDATE. A lease may have a group's worth of rollouts, and PostgreSQL updates all indexes for each
+row."""
 
 
 def train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:
-    """Notes that steps are trained. Nodes whose totals are others by it so far."""
+    """Mark steps as trained. Return the nodes whose totals changed so far."""
     touched: set[str] = set()
     for record in records:
         changed = connection.execute(
@@ -43,7 +44,7 @@ def train(connection: Connection, records: Sequence[StepTrained], now: float) ->
         ).rowcount
         if changed != 1:
             raise LocalProtocolError(
-                "A step was trained that was not planned, or trained before; nothing of this turn is written.",
+                "The trained step was never planned or is already trained; no record of this turn was written.",
                 got=f"step {record.step}",
             )
         parts = list(_parts(record))
@@ -68,12 +69,12 @@ def train(connection: Connection, records: Sequence[StepTrained], now: float) ->
 
 
 def uncounted_steps(connection: Connection) -> Sequence[int]:
-    """The steps that `count_trained` has something to do for, in order."""
+    """Return the steps with parts left for `count_trained`, in order."""
     return connection.scalars(select(uncounted.c.step).distinct().order_by(uncounted.c.step)).all()
 
 
 def count_trained(connection: Connection) -> Collection[str]:
-    """Counts a part of the oldest step that is trained and not counted. Nodes whose totals are others by it."""
+    """Count the next part of the oldest uncounted step. Return the nodes whose totals changed."""
     row = connection.execute(select(uncounted).order_by(uncounted.c.step, uncounted.c.part).limit(1)).one_or_none()
     if row is None:
         return ()
@@ -82,7 +83,7 @@ def count_trained(connection: Connection) -> Collection[str]:
 
 
 def _parts(record: StepTrained) -> Iterator[list[int]]:
-    """The leases of a part each. A node's are together, so that its totals change once or twice."""
+    """Yield the leases of each part. Leases of a node are adjacent, so that its totals change once or twice."""
     sizes = Counter(key_of(rollout_id)[0] for rollout_id in record.rollout_ids)
     node_of = {key_of(each)[0]: node_id for each, node_id in zip(record.rollout_ids, record.node_ids, strict=False)}
     part: list[int] = []

@@ -1,4 +1,4 @@
-"""The snapshot at a start: all that is unfinished, and where the counters stand."""
+"""The coordinator's snapshot at a start: all unfinished work, and the counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, 
 from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
 from echo_hub.store.bulk import among
-from echo_hub.store.reading import in_parts, scorer_failures, spans_of
+from echo_hub.store.reading import in_parts, scorer_failures
 from echo_hub.store.standings import read_coarse_classes, read_standings
 from echo_hub.store.tables import (
     IS_OPEN,
@@ -27,10 +27,11 @@ from echo_hub.store.tables import (
     versions,
 )
 from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
+from echo_shared.rollout_books import unpack_spans
 
 
 def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
-    """Reads all that is unfinished."""
+    """Return the coordinator's snapshot."""
     beginning = read_beginning(connection)
     newest_trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
     trained = beginning.policy_version if newest_trained is None else newest_trained
@@ -41,7 +42,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     ).all()
     open_groups = _open_groups(connection, [group_id for row in planned for group_id in row.group_ids])
     kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
-    # Behind it there are only those that wait or were dropped of late.
+    # Groups after the newest planned one are waiting or were dropped recently.
     newest_first = select(groups.c.group_id).where(groups.c.step.is_not(None)).order_by(groups.c.group_id.desc())
     newest_planned = -1 if (newest := connection.scalar(newest_first.limit(1))) is None else newest
     flat_groups = connection.scalars(
@@ -77,7 +78,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
 
 
 def _open_groups(connection: Connection, planned: Sequence[int]) -> list[Any]:
-    """Those that no step has, and those of the planned steps; none that was dropped."""
+    """Return open groups and the groups of planned steps, without dropped ones."""
     columns = select(groups.c.group_id, groups.c.seed, groups.c.prompt)
     found = [*connection.execute(columns.where(IS_OPEN))]
     for part in in_parts(planned):
@@ -88,7 +89,7 @@ def _open_groups(connection: Connection, planned: Sequence[int]) -> list[Any]:
 
 
 def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, ...]:
-    """What counts by now, as much as is remembered, and what does not yet."""
+    """Return the pass rates of groups: all not yet planned ones, and the newest `REMEMBERED` planned ones."""
     rated = select(groups.c.group_id, groups.c.prompt, groups.c.pass_rate).where(groups.c.pass_rate.is_not(None))
     newest_first = rated.order_by(groups.c.group_id.desc())
     uncounted = connection.execute(newest_first.where(groups.c.group_id > newest_planned)).all()
@@ -100,7 +101,10 @@ def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, 
 
 
 def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
-    """From version to version by the index of groups: what is recorded is not walked."""
+    """Return the finished (group, index) pairs of versions whose evaluation is not recorded yet.
+
+    The group index is walked from version to version, so rollouts of recorded evaluations are skipped.
+    """
     recorded = select(evaluations.c.policy_version).limit(1)
     found: set[tuple[int, int]] = set()
     next_id = FIRST_EVALUATION_ID
@@ -162,7 +166,7 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             num_tokens=row.num_tokens or 0,
             reward=row.reward,
             turn_reward=row.turn_reward or 0.0,
-            oldest_version=spans_of(row)[0].policy_version if row.spans else None,
+            oldest_version=unpack_spans(row.spans)[0].policy_version if row.spans else None,
             drawn_by=_others(row),
             others_held=row.others_held,
             checked=Checked(row.checked),
@@ -172,7 +176,6 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
 
 
 def _others(row: Any) -> tuple[str, ...]:
-    """Who has drawn of it beside the node that it is leased to."""
-    if not row.spans:
-        return ()
-    return tuple(name for name in dict.fromkeys(span.node_id for span in spans_of(row)) if name != row.node_id)
+    """Return the other nodes that drew tokens of the rollout."""
+    drawers = dict.fromkeys(span.node_id for span in unpack_spans(row.spans or ()))
+    return tuple(name for name in drawers if name != row.node_id)

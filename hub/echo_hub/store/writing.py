@@ -1,9 +1,9 @@
-"""One turn's records as bulk statements.
+"""Write the records of one coordinator turn as bulk SQL statements.
 
-Records are applied kind by kind, in the order of a rollout's life (leased, received, scored, evaluated, planned,
-trained or dropped), so one turn may take a rollout through several states. Every change names the state that it
-expects: when a row is in another one, nothing of the turn is written. So a final state never changes. What a check has
-found stands beside the state, and may come when that is final.
+Records are applied kind by kind, in the order of a rollout's life: leased, received, scored, evaluated, planned,
+trained or dropped. So one turn may take a rollout through several states. Every UPDATE names the state that it expects.
+If a row is in another state, the whole turn is rolled back, so a final state never changes. The result of a check is a
+separate column: it may arrive after the rollout is final.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
@@ -38,11 +36,11 @@ from echo_hub.core.effects import (
     TrustDecided,
     VersionRecorded,
 )
-from echo_hub.core.payload import Span
 from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.changing import Rows, change, check_changed, key_of, rows_of
 from echo_hub.store.credit import grant
+from echo_hub.store.payload_rows import bytes_of, row_of
 from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_coarse_classes, write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
@@ -102,20 +100,20 @@ _CHECK = update(rollouts).where(*_KEY).values(checked=bindparam("new_checked"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a turn's records have come to."""
+    """Effects of one turn's records that the caller has to act on."""
 
     tokens_gone: list[tuple[int, int]]
-    """Rollouts, by lease and index, whose tokens the hub does not need any more."""
+    """Rollouts whose tokens the hub no longer needs, as (lease, index)."""
     touched: frozenset[str]
-    """Nodes whose totals are others: what is final, what they cost, how they stand."""
+    """Ids of nodes whose totals changed: final rollouts, costs or trust standing."""
     has_trained: bool
-    """A step is trained."""
+    """True if a step was trained in this turn."""
 
 
 def write(connection: Connection, records: Sequence[Record], now: float) -> Written:
-    """Writes one turn's records.
+    """Write one turn's records.
 
-    Raises LocalProtocolError when a record does not fit what is stored; the caller then rolls back.
+    Raises LocalProtocolError if a record does not fit the stored rows; the caller then rolls back.
     """
     by_kind: dict[type, list[Any]] = {}
     for record in records:
@@ -123,19 +121,10 @@ def write(connection: Connection, records: Sequence[Record], now: float) -> Writ
     touched: set[str] = set()
     for kind in sorted(by_kind, key=_ORDER.__getitem__):
         touched.update(WRITERS[kind](connection, by_kind[kind], now) or ())
-    # What a step was computed without is kept with its batch, which may have to be repeated.
+    # Keep the tokens of screened rollouts: they belong to a planned batch, which a crash may make the learner repeat.
     gone = [record for record in by_kind.get(RolloutsDropped, ()) if record.reason is not DropReason.SCREENED]
     keys = [key_of(rollout_id) for record in gone for rollout_id in record.rollout_ids]
     return Written(tokens_gone=keys, touched=frozenset(touched), has_trained=StepTrained in by_kind)
-
-
-def _bytes(array: NDArray[Any], dtype: str) -> bytes:
-    return np.ascontiguousarray(array, dtype=dtype).tobytes()
-
-
-def _as_json(spans: Sequence[Span]) -> list[list[str | int]] | None:
-    """Nothing where all is as it was leased: the rollout's own row says by whom and by which version."""
-    return [[span.node_id, span.policy_version, span.num_tokens] for span in spans] or None
 
 
 def _open_groups(connection: Connection, records: Sequence[GroupOpened], now: float) -> None:
@@ -186,17 +175,7 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
                 "new_received_at": record.received_at,
             }
         )
-        contents.append(
-            {
-                "lease_id": lease_id,
-                "index": index,
-                "completion_ids": _bytes(payload.completion_ids, "<i4"),
-                "behavior_logprobs": _bytes(payload.behavior_logprobs, "<f4"),
-                "finish_reason": payload.finish_reason,
-                "sampling_s": payload.sampling_s,
-                "spans": _as_json(payload.spans),
-            }
-        )
+        contents.append({"lease_id": lease_id, "index": index, **row_of(payload)})
     change(connection, _RECEIVE, changes, "received")
     execute_many(connection, _NEW_PAYLOADS, contents)
 
@@ -218,14 +197,14 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
         row
         for record in records
         if record.observation_ids is not None
-        for row in rows_of([record.rollout_id], new_observation_ids=_bytes(record.observation_ids, "<i4"))
+        for row in rows_of([record.rollout_id], new_observation_ids=bytes_of(record.observation_ids))
     ]
     if answers:
         execute_many(connection, _ANSWER, answers)
 
 
 def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now: float) -> Collection[str]:
-    """Marks rollouts as evaluated. Their tokens stay until the evaluation's result is recorded."""
+    """Mark rollouts as evaluated. Their tokens stay until the evaluation's result is recorded."""
     ids = [rollout_id for record in records for rollout_id in record.rollout_ids]
     change(connection, _EVALUATE, rows_of(ids, at_s=now), "evaluated")
     earned = tally(connection, list(map(key_of, ids)), EVALUATED)
@@ -263,7 +242,7 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
 
 
 def _mean_components(connection: Connection, group_ids: Collection[int]) -> dict[str, float] | None:
-    """Of a planned batch, each over the episodes that have it; None where rewards have no components."""
+    """Return each reward component's mean over the batch's episodes that have it; None if no reward has components."""
     query = select(rollouts.c.components).where(
         rollouts.c.state == ReceiptState.SCORED, rollouts.c.components.is_not(None)
     )
@@ -290,7 +269,7 @@ def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: f
 
 
 def _publish(connection: Connection, records: Sequence[VersionRecorded], now: float) -> None:
-    """Notes published versions. One that is published again after a restart keeps its first time."""
+    """Record published versions. A version that is published again after a restart keeps its first time."""
     for record in records:
         known = select(versions.c.policy_version).where(versions.c.policy_version == record.policy_version)
         if connection.scalar(known) is None:
@@ -309,7 +288,7 @@ def _check(connection: Connection, records: Sequence[CheckRecorded], now: float)
     found = {record.rollout_id: record.checked for record in records}
     rows = [row for rollout_id, checked in found.items() for row in rows_of([rollout_id], new_checked=checked)]
     changed = execute_many(connection, _CHECK, rows)
-    if changed != len(rows):  # A check may end after its rollout's row has gone.
+    if changed != len(rows):  # A check may end after its rollout's row was retired.
         changed += old_receipts.note_checked(
             connection, {(row["lease"], row["at"]): row["new_checked"] for row in rows}
         )
@@ -359,5 +338,6 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], Collec
     SettingRecorded: _change_settings,
     ActionSettled: settle,
 }
-"""Each record's writer, in the order in which they are applied; it says which nodes' totals are others by it."""
+"""The writer of each kind of record, in the order of application. A writer returns the nodes whose totals it
+changed."""
 _ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

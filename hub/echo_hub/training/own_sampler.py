@@ -1,28 +1,25 @@
-"""Co-located mode: the hub's learner samples for itself, and is to the coordinator a node like any other."""
+"""Co-located mode: the hub's learner samples for the hub, and the coordinator treats it as a node."""
 
 from __future__ import annotations
-
-from collections.abc import Awaitable, Callable
 
 from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.events import NodeConnected, NodeReported
 from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.driving.event_queue import EventQueue
 
 
 class OwnSampler:
-    """A node that takes a whole step's rollouts at once, by the newest published version."""
+    """A node that takes all rollouts of a step at once, with the newest published version."""
 
-    def __init__(
-        self, settings: TrainingConfig, *, report: Callable[[NodeConnected | NodeReported], Awaitable[None]]
-    ) -> None:
+    def __init__(self, settings: TrainingConfig, queue: EventQueue) -> None:
         self._capacity = settings.groups_per_step * settings.group_size
-        self._report = report
+        self._queue = queue
 
     async def join(self, policy_version: int) -> None:
-        """Reports that it is there from now on."""
-        await self._report(NodeConnected(node_id=HUB_NODE_ID))
+        """Report that the sampler is connected, and holds this version."""
+        await self._queue.put(NodeConnected(node_id=HUB_NODE_ID))
         await self.holds(policy_version)
 
     async def holds(self, policy_version: int) -> None:
-        """Reports that this version is out, so that it can be sampled from."""
-        await self._report(NodeReported(node_id=HUB_NODE_ID, capacity=self._capacity, policy_version=policy_version))
+        """Report a published version, which the sampler uses from now on."""
+        await self._queue.put(NodeReported(node_id=HUB_NODE_ID, capacity=self._capacity, policy_version=policy_version))

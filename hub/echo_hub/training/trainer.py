@@ -1,14 +1,13 @@
-"""Keeps the learner process alive and gives it its work: steps, evaluations and, in co-located mode, sampling.
+"""Keep the learner process alive, and send it steps, evaluations and, in co-located mode, requests to sample.
 
-Jobs are handed to the process in order. Groups are given to it as they come in, and a step's order then names them and
-their rewards, so that little is on the way between a step's plan and its begin. A step is ordered while the one before
-it is in training, and while its plan is being committed; the process keeps nothing of it until it is told that the plan
-is in the store. A step is told of when it is computed and again when it is written; evaluations and sampling are waited
-for. When the process dies it is started again from its newest checkpoint. What was lost with it: the coordinator asks
-for its steps and its rollouts again, an evaluation goes on where it was.
+The process gets jobs in order. Groups are sent as soon as they are complete, so an order for a step only names groups
+and their rewards. A step is ordered while the learner trains the step before and the driver commits the step's plan.
+The process discards a step until the hub confirms that the store holds the plan. The process answers twice for a step:
+when the step is computed, and when it is written. A process that dies is started again from its newest checkpoint. The
+coordinator then asks again for lost steps and rollouts; an evaluation resumes.
 
-An evaluation never holds up training for long: it is done in parts, with the adapter of its own version, and where a
-step waits, it gives way after as much time as the last step took. So it takes half of the learner's time at most.
+Evaluations run in parts, each with the adapter of its own version. If a step waits, the evaluation pauses after as much
+time as the last step took. So evaluations take at most half of the learner's time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -25,17 +24,21 @@ from typing import Final, Protocol, assert_never
 from echo_hub.core.effects import BatchGroup
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.dashboard.source import Changes
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.by_hub import Generated
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.learner.process import Learner, StepUnderWay
 from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
 from echo_shared.backoff import Restarts
 from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
 from echo_shared.messages import rollout_id
+from echo_shared.rollout_books import RolloutPayload
+from echo_shared.room import Room
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.step_figures import HELD_BACK, TRAIN_S
 from echo_shared.supervised import SupervisedChild
@@ -43,28 +46,26 @@ from echo_shared.supervised import SupervisedChild
 log = logging.getLogger(__name__)
 
 DEATHS_IN_A_ROW: Final = 5
-"""So many deaths without one finished job in between, and the learner is not started again: the run stops with its
-error."""
+"""The run stops with the learner's error after this number of deaths without a finished job in between."""
 
 HELD_AT_ONCE: Final = 16
-"""Groups that are handed over before others have their turn."""
+"""Groups that are sent before other tasks run."""
 
 RESTART_S: Final = 1.0
-"""Seconds before the first new start, or up to half less; doubled with every further death, up to half a minute."""
+"""Seconds before the first restart, less up to half by chance; doubled with every further death, up to 30 s."""
 
 
 class LearnerState(StrEnum):
-    """How the learner process is doing."""
+    """State of the learner process."""
 
     STARTING = "starting"
-    """For the first time: it loads the base model, or waits for the learner's other hosts."""
+    """The first process loads the base model, or waits for the learner's other hosts."""
     RUNNING = "running"
     DOWN = "down"
-    """It has died, and is started again."""
+    """The process has died, and is being started again."""
 
 
 LearnerEvent = LearnerReady | LearnerLost | StepComputed | StepDone | RolloutArrived
-Report = Callable[[LearnerEvent], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class _Train:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Generate:
-    """`requests` are those that are still to do, `finished` what is done of them."""
+    """An evaluation. `requests` are still to be drawn; `finished` are the drawn rollouts."""
 
     requests: Sequence[GroupRequest]
     adapter: Path | None
@@ -94,18 +95,28 @@ _Job = _Begin | _Train | _Generate | GroupRequest
 
 
 class Batches(Protocol):
-    """Where batches come from; see `echo_hub.intake.episodes.TrainingBatches`."""
+    """Loads batches from the store: `echo_hub.intake.episodes.TrainingBatches`."""
 
     async def batch(self, step: int) -> Sequence[TrainingGroup]: ...
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]: ...
 
 
+class StepSettings(Protocol):
+    """Settings of single steps: `echo_hub.training.step_settings`. Repeated calls for a step return the same."""
+
+    def export_path(self, step: int) -> Path | None:
+        """Return the directory for the step's adapter; None: it is not exported."""
+
+    def learning_rate(self, step: int) -> float | None:
+        """Return the step's learning rate; None: that of the learner's settings."""
+
+    def objective(self, step: int) -> str | None:
+        """Return the step's objective as JSON; None: that of the learner's settings."""
+
+
 class Trainer:
-    """The learner's keeper. `export_path`: where a step's adapter goes, if anywhere; `learning_rate` and `objective`
-    (JSON): the step's, None: as the settings have them. All are asked once a step is planned, and answer the same
-    whenever it is repeated. `disk`: called with what a full disk says while the learner waits for room on it, with
-    nothing once it does not. `spawned`: the first process, if it was begun before."""
+    """Supervises the learner process."""
 
     def __init__(
         self,
@@ -113,61 +124,68 @@ class Trainer:
         settings: LearnerSettings,
         run_dir: Path,
         batches: Batches,
-        export_path: Callable[[int], Path | None],
-        learning_rate: Callable[[int], float | None] = lambda step: None,
-        objective: Callable[[int], str | None] = lambda step: None,
-        disk: Callable[[str], object] = lambda said: None,
+        steps: StepSettings,
+        queue: EventQueue,
+        due: DueVersions,
+        pages: Changes,
+        room: Room,
+        stop_strings: StopStrings = NO_STRINGS,
         spawned: SupervisedChild | None = None,
     ) -> None:
+        """`queue` gets the learner's events, `due` the versions that can be evaluated. `pages` is notified of events.
+        `room` is told while the process waits for disk space. `spawned`: the first process, if it already runs."""
         self._settings = settings
         self._run_dir = run_dir
         self._batches = batches
-        self._export_path = export_path
-        self._learning_rate = learning_rate
-        self._objective = objective
-        self._disk = disk
+        self._steps = steps
+        self._queue = queue
+        self._due = due
+        self._pages = pages
+        self._room = room
+        self._stop_strings = stop_strings
         self._spawned = spawned
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._coming: dict[int, tuple[Sequence[str], TrainingGroup | None]] = {}
-        """Groups that were handed over and are not on their way yet, with their rollouts."""
+        """Complete groups that are not being sent yet, with their rollouts."""
         self._held: dict[int, Sequence[str]] = {}
-        """Those that the process holds."""
+        """Groups that the process holds, with their rollouts."""
         self._loading = asyncio.Lock()
-        """Held while groups are on their way: what is told of a group last is what the process holds."""
+        """Locked while groups are being sent, so that the process holds the version of a group that was sent last."""
         self._newest_taken = -1
-        """The newest group of the step that was begun last."""
+        """Newest group of the step that was begun last."""
         self._ordered = 0
-        """The newest step that the process was given; at least its version."""
+        """Newest step that was ordered; at least the process's version."""
         self._planned = 0
-        """The newest step of which it is known that its plan is in the store."""
+        """Newest step whose plan is in the store."""
         self._changes = Changes()
-        """Of what comes, and of what is planned."""
+        """Notified of complete groups and of planned steps."""
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
-        """Seconds of the last step."""
+        """Duration of the last step."""
 
     @property
     def pid(self) -> int | None:
-        """The learner process's id; None while there is none."""
+        """Process id of the learner; None while no process runs."""
         return self._pid
 
     def hand_over(self, group_id: int, rollout_ids: tuple[str, ...], at_hand: TrainingGroup | None = None) -> None:
-        """Without the group `at_hand` it is read from the store."""
+        """Send a complete group to the process. `at_hand`: its content; None: it is read from the store."""
         self._coming[group_id] = rollout_ids, at_hand
         self._changes.notify()
 
     def begin(self, step: int, batch: Sequence[BatchGroup]) -> None:
-        """`train` follows, once the plan is in the store."""
+        """Let the process compute a step. `train` must follow once the plan is in the store."""
         self._jobs.put_nowait(_Begin(step=step, batch=batch))
 
     def train(self, step: int) -> None:
+        """Let the process train and keep a step whose plan is in the store."""
         self._planned = step
         self._changes.notify()
         self._jobs.put_nowait(_Train(step=step))
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        """Draws all rollouts of `requests`, by the adapter in a directory or, None, by the base; beside training."""
+        """Return all rollouts of `requests`, drawn between steps. `adapter`: its directory; None: the bare base."""
         if not requests:
             return Generated(rollouts=(), seconds=0.0)
         job = _Generate(requests=requests, adapter=adapter, greedy=greedy)
@@ -175,10 +193,11 @@ class Trainer:
         return await job.done
 
     def sample(self, request: GroupRequest) -> None:
+        """Queue a request; its rollouts are put into the event queue."""
         self._jobs.put_nowait(request)
 
-    async def run(self, report: Report) -> None:
-        """Works for ever. Raises LearnerError when the learner cannot be kept alive."""
+    async def run(self) -> None:
+        """Work until cancelled. Raises LearnerError if the process dies again and again."""
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         while True:
             learner: Learner | None = None
@@ -186,7 +205,7 @@ class Trainer:
                 if (hosts := self._settings.learner.hosts) > 1:
                     log.info("the learner waits at %s for %d other hosts", self._settings.learner.address, hosts - 1)
                 spawned, self._spawned = self._spawned, None
-                learner = await Learner.start(self._settings, self._run_dir, disk=self._disk, spawned=spawned)
+                learner = await Learner.start(self._settings, self._run_dir, room=self._room, spawned=spawned)
                 self._pid = learner.pid
                 self._coming.clear()
                 self._held.clear()
@@ -194,14 +213,14 @@ class Trainer:
                 self.state = LearnerState.RUNNING
                 self._drop_what_is_asked_for_again()
                 resumed = learner.resumed
-                await report(
+                await self._report(
                     LearnerReady(
                         policy_version=learner.policy_version,
                         metrics={step: told.metrics for step, told in resumed.items()},
                         screens={step: StepScreen.of(told.screen) for step, told in resumed.items()},
                     )
                 )
-                await self._work(learner, report, restarts)
+                await self._work(learner, restarts)
             except ChildExited as error:
                 wait_s = restarts.died()
                 self.state = LearnerState.DOWN
@@ -210,52 +229,61 @@ class Trainer:
                 if wait_s is None:
                     what = f"The learner process dies again and again. {error.what}"
                     raise LearnerError(what, got=error.got, do=error.do) from error
-                await report(LearnerLost())
+                await self._report(LearnerLost())
                 await asyncio.sleep(wait_s)
             finally:
                 self._pid = None
                 if learner is not None:
                     await learner.stop()
 
-    async def _work(self, learner: Learner, report: Report, restarts: Restarts) -> None:
-        """Hands jobs over, and tells of steps as they are done. Raises the first error of either."""
+    async def _report(self, event: LearnerEvent) -> None:
+        """Report an event. Versions that the learner holds or has trained become due for evaluation."""
+        await self._queue.put(event)
+        self._pages.notify()
+        if isinstance(event, LearnerReady):
+            self._due.reached(event.policy_version)
+        elif isinstance(event, StepDone):
+            self._due.reached(event.step)
+
+    async def _work(self, learner: Learner, restarts: Restarts) -> None:
+        """Carry out jobs, and report finished steps. Raises the first error of either."""
         try:
             async with asyncio.TaskGroup() as steps:
                 steps.create_task(self._hand_over_all(learner))
                 while True:
                     job = await self._jobs.get()
                     if isinstance(job, _Begin):
-                        # A process that has come with an older version is given all from the store, in order.
+                        # A restarted process may have an older version: its steps are read from the store, in order.
                         if job.step == self._ordered + 1:
                             under_way = await self._begin(job, learner)
-                            steps.create_task(self._tell_of(job.step, under_way, report, restarts))
+                            steps.create_task(self._tell_of(job.step, under_way, restarts))
                             await self._confirm(job.step, learner)
                     elif isinstance(job, _Train):
                         if job.step > self._ordered:
                             under_way = await self._order(job.step, learner)
-                            steps.create_task(self._tell_of(job.step, under_way, report, restarts))
+                            steps.create_task(self._tell_of(job.step, under_way, restarts))
                     else:
-                        await self._carry_out(job, learner, report)
+                        await self._carry_out(job, learner)
                         restarts.succeeded()
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
     async def _order(self, step: int, learner: Learner) -> StepUnderWay:
-        """Hands over a step that was planned before this process, or this hub, was there."""
+        """Order a step whose plan is older than this process or this hub."""
         self._ordered = step
-        rate, objective = self._learning_rate(step), self._objective(step)
+        rate, objective = self._steps.learning_rate(step), self._steps.objective(step)
         batch = await self._batches.batch(step)
-        return await learner.train(step, batch, self._export_path(step), learning_rate=rate, objective=objective)
+        return await learner.train(step, batch, self._steps.export_path(step), learning_rate=rate, objective=objective)
 
     async def _begin(self, job: _Begin, learner: Learner) -> StepUnderWay:
-        """Hands the step over, with those groups of its batch that the process does not hold yet."""
+        """Order a step. Send the groups of its batch that the process does not hold."""
         self._ordered = job.step
         if self._lacking(job.batch):
             async with self._loading:
                 await self._load(self._lacking(job.batch), learner)
         rewards = {group.group_id: group.rewards for group in job.batch}
-        # A batch takes the oldest that are scored. Those older than the batch before it were dropped: all others have
-        # had time to be scored.
+        # A batch takes the oldest scored groups. Groups older than the batch before were dropped: all others have had
+        # time to be scored.
         let_go = [held for held in self._held if held < self._newest_taken and held not in rewards]
         for group_id in (*rewards, *let_go):
             self._held.pop(group_id, None)
@@ -263,10 +291,10 @@ class Trainer:
         return await learner.begin(
             job.step,
             rewards,
-            self._export_path(job.step),
+            self._steps.export_path(job.step),
             let_go=let_go,
-            learning_rate=self._learning_rate(job.step),
-            objective=self._objective(job.step),
+            learning_rate=self._steps.learning_rate(job.step),
+            objective=self._steps.objective(job.step),
         )
 
     def _lacking(self, batch: Sequence[BatchGroup]) -> dict[int, Sequence[str]]:
@@ -274,13 +302,13 @@ class Trainer:
         return {group_id: ids for group_id, ids in wanted.items() if self._held.get(group_id) != ids}
 
     async def _confirm(self, step: int, learner: Learner) -> None:
-        """Once the plan is in the store; no other job goes before."""
+        """Confirm the step once its plan is in the store. No other job is sent meanwhile."""
         while self._planned < step:
             await self._changes.wait(self._changes.number)
         await learner.confirm(step)
 
     async def _hand_over_all(self, learner: Learner) -> None:
-        """Whatever comes, beside all jobs."""
+        """Send complete groups as they come, next to all jobs."""
         while True:
             while not self._coming:
                 await self._changes.wait(self._changes.number)
@@ -288,7 +316,7 @@ class Trainer:
                 await self._load({group_id: ids for group_id, (ids, _) in self._coming.items()}, learner)
 
     async def _load(self, wanted: Mapping[int, Sequence[str]], learner: Learner) -> None:
-        """Has the process hold these groups, but for those that were dropped meanwhile."""
+        """Send these groups to the process, except those that were dropped meanwhile."""
         groups: dict[int, TrainingGroup] = {}
         for group_id, rollout_ids in wanted.items():
             ids, at_hand = self._coming.pop(group_id, ((), None))
@@ -299,14 +327,15 @@ class Trainer:
         held = list(groups)
         for start in range(0, len(held), HELD_AT_ONCE):
             some = held[start : start + HELD_AT_ONCE]
-            # Noted before it waits for the pipe: a step that lets go of them meanwhile is told behind them.
+            # Note them before waiting for the pipe: a step that drops them meanwhile is sent after them.
             self._held.update({group_id: wanted[group_id] for group_id in some})
             await learner.hold({group_id: groups[group_id] for group_id in some})
             await asyncio.sleep(0)
 
-    async def _tell_of(self, step: int, under_way: StepUnderWay, report: Report, restarts: Restarts) -> None:
+    async def _tell_of(self, step: int, under_way: StepUnderWay, restarts: Restarts) -> None:
+        """Report a computed step, and later the written step."""
         await under_way.computed()
-        await report(StepComputed(step=step))
+        await self._report(StepComputed(step=step))
         told = await under_way.told()
         self._train_s = told.metrics[TRAIN_S.key]
         restarts.succeeded()
@@ -316,20 +345,20 @@ class Trainer:
                 "step %d: %d rollouts are suspect, %d groups were left out, %d updates held back",
                 *(step, len(screen.suspects), len(screen.left_out), told.metrics.get(HELD_BACK.key, 0)),
             )
-        await report(StepDone(step=step, metrics=told.metrics, screen=screen))
+        await self._report(StepDone(step=step, metrics=told.metrics, screen=screen))
 
-    async def _carry_out(self, job: _Generate | GroupRequest, learner: Learner, report: Report) -> None:
+    async def _carry_out(self, job: _Generate | GroupRequest, learner: Learner) -> None:
         match job:
             case _Generate():
                 await self._generate(learner, job)
             case GroupRequest():
                 async for rollout in learner.sample(self._with_waiting(job)):
-                    await report(arrived(rollout, node_id=HUB_NODE_ID))
+                    await self._report(self._stop_strings.arrived(arrived(rollout, node_id=HUB_NODE_ID)))
             case _:
                 assert_never(job)
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
-        """All groups that wait, so that they are drawn in one batch; other jobs keep their order behind them."""
+        """Return all waiting requests, to draw them in one batch. Other jobs keep their order behind them."""
         requests, others = [first], []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()
@@ -342,8 +371,7 @@ class Trainer:
         return requests
 
     async def _generate(self, learner: Learner, job: _Generate) -> None:
-        """Draws part by part, until the job is done, nobody waits for it any more, or another job has waited long
-        enough."""
+        """Draw the job part by part, until it is done or cancelled, or another job has waited long enough."""
         took_s = 0.0
         settings = self._settings.learner
         budget = settings.tokens_at_once * settings.processes * settings.hosts
@@ -356,7 +384,7 @@ class Trainer:
                 raise
             job.finished += drawn.rollouts
             job.seconds += drawn.seconds
-            took_s += drawn.seconds  # Not what it waited for: the step before it may still be in training.
+            took_s += drawn.seconds  # Without waiting times: the step before may still be in training.
             job.requests = job.requests[len(part) :]
             if job.requests and not self._jobs.empty() and took_s >= self._train_s:
                 self._jobs.put_nowait(job)
@@ -365,9 +393,10 @@ class Trainer:
             job.done.set_result(Generated(rollouts=job.finished, seconds=job.seconds))
 
     def _drop_what_is_asked_for_again(self) -> None:
-        """At LearnerReady the coordinator repeats its step and its leases; only evaluations go on by themselves.
+        """Drop all jobs except evaluations: at LearnerReady the coordinator repeats its steps and its leases.
 
-        Just before it, not at LearnerLost: the coordinator may give jobs until it has heard of the loss.
+        Call it just before LearnerReady. At LearnerLost it would be too early: the coordinator sends jobs until it
+        handles that event.
         """
         waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for job in waiting:
@@ -376,7 +405,7 @@ class Trainer:
 
 
 def arrived(rollout: FinishedRollout, *, node_id: str) -> RolloutArrived:
-    """What the coordinator is told of a rollout that was sampled on the hub itself."""
+    """Return the event for a rollout that the hub itself sampled."""
     return RolloutArrived(
         node_id=node_id,
         rollout_id=rollout_id(rollout.lease_id, rollout.index),
@@ -385,10 +414,5 @@ def arrived(rollout: FinishedRollout, *, node_id: str) -> RolloutArrived:
         index=rollout.index,
         policy_version_start=rollout.policy_version,
         policy_version_end=rollout.policy_version,
-        payload=RolloutPayload(
-            completion_ids=rollout.completion_ids,
-            behavior_logprobs=rollout.behavior_logprobs,
-            finish_reason=rollout.finish_reason,
-            sampling_s=rollout.sampling_s,
-        ),
+        payload=RolloutPayload.of(rollout),
     )

@@ -1,14 +1,13 @@
 """Send rollouts to nodes for checking, and turn the answers into evidence about the nodes that drew them.
 
-The checking node gets tokens and policy versions alone. Claims and uniforms are read from the store after it has
-answered. Until then only rollout ids are in memory, at most `MOST_OUT` a node.
+The checking node gets only tokens and policy versions. Claimed logprobs and uniforms are read from the store after its
+answer. Before that, memory holds only rollout ids, at most `MOST_OUT` for each node.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import numpy as np
@@ -17,29 +16,29 @@ from echo_hub.core.effects import SendCheck
 from echo_hub.core.events import CheckAbandoned, CheckReturned
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.pairs import Finding
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.net.live_nodes import NodeSender
 from echo_hub.verify.drawn import DrawnRollout
-from echo_hub.verify.verifier import Load
+from echo_hub.verify.verifier import CheckedRollouts
 from echo_shared import draws
-from echo_shared.messages import MAX_VERSION_SPANS, CheckLease, CheckResult, FromHub
+from echo_shared.messages import MAX_VERSION_SPANS, CheckLease, CheckResult
 from echo_shared.messages.fields import MAX_TOKENS
 from echo_shared.version_spans import Spans, grown
 
 MOST_OUT: Final = 64
 """Maximum number of unanswered checks of a node. If there are more, answers to the oldest are ignored."""
 
-Report = Callable[[CheckReturned | CheckAbandoned], Awaitable[None]]
-
 
 class NodeChecks:
-    """Checks that nodes make. `load` returns committed rollouts as they were claimed. `send` sends a node a message,
-    and drops it if the node is not connected. `temperature`: that of all leases."""
+    """Checks that nodes make. `rollouts` are the committed ones, as they were claimed. `temperature`: that of all
+    leases."""
 
     def __init__(
-        self, *, load: Load, send: Callable[[str, FromHub], object], report: Report, temperature: float
+        self, *, rollouts: CheckedRollouts, connections: NodeSender, queue: EventQueue, temperature: float
     ) -> None:
-        self._load = load
-        self._send = send
-        self._report = report
+        self._rollouts = rollouts
+        self._connections = connections
+        self._queue = queue
         self._temperature = temperature
         self._waiting: asyncio.Queue[SendCheck] = asyncio.Queue()
         self._out: dict[str, OrderedDict[str, None]] = {}
@@ -54,18 +53,18 @@ class NodeChecks:
             actions = [await self._waiting.get()]
             while not self._waiting.empty():
                 actions.append(self._waiting.get_nowait())
-            found = await self._load([action.rollout_id for action in actions])
+            found = await self._rollouts.load([action.rollout_id for action in actions])
             for action in actions:
                 drawn = found.get(action.rollout_id)
                 lease = None if drawn is None or isinstance(drawn, str) else self._lease(drawn, action.deadline_s)
                 if lease is None:
-                    await self._report(CheckAbandoned(rollout_id=action.rollout_id))
+                    await self._queue.put(CheckAbandoned(rollout_id=action.rollout_id))
                     continue
                 out = self._out.setdefault(action.node_id, OrderedDict())
                 out[action.rollout_id] = None
                 if len(out) > MOST_OUT:
                     out.popitem(last=False)
-                self._send(action.node_id, lease)
+                self._connections.send(action.node_id, lease)
 
     def _lease(self, drawn: DrawnRollout, deadline_s: float) -> CheckLease | None:
         """Return the message, or None for a rollout that cannot have been drawn or that a message cannot hold."""
@@ -93,13 +92,13 @@ class NodeChecks:
         if result.rollout_id not in out:
             return
         del out[result.rollout_id]
-        found = await self._load([result.rollout_id]) if len(result.below) else {}
+        found = await self._rollouts.load([result.rollout_id]) if len(result.below) else {}
         drawn = found.get(result.rollout_id)
         is_whole = isinstance(drawn, DrawnRollout) and len(drawn.completion_ids) == len(result.below)
         finding = None
         if is_whole and isinstance(drawn, DrawnRollout):
             finding = await asyncio.to_thread(finding_of, drawn, result)
-        await self._report(CheckReturned(node_id=node_id, rollout_id=result.rollout_id, finding=finding))
+        await self._queue.put(CheckReturned(node_id=node_id, rollout_id=result.rollout_id, finding=finding))
 
     def left(self, node_id: str) -> None:
         self._out.pop(node_id, None)

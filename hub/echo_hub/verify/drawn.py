@@ -1,4 +1,4 @@
-"""Committed rollouts as the verifier needs them, and their frames for its process. Loads no torch."""
+"""Committed rollouts as the verifier needs them, and frames of evidence for its process. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,52 +8,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import Evidence
 from echo_shared.child import Frame
+from echo_shared.rollout_books import RolloutPayload
 
 NodeEvidence = tuple[str, Evidence]
 """The node that drew a span, and the evidence about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnRollout:
-    """One completion, with all inputs of its draws."""
+class DrawnRollout(RolloutPayload):
+    """One completion, with all inputs of its draws. Its spans cover all tokens."""
 
     rollout_id: str
     prompt_ids: NDArray[np.int32]
     """[P] token ids before the completion; of a later turn, the whole conversation before it."""
-    completion_ids: NDArray[np.int32]
-    """[T]"""
-    behavior_logprobs: NDArray[np.float32]
-    """[T] log-probabilities in nats, as the nodes claim them."""
-    spans: tuple[Span, ...]
-    """The nodes that drew its tokens, with version and number of tokens, in order. They cover all tokens."""
     seed: int
     """Seed of its group's turn."""
     index: int
     is_greedy: bool = False
-    """True: each token is the most likely one, and seed and claims are ignored."""
-
-
-def pack(drawn: DrawnRollout) -> Frame:
-    return {
-        "rollout_id": drawn.rollout_id,
-        "prompt_ids": drawn.prompt_ids,
-        "completion_ids": drawn.completion_ids,
-        "behavior_logprobs": drawn.behavior_logprobs,
-        "spans": [[span.node_id, span.policy_version, span.num_tokens] for span in drawn.spans],
-        "seed": drawn.seed,
-        "index": drawn.index,
-        "is_greedy": drawn.is_greedy,
-    }
-
-
-def unpack(frame: Frame) -> DrawnRollout:
-    spans = tuple(
-        Span(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in frame["spans"]
-    )
-    return DrawnRollout(**{**frame, "spans": spans})
+    """True for a greedy completion, where each token is the most likely one; seed and claims are unused."""
 
 
 def pack_evidence(evidence: Evidence) -> Frame:

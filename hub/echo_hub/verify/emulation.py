@@ -1,21 +1,21 @@
-"""Emulate engines of fewer bits on the hub's own model, to measure their rounding without running them.
+"""Emulate engines of lower precision on the hub's own model, to measure their rounding without running them.
 
     with emulating("q8_0", weights):
-        states = policy's forward pass        every product of matrices as an engine of 8 bits computes it
+        states = policy's forward pass        computes each matrix product as an 8-bit engine does
 
-A PyTorch dispatch mode sees every operator and rounds what an engine of the precision rounds:
+A PyTorch dispatch mode intercepts every operator and rounds what an engine of the precision rounds:
 
-    f16, bf16    the mantissa of every result of an operator, as a model in that precision keeps it; never its range,
-                 for such a model computes sums of squares in float32
-    q8_0, ...    in products with the model's weights: the weights in blocks as llama.cpp packs them, the other factor
+    f16, bf16    the mantissa of every operator's result, as a model in that precision stores it; the range is not
+                 limited, because such a model computes sums of squares in float32
+    q8_0, ...    in products with the model's weights: weights in blocks as llama.cpp packs them, the other factor
                  to 8 bits in blocks of 32, as llama.cpp does before integer products
-    f32          nothing; a model that is held in 16 bits is computed in float32
+    f32          nothing; a model stored in 16 bits is computed in float32
 
-So the emulation needs no second copy of the model and no other library, works with any forward pass, and runs on the
-verifier's device. Formats follow ggml's `ggml-quants.c`, and the choice of types `llama-quant.cpp`. If an engine
-chooses finer types for some layers, the emulation uses the coarser type for all: the emulated engine is coarser than
-the real one, if anything. Blocks begin where the engine's do, so a base that was itself unpacked from such a format
-loses as little as in the engine.
+So the emulation needs no second copy of the model and no other library. It works with any forward pass, on the
+verifier's device. Formats follow ggml's `ggml-quants.c`, and the choice of types `llama-quant.cpp`. If an engine uses
+finer types for some layers, the emulation uses the coarser type for all, so it is never finer than the real engine.
+Blocks begin at the engine's block boundaries. A base unpacked from such a format therefore loses as little as in the
+engine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PRODUCTS: Final = {_aten.mm: 0, _aten.addmm: 1, _aten.addmm_: 1}
 """Matrix products, with the argument index of the first factor. The next argument is a layer's transposed weight."""
 
 _IS_WEIGHT: Final = "_echo_is_base_weight"
-"""Attribute of a tensor that is one of the base's weights in another shape or precision."""
+"""Attribute of tensors that are a base weight in another shape or precision."""
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -116,14 +116,14 @@ class _Emulation(TorchDispatchMode):
         self._mantissa_bits = _MANTISSA_BITS.get(precision)
         self._weights = weights
         self._last: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], Tensor] | None = None
-        """The weight that was packed last, for the output layer, which computes one chunk of rows after the other."""
+        """The weight packed last. The output layer uses its weight again for each chunk of rows."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         is_view = _is_view(func)
         if is_view or func.overloadpacket is _aten._to_copy:
             result = func(*args, **_exact_dtype(kwargs))
-            # A view or a copy of a weight is still a weight.
+            # Mark views and copies of a weight as weights.
             if isinstance(result, Tensor):
                 setattr(result, _IS_WEIGHT, self._is_weight(args[0]))
             return result if is_view or self._mantissa_bits is None else self._rounded(func, result)
@@ -180,8 +180,11 @@ def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
 
 
 def in_float32() -> AbstractContextManager[None]:
-    """Compute the block in float32 with weights that are held in 16 bits. Each weight is converted when it is used, so
-    the model takes half of the memory, and the results are those of float32 weights. No autograd graph is recorded."""
+    """Compute the block in float32 with weights stored in 16 bits, without an autograd graph.
+
+    Each weight is converted when it is used. So the model takes half of the memory, and results equal those of float32
+    weights.
+    """
     return emulating(_EXACT, ())
 
 

@@ -1,8 +1,8 @@
 """Measurement of how coarsely an engine rounds, on the run's own base and policy.
 
-The verifier completes some of the run's prompts, computes every position once as it always does and once as an engine
-of the given rounding would (`emulation`), draws tokens from what that engine would draw from, and examines them like a
-node's. What comes out is the evidence of an honest node, the verifier's own rounding included.
+The verifier completes some of the run's prompts. It computes every position twice: normally, and as an engine of the
+given rounding would (`emulation`). It draws tokens from the emulated distribution and examines them like a node's. The
+result is the evidence that an honest node would show, including the verifier's own rounding.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.torch_sampler import sample_groups
 
 COMPLETION_TOKENS: Final = 64
-"""Of each, at most."""
+"""Longest completion, in tokens."""
 TOGETHER: Final = 16
-"""Prompts that are completed in one batch."""
+"""Prompts completed in one batch."""
 POSITIONS: Final = 1_024
-"""Batches of prompts are completed until there are so many positions, or no more prompts. An engine rounds much behind
-some prompts and little behind others, so many different ones are better than many completions of each."""
+"""Positions to measure. Prompts are completed, batch by batch, until this number is reached or no prompts are left.
+Rounding errors vary strongly between prompts: variety matters more than many completions of one prompt."""
 EXACT_ELEMENTS: Final = 2**22
-"""Logits that exist in float64 at once, several times: 32 MiB each."""
+"""Logits held in float64 at once; several such tensors exist, 32 MiB each."""
 DRAWS: Final = 32
-"""Tokens drawn at each position: few of them tell how far an edge was moved."""
+"""Tokens drawn at each position. More draws show better how far an interval's edge has moved."""
 
 
 def contexts(
     policy: Policy, settings: LearnerSettings, prompts: Sequence[NDArray[np.int32]], *, seed: int
 ) -> list[WeightedGroup]:
-    """Completions by the policy as it is set, of as many of `prompts` as are needed; the same seed, the same ones.
+    """Complete as many of `prompts` as needed, with the policy's current weights. Equal seeds give equal completions.
 
-    Raises LearnerError if there is no prompt, and BackendError where the policy's logits are not finite.
+    Raises LearnerError if there are no prompts, and BackendError if the policy's logits are not finite.
     """
     requests = [
         GroupRequest(
@@ -63,7 +63,7 @@ def contexts(
         for number, prompt_ids in enumerate(prompts)
     ]
     if not prompts:
-        raise LearnerError("There is no prompt behind which rounding could be measured.")
+        raise LearnerError("The rounding cannot be measured: the run has no prompts.")
     groups: list[WeightedGroup] = []
     for together in _batched(requests, TOGETHER):
         if sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts) >= POSITIONS:
@@ -87,8 +87,11 @@ def measured(
     seed: int,
     computing: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Evidence:
-    """Return what an honest engine with this rounding shows, by this adapter, behind `groups`. `rounding`: one of
-    `core.trust.numerics.ROUNDINGS`. `computing`: the context in which the verifier computes what it takes for true."""
+    """Return the evidence of an honest engine with this rounding, with this adapter, on the completions `groups`.
+
+    `rounding` is one of `core.trust.numerics.ROUNDINGS`. `computing` is the context of the verifier's own, exact
+    computation.
+    """
     policy.set_adapter(adapter)
     generator = np.random.Generator(np.random.Philox(key=draws.derive_seed("numerics", rounding, seed)))
     found = []
@@ -100,7 +103,7 @@ def measured(
 
 
 _Drawn = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-"""Beginnings of intervals, true log-probabilities, uniforms and claims, each [N]."""
+"""Lower interval ends, true log-probabilities, uniforms and claims, each [N]."""
 
 
 def _examined(
@@ -131,8 +134,10 @@ def _examined(
 
 
 def _drawn(true_NV: Tensor, emulated_NV: Tensor, temperature: float, generator: np.random.Generator) -> _Drawn:
-    """Tokens that are drawn from the emulated logits, under the true ones: `echo_shared.draws.draw` of many uniforms a
-    row, for which the distribution is summed once."""
+    """Draw tokens from the emulated logits [N, V], and examine them under the true logits [N, V].
+
+    Draws like `echo_shared.draws.draw`, with `DRAWS` uniforms for each row, and sums each distribution once.
+    """
     true_NV, emulated_NV = (
         (exact(logits).double() / temperature).log_softmax(dim=1) for logits in (true_NV, emulated_NV)
     )

@@ -1,17 +1,17 @@
 """Supervise the verifier process and send it rollouts to check. Loads no torch.
 
 A forward pass has a fixed cost, so a few rollouts take about as long as a dozen. Waiting rollouts are therefore sent in
-batches. Rollouts that are not urgent wait until an urgent one comes, `ENOUGH` of them wait, the oldest has waited for
-`COMPANY_S`, or `patience` versions were published meanwhile.
+batches. A batch starts when an urgent rollout comes, when `ENOUGH` rollouts wait, when the oldest has waited for
+`COMPANY_S`, or when `patience` versions were published meanwhile.
 
-Every rollout gets exactly one answer: the evidence about each node that drew a part of it, or the reason why it cannot
-be checked.
+Every rollout gets exactly one answer: evidence about each node that sampled a part of it, or a reason against checking
+it.
 
-If the process dies, the rollouts that it was checking go to the next process one by one. So a rollout that kills
-process after process is identified and given up. If processes die for another reason, all waiting rollouts are answered
-with that reason, and the verifier tries again after a pause: no check waits forever.
+If the process dies, its unfinished rollouts go to the next process one by one. So a rollout that kills process after
+process is identified and given up. If processes die for another reason, all waiting rollouts are answered with that
+reason, and the verifier tries again after a pause: no check waits forever.
 
-In a Ray cluster the process may be lost without any fault of its rollouts; they go to the next process. While the
+In a Ray cluster, a lost process does not mean that its rollouts are at fault. They go to the next process. While the
 cluster is unreachable, checks wait.
 """
 
@@ -22,9 +22,9 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,17 +36,18 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.learner import unquantized
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
-from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack, unpack_evidence, unpack_spans
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, unpack_spans
 from echo_shared.backoff import Restarts, backoff_s
 from echo_shared.child import ChildExited
 from echo_shared.errors import EchoError, LearnerError
+from echo_shared.rollout_books import pack_payload
 
 log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 16_384
 """Maximum number of waiting rollouts; further ones are answered with `TOO_MANY` at once."""
 TOO_MANY: Final = "Too many rollouts wait to be checked."
-NOT_KEPT: Final = "Its tokens are not kept any more."
+NOT_KEPT: Final = "The rollout's tokens were deleted."
 TOGETHER: Final = 256
 """Maximum number of rollouts in one batch."""
 TOKENS_TOGETHER: Final = 2**18
@@ -59,27 +60,39 @@ COMPANY_S: Final = 6.0
 """Maximum wait for a fuller batch, in seconds. It delays the discovery of a node that begins to forge, unless too many
 of that node's checks wait (`core.trust.rate.patience`)."""
 DEATHS_OF_ONE: Final = 3
-"""Give up a rollout after this number of process deaths while it was being checked. From the second try on it is
+"""Process deaths during checks of one rollout after which the rollout is given up. From the second try on, it is
 checked alone."""
 DEATHS_IN_A_ROW: Final = 5
 LOSSES_OF_ONE: Final = 8
-"""Give up a rollout after this number of lost processes while it was being checked: it may crash machines."""
+"""Lost processes during checks of one rollout after which the rollout is given up: it may crash machines."""
 RESTART_S: Final = 1.0
 """Seconds before the first restart, less up to half by chance; doubled with every further death, up to 30 s."""
 REST_S: Final = 300.0
 """Pause in seconds after `DEATHS_IN_A_ROW`, or if the process cannot work at all."""
-Report = Callable[[str, tuple[NodeEvidence, ...], float], Awaitable[None]]
-"""(rollout id, evidence about the node of each span, processor or device seconds of the check)"""
-Measured = Callable[[str, int, Evidence | None, float], Awaitable[None]]
-"""(rounding, policy version, evidence that an honest engine with this rounding shows, seconds); None: it cannot be
-measured."""
-Cannot = Callable[[str, str], Awaitable[None]]
-"""(rollout id, reason why it cannot be checked)"""
-Prompts = Callable[[], list[NDArray[np.int32]]]
-"""Returns some of the run's prompts as token ids."""
-Load = Callable[[Sequence[str]], Awaitable[Mapping[str, DrawnRollout | str]]]
-"""Returns committed rollouts by id, or the reason why one cannot be checked. Rollouts whose tokens are deleted are
-left out."""
+
+
+class CheckedRollouts(Protocol):
+    """Source of what the verifier checks: `echo_hub.intake.episodes.DrawnRollouts`."""
+
+    async def load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
+        """Return committed rollouts by id, or the reason why one cannot be checked. Rollouts whose tokens are deleted
+        are left out."""
+
+    def prompts(self) -> list[NDArray[np.int32]]:
+        """Return some of the run's prompts as token ids. Blocks."""
+
+
+class Findings(Protocol):
+    """Receiver of the verifier's answers: `echo_hub.verify.verifying`."""
+
+    async def checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
+        """Take the evidence about the node of each span; `seconds` of processor or device time."""
+
+    async def abandoned(self, rollout_id: str, why: str) -> None:
+        """Take the reason why a rollout cannot be checked."""
+
+    async def measured(self, rounding: str, policy_version: int, evidence: Evidence | None, seconds: float) -> None:
+        """Take the evidence that an honest engine with this rounding shows; None: it cannot be measured."""
 
 
 def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker") -> Program:
@@ -123,7 +136,8 @@ class _Job:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patient:
     """A rollout that waits for a fuller batch, until `due_at` by the event loop's clock or until `due_with` versions
-    are published."""
+    are published.
+    """
 
     rollout_id: str
     due_at: float
@@ -131,9 +145,12 @@ class _Patient:
 
 
 class Verifier:
-    """Queue of checks, bounded by `MOST_WAITING`. `process`: None: nothing is verified. `directory`: the run with its
-    adapters; `kept`: number of adapters that the process keeps in memory. `patience`: number of versions, at least 1,
-    that may be published before the tokens of a rollout may be deleted."""
+    """Queue of checks, bounded by `MOST_WAITING`.
+
+    `process` None: nothing is verified. `directory` is the run with its adapters; `kept` is the number of adapters that
+    the process keeps in memory. `patience` is the number of versions, at least 1, after whose publication a rollout's
+    tokens may be deleted.
+    """
 
     def __init__(
         self,
@@ -143,8 +160,7 @@ class Verifier:
         directory: RunDirectory,
         kept: int,
         patience: int,
-        load: Load,
-        prompts: Prompts,
+        rollouts: CheckedRollouts,
     ) -> None:
         self._process = process
         self._settings = settings
@@ -152,8 +168,7 @@ class Verifier:
         self._kept = kept
         self._patience = patience
         self._num_published = 0
-        self._load = load
-        self._prompts = prompts
+        self._rollouts = rollouts
         self._to_measure: dict[str, int] = {}
         """Roundings to measure, each with the policy version to measure it with."""
         self._urgent: deque[str] = deque()
@@ -195,7 +210,7 @@ class Verifier:
             self._now.set()
 
     def measure(self, rounding: str, policy_version: int) -> None:
-        """Queue the measurement of a rounding with this version, before all checks that are not being made yet."""
+        """Queue the measurement of a rounding with this version. It precedes all checks that have not started."""
         self._to_measure[rounding] = policy_version
         self._some.set()
         self._now.set()
@@ -219,29 +234,30 @@ class Verifier:
     def _most_together(self) -> int:
         return max(1, min(TOGETHER, TOKENS_TOGETHER // self._settings.max_tokens))
 
-    async def run(self, report: Report, cannot: Cannot, measured: Measured) -> None:
-        """Check forever. Each rollout is answered by a call of `report` or `cannot`, each measurement by `measured`."""
+    async def run(self, findings: Findings) -> None:
+        """Check forever. Each rollout is answered by one call of `checked` or `abandoned`, each measurement by
+        one call of `measured`."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._refuse(cannot))
+            tasks.create_task(self._refuse(findings))
             if self._process is not None:
-                tasks.create_task(self._check(self._process, report, cannot, measured))
+                tasks.create_task(self._check(self._process, findings))
 
-    async def _refuse(self, cannot: Cannot) -> None:
+    async def _refuse(self, findings: Findings) -> None:
         while True:
-            await cannot(*await self._refused.get())
+            await findings.abandoned(*await self._refused.get())
 
-    async def _check(self, process: ModelProcess, report: Report, cannot: Cannot, measured: Measured) -> None:
+    async def _check(self, process: ModelProcess, findings: Findings) -> None:
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         try:
             while True:
                 try:
-                    await self._measure(process, measured, restarts)
-                    await self._ask(process, report, cannot, restarts)
-                    await self._take(cannot)
+                    await self._measure(process, findings, restarts)
+                    await self._ask(process, findings, restarts)
+                    await self._take(findings)
                 except ChildLost as error:
                     if not isinstance(error, ClusterUnusable):
-                        log.warning("the verifier is lost: %s", error, extra={"event": "verifier_died"})
-                    await self._take_back(process, error, cannot)
+                        log.warning("the verifier process is lost: %s", error, extra={"event": "verifier_died"})
+                    await self._take_back(process, error, findings)
                     await asyncio.sleep(backoff_s(self._losses, random.random(), first_s=RESTART_S, limit_s=30.0))
                     self._losses += 1
                 except ChildExited as error:
@@ -249,17 +265,17 @@ class Verifier:
                     extra = {"event": "verifier_died", "data": {"deaths": restarts.deaths}}
                     log.warning("the verifier died (%d in a row): %s", restarts.deaths, error, extra=extra)
                     if wait_s is None:
-                        await self._rest(process, error, cannot, measured)
+                        await self._rest(process, error, findings)
                         restarts.succeeded()
                     else:
-                        await self._take_back(process, error, cannot)
+                        await self._take_back(process, error, findings)
                         await asyncio.sleep(wait_s)
                 except LearnerError as error:
-                    await self._rest(process, error, cannot, measured)
+                    await self._rest(process, error, findings)
         finally:
             await process.stop()
 
-    async def _take(self, cannot: Cannot) -> None:
+    async def _take(self, findings: Findings) -> None:
         """Fill `_in_hand` with the next batch: one rollout that was being checked when a process died, or all waiting
         rollouts once they are due."""
         while not self._in_hand and not self._to_measure:
@@ -275,7 +291,7 @@ class Verifier:
                             await self._now.wait()
                 if self._to_measure:
                     return
-                jobs = await self._loaded(self._taken(self._most_together), cannot)
+                jobs = await self._loaded(self._taken(self._most_together), findings)
             self._in_hand = {job.drawn.rollout_id: job for job in jobs}
 
     def _taken(self, most: int) -> list[str]:
@@ -289,18 +305,18 @@ class Verifier:
             self._now.clear()
         return ids
 
-    async def _loaded(self, rollout_ids: Sequence[str], cannot: Cannot) -> list[_Job]:
-        found = await self._load(rollout_ids)
+    async def _loaded(self, rollout_ids: Sequence[str], findings: Findings) -> list[_Job]:
+        found = await self._rollouts.load(rollout_ids)
         jobs = []
         for rollout_id in rollout_ids:
             drawn = found.get(rollout_id, NOT_KEPT)
             if isinstance(drawn, str):
-                await cannot(rollout_id, drawn)
+                await findings.abandoned(rollout_id, drawn)
             else:
                 jobs.append(_Job(drawn=drawn))
         return jobs
 
-    async def _measure(self, process: ModelProcess, measured: Measured, restarts: Restarts) -> None:
+    async def _measure(self, process: ModelProcess, findings: Findings, restarts: Restarts) -> None:
         """Measure all queued roundings. Raises as `_ask` does; unanswered roundings stay queued."""
         while self._to_measure:
             if not process.is_ready:
@@ -308,7 +324,7 @@ class Verifier:
             version = min(self._to_measure.values())
             roundings = [name for name, wanted in self._to_measure.items() if wanted == version]
             adapters = {version: self._directory.adapter(version)} if version else {}
-            prompts = await asyncio.to_thread(self._prompts)
+            prompts = await asyncio.to_thread(self._rollouts.prompts)
             await process.send({"asked": roundings, "version": version, "prompts": prompts}, adapters)
             for _ in roundings:
                 answer = await process.receive()
@@ -319,15 +335,15 @@ class Verifier:
                     del self._to_measure[rounding]
                 if "cannot" in answer:
                     log.warning("cannot measure %s: %s", rounding, answer["cannot"], extra={"event": "not_measured"})
-                    await measured(rounding, version, None, 0.0)
+                    await findings.measured(rounding, version, None, 0.0)
                 else:
-                    await measured(rounding, version, unpack_evidence(answer["evidence"]), answer["seconds"])
+                    await findings.measured(rounding, version, unpack_evidence(answer["evidence"]), answer["seconds"])
         if not self._num_waiting:
             self._some.clear()
         if not self._urgent and self._num_waiting < min(ENOUGH, self._most_together):
             self._now.clear()
 
-    async def _ask(self, process: ModelProcess, report: Report, cannot: Cannot, restarts: Restarts) -> None:
+    async def _ask(self, process: ModelProcess, findings: Findings, restarts: Restarts) -> None:
         """Check all rollouts in `_in_hand`; start a process if none runs. Raises ChildExited and ChildLost, or
         LearnerError if the process cannot work at all."""
         if not process.is_ready:
@@ -337,7 +353,7 @@ class Verifier:
         drawn = [job.drawn for job in self._in_hand.values()]
         versions = {span.policy_version for one in drawn for span in one.spans} - {0}
         adapters = {version: self._directory.adapter(version) for version in versions}
-        await process.send({"asked": [pack(one) for one in drawn]}, adapters)
+        await process.send({"asked": [pack_payload(one) for one in drawn]}, adapters)
         while self._in_hand:
             answer = await process.receive()
             restarts.succeeded()
@@ -345,11 +361,11 @@ class Verifier:
             rollout_id = answer["rollout_id"]
             del self._in_hand[rollout_id]
             if "cannot" in answer:
-                await cannot(rollout_id, answer["cannot"])
+                await findings.abandoned(rollout_id, answer["cannot"])
             else:
-                await report(rollout_id, unpack_spans(answer["spans"]), answer["seconds"])
+                await findings.checked(rollout_id, unpack_spans(answer["spans"]), answer["seconds"])
 
-    async def _take_back(self, process: ModelProcess, error: ChildExited | ChildLost, cannot: Cannot) -> None:
+    async def _take_back(self, process: ModelProcess, error: ChildExited | ChildLost, findings: Findings) -> None:
         """Queue again the rollouts that a process was checking when it died or was lost."""
         had_begun = process.is_ready and not isinstance(error, ClusterUnusable)
         await process.stop()
@@ -362,32 +378,32 @@ class Verifier:
             if job.deaths < DEATHS_OF_ONE and job.losses < LOSSES_OF_ONE:
                 self._again.append(job)
             else:
-                await cannot(job.drawn.rollout_id, f"The verifier dies of it. {error}")
+                await findings.abandoned(job.drawn.rollout_id, f"The verifier process fails on this rollout. {error}")
 
-    async def _give_up_measuring(self, measured: Measured) -> None:
+    async def _give_up_measuring(self, findings: Findings) -> None:
         while self._to_measure:
             rounding, version = self._to_measure.popitem()
-            await measured(rounding, version, None, 0.0)
+            await findings.measured(rounding, version, None, 0.0)
 
-    async def _rest(self, process: ModelProcess, error: EchoError, cannot: Cannot, measured: Measured) -> None:
+    async def _rest(self, process: ModelProcess, error: EchoError, findings: Findings) -> None:
         """Answer all waiting rollouts, and those that come within `REST_S`, with the error."""
-        log.error("nothing can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
-        why = f"No verifier can be kept at work. {error}"
+        log.error("no rollout can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
+        why = f"The verifier process keeps failing. {error}"
         await process.stop()
-        await self._give_up_measuring(measured)
+        await self._give_up_measuring(findings)
         jobs: Iterable[_Job] = (*self._in_hand.values(), *self._again)
         self._in_hand = {}
         self._again.clear()
         for job in jobs:
-            await cannot(job.drawn.rollout_id, why)
+            await findings.abandoned(job.drawn.rollout_id, why)
         clock = asyncio.get_running_loop().time
         ends_at = clock() + REST_S
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(ends_at):
                     await self._some.wait()
-                await self._give_up_measuring(measured)
+                await self._give_up_measuring(findings)
                 for rollout_id in self._taken(MOST_WAITING):
-                    await cannot(rollout_id, why)
+                    await findings.abandoned(rollout_id, why)
             if clock() >= ends_at:
                 return

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from echo_hub.core.events import CheckAbandoned, NumericsMeasured, RolloutChecked
 from echo_hub.core.trust.evidence import Evidence
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.verify.drawn import NodeEvidence
 from echo_hub.verify.verifier import Verifier
-
-Finding = RolloutChecked | CheckAbandoned | NumericsMeasured
-Report = Callable[[Finding], Awaitable[None]]
 
 
 class Verifying:
     """Report one event for each submitted rollout or rounding."""
 
-    def __init__(self, verifier: Verifier, *, report: Report) -> None:
+    def __init__(self, verifier: Verifier, queue: EventQueue) -> None:
         self._verifier = verifier
-        self._report = report
+        self._queue = queue
         self.seconds = 0.0
         """Processor or device seconds of all checks since the hub's start."""
         self.num_abandoned = 0
@@ -46,16 +42,19 @@ class Verifying:
 
     async def run(self) -> None:
         """Check forever; rollouts that are submitted before wait."""
-        await self._verifier.run(self._checked, self._abandoned, self._measured)
+        await self._verifier.run(self)
 
-    async def _checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
+    async def checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
+        """Report the evidence of a check."""
         self.seconds += seconds
-        await self._report(RolloutChecked(rollout_id=rollout_id, spans=spans))
+        await self._queue.put(RolloutChecked(rollout_id=rollout_id, spans=spans))
 
-    async def _measured(self, rounding: str, policy_version: int, evidence: Evidence | None, seconds: float) -> None:
+    async def measured(self, rounding: str, policy_version: int, evidence: Evidence | None, seconds: float) -> None:
+        """Report the evidence of a measurement."""
         self.seconds += seconds
-        await self._report(NumericsMeasured(rounding=rounding, policy_version=policy_version, evidence=evidence))
+        await self._queue.put(NumericsMeasured(rounding=rounding, policy_version=policy_version, evidence=evidence))
 
-    async def _abandoned(self, rollout_id: str, _why: str) -> None:
+    async def abandoned(self, rollout_id: str, why: str) -> None:
+        """Report that a rollout cannot be checked."""
         self.num_abandoned += 1
-        await self._report(CheckAbandoned(rollout_id=rollout_id))
+        await self._queue.put(CheckAbandoned(rollout_id=rollout_id))

@@ -1,14 +1,12 @@
-"""The verifier process: `python -m echo_hub.verify.worker`, driven by `echo_hub.verify.verifier`.
+"""The verifier process: `python -m echo_hub.verify.worker`, controlled by `echo_hub.verify.verifier`.
 
-It re-computes what nodes claim to have drawn, under the versions that they name: one prefill by the learner's own
-packed forward pass, with the base and the adapters as they are published: rollouts of several versions in one pass. One
-that several versions have drawn is computed once by each, up to the end of what that one drew, and every span is judged
-for whoever drew it.
+It recomputes nodes' rollouts under the versions that they name. It uses the learner's packed forward pass, with the
+published base and adapters; one prefill handles rollouts of several versions. A rollout drawn by several versions is
+computed once with each, up to the end of that version's span. The evidence of each span concerns the node that drew it.
 
-What it is given comes from strangers: a rollout that cannot have been drawn is answered with a reason, and never
-reaches the device. The process is of low priority; it gives the device's memory back whenever it has nothing to do.
-
-Asked to, it measures how coarsely engines of a kind round (`measuring`).
+Its input comes from strangers: an invalid rollout is answered with a reason and never reaches the device. The process
+has low priority, and frees the device's memory whenever it is idle. On request, it measures how coarsely engines of a
+kind round (`measuring`).
 """
 
 from __future__ import annotations
@@ -37,44 +35,45 @@ from echo_hub.learner.device import resolve_device
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack
+from echo_hub.verify.drawn import DrawnRollout, pack_evidence
 from echo_hub.verify.emulation import in_float32
 from echo_hub.verify.measuring import contexts, measured
 from echo_shared import draws
 from echo_shared.answering import serve
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, LearnerError
+from echo_shared.rollout_books import unpack_payload
 
 log = logging.getLogger(__name__)
 
 NICENESS: Final = 10
-"""On POSIX; a tenth of what the learner gets where both want the same processor."""
+"""Niceness on POSIX. With the learner on the same processor core, the verifier gets about a tenth of its share."""
 FLOAT32_SHARE: Final = 0.25
-"""Share of a GPU's memory that the base may take in float32. A larger base is held in the 16 bits of its files."""
+"""Share of a GPU's memory that the base may take in float32. A larger base keeps the 16-bit type of its files."""
 
 _STORED: Final = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""PyTorch's types by the names of safetensors."""
+"""PyTorch's types by safetensors' names."""
 
 _Found = NDArray[np.float64]
-"""[2, N]: of each token, where its interval begins, in cumulative probability, and its true log-probability in nats; of
-a greedy choice, by how many nats it is less likely than the most likely token in place of the former."""
+"""[2, N]: for each token, the lower end of its interval in cumulative probability, and its true log-probability in
+nats. For a greedy token, the first value is the log-probability gap to the most likely token, in nats."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Case:
-    """One rollout under examination; `missing` of its tokens are still to be computed."""
+    """One rollout under examination; `missing` counts its tokens without a result."""
 
     drawn: DrawnRollout
     missing: int
     found_2T: NDArray[np.float64]
-    """See `_Found`."""
+    """As `_Found`, for the rollout's T tokens."""
     seconds: float = 0.0
     cannot: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """The tokens `start` to `stop` - 1 of a rollout, all by one version."""
+    """Tokens `start` to `stop` - 1 of a rollout, all drawn by one version."""
 
     case: _Case = field(repr=False)
     policy_version: int
@@ -83,11 +82,11 @@ class _Piece:
 
 
 _Adapters = dict[int, Mapping[str, Tensor]]
-"""By version."""
+"""Adapters by version."""
 
 
 class Examiner:
-    """Made by `open`."""
+    """Examines rollouts; create it with `open`."""
 
     def __init__(
         self,
@@ -97,8 +96,9 @@ class Examiner:
         kept: int,
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`policy` is version 0; the adapters of so many versions are `kept` on its device. `computing`: the context of
-        each forward pass, for one that is not computed in the precision in which the policy is held."""
+        """`policy` is version 0; `kept` is the number of adapters kept on its device. `computing` is the context of
+        each forward pass, for computing in another precision than the stored one.
+        """
         self._policy = policy
         self._settings = settings
         self._kept = kept
@@ -106,13 +106,15 @@ class Examiner:
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
         self._contexts: tuple[int, list[WeightedGroup]] | None = None
-        """A version and its completions, behind which roundings are measured."""
+        """A version and its completions, on which roundings are measured."""
         self._clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
 
     @classmethod
     def open(cls, frame: Frame) -> Examiner:
-        """Load the base, and compute by it in float32 unless the settings name another precision. Raises LearnerError
-        when the base cannot be loaded."""
+        """Load the base. Compute in float32 unless the settings name another precision.
+
+        Raises LearnerError if the base cannot be loaded.
+        """
         settings = LearnerSettings.model_validate(frame["settings"])
         torch.set_num_threads(max(1, settings.learner.threads))
         held_in: torch.dtype | None = None
@@ -132,7 +134,7 @@ class Examiner:
     def measure(
         self, rounding: str, version: int, place: Callable[[int], Path], prompts: Sequence[NDArray[np.int32]]
     ) -> Frame:
-        """Answer with what an honest engine with this rounding shows, by this version, behind some of `prompts`."""
+        """Return the answer to a measurement: the evidence of an honest engine with this rounding and version."""
         began = self._clock()
         try:
             adapter = self._adapter(version, place)
@@ -151,12 +153,14 @@ class Examiner:
         except (LearnerError, BackendError, torch.OutOfMemoryError) as error:
             return {"rounding": rounding, "cannot": str(error)}
         if not evidence.is_finite:
-            return {"rounding": rounding, "cannot": "The policy's logits are no numbers here."}
+            return {"rounding": rounding, "cannot": "The policy's logits are not finite."}
         return {"rounding": rounding, "evidence": pack_evidence(evidence), "seconds": self._clock() - began}
 
     def examine(self, rollouts: Sequence[DrawnRollout], place: Callable[[int], Path]) -> Iterator[Frame]:
-        """Yields one answer for each rollout, as soon as all of it is computed, the oldest versions first. `place`: the
-        directory of a version's adapter."""
+        """Yield one answer for each rollout as soon as it is computed, oldest versions first.
+
+        `place` returns the directory of a version's adapter.
+        """
         began = self._clock()
         pieces = []
         for drawn in rollouts:
@@ -170,32 +174,32 @@ class Examiner:
             try:
                 adapters[version] = self._adapter(version, place)
             except LearnerError as error:
-                yield from _refused(list(of_version), f"Version {version} is not at hand any more: {error.got}")
+                yield from _refused(list(of_version), f"The adapter of version {version} is gone: {error.got}")
         for part, found in self._computed([piece for piece in pieces if not piece.case.cannot], adapters):
             ended = self._clock()
             _spread(ended - began, part)
             began = ended
-            yield from _refused(part, "There is not enough memory for it.") if found is None else _taken(part, found)
+            yield from _refused(part, "The device has too little memory.") if found is None else _taken(part, found)
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _problem(self, drawn: DrawnRollout) -> str:
-        """Why it cannot be computed; empty = it can."""
+        """Return why a rollout cannot be computed, or ""."""
         count = len(drawn.completion_ids)
         if not count or not len(drawn.prompt_ids) or len(drawn.behavior_logprobs) != count:
-            return f"{len(drawn.prompt_ids)} tokens of prompt, {count} drawn, {len(drawn.behavior_logprobs)} claims"
+            return f"{len(drawn.prompt_ids)} prompt tokens, {count} drawn tokens, {len(drawn.behavior_logprobs)} claims"
         if sum(span.num_tokens for span in drawn.spans) != count or min(span.num_tokens for span in drawn.spans) < 1:
             return f"spans of {[span.num_tokens for span in drawn.spans]} tokens for {count}"
         if not np.isfinite(drawn.behavior_logprobs).all():
-            return "A claimed log-probability is no number."
+            return "A claimed log-probability is not finite."
         vocabulary = self._policy.vocab_size
         ids = np.concatenate([drawn.prompt_ids, drawn.completion_ids])
         if ids.min() < 0 or ids.max() >= vocabulary:
-            return f"ids {ids.min()} to {ids.max()} in a vocabulary of {vocabulary}"
+            return f"token ids {ids.min()} to {ids.max()}, with a vocabulary of {vocabulary}"
         return ""
 
     def _adapter(self, version: int, place: Callable[[int], Path]) -> Mapping[str, Tensor]:
-        """Raises LearnerError when there is no such adapter any more."""
+        """Return a version's adapter. Raises LearnerError if it no longer exists."""
         if version == 0:
             return self._base
         adapter = self._adapters.pop(version, None)
@@ -210,8 +214,9 @@ class Examiner:
     def _computed(
         self, pieces: Sequence[_Piece], adapters: _Adapters, *, each_alone: bool = False
     ) -> Iterator[tuple[Sequence[_Piece], _Found | None]]:
-        """Pieces and what is found of all their tokens, one after the other; None where there is not enough memory for
-        a single piece."""
+        """Yield pieces and the results of all their tokens, concatenated. None means too little memory for a single
+        piece.
+        """
         together, pieces = _by_prompt(pieces)
         budget = 1 if each_alone else self._settings.learner.tokens_at_once
         done = 0
@@ -230,7 +235,7 @@ class Examiner:
             if found is not None or len(part) == 1:
                 yield part, found
             else:
-                log.warning("not enough memory for %d rollouts together: they are taken one by one", len(part))
+                log.warning("too little memory for %d rollouts at once: checking them one by one", len(part))
                 torch.cuda.empty_cache()
                 yield from self._computed(part, adapters, each_alone=True)
 
@@ -246,17 +251,17 @@ class Examiner:
 
 
 def is_float32_affordable(settings: LearnerSettings) -> bool:
-    """Return True if the base takes little enough memory in float32: always on a CPU."""
+    """Return True if the base is small enough to hold in float32: always on a CPU."""
     device = resolve_device(settings.learner.device)
     if device.type != "cuda":
         return True
     held = sum(path.stat().st_size for path in settings.base_dir.glob("*.safetensors"))
     _, total = torch.cuda.mem_get_info(device)
-    return 2 * held <= FLOAT32_SHARE * total  # Files are of 16 bits a weight as a rule, and of 32 at most.
+    return 2 * held <= FLOAT32_SHARE * total  # Files usually hold 16 bits a weight, and never more than 32.
 
 
 def stored_dtype(base_dir: Path) -> torch.dtype:
-    """Return the type of 16 bits that holds all of the base's weights exactly, or float32 if there is none."""
+    """Return the 16-bit type that holds all of the base's weights exactly, or float32 if there is none."""
     stored: set[str] = set()
     for path in base_dir.glob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
@@ -278,7 +283,9 @@ def _pieces(drawn: DrawnRollout) -> list[_Piece]:
 
 
 def _by_prompt(pieces: Sequence[_Piece]) -> tuple[list[WeightedGroup], list[_Piece]]:
-    """Those of a version and a prompt together, as the learner packs them; and the pieces in that order."""
+    """Group the pieces of the same version and prompt, as the learner packs them. Return groups and pieces in that
+    order.
+    """
     families: dict[tuple[int, bytes], list[_Piece]] = {}
     for piece in pieces:
         families.setdefault((piece.policy_version, _prompt(piece)), []).append(piece)
@@ -290,7 +297,9 @@ def _by_prompt(pieces: Sequence[_Piece]) -> tuple[list[WeightedGroup], list[_Pie
 
 
 def _positions(of_version: Sequence[_Piece]) -> int:
-    """What they take of a micro-batch: a prompt once, and all but the last token of what is computed behind it."""
+    """Return the positions that pieces take in a micro-batch: each prompt once, and each completion except its last
+    token.
+    """
     prompts = sum(len(next(same).case.drawn.prompt_ids) for _, same in groupby(of_version, key=_prompt))
     return prompts + sum(piece.stop - 1 for piece in of_version)
 
@@ -304,7 +313,7 @@ def _prompt(piece: _Piece) -> bytes:
 
 
 def _weighted(piece: _Piece) -> WeightedRollout:
-    """What is behind the piece is not computed; of what is before it, nothing is asked."""
+    """Return a piece as a rollout, cut off after the piece. Tokens before the piece are not examined."""
     drawn = piece.case.drawn
     return WeightedRollout(
         completion_ids=drawn.completion_ids[: piece.stop],
@@ -316,12 +325,12 @@ def _weighted(piece: _Piece) -> WeightedRollout:
 
 
 def _uniforms(drawn: Sequence[DrawnRollout]) -> NDArray[np.float64]:
-    """What all their tokens were drawn with, one after the other."""
+    """Return the uniforms of all tokens of the rollouts, concatenated."""
     return draws.all_uniforms((one.seed, one.index, len(one.completion_ids)) for one in drawn)
 
 
 def _greedy(pieces: Sequence[_Piece]) -> Tensor | None:
-    """Of all their tokens, whether each is to be the most likely one; None: no one is."""
+    """Return, for each token of the pieces, True if it is from a greedy completion; None if none is."""
     of_pieces = [piece.case.drawn.is_greedy for piece in pieces]
     if not any(of_pieces):
         return None
@@ -329,14 +338,14 @@ def _greedy(pieces: Sequence[_Piece]) -> Tensor | None:
 
 
 def _spread(seconds: float, pieces: Sequence[_Piece]) -> None:
-    """Each piece's share of what was spent on them together, by its tokens."""
+    """Divide the time of a batch among its pieces, by their tokens."""
     tokens = [len(piece.case.drawn.prompt_ids) + piece.stop for piece in pieces]
     for piece, own in zip(pieces, tokens, strict=True):
         piece.case.seconds += seconds * own / sum(tokens)
 
 
 def _taken(pieces: Sequence[_Piece], found_2N: _Found) -> list[Frame]:
-    """Puts what was computed into its places; the answers of those rollouts that are complete by it."""
+    """Store the results of pieces. Return the answers of rollouts that are now complete."""
     end = 0
     complete = []
     for piece in pieces:
@@ -357,12 +366,15 @@ def _refused(pieces: Sequence[_Piece], why: str) -> Iterator[Frame]:
 
 
 def _answers(cases: Sequence[_Case]) -> list[Frame]:
-    """What each span shows, in order; of all cases together, for most are short."""
+    """Return the answers, with evidence for each span in order.
+
+    All cases are examined together, since most are short.
+    """
     answers: list[Frame] = []
     told = []
     for case in cases:
         if np.isnan(case.found_2T).any():
-            answers.append({"rollout_id": case.drawn.rollout_id, "cannot": "The policy's logits are no numbers here."})
+            answers.append({"rollout_id": case.drawn.rollout_id, "cannot": "The policy's logits are not finite."})
         else:
             told.append(case)
     if not told:
@@ -386,7 +398,7 @@ def _answers(cases: Sequence[_Case]) -> list[Frame]:
 
 
 def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
-    """For `answering.serve`. Raises LearnerError when nothing can be computed."""
+    """Return the answering function for `answering.serve`. Raises LearnerError if nothing can be computed."""
     examiner = Examiner.open(opening)
 
     def answers(request: Frame) -> Iterator[Frame]:
@@ -395,13 +407,15 @@ def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
             for rounding in request["asked"]:
                 yield examiner.measure(rounding, request["version"], adapters.__getitem__, request["prompts"])
         else:
-            yield from examiner.examine([unpack(frame) for frame in request["asked"]], adapters.__getitem__)
+            yield from examiner.examine(
+                [unpack_payload(DrawnRollout, frame) for frame in request["asked"]], adapters.__getitem__
+            )
 
     return answers
 
 
 def yield_to_others() -> None:
-    """Gives this process a low priority."""
+    """Give this process a low priority."""
     me = psutil.Process()
     if sys.platform == "win32":
         me.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)

@@ -1,4 +1,4 @@
-"""What the operator tells volunteers, for the pages."""
+"""The operator's information for volunteers, as shown on the pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from echo_hub.dashboard.board import AboutView
 
 
 def about_view(config: HubConfig) -> AboutView:
-    """Of this run's settings."""
+    """Return the view of this run's settings."""
     about = config.about
     return AboutView(
         description=about.description,

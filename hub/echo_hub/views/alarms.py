@@ -1,7 +1,6 @@
-"""What in the newest step's figures an operator should look at, and what to do: signs of forged rollouts, or of a run
-that comes apart.
+"""Warn operators about the newest step's figures: signs of forged rollouts, or of a run that diverges.
 
-The hub goes on by itself after each of them, so none makes it unready: else a hostile node could.
+Alarms never make the hub unready: otherwise a hostile node could.
 """
 
 from __future__ import annotations
@@ -20,46 +19,48 @@ from echo_shared.step_figures import (
 )
 
 LARGEST_RATIO: Final = 1e3
-"""A fair draw gives a token of this ratio or more once in so many at most, whatever the two policies. Of 2e5 tokens of
-the built-in model, four steps old and from engines of 4 bits too, the largest was 6; at four times the default learning
-rate 41."""
+"""An honest draw gives a token this ratio with a probability of at most its inverse, whatever the two policies.
+
+Measured with the built-in model on 2e5 tokens, four steps old, some from 4-bit engines: the largest was 6. At four
+times the default learning rate it was 41.
+"""
 LARGEST_MISMATCH: Final = 0.1
-"""Nats per token. Of such rollouts two steps old it is 2e-3."""
+"""In nats per token. Such rollouts, two steps old, have 2e-3."""
 
 
 def alarms(step: StepRecord | None) -> tuple[str, ...]:
-    """A sentence or two each; none before the first step."""
+    """Return the warnings, one or two sentences each; none before the first step."""
     if step is None:
         return ()
     figures = step.figures
     found = []
     if held_back := figures.get(HELD_BACK.key):
         norm = figures.get(GRAD_NORM.key)
-        size = "is not finite" if norm is None else f"{norm:.3g}, is far outside of the run's own history"
+        size = "is not finite" if norm is None else f"of {norm:.3g} is far outside the run's history"
         found.append(
-            f"Step {step.step}: {held_back:.0f} updates were held back, for their gradient's norm, {size}. "
-            f"Version {step.step} has the weights from before them. If it goes on, set a smaller learning rate."
+            f"Step {step.step}: {held_back:.0f} updates were skipped because their gradient's norm {size}. "
+            f"Version {step.step} has the weights from before. If this continues, lower the learning rate."
         )
     if left_out := figures.get(GROUPS_LEFT_OUT.key):
         found.append(
-            f"Step {step.step}: {left_out:.0f} of {step.num_groups} groups were left out, because no honest engine "
-            "gives what a node claimed of a rollout in each. Such nodes are checked from now on: see Trust."
+            f"Step {step.step}: {left_out:.0f} of {step.num_groups} groups were left out: no honest engine "
+            "produces what a node claimed for a rollout in each. These nodes are checked from now on: see Trust."
         )
     if figures.get(OUT_OF_MEMORY.key):
         tokens = figures.get(FITTED_TOKENS.key) or 0
         found.append(
-            f"Step {step.step}: the learner's device had too little memory. The step was begun anew with micro-batches "
+            f"Step {step.step}: the learner's device had too little memory. The step was restarted with micro-batches "
             f"of at most {tokens:.0f} tokens, as are all from now on. If something else took that memory, restart the "
             "hub with another learner.micro_batch_tokens once it is free."
         )
     if (ratio := figures.get(RATIO_MAX.key) or 0) > LARGEST_RATIO:
         found.append(
             f"Step {step.step}: the largest importance ratio of a trained token is {ratio:.3g}. Look at that step's "
-            "rollouts: either it is forged, or the run falls apart and wants a smaller learning rate."
+            "rollouts: either it is forged, or the run diverges and needs a smaller learning rate."
         )
     if (mismatch := figures.get(MISMATCH_KL.key) or 0) > LARGEST_MISMATCH:
         found.append(
-            f"Step {step.step}: what nodes claim and what the learner finds are {mismatch:.2g} nats per token apart. "
-            "Look at the mismatch by node: one that is far off may forge; if all are, their engines are too imprecise."
+            f"Step {step.step}: the nodes' and the learner's log-probabilities differ by {mismatch:.2g} nats per token."
+            " Compare the mismatch by node: one outlier may forge; if all are high, their engines are too imprecise."
         )
     return tuple(found)

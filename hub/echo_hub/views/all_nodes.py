@@ -1,8 +1,8 @@
-"""What the pages say of all nodes, read anew as far as it changes: thousands of them cost a look next to nothing.
+"""Views of all nodes, updated incrementally: with thousands of nodes a page costs next to nothing.
 
-All are read the seldomer the longer that takes, and beside those who look. For every look the books are read of those
-nodes that came or left, were banned or unbanned, hold another number of rollouts, or of which the hub has written
-anything since (`echo_hub.store.touched`); a view is made anew where its node's books or its own words are others.
+A full reading happens in the background, the less often the longer it takes. For each page the database is read only
+for changed nodes: those that connected, left, were banned or unbanned, hold another number of rollouts, or were written
+by the hub since (`echo_hub.store.touched`). A view is rebuilt only if the node's record or its own report changed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from echo_hub.views.nodes import ConnectedNode, node_view
 from echo_shared.books import NodeTotals
 
 MOST_NODES: Final = 10_000
-"""That the pages know of, beside those that are connected: fresh keys cost nothing, and the books keep all that ever
-came."""
+"""Nodes known to the pages, in addition to connected ones. New keys are free, and the database keeps every node ever
+seen."""
 FRESH_S: Final = 0.2
-"""So long the same books do for the next look: nodes and leaderboard are asked for one after the other."""
+"""Seconds for which a reading is reused: pages request nodes and leaderboard one after the other."""
 
 
 SEEN_S: Final = 15.0
-"""A connected node is shown as seen no longer ago than twice this: then its view is made anew, whatever has changed."""
+"""A connected node's "last seen" is at most twice this old, in seconds: its view is rebuilt by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """All nodes, with everything that was noted as touched by then."""
+    """All nodes, including every change up to `touched`."""
 
     rows: Mapping[str, NodeTotals]
     touched: int
@@ -42,7 +42,7 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A view, and what it was made of."""
+    """A view, and the data that it was built from."""
 
     view: NodeView
     row: NodeTotals
@@ -51,28 +51,31 @@ class _Made:
 
 
 class AllNodes:
-    """Safe on several threads."""
+    """Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._books = ReadBeside(self._read_all, every_s=0.0, name="all nodes")
         self._whole = _Whole({}, 0)
-        """As they were read last."""
+        """Result of the last full reading."""
         self._rows: dict[str, NodeTotals] = {}
-        """The same, with what was read of some of them since."""
+        """The same, with later partial readings."""
         self._touched = 0
-        """All that was noted up to then is in them."""
+        """All changes up to this number are included."""
         self._under_way: Mapping[str, int] = {}
         self._of: frozenset[str] = frozenset()
-        """The nodes that were connected then."""
+        """The nodes connected at the last reading."""
         self._read_at = float("-inf")
         self._here: Mapping[str, _Made] = {}
         self._away = NodesAway({})
 
     def fleet(self, connected: Mapping[str, ConnectedNode], leased: Mapping[str, int], *, touched: int) -> Fleet:
-        """`leased`: rollouts leased to each and not yet received. `touched`: `Touched.number`, asked for before
-        anything was read for this look."""
+        """Return the views of all nodes.
+
+        `leased`: rollouts leased to each node and not yet received. `touched`: `Touched.number`, taken before this
+        reading.
+        """
         with self._lock:
             changed = self._read_changes(frozenset(connected), touched)
             now, made = time.time(), dict[str, _Made]()
@@ -85,18 +88,18 @@ class AllNodes:
             return Fleet(here=here, away=self._away)
 
     def _made(self, row: NodeTotals, node: ConnectedNode | None, held: int, now: float) -> _Made:
-        """As it was, if it was made of the same."""
+        """Return the existing view if its data is unchanged, else a new one."""
         said = (held, *_words(node)) if node is not None else (held,)
         known = self._here.get(row.node_id)
         if known is not None and known.row is row and known.said == said and now < known.good_until:
             return known
-        # They were made together perhaps, and are not to be made again together.
+        # Spread the expiry: views built together should not all be rebuilt together.
         lasts_s = SEEN_S * (1 + hash(row.node_id) % 8 / 8) if node is not None else float("inf")
         shown = row if node is None else replace(row, last_seen=now)
         return _Made(node_view(shown, node, in_flight=held), row, said, now + lasts_s)
 
     def _let_go(self, changed: Collection[str], here: Mapping[str, NodeView]) -> None:
-        """Makes those that are away anew, if that is not what it was."""
+        """Rebuild the views of disconnected nodes if any changed."""
         before = self._away.by_id
         is_another = len(before) + len(here) != len(self._rows) or any(node_id in before for node_id in here)
         if is_another or any(node_id not in here for node_id in changed):
@@ -111,7 +114,7 @@ class AllNodes:
             )
 
     def _read_changes(self, connected: frozenset[str], touched: int) -> Collection[str]:
-        """Reads what is to be read for this look; the nodes of which something may be another."""
+        """Read what changed since the last reading, and return the affected nodes."""
         if time.monotonic() - self._read_at < FRESH_S and connected == self._of and not self._books.is_quick:
             return ()
         banned, under_way, whole = (
@@ -136,7 +139,7 @@ class AllNodes:
         return self._rows if is_new else changed
 
     def _wrongly(self, banned: Collection[str]) -> set[str]:
-        """Those that are shown as banned and are not, or the other way round: another process may have written it."""
+        """Return the nodes whose ban is shown wrongly, because another process may have changed it."""
         shown = {node_id for node_id, row in self._rows.items() if row.banned_at is not None}
         return (shown ^ set(banned)) & self._rows.keys()
 
@@ -146,7 +149,7 @@ class AllNodes:
 
 
 def _words(node: ConnectedNode) -> tuple[object, ...]:
-    """All that a view shows of what a node says, and was told."""
+    """Return every field of a node's report that its view shows."""
     return (
         node.activity,
         node.capacity,
@@ -159,5 +162,5 @@ def _words(node: ConnectedNode) -> tuple[object, ...]:
 
 
 def _others(before: Mapping[str, int], now: Mapping[str, int]) -> set[str]:
-    """Keys of which the number is another."""
+    """Return the keys with different values."""
     return {key for key, _ in before.items() ^ now.items()}

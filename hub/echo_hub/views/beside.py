@@ -1,4 +1,4 @@
-"""What takes long to read is read beside those who look: they are shown what was read last."""
+"""Cache slow readings, and refresh them on a background thread while callers get the last result."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, ParamSpec, TypeVar
 
 QUICK_S: Final = 0.02
-"""Of the processor: what takes no longer is read by who looks, so that it is of now."""
+"""Processor seconds. Callers do quick readings themselves and get a current result."""
 REST: Final = 200.0
-"""Times what it took of the processor, until it is read again."""
+"""Least time between readings, as a multiple of the last one's processor time."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ReadBeside(Generic[P, T]):
-    """`read` may be asked on several threads at a time, and is done on one.
+    """Caches the result of `read`. Thread-safe; only one reading runs at a time.
 
-    The first reading that finds anything but None is waited for. The next is made no sooner than `every_s` later, nor
-    than `REST` times what the one before took: if that was quick, by who asks then, else on a thread of its own, and
-    what was found last is said meanwhile. What a reading fails with is raised to who asks next, and it is tried again.
+    Callers wait for the first reading that returns anything but None. The next reading starts at the earliest `every_s`
+    later, and `REST` times the last one's processor time later. If the last one was quick, the next caller does it;
+    else a background thread does it, and callers get the last result meanwhile. An error is raised to the next caller,
+    and the reading is tried again.
     """
 
     def __init__(self, read: Callable[P, T], *, every_s: float, name: str) -> None:
@@ -32,16 +33,16 @@ class ReadBeside(Generic[P, T]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._reading: Future[tuple[T, float]] | None = None
         self._newest: tuple[T, float] | None = None
-        """What was found, and what that took of the processor."""
+        """The result, and the processor time that it took."""
         self._read_at = 0.0
 
     @property
     def is_quick(self) -> bool:
-        """Whether what was found last is read by who asks, as soon as it is due."""
+        """True if the next due reading is done by the caller."""
         return self._newest is not None and self._newest[1] <= QUICK_S
 
     def newest(self, *asked: P.args, **named: P.kwargs) -> T:
-        """What was read last; if that is long ago, it is read with these arguments."""
+        """Return the last result; if it is due, read again with these arguments."""
         with self._lock:
             if self._reading is not None and self._reading.done():
                 reading, self._reading = self._reading, None

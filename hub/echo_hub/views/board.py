@@ -1,4 +1,4 @@
-"""The leaderboard for the pages: the books of credit, read on threads and kept for a moment, however many look."""
+"""The leaderboard for the pages: read on threads and cached briefly, however many clients ask."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from echo_hub.store.teams import read_team
 from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, StepShare
 
 LEAST_S: Final = 2.0
-"""An answer is as good for so long."""
+"""Shortest validity of an answer, in seconds."""
 REST: Final = 19.0
-"""And for so many times what it took: a question asked all the time takes no more than a twentieth of it."""
+"""Validity as a multiple of the reading time: a constantly repeated question uses at most 1/20 of a thread."""
 MOST_KEPT: Final = 256
-"""Answers; of searches there are any number."""
+"""Cached answers; searches are unlimited in number."""
 
 _T = TypeVar("_T")
 
@@ -49,12 +49,12 @@ class HubBoard:
         return await self._ask(("shares", holder, width), lambda: self._store.read(read_shares, holder, width))
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
-        """Not kept: it is one row, and its node may look at the same time."""
+        """Return one receipt. Not cached: a single row is cheap, and its node wants current data."""
         lease_id, _, index = rollout_id.partition("-")
         return await asyncio.to_thread(self._store.read, read_public_receipt, int(lease_id), int(index))
 
     async def _ask(self, key: Hashable, read: Callable[[], _T]) -> _T:
-        """What `read` finds, once for all who ask meanwhile."""
+        """Return the cached answer, or read it once for all concurrent callers."""
         clock = asyncio.get_running_loop().time
         known = self._answers.get(key)
         if known is None or (known.task.done() and (clock() >= known.good_until or known.task.exception() is not None)):
@@ -69,5 +69,5 @@ class HubBoard:
             known.task.add_done_callback(done)
             if len(self._answers) > MOST_KEPT:
                 del self._answers[next(iter(self._answers))]
-        found: _T = await asyncio.shield(known.task)  # Who goes away does not take it from the others.
+        found: _T = await asyncio.shield(known.task)  # A cancelled caller must not cancel the reading for the others.
         return found

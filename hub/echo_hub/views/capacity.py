@@ -1,7 +1,7 @@
-"""Whether the learner is kept busy: how its time was spent of late, what the capacity model expects, what would help.
+"""Is the learner kept busy? Measured time shares, the capacity model's expectation, and advice.
 
-Reading all of it takes a part of a second on a large fleet, so it is done every few seconds at most, and beside those
-who look.
+On a large fleet a reading takes a fraction of a second, so it is cached for a few seconds and refreshed in the
+background.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from echo_hub.views.pace import Pace, kinds_of, newest_steps, read_pace
 READ_EVERY_S: Final = 10.0
 
 TARGET: Final = 0.98
-"""What is advised brings the learner so near to never waiting."""
+"""Target for the advice: share of time in which the learner does not wait for nodes."""
 
 USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
-"""The bound of async mode that a run has unless it says otherwise."""
+"""The default staleness bound of async mode."""
 
 KINDS_ADVISED: Final = 4
-"""The most numerous kinds of nodes are advised on."""
+"""Advice covers the most numerous kinds of nodes."""
 
 KINDS_TRIED: Final = 2
-"""Of these, where no number is enough, it is looked how far more of them get: that takes longer."""
+"""If no number of nodes suffices, the reachable utilisation is computed for this many kinds, because that is slow."""
 
 
 class CapacityViews:
-    """`read` may run on several threads at a time."""
+    """`read` is thread-safe."""
 
     def __init__(self, *, store: Store, started_at: float) -> None:
         self._store = store
@@ -61,10 +61,11 @@ class CapacityViews:
     def read(
         self, config: HubConfig, connected: Collection[str] | None, *, waits_for: str | None
     ) -> CapacityView | None:
-        """None before the first step.
+        """Return the capacity view; None before the first step.
 
-        `config`: as it is now. `connected`: the nodes that count; None = all that worked of late. `waits_for`: what the
-        learner waits for at this moment, of `learner_time`'s reasons; None while it trains, or has nothing more to do.
+        `config`: the current settings. `connected`: the nodes that count; None means all recently active ones.
+        `waits_for`: why the learner waits now, one of `learner_time`'s reasons; None if it trains or has nothing left
+        to do.
         """
         return self._views.newest(config, connected, waits_for)
 
@@ -94,7 +95,7 @@ class CapacityViews:
 
 
 def expect(pace: Pace, target: float = TARGET) -> tuple[Prediction, Advice]:
-    """What the model makes of what was measured."""
+    """Return the model's prediction and advice for the measured workload and nodes."""
     return (
         predict(pace.workload, Pool.of(pace.nodes)),
         advise(pace.workload, pace.nodes, pace.kinds[:KINDS_ADVISED], target=target),
@@ -104,13 +105,13 @@ def expect(pace: Pace, target: float = TARGET) -> tuple[Prediction, Advice]:
 def verdict(
     workload: Workload, nodes: Sequence[NodeClass], expected: Prediction, advice: Advice, target: float = TARGET
 ) -> str:
-    """In plain words: whether the learner waits, why, and what would help."""
+    """Say whether the learner waits, why, and what would help."""
     if not expected.rollouts_per_s:
-        return "No node has returned enough rollouts of late: nothing can be said."
+        return "No node has returned enough rollouts recently for a prediction."
     if reaches(workload, Pool.of(nodes), target):
         spare = expected.rollouts_per_s / expected.needed_per_s - 1
         rest = f" The rest, {expected.idle:.0%}, is its own hand-off." if expected.idle >= 0.01 else ""
-        more = f" The nodes could return {spare:.0%} more than it takes." if spare >= 0.01 else ""
+        more = f" The nodes could return {spare:.0%} more than the learner needs." if spare >= 0.01 else ""
         return f"The learner can train {expected.utilisation:.0%} of the time.{rest}{more}"
     why, what = _why(workload, nodes, expected), _what(workload, nodes, advice, target)
     return f"The learner waits {_waits(workload, expected):.0%} of the time: {why} {what}"
@@ -122,15 +123,18 @@ def _waits(workload: Workload, expected: Prediction) -> float:
 
 def _why(workload: Workload, nodes: Sequence[NodeClass], expected: Prediction) -> str:
     if expected.missing_per_s > 0.005 * expected.needed_per_s:
-        return f"it takes {expected.needed_per_s:.3g} rollouts/s, the nodes return {expected.rollouts_per_s:.3g}."
+        return f"it needs {expected.needed_per_s:.3g} rollouts/s, the nodes return {expected.rollouts_per_s:.3g}."
     if workload.mode != "async":
-        return f"in {workload.mode} mode it always waits for rollouts of its newest version."
+        return f"in {workload.mode} mode the learner always waits for rollouts of its newest version."
     if workload.publish_every * workload.step_s < workload.broadcast_s:
         apart_s = workload.publish_every * workload.step_s
-        return f"a version takes {workload.broadcast_s:.3g} s to the nodes, and there is one every {apart_s:.3g} s."
+        return (
+            f"a version takes {workload.broadcast_s:.3g} s to reach the nodes, "
+            f"and a new one comes every {apart_s:.3g} s."
+        )
     late_s = workload.broadcast_s + max(node.latency_s for node in nodes)
     return (
-        f"the nodes are fast enough, but what they return is too old for a staleness of {workload.max_staleness}: "
+        f"the nodes are fast enough, but their rollouts are too old for a staleness of {workload.max_staleness}: "
         f"version and slowest rollout take up to {late_s:.3g} s, a step {workload.step_s:.3g} s."
     )
 
@@ -156,7 +160,7 @@ def _what(workload: Workload, nodes: Sequence[NodeClass], advice: Advice, target
 
 
 def _how_far(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass]) -> str:
-    """What brings it nearer, where nothing is enough by itself."""
+    """List changes that help, if none is sufficient by itself."""
     pool = Pool.of(nodes)
     ways: list[tuple[float, str]] = []
     for kind in kinds:
@@ -169,12 +173,12 @@ def _how_far(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[Nod
     now = busy_share(workload, pool)
     useful = [f"{way} to {share:.0%}" for share, way in sorted(ways, reverse=True) if share >= now + HUNDREDTH]
     if not useful:
-        return f"Neither more such nodes nor shorter leases get it beyond {now:.0%}: versions have to be there sooner."
-    return f"Nothing by itself keeps it busy all of the time. From {now:.0%}, this gets it: {'; '.join(useful)}."
+        return f"Neither more such nodes nor shorter leases get it beyond {now:.0%}: versions must arrive sooner."
+    return f"No single change keeps it busy all of the time. From {now:.0%}, it could reach: {'; '.join(useful)}."
 
 
 def _together(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass], target: float) -> str:
-    """More nodes and a larger bound, where neither is enough by itself."""
+    """Suggest more nodes together with a larger staleness bound, if neither is sufficient alone."""
     if workload.mode != "async" or not kinds:
         return ""
     for bound in range(workload.max_staleness + 1, STABLE_STALENESS + 1):
@@ -192,7 +196,7 @@ def _more(number: int) -> str:
 
 
 def _both(workload: Workload, nodes: Sequence[NodeClass], target: float) -> list[str]:
-    """Versions farther apart and a larger bound, where neither alone is enough."""
+    """Suggest a longer publication interval together with a larger staleness bound, if neither is sufficient alone."""
     if workload.mode != "async":
         return []
     every = max(1, -int(-workload.broadcast_s // workload.step_s))

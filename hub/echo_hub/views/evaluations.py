@@ -1,4 +1,4 @@
-"""How good the versions are: greedy and sampled evaluations side by side, few enough for a chart."""
+"""Views of evaluations: greedy and sampled figures of each version, thinned for charts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ EVALUATIONS_SHOWN: Final = 120
 
 
 class EvaluationViews:
-    """The evaluations as views; every one is read from the store once. `read` may run on several threads at a time."""
+    """Evaluations as views; each is read from the store once. `read` is thread-safe."""
 
     def __init__(self, store: Store, sets: Sequence[str] = ()) -> None:
-        """`sets`: the names of the run's evaluation sets, where there are several."""
+        """`sets`: names of the run's evaluation sets, if there are several."""
         self._store = store
         self._sets = sets
         self._known: dict[tuple[str, int, EvaluationKind], Evaluation] = {}
 
     def read(self) -> dict[str, list[EvaluationView]]:
-        """The views of all evaluations by the names of their sets, "" = the run's own, each in the order of the
-        versions."""
+        """Return all evaluations by set name ("" = the run's own), each list in order of versions."""
         known = self._known
         since = max((row.evaluated_at for row in known.values()), default=0.0)
         known = known | {
             (row.name, row.policy_version, row.kind): row for row in self._store.read(read_evaluations, since)
         }
-        self._known = known  # Replaced, never changed: another thread may be at it.
+        self._known = known  # Replaced, never modified: another thread may be using it.
         found: dict[str, list[EvaluationView]] = {name: [] for name in ("", *self._sets)}
         for (name, version, kind), row in sorted(known.items()):
             if kind is EvaluationKind.GREEDY:
@@ -40,7 +39,7 @@ class EvaluationViews:
 
 
 def thinned(views: Sequence[EvaluationView], most: int) -> tuple[EvaluationView, ...]:
-    """At most `most` of the views, evenly, always with the first and the newest."""
+    """Return at most `most` views, evenly spaced, always including the first and the newest."""
     every = -(-len(views) // (most - 1)) if len(views) > most else 1
     return tuple(view for place, view in enumerate(views) if place % every == 0 or place == len(views) - 1)
 

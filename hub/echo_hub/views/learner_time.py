@@ -1,16 +1,15 @@
-"""Where the learner's time goes, over the newest steps: what it trains, and why it does not.
+"""Split the learner's recent time into training and the reasons for not training.
 
     trained          planned               taken up        trained
     step k - 1 ──────── step k ──────────────── step k ──────── step k
                rollouts        hand_off, evaluation,    training
                or start        down
 
-A plan is made the moment that a step's rollouts are there, perhaps while the step before is still trained; so what a
-free learner has before it is waiting for rollouts; before the run's first step it is the run's start. What is behind
-the plan, with the learner free, and is not training is the step's way to
-the learner. Of that, evaluations are told by the learner itself; what is far more than usual was not the hand-off: the
-learner, or the hub, was down and came back. Nothing in the books tells apart a hub that was stopped while it waited for
-rollouts and one that waited.
+A step is planned when its rollouts have arrived, perhaps while the previous step is still training. A free learner
+before the plan waits for rollouts; before the run's first step this is the start of the run. Hand-off is free learner
+time between plan and training. The learner reports evaluations itself. A hand-off far above the usual means that the
+learner or the hub was down. The database cannot distinguish a hub stopped while waiting for rollouts from one that
+waited.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from echo_shared.step_figures import EVAL_S, SECONDS
 REASONS: Final = ("rollouts", "hand_off", "evaluation", "down", "start")
 
 NOT_A_HAND_OFF_S: Final = 1.0
-"""A hand-off that takes less is never taken for a learner that was down: it comes back no sooner."""
+"""A shorter hand-off never counts as downtime: a restart takes longer."""
 
 NOT_USUAL: Final = 5.0
-"""Times the usual hand-off."""
+"""A hand-off above this multiple of the usual one counts as downtime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerTime:
-    """Shares of the window, 0..1; all together they are 1."""
+    """Shares of the window, 0..1, with a sum of 1."""
 
     window_s: float
     training: float
     idle: Mapping[str, float]
-    """By all of `REASONS`."""
+    """By reason; contains all of `REASONS`."""
 
     @property
     def idle_share(self) -> float:
@@ -47,8 +46,11 @@ class LearnerTime:
 
 
 def usual_hand_off_s(steps: Sequence[StepRecord]) -> float:
-    """Seconds from a step's plan, the step before ended, to its end that are neither training nor evaluation; 0 of no
-    steps."""
+    """Return the median seconds of a step, after its plan and the previous step's end, that are neither training nor
+    evaluation.
+
+    0 without steps.
+    """
     if not steps:
         return 0.0
     free_at = [float("-inf"), *(step.trained_at for step in steps[:-1])]
@@ -58,10 +60,10 @@ def usual_hand_off_s(steps: Sequence[StepRecord]) -> float:
 def learner_time(
     steps: Sequence[StepRecord], *, started_at: float, waits_since: tuple[str, float, float] | None = None
 ) -> LearnerTime | None:
-    """Over `steps`, in order, from the end of the first, or from the run's start where that is the run's first. None
-    while nothing is known.
+    """Return the shares over `steps`, in order, from the end of the first one; None if nothing is known.
 
-    `waits_since`: a reason, and since when and until when the learner has been idle after the last of them.
+    If the first one is the run's first step, time counts from the run's start. `waits_since`: (reason, since, until) of
+    the learner's idle time after the last step.
     """
     seconds, training_s = dict.fromkeys(REASONS, 0.0), 0.0
     usual = usual_hand_off_s(steps)
@@ -90,7 +92,7 @@ def learner_time(
 
 
 def _after_plan(step: StepRecord, free_at: float) -> tuple[float, float, float]:
-    """Seconds of hand-off, of evaluation and of training from when the step was planned and the learner free."""
+    """Return seconds of hand-off, evaluation and training after the step was planned and the learner free."""
     lasted_s = max(0.0, step.trained_at - max(step.planned_at, free_at))
     train_s = min(step.figures.get(SECONDS.key) or 0.0, lasted_s)
     evaluation_s = min(step.figures.get(EVAL_S.key) or 0.0, lasted_s - train_s)

@@ -1,4 +1,4 @@
-"""The run's settings as they are now: those of its config.toml, with what operators have changed since."""
+"""The run's current settings: config.toml with the operators' later changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echo_hub.core.settings import CoordinatorSettings
 
 
 def with_live(config: HubConfig, settings: CoordinatorSettings) -> HubConfig:
-    """`config` with what the coordinator goes by."""
+    """Return `config` with the coordinator's current values."""
     training = {
         "max_staleness": settings.max_staleness,
         "publish_every": settings.interval,
@@ -30,7 +30,7 @@ def with_live(config: HubConfig, settings: CoordinatorSettings) -> HubConfig:
 
 
 def with_stored(config: HubConfig, stored: Mapping[str, Any]) -> HubConfig:
-    """`config` with what lies in the run's books, for those who have no coordinator."""
+    """Return `config` with the changes stored in the database, for callers without a coordinator."""
     training = config.training
     settings = CoordinatorSettings(
         mode=config.run.mode,
@@ -48,7 +48,7 @@ def with_stored(config: HubConfig, stored: Mapping[str, Any]) -> HubConfig:
 
 
 def configured(config: HubConfig) -> dict[str, Any]:
-    """What of config.toml operators may change while the run goes on, by name."""
+    """Return the settings in config.toml that operators may change during the run, by name."""
     return {
         Setting.MAX_STALENESS: config.training.max_staleness,
         Setting.PUBLISH_EVERY: config.training.publish_every,

@@ -1,4 +1,4 @@
-"""The nodes: what the books say of each, and what it said of itself last."""
+"""Views of nodes: their database records, and their own latest reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from echo_shared.books import NodeTotals
 
 
 class ConnectedNode(Protocol):
-    """What a connected node last said of itself: `echo_hub.intake.connected.LiveNode`."""
+    """What a connected node last said of itself: `echo_hub.net.live_nodes.LiveNode`."""
 
     activity: str
     capacity: int
@@ -22,7 +22,7 @@ class ConnectedNode(Protocol):
 
 
 def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int) -> NodeView:
-    """The view of one node; `said` is None for one that is away."""
+    """Return the view of one node; `said` is None if it is disconnected."""
     return NodeView(
         totals=totals,
         connected=said is not None,

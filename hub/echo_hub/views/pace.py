@@ -1,15 +1,16 @@
-"""The capacity model's inputs, measured: how fast the learner and each node are of late, by the run's books.
+"""Measure the capacity model's inputs from the database: the recent pace of the learner and of each node.
 
-All are medians or high quantiles over a window, so that one slow step, node or link does not decide. Every read is of
-the newest so many rows.
+All are medians or high quantiles over a window, so that one slow step, node or link does not dominate. Each query reads
+a fixed number of the newest rows.
 
-A node's throughput is what it does when it has enough to do. Most of the time it may have less: work is leased as late
-as keeps the learner busy. While n rollouts are drawn at once that take s_1 .. s_n seconds each, they are drawn at a
-rate of 1/s_1 + ... + 1/s_n; so there is a rate at every moment, and over all of them it comes to all rollouts. The
-moments count at which the node held at least `BUSY` times as many rollouts as it draws at once in the median of its
-drawing. Then it has enough to do, and whatever keeps it from drawing them, another version's adapter say, is its own.
-How long a rollout was drawn is the node's account, which counts for no more than its lease, and for no more than
-`TRUSTED` times what the node returned while it held anything.
+A node's throughput is its rate when it has enough work. Usually it has less, because work is leased as late as keeps
+the learner busy. While n rollouts that take s_1 .. s_n seconds are sampled concurrently, the rate is 1/s_1 + ... +
+1/s_n. The rate is thus defined at every moment, and its integral equals the number of rollouts. Only moments count in
+which the node held at least `BUSY` times its median concurrency. The node itself causes delays in these moments, for
+example by loading an adapter.
+
+The sampling time of a rollout is reported by the node. It counts as at most the lease's duration, and it cannot raise
+the throughput above `TRUSTED` times the rate that the hub measured.
 """
 
 from __future__ import annotations
@@ -39,43 +40,43 @@ STEPS_READ: Final = 64
 ROLLOUTS_READ: Final = 20_000
 VERSIONS_READ: Final = 16
 VERSIONS_COUNTED: Final = 4
-"""Of those that have arrived anywhere. Over a slow line several versions are under way at a time."""
+"""Versions used, among those that have arrived anywhere. Over a slow link several are in transit at a time."""
 
 _Lease = tuple[float, float, float]
-"""When a rollout was leased, when it was begun to be drawn, and when it was received."""
+"""(leased at, sampling began at, received at) of a rollout."""
 
 SLOW: Final = 0.9
-"""The quantile that a latency is."""
+"""Quantile that defines latency."""
 
 LATE: Final = 0.95
-"""The quantile of nodes that have a version when it counts as disseminated."""
+"""Quantile of nodes holding a version at which it counts as disseminated."""
 
 BUSY: Final = 0.75
-"""Times the rollouts that a node draws at once in the median of its drawing: who holds fewer could do with more."""
+"""A node that holds fewer rollouts than this multiple of its median concurrency could use more work."""
 
 TRUSTED: Final = 2.0
-"""Times what a node returned while it held anything: more, its own account of its drawing does not make of it."""
+"""Cap on a node's self-reported throughput, as a multiple of what the hub measured."""
 
 LEAST_ROLLOUTS: Final = 3
-"""A node that has returned fewer of late is taken to be like others of its kind."""
+"""A node with fewer recent rollouts is assumed to be like others of its kind."""
 
 WASTED: Final = (DropReason.NO_ADVANTAGE, DropReason.INVALID, DropReason.SCORER_FAILED)
-"""Rollouts that come in and that no step takes, however many nodes there are."""
+"""Reasons for which received rollouts are not trained, regardless of the number of nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What the run's books say of the learner's appetite and the nodes' work."""
+    """Measured demand of the learner and supply of the nodes."""
 
     workload: Workload
     nodes: tuple[NodeClass, ...]
-    """One entry a node, named by its kind."""
+    """One entry per node, named by its kind."""
     kinds: tuple[NodeClass, ...]
-    """By kind, most numerous first: as many as there are, each as its median node."""
+    """One entry per kind, most numerous first, with the median node's values."""
 
 
 def newest_steps(store: Store) -> list[StepRecord]:
-    """The newest trained steps, in order."""
+    """Return the newest trained steps, in order."""
     newest = store.read(read_newest_step)
     return store.read(read_steps, newest.step - STEPS_READ, STEPS_READ) if newest else []
 
@@ -83,8 +84,10 @@ def newest_steps(store: Store) -> list[StepRecord]:
 def read_pace(
     store: Store, config: HubConfig, steps: Sequence[StepRecord], connected: Collection[str] | None
 ) -> Pace | None:
-    """None before the first step that took any time. `connected`: the nodes that count; None = all that have worked of
-    late."""
+    """Return the measurements; None before the first step that took any time.
+
+    `connected`: the nodes that count; None means all recently active ones.
+    """
     if not steps:
         return None
     workload = _workload(config, steps, store.read(read_spreads, VERSIONS_READ))
@@ -106,7 +109,7 @@ def read_pace(
 
 
 def kinds_of(nodes: Iterable[NodeClass]) -> tuple[NodeClass, ...]:
-    """The kinds among nodes, most numerous first, each as its median node."""
+    """Return the kinds of nodes, most numerous first, each with its median node's values."""
     by_name: dict[str, list[NodeClass]] = defaultdict(list)
     for node in nodes:
         by_name[node.name].append(node)
@@ -137,11 +140,11 @@ def _workload(config: HubConfig, steps: Sequence[StepRecord], spreads: Sequence[
 
 
 def broadcast_s(spreads: Sequence[Spread]) -> float:
-    """From a version's training, or from when nearly all nodes had the version before it, to when they had this one:
-    the median of versions; 0 while none is known.
+    """Return how long a version takes to reach nearly all nodes; the median over versions, 0 if unknown.
 
-    `spreads`: newest first. Those that have arrived nowhere do not count. Of the others the newest may still be under
-    way, and of the oldest nobody knows what came before it: both are left out where there are more.
+    Time counts from the end of training, or from a later arrival of the previous version. `spreads`: newest first;
+    versions that arrived nowhere are ignored. Newest and oldest are skipped if others exist: one may be in transit, the
+    other has no known predecessor.
     """
     took: list[float] = []
     free_at = float("-inf")
@@ -156,10 +159,10 @@ def broadcast_s(spreads: Sequence[Spread]) -> float:
 
 
 def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broadcast_s: float) -> list[_Lease]:
-    """Leases as from when their version was there.
+    """Return the leases as if they began when their version arrived.
 
-    In sequential mode they go out while it is still on its way, which is the dissemination's time and not the node's.
-    `trained_at`: when each version was trained, in order.
+    In sequential mode leases are issued while their version is still in transit, which is dissemination time, not the
+    node's. `trained_at`: when each version was trained, in order.
     """
     there = []
     for begin, drawn_from, end in leases:
@@ -170,7 +173,7 @@ def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broad
 
 
 def _share_wasted(steps: Sequence[StepRecord]) -> float:
-    """Rollouts that no step could take, over those that were trained on."""
+    """Return rollouts that no step could use, divided by trained rollouts."""
     first, last = steps[0], steps[-1]
     trained = sum(step.num_rollouts for step in steps[1:])
     wasted = sum(last.dropped.get(reason, 0) - first.dropped.get(reason, 0) for reason in WASTED)
@@ -178,13 +181,13 @@ def _share_wasted(steps: Sequence[StepRecord]) -> float:
 
 
 def _settled_at(steps: Sequence[StepRecord]) -> float:
-    """Since when engines are warm: what is leased before the run's first step is trained tells little of what follows,
-    once there is more."""
+    """Return the time since which engines are warm: leases before the run's first step are ignored if there are later
+    ones."""
     return steps[0].trained_at if steps[0].step == 1 and len(steps) > 2 else float("-inf")
 
 
 def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list[_Lease]]:
-    """The received rollouts of each node that were leased since then."""
+    """Return the received rollouts of each node that were leased since that time."""
     work: dict[str, list[_Lease]] = defaultdict(list)
     for rollout in recent:
         if rollout.received_at is not None and rollout.leased_at >= since:
@@ -197,7 +200,7 @@ def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list
 def _nodes(
     work: Mapping[str, Sequence[_Lease]], said: Mapping[str, NodeKind], counted: Collection[str]
 ) -> list[tuple[str, NodeClass]]:
-    """Each with its id."""
+    """Return each counted node's class, with its id."""
     measured, scarce = {}, defaultdict(list)
     for node_id, leases in work.items():
         kind = _kind(node_id, said)
@@ -205,7 +208,7 @@ def _nodes(
             measured[node_id] = node
         else:
             scarce[kind].append(leases)
-    # In a large fleet none of a kind may have returned enough by itself.
+    # In a large fleet no single node of a kind may have returned enough.
     together = (_node(kind, of_nodes) for kind, of_nodes in scarce.items())
     alike = {node.name: node for node in together if node} | {node.name: node for node in kinds_of(measured.values())}
     nodes = []
@@ -217,14 +220,14 @@ def _nodes(
 
 
 def cost_per_hour(settings: CostConfig, said: NodeKind | None) -> float:
-    """What a node costs while it is active, in US dollars, its power included where that is counted."""
+    """Return what an active node costs in US dollars per hour, including electricity if configured."""
     if said is None:
         return 0.0
     return said.cost_per_hour + said.power_watts / 1000 * settings.electricity_per_kwh
 
 
 def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
-    """The mean of these nodes' throughputs; None where they took no time."""
+    """Return the mean throughput of these nodes; None if their leases took no time."""
     took = sorted(end - begin for leases in of_nodes for begin, _, end in leases)
     held_s = sum(busy_seconds((begin, end) for begin, _, end in leases) for leases in of_nodes)
     if not held_s:
@@ -235,9 +238,9 @@ def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
 
 
 def busy_rate(leases: Iterable[_Lease]) -> float:
-    """Rollouts a second while the node had enough to do; 0 where none took any time."""
+    """Return the node's rollouts per second while it had enough work; 0 if none took any time."""
     changes: list[tuple[float, int, int, float]] = []
-    """When; how many more are held, and drawn; how much faster it draws."""
+    """(time, change of held rollouts, change of concurrently sampled ones, change of rate)."""
     for begin, drawn_from, end in leases:
         faster = 1 / (end - drawn_from) if end > drawn_from else 0.0
         changes += [(begin, 1, 0, 0.0), (drawn_from, 0, 1, faster), (end, -1, -1, -faster)]
@@ -257,7 +260,7 @@ def busy_rate(leases: Iterable[_Lease]) -> float:
 
 
 def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
-    """Nodes with the same engine on the same device do the same."""
+    """Nodes with the same engine and device are of one kind."""
     if node_id == HUB_NODE_ID:
         return "the hub itself"
     kind = said.get(node_id)
@@ -265,7 +268,7 @@ def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """How long at least one of the spans lasts."""
+    """Return how long at least one of the spans lasts."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         if end > until:

@@ -1,4 +1,4 @@
-"""All that the pages ask the hub for, in one place."""
+"""All data that the pages request from the hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from echo_hub.store.reports import read_steps
 from echo_hub.store.store import Store
 from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.nodes import ConnectedNode
-from echo_hub.views.run import Moment, RunViews, health
+from echo_hub.views.run import Moment, MomentSource, RunViews, health
 from echo_shared.books import EventFilter, RunEvent, StepRecord
 from echo_shared.health import Health
 from echo_shared.node_books import NodeRecord
@@ -27,13 +27,14 @@ WINDOW_S: Final = 30.0
 
 
 class Rate:
-    """Rate of a number that only grows, measured from one look to the next."""
+    """Rate of a counter, measured between readings."""
 
     def __init__(self, now: float) -> None:
         self._seen: deque[tuple[float, int]] = deque([(now, 0)])
 
     def per_s(self, number: int, now: float) -> float:
-        """Return the rate since the oldest look of the last `WINDOW_S`, or since the previous look if that is older."""
+        """Return the rate since the oldest reading within `WINDOW_S`, or since the previous reading if that is
+        older."""
         self._seen.append((now, number))
         while len(self._seen) > 2 and self._seen[0][0] < now - WINDOW_S:
             self._seen.popleft()
@@ -42,7 +43,7 @@ class Rate:
 
 
 class HubPages:
-    """The hub's `PagesSource`. What the hub knows of this moment is read on the event loop, books are on a thread."""
+    """The hub's `PagesSource`. Momentary state is read on the event loop, the database on a thread."""
 
     def __init__(
         self,
@@ -51,22 +52,22 @@ class HubPages:
         store: Store,
         run: RunViews,
         nodes: Mapping[str, ConnectedNode],
-        moment: Callable[[], Moment],
+        moments: MomentSource,
     ) -> None:
-        """`nodes`: the connected ones, by their ids."""
+        """`nodes`: the connected nodes by id."""
         self.changes = changes
         self._store = store
         self._run = run
         self._nodes = nodes
-        self._moment = moment
+        self._moments = moments
         self._all_nodes = AllNodes(store)
         self._received = Rate(time.time())
 
     async def run_view(self) -> RunView:
-        return await asyncio.to_thread(self._reading_of_run(self._moment()))
+        return await asyncio.to_thread(self._reading_of_run(self._moments.now()))
 
     async def picture(self) -> Picture:
-        moment = self._moment()
+        moment = self._moments.now()
         run, nodes = self._reading_of_run(moment), self._reading_of_nodes(moment)
 
         def read() -> Picture:
@@ -82,18 +83,18 @@ class HubPages:
         return partial(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
 
     def _reading_of_nodes(self, moment: Moment) -> Callable[[], Fleet]:
-        """What is leased is the coordinator's own, which changes while a thread looks."""
+        """Copy the coordinator's leases on the event loop, because they change while a thread reads."""
         leased, touched = dict(moment.status.leased_by_node), self._store.touched.number
         return partial(self._all_nodes.fleet, dict(self._nodes), leased, touched=touched)
 
     def health(self) -> Health:
-        return health(self._moment())
+        return health(self._moments.now())
 
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
         return tuple(await asyncio.to_thread(self._store.read, read_events, wanted, limit))
 
     async def nodes(self) -> Fleet:
-        return await asyncio.to_thread(self._reading_of_nodes(self._moment()))
+        return await asyncio.to_thread(self._reading_of_nodes(self._moments.now()))
 
     async def node(self, node_id: str) -> NodeRecord | None:
         return await asyncio.to_thread(self._store.read, read_node_record, node_id)

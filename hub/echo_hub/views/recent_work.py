@@ -1,6 +1,6 @@
-"""What became of the newest rollouts, by their lengths, and how stale the newest batches were.
+"""Outcomes of the newest rollouts by length, and the staleness of the newest batches.
 
-Reading it takes some hundredths of a second, so it is done every few seconds at most, and beside those who look.
+A reading takes some hundredths of a second, so it is cached for a few seconds and refreshed in the background.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS_READ: Final = 32
 
 
 class RecentWorkViews:
-    """`read` may run on several threads at a time."""
+    """`read` is thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class RecentWorkViews:
 
 
 def work_view(lengths: Iterable[Length], ages: Iterable[BatchAges]) -> WorkView:
-    """Outcomes: trained, in flight, then the reasons for drops, the most frequent first."""
+    """Return the view. Outcomes: trained, in flight, then drop reasons, most frequent first."""
     by_outcome: dict[str, list[int]] = defaultdict(list)
     for length in lengths:
         by_outcome[length.outcome] += [length.num_tokens] * length.rollouts
@@ -53,7 +53,7 @@ def work_view(lengths: Iterable[Length], ages: Iterable[BatchAges]) -> WorkView:
 
 
 def _lengths(outcome: str, tokens: list[int]) -> LengthsView:
-    """`tokens` ascending, never empty."""
+    """`tokens`: ascending, at least one."""
     return LengthsView(
         outcome=outcome,
         rollouts=len(tokens),

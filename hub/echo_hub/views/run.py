@@ -1,27 +1,24 @@
-"""The run as a whole: its state, what is broken, its books, its evaluations and versions."""
+"""The view of the whole run: state, problems, accounting, evaluations and versions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.curriculum import CurriculumStatus
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
-from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import (
     CostView,
     CurriculumView,
     Doing,
     EvaluationSetView,
-    MismatchView,
     RunState,
     RunView,
     SiblingView,
-    TrustView,
 )
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.operation.state import health_of
@@ -44,118 +41,130 @@ from echo_shared.books import EventFilter
 from echo_shared.health import Health
 
 EVENTS_KEPT: Final = 50
-"""The newest, of all kinds."""
+"""Newest events shown, of all kinds."""
 LEARNER_IS_DOWN: Final = (
-    "The learner process has died; it is being started again. If it dies again, `echo-hub log RUN` says of what."
+    "The learner process has died and is being restarted. If it dies again, `echo-hub log RUN` says why."
 )
 DISK_IS_FULL: Final = (
-    "The disk is full ({said}): what cannot be written waits, and training with it, until there is room. Make some; "
-    "nothing is lost."
+    "The disk is full ({said}): writing and training wait until there is space. Free some; nothing is lost."
 )
 DATABASE_IS_AWAY: Final = (
-    "The database server is away ({said}): nothing is leased, acknowledged or trained on until it is back. See that it "
-    "runs, and that this machine reaches it; the hub goes on by itself, and nothing is lost."
+    "The database server is unavailable ({said}): nothing is leased, acknowledged or trained until it is back. Check "
+    "that it runs and that this machine reaches it. The hub then resumes by itself, and nothing is lost."
 )
 COMMON_FAULT: Final = (
-    "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
-    "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
+    "So many nodes fail their checks that it may not be their fault: {what}. Failed rollouts are not trained, and no "
+    "node is quarantined for it. Check the version, the task, and whether the verifier supports such engines."
 )
 COARSER: Final = (
     "Numerics, not forgery: all nodes of {what} round more than this hub measured for their precision. They are judged "
-    "by what they show, so it takes longer to find forged tokens among theirs. Look at their engine's version, kernels "
+    "by their own deviation, so finding forged tokens among theirs takes longer. Check their engine's version, kernels "
     "and cache type."
 )
 NODE_LAGS: Final = (
-    "Node {node_id}: {what} Have its owner restart it, and look at what its engine does with a new version. If it is "
+    "Node {node_id}: {what} Ask its owner to restart it, and check how its engine loads a new version. If it is "
     "in quarantine, pardon it afterwards."
 )
 VERSION_IS_WITHDRAWN: Final = (
-    "Policy version {version} is withdrawn ({reason}): it is leased to nobody. The run goes on with the version before "
+    "Policy version {version} is withdrawn ({reason}) and no longer leased. The run continues with the version before "
     "it, while that is fresh enough, and with the next one. If that one is withdrawn too, stop the hub and restore the "
     "run from a backup, with a smaller training.learning_rate."
 )
 JUDGE_IS_AWAY: Final = (
-    "The judge {name} does not answer ({reason}). Rollouts wait for it, and nothing is lost: see that it runs, and "
+    "The judge {name} does not answer ({reason}). Rollouts wait for it, and nothing is lost: check that it runs, and "
     "reward.judges.{name} in the settings."
 )
 SCORERS_ARE_AWAY: Final = (
-    "No scorer works in the Ray cluster ({reason}). Rollouts wait, and nothing is lost: see that the cluster runs, and "
-    "[ray] in the settings."
+    "No scorer works in the Ray cluster ({reason}). Rollouts wait, and nothing is lost: check that the cluster runs, "
+    "and [ray] in the settings."
 )
 VERIFIER_IS_AWAY: Final = (
-    "No verifier works in the Ray cluster ({reason}). Checks wait, and with them what new nodes return: see that the "
+    "No verifier works in the Ray cluster ({reason}). Checks and the rollouts of new nodes wait: check that the "
     "cluster runs, and [ray] in the settings."
 )
 EVALUATOR_IS_AWAY: Final = (
-    "Nothing draws evaluations in the Ray cluster ({reason}). They wait, and training goes on: see that the cluster "
-    "runs, and [ray] in the settings."
+    "No evaluator works in the Ray cluster ({reason}). Evaluations wait, and training continues: check that the "
+    "cluster runs, and [ray] in the settings."
 )
 LEASING: Final = {"paused": Doing.PAUSED, "draining": Doing.DRAINING, "drained": Doing.DRAINED}
 DETAILS: Final = {
     Doing.STARTING: "starting the learner",
-    Doing.LEARNER_DOWN: "starting the learner again",
+    Doing.LEARNER_DOWN: "restarting the learner",
     Doing.PAUSED: "paused by the operator: nothing is leased",
-    Doing.DRAINING: "draining, as the operator said: what is open is leased to its end",
-    Doing.DRAINED: "drained, as the operator said: nothing is under way",
+    Doing.DRAINING: "draining by the operator: only open groups are leased",
+    Doing.DRAINED: "drained by the operator: no work is in progress",
     Doing.LACKS_NODES: "waiting for nodes",
     Doing.COLLECTING: "collecting rollouts",
     Doing.TRAINING: "training",
     Doing.EVALUATING: "evaluating",
     Doing.FINISHED: "",
 }
-"""What the run does, or waits for; empty when it is over."""
+"""The run's present activity in words; "" when it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What the hub knows now, and no book says."""
+    """Momentary state of the hub that is not in the database."""
 
     status: CoordinatorStatus
     distribution: DistributionStatus
     num_received: int
     """Rollouts received since the hub's start."""
     rollouts_gone_on: int
-    """Those of them that had begun before their lease, likewise."""
+    """Received rollouts that continued an earlier unfinished one, since the hub's start."""
     tokens_saved: int
-    """Tokens that were not drawn again for that."""
+    """Tokens of those that did not have to be sampled again."""
     learner_is_starting: bool
-    """For the first time: nothing can be trained yet."""
+    """True during the first start, before anything can be trained."""
     learner_is_down: bool
-    """It has died, and is started again."""
+    """True while a dead learner is being restarted."""
     last_is_published: bool
-    """Nothing is leased for training any more."""
+    """True if nothing is leased for training any more."""
     finished: bool
-    """The run is over."""
+    """True if the run is over."""
     join_command: str
     install_command: str = ""
     windows_install_command: str = ""
     address: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Since the hub's start, by what it was and why."""
+    """Refusals since the hub's start, by kind and reason."""
     judges_away: Mapping[str, str] = field(default_factory=dict)
-    """Why those do not answer that stay away."""
+    """Reasons by name, for judges that stay unavailable."""
     scoring_away: str = ""
-    """Why nothing is scored, where processes for it are waited for."""
+    """Why scoring waits for processes; "" if it does not."""
     verifier_away: str = ""
-    """Why nothing is verified, likewise."""
+    """Why verifying waits, likewise."""
     evaluator_away: str = ""
-    """Why nothing is evaluated, likewise."""
+    """Why evaluating waits, likewise."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """What each judge has been asked since the hub's start."""
+    """Questions to each judge since the hub's start."""
     needs_nodes: bool = True
-    """The hub does not sample for itself."""
+    """False if the hub samples for itself."""
     lacks_room: str = ""
-    """What the disk says to whoever waits for room on it."""
+    """The disk-full message if a writer is waiting, else ""."""
     lacks_database: str = ""
-    """What is said to whoever waits for the database server."""
+    """The database-unavailable message if a writer is waiting, else ""."""
     watched: tuple[Problem, ...] = ()
-    """The problems that there are, of those that are watched for."""
+    """The current problems among those watched for."""
     sinks: tuple[str, ...] = ()
-    """What is wrong with metric sinks: the run goes on without them."""
+    """Errors of metric sinks; the run continues without them."""
+
+
+class Siblings(Protocol):
+    """Other runs of the same hub: `echo_hub.lifecycle.sibling_runs`."""
+
+    @property
+    def views(self) -> tuple[SiblingView, ...]: ...
+
+
+class MomentSource(Protocol):
+    """Returns what the hub knows now: `echo_hub.oversight.moments`."""
+
+    def now(self) -> Moment: ...
 
 
 class RunViews:
-    """What `RunView` says, from the books and from a moment. `read` may run on several threads at a time."""
+    """Builds `RunView` from the database and a moment. `read` is thread-safe."""
 
     def __init__(
         self,
@@ -168,7 +177,7 @@ class RunViews:
         store: Store,
         versions: VersionViews,
         evaluations: EvaluationViews,
-        siblings: Callable[[], tuple[SiblingView, ...]] = tuple,
+        siblings: Siblings | None = None,
     ) -> None:
         self._config = config
         self._run_id = run_id
@@ -183,7 +192,8 @@ class RunViews:
         self._work = RecentWorkViews(store)
 
     def read(self, moment: Moment, *, rollouts_per_s: float, connected: Collection[str]) -> RunView:
-        """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
+        """Return the run's view. `connected`: ids of connected nodes, except those that the spend cap excludes from
+        work."""
         status, distribution = moment.status, moment.distribution
         config = with_live(self._config, status.settings) if status.settings else self._config
         # The coordinator may be ahead: its newest step may not be committed yet.
@@ -235,7 +245,7 @@ class RunViews:
             buffered_groups=status.groups_buffered,
             accounting=accounting,
             cost=self._cost(config, status, accounting.trained),
-            trust=trust_view(status.trust),
+            trust=status.trust,
             evaluations=thinned(evaluations, EVALUATIONS_SHOWN),
             evaluation_sets=tuple(
                 EvaluationSetView(name=name, evaluations=thinned(views, EVALUATIONS_SHOWN))
@@ -253,7 +263,7 @@ class RunViews:
             events=tuple(self._store.read(read_events, EventFilter(), EVENTS_KEPT)),
             work=self._work.read(),
             capacity=self._capacity.read(config, None if moment.finished else connected, waits_for=waits_for(moment)),
-            siblings=self._siblings(),
+            siblings=() if self._siblings is None else self._siblings.views,
         )
 
     def _cost(self, config: HubConfig, status: CoordinatorStatus, trained: int) -> CostView | None:
@@ -284,12 +294,12 @@ def _curriculum(status: CurriculumStatus | None) -> CurriculumView | None:
 
 
 def problems(moment: Moment) -> tuple[str, ...]:
-    """What is broken."""
+    """Return the texts of everything that is broken."""
     return (*broken_now(moment).values(), *common_faults(moment))
 
 
 def broken_now(moment: Moment) -> dict[ProblemKind, str]:
-    """What the hub cannot work without."""
+    """Return what the hub cannot work without and lacks now."""
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
     away = " ".join(moment.lacks_database.split())
@@ -309,7 +319,7 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
-    """What is watched for, and is told of by `broken_now` as long as it is so, and no longer."""
+    """Return the watched kinds that `broken_now` already reports, exactly while they last."""
     always = (
         ProblemKind.LEARNER_DOWN,
         ProblemKind.DISK_FULL,
@@ -323,7 +333,7 @@ def _beside(moment: Moment) -> set[ProblemKind]:
 
 
 def common_faults(moment: Moment) -> tuple[str, ...]:
-    """What so many nodes fail on, or show alike, that it is no fault of theirs."""
+    """Return faults shared by too many nodes to be caused by the nodes."""
     trust = moment.status.trust
     return (
         *(COMMON_FAULT.format(what=what) for what in trust.suspended),
@@ -332,7 +342,7 @@ def common_faults(moment: Moment) -> tuple[str, ...]:
 
 
 def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
-    """What is at fault, and stops nothing."""
+    """Return faults that do not stop the run."""
     status = moment.status
     withdrawn = (VERSION_IS_WITHDRAWN.format(version=one, reason=why) for one, why in sorted(status.withdrawn.items()))
     lagging = (NODE_LAGS.format(node_id=node_id, what=what) for node_id, what in status.trust.lagging)
@@ -341,18 +351,21 @@ def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
 
 
 def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:
-    """What is watched for and was found, beside what is broken; `is_told`: so are the newest step's alarms."""
+    """Return the texts of watched problems that are reported nowhere else.
+
+    `is_told`: the newest step's alarms are shown already.
+    """
     told = {ProblemKind.COMMON_FAULT, *([ProblemKind.ATTACK] if is_told else []), *_beside(moment)}
     return tuple(problem.text for problem in moment.watched if problem.kind not in told)
 
 
 def lacks_nodes(moment: Moment) -> bool:
-    """Nobody samples for this run now."""
+    """Return True if the run needs nodes and none is connected."""
     return moment.needs_nodes and not moment.status.nodes_connected
 
 
 def health(moment: Moment) -> Health:
-    """From memory alone."""
+    """Return the hub's health, using only memory."""
     return health_of(
         is_finished=moment.finished,
         is_starting=moment.learner_is_starting,
@@ -362,28 +375,8 @@ def health(moment: Moment) -> Health:
     )
 
 
-def trust_view(status: TrustStatus) -> TrustView:
-    """The same in the pages' words."""
-    return TrustView(
-        checks=status.checked,
-        failed_checks=status.failed,
-        abandoned_checks=status.abandoned,
-        waiting_checks=status.waiting,
-        quarantined=status.quarantined,
-        checkers=status.checkers,
-        opinions=status.opinions,
-        disagreements=status.disagreements,
-        outvoted=status.outvoted,
-        checked_tokens=status.checked_tokens,
-        mismatch=tuple(
-            MismatchView(node_id=node.node_id, kl=node.kl, num_tokens=node.num_tokens) for node in status.mismatch
-        ),
-        suspended=status.suspended,
-    )
-
-
 def waits_for(moment: Moment) -> str | None:
-    """What the learner waits for, of the reasons of `learner_time`; None while it trains, or has nothing more to do."""
+    """Return why the learner waits, one of `learner_time`'s reasons; None if it trains or has nothing left to do."""
     if moment.finished or moment.last_is_published:
         return None
     if moment.learner_is_down or moment.learner_is_starting:
@@ -392,7 +385,7 @@ def waits_for(moment: Moment) -> str | None:
 
 
 def doing(moment: Moment) -> Doing:
-    """What the run does, or waits for: of several things the one that must end first."""
+    """Return the run's present activity; of several, the one that must end first."""
     if moment.finished:
         return Doing.FINISHED
     if moment.learner_is_starting:

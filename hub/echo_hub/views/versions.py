@@ -1,4 +1,4 @@
-"""The published versions, and the newest of them on its way."""
+"""Views of the published versions, and of the newest one's dissemination."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SIZES_KEPT: Final = 1_024
 
 
 class VersionViews:
-    """Reads the books and, once a version, the size of its adapter."""
+    """Reads the database and, once per version, the size of its adapter."""
 
     def __init__(self, store: Store, directory: RunDirectory) -> None:
         self._store = store
         self._size_bytes = lru_cache(SIZES_KEPT)(lambda version: _size_bytes(directory.adapter(version)))
 
     def read(self) -> tuple[VersionView, ...]:
-        """The newest versions, newest first."""
+        """Return the newest versions, newest first."""
         newest = reversed(self._store.versions_history(VERSIONS_SHOWN))
         return tuple(VersionView(record=row, size_bytes=self._size_bytes(row.policy_version)) for row in newest)
 

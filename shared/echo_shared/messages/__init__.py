@@ -50,14 +50,17 @@ from echo_shared.messages.receipts import (
     Totals,
 )
 from echo_shared.messages.rollouts import (
+    CONTENT,
     MAX_PARTS_TOKENS,
     MAX_VERSION_SPANS,
+    Completion,
     FinishReason,
     Rollout,
     RolloutPart,
     RolloutParts,
     VersionSpan,
     VersionSpans,
+    content_of,
     rollout_id,
 )
 from echo_shared.messages.spread import (
@@ -85,6 +88,7 @@ from echo_shared.messages.spread import (
 from echo_shared.messages.teams import MAX_TEAM_NAME, Team, TeamWanted
 
 __all__ = [
+    "CONTENT",
     "MAX_BATCHED",
     "MAX_CHECKS",
     "MAX_COST_PER_HOUR",
@@ -106,6 +110,7 @@ __all__ = [
     "CheckLease",
     "CheckResult",
     "Checked",
+    "Completion",
     "DropReason",
     "DroppedCount",
     "Fetched",
@@ -153,6 +158,7 @@ __all__ = [
     "VersionSpans",
     "Way",
     "Welcome",
+    "content_of",
     "rollout_id",
 ]
 

@@ -52,6 +52,11 @@ class PackedArray:
     within_one: bool = False
     """True: every value must lie between 0 and 1."""
 
+    @classmethod
+    def of(cls, hint: Any) -> PackedArray | None:
+        """Return the annotation of a field's type; None: the field is no array."""
+        return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, cls)), None)
+
     def unpack(self, value: Any) -> NDArray[Any]:
         """Return the array [N] in `value`. Raises ValueError if it breaks this annotation's limits."""
         array = unpack_array(value, dtype=self.dtype, max_length=MAX_TOKENS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from operator import attrgetter
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -33,8 +35,37 @@ class VersionSpan(Message):
 VersionSpans = Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_VERSION_SPANS, strict=False)]
 
 
-class Rollout(Message):
-    """One finished completion: its tokens, their log-probabilities when drawn, and the versions that drew them."""
+@dataclass(frozen=True)
+class Completion:
+    """One finished completion, as its engine reports it. Every form of a rollout inherits these fields.
+
+    A new field reaches the engine's report, the spool, the wire, the hub's records and tables, the learner, the pages
+    and the exports. Give it bounds, because any node may send it. Give it a default, because older nodes and spools
+    lack it.
+    """
+
+    completion_ids: TokenIds
+    """[T]. A drawn stop token is the last one."""
+    behavior_logprobs: Logprobs
+    """[T] in nats, under the softmax at the lease's temperature, as the node reports them."""
+    finish_reason: Annotated[FinishReason, Lax]
+    sampling_s: Annotated[float, Field(ge=0)]
+    """Seconds from the start of the prompt's prefill to the last token."""
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields of this class by name, without those of subclasses."""
+        return dict(zip(CONTENT, content_of(self), strict=True))
+
+
+CONTENT: Final = tuple(field.name for field in fields(Completion))
+"""Names of the fields of `Completion`."""
+content_of: Final = attrgetter(*CONTENT)
+"""Returns these fields' values, of any form, in the order of `Completion`'s parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Leased:
+    """Fields of a rollout's frame before its completion."""
 
     type: Literal["rollout"] = "rollout"
     rollout_id: RolloutId
@@ -45,11 +76,13 @@ class Rollout(Message):
     """Version that drew the first token."""
     policy_version_end: PolicyVersion
     """Version that drew the last token."""
-    completion_ids: TokenIds
-    behavior_logprobs: Logprobs
-    """Nats, under the softmax at the lease's temperature; one value per completion token."""
-    finish_reason: Annotated[FinishReason, Lax]
-    sampling_s: Annotated[float, Field(ge=0)]
+
+
+# The order of the bases sets the order of a frame's fields: the last base comes first. Message is frozen, too, which
+# mypy cannot know.
+class Rollout(Message, Completion, _Leased):  # type: ignore[misc]
+    """One finished completion with its lease and the versions that drew it."""
+
     num_given: Count = 0
     """Number of leading tokens that came from the lease's prefix; this node drew the rest."""
     versions: VersionSpans = ()

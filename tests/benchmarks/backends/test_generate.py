@@ -1,4 +1,4 @@
-"""The baseline counts what its users would keep, and no more."""
+"""The baseline counts exactly the tokens that its users would keep."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from benchmarks.backends import generate
-from benchmarks.backends.models import sums
+from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
 
 
 def test_tokens_after_an_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     base = resolve_base("builtin:tiny")
-    model = generate._Model(base, "f32", 1)
+    model = generate._Model(base, "f32")
     (group,) = sums(1, seed=0, group_size=4)
     stop_id = json.loads((base / "config.json").read_text())["eos_token_id"]
     assert group.stop_ids == (stop_id,)
@@ -28,7 +28,5 @@ def test_tokens_after_an_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_real_run() -> None:
-    with generate.GenerateProcess(resolve_base("builtin:tiny"), "f32", 1) as process:
-        seconds, tokens = process.sample(sums(3, seed=0), width=8)
-    assert seconds > 0
-    assert 24 <= tokens <= 24 * 8
+    with generate.GenerateProcess(resolve_base("builtin:tiny"), "f32") as process:
+        assert process.sample(sums(3, seed=0), width=8) > 0

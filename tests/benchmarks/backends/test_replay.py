@@ -1,4 +1,4 @@
-"""A replay makes the same calls with the same contents, also after the engine's buffers have changed."""
+"""A replay repeats the calls with the same contents, even after changes of the engine's buffers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from benchmarks.backends.models import sums
 from benchmarks.backends.replay import Recording
+from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import make_engine
@@ -26,7 +26,7 @@ def test_the_recorded_calls_are_made_again(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(llama_cpp, name, _counting(name, getattr(llama_cpp, name), calls, fed))
     recording = Recording.of(lambda: list(engine.sample(iter(sums(3, seed=0)))))
     recorded, recorded_fed = calls.copy(), fed.copy()
-    list(engine.sample(iter(sums(2, seed=9))))  # Other contents in the same buffers.
+    list(engine.sample(iter(sums(2, seed=9))))  # This puts other contents into the same buffers.
     calls.clear()
     fed.clear()
     assert recording.replay() > 0

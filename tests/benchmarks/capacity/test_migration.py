@@ -1,4 +1,4 @@
-"""What is cut is the beginning of what was whole, and one other token is found."""
+"""Interrupted completions are beginnings of whole ones, and a single changed token is found."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.backends.models import sums
-from benchmarks.capacity.migration import MODELS, WAYS, cut, plan
+from benchmarks.capacity.migration import cut
+from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
 from echo_shared.torch_sampler import sample_groups
 
 
-def test_cut_completions_go_on_to_the_same_end() -> None:
+def test_cut_completions_continue_to_the_same_end() -> None:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(resolve_base("builtin:tiny"), dtype=torch.float32).eval()
     groups = sums(10, seed=1, group_size=4)
@@ -34,7 +34,3 @@ def test_cut_completions_go_on_to_the_same_end() -> None:
     changed = dataclasses.replace(first, completion_ids=first.completion_ids + np.int32(1))
     assert begun.identical([changed, *rest]) == 1 - 1 / 25
     assert begun.identical(rest) == 1 - 1 / 25
-
-
-def test_every_way_is_planned_for_both_models() -> None:
-    assert len(plan()) == len(MODELS) * len(WAYS)

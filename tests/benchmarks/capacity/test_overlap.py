@@ -1,31 +1,27 @@
-"""How runs are sized, and what is made of their books."""
+"""Sizing of runs, and evaluation of their records."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.capacity.overlap import (
     ASYNC,
     CASES,
-    ENOUGH_CASES,
+    FAST,
     KAPPA_2,
-    SEEN,
     SEQUENTIAL,
-    SLOTS_SEEN,
+    SETTINGS,
     STEPS,
     WARM_UP,
     Case,
-    Sizing,
     figures,
     headline,
-    plan,
+    run,
 )
-from benchmarks.capacity.real_run import Books
-from benchmarks.harness.processes import RunFailed
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.views.pace import Pace
 from echo_shared.books import StepRecord
@@ -41,59 +37,25 @@ PACE = Pace(
 """It needs exactly these nodes: 100 rollouts every 2.5 s."""
 
 
-def test_every_case_is_planned_and_its_settings_hold() -> None:
-    assert len({case.name for case in plan()}) == len(CASES)
+def test_settings_of_every_case_hold() -> None:
     for case in CASES:
         config = HubConfig.model_validate(case.settings(seed=7))
         assert (config.run.mode, config.run.seed) == (case.mode, 7)
         assert config.training.publish_every == case.publish_every
-    assert {case.over for case in CASES} == {0.7, 0.8, 1.0, 1.2}
-    assert len(ENOUGH_CASES) == 3
 
 
-def test_the_first_run_is_sized_by_what_is_assumed() -> None:
-    needed = times_as_many(replace(SEEN.workload, max_staleness=2), SEEN.nodes, 1.0)
-    assert needed is not None
-    assert Sizing().slots(ASYNC) == round(SLOTS_SEEN * needed * 1.2)
+def test_pools_follow_from_what_is_needed() -> None:
+    assert SEQUENTIAL.slots == ASYNC.slots
+    assert replace(ASYNC, over=2.4).slots == pytest.approx(2 * ASYNC.slots, abs=1)
+    assert KAPPA_2.slots > replace(KAPPA_2, links=FAST).slots, "versions take longer over the slow uplink"
 
 
-def test_a_run_is_sized_by_those_before() -> None:
-    sizing, first = Sizing(), Case(over=0.5, max_staleness=2)
-    sizing.see(first, 30, PACE)
-    assert sizing.slots(Case(over=0.6, max_staleness=2)) == 18
-    slow = replace(PACE.workload, train_s=4.5)  # Half of the nodes are enough; what they yield now is not looked at.
-    sizing.see(first, 18, Pace(workload=slow, nodes=(), kinds=()))
-    assert sizing.slots(Case(over=0.8, max_staleness=2)) == 12
-
-
-def test_sequential_and_asynchronous_runs_have_the_same_pool() -> None:
-    sizing = Sizing()
-    slots = sizing.slots(ASYNC)
-    sizing.see(ASYNC, slots, PACE)
-    assert sizing.slots(SEQUENTIAL) == slots
-
-
-def test_a_slower_uplink_takes_longer() -> None:
-    far = replace(PACE, workload=replace(PACE.workload, broadcast_s=1.3))
-    found = []
-    for case in (KAPPA_2, replace(KAPPA_2, links=ASYNC.links)):
-        sizing = Sizing()
-        sizing.see(ASYNC, 30, far)
-        found.append(sizing.slots(case))
-    assert found[0] > found[1]
-    sizing.see(ASYNC, 30, replace(PACE, workload=replace(PACE.workload, broadcast_s=60.0)))
-    with pytest.raises(RunFailed, match="no pool is enough"):
-        sizing.slots(Case(over=1.2, max_staleness=1))
-
-
-def test_the_warm_up_is_left_out() -> None:
-    """Four slow steps, then steps that each take 0.5 s of waiting, 0.5 s of hand-off and 2 s of training."""
+def test_figures_leave_out_the_warm_up() -> None:
+    """Take four slow steps; later ones have 0.5 s of waiting, 0.5 s of hand-off and 2 s of training each."""
     ends = [100.0 * step for step in range(1, WARM_UP + 1)]
     ends += [ends[-1] + 3.0 * after for after in range(1, STEPS + 1 - WARM_UP)]
-    books = Books(steps=tuple(_step(number, at) for number, at in enumerate(ends, start=1)), pace=PACE)
-    row = figures(ASYNC, 30, books)
+    row = figures(ASYNC, [_step(number, at) for number, at in enumerate(ends, start=1)], PACE)
     assert row["utilisation"] == pytest.approx(2 / 3)
-    assert row["waits_for_rollouts"] == pytest.approx(0.5 / 3)
     assert row["period_s"] == pytest.approx(3.0)
     assert row["predicted"] == pytest.approx(2 / 2.5)
     assert row["pool_over_needed"] == pytest.approx(1.0)
@@ -142,3 +104,14 @@ def _step(number: int, trained_at: float) -> StepRecord:
         staleness_max=2,
         figures={SECONDS.key: 2.0},
     )
+
+
+@pytest.mark.slow
+def test_a_real_run_gives_its_steps_and_pace(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    small = {**SETTINGS["training"], "groups_per_step": 2, "group_size": 2, "lora_rank": 2}
+    steps, pace = run({**SETTINGS, "training": small}, 4, FAST, tmp_path, num_steps=3)
+    assert [step.step for step in steps][:3] == [1, 2, 3]
+    assert pace.workload.train_s >= 2.0 and len(pace.nodes) == 2
+    # Four slots, tokens of 0.1 s, and no rollout shorter than one of them.
+    assert 0 < sum(node.rollouts_per_s for node in pace.nodes) <= 4 / 0.1

@@ -1,4 +1,4 @@
-"""A paced engine draws what the real one draws, later."""
+"""A paced engine samples the real engine's tokens, but more slowly."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _ThreeSteps:
         yield from ([], [], [])
 
 
-def test_a_step_lasts_as_long_as_it_should() -> None:
+def test_a_step_takes_the_given_time() -> None:
     paced = PacedEngine(cast(Engine, _ThreeSteps()), 0.02)
     began = time.perf_counter()
     assert list(paced.sample(iter(()))) == [[], [], []]
     assert time.perf_counter() - began >= 3 * 0.02
 
 
-def test_the_process_ends_with_its_pipe() -> None:
+def test_the_process_ends_when_its_pipe_closes() -> None:
     command = [sys.executable, "-m", "benchmarks.capacity.paced_engine"]
     subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env={**os.environ, TOKEN_S: "0.1"}, timeout=60)

@@ -1,4 +1,4 @@
-"""A paced step is the real one, later."""
+"""A paced step computes like the real one, but ends later."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from echo_hub.learner import step
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import resolve_base
+from echo_shared.messages import FinishReason
 from echo_shared.step_figures import TRAIN_S
 
 
-def test_a_step_lasts_as_long_as_it_should_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_takes_the_given_time_and_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setenv(paced_learner.STEP_S, "1.5")
     settings = LearnerSettings(
@@ -45,5 +46,6 @@ def _rollout(reward: float) -> TrainingRollout:
         loss_mask=np.ones(3, dtype=bool),
         behavior_logprobs=np.array([-1.0, -1.0, -1.0], np.float32),
         reward=reward,
-        truncated=False,
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.0,
     )

@@ -1,4 +1,4 @@
-"""A process that is squeezed below what it takes is ended by the kernel; one that fits goes on."""
+"""The kernel ends a process squeezed below its memory use; a smaller one continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_too_little_memory(is_squeezed: bool) -> None:
 GROWS = "x = []; print('taken', flush=True)\nfor _ in range(2**10): x.append(bytearray(2**20))\ninput()"
 
 
-def test_what_grows_meanwhile_is_squeezed_too() -> None:
+def test_processes_that_grow_during_the_squeeze_are_squeezed_too() -> None:
     if why := lacking():
         pytest.skip(why)
     with memory_group() as group:

@@ -1,4 +1,4 @@
-"""Frames as RFC 6455 has them, however their bytes come; a real websocket through the line, on good and bad days."""
+"""Frames by RFC 6455, in any division of the bytes; and a real websocket through the proxy, with and without faults."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ HUGE = b"\x82\x7f" + (70_000).to_bytes(8, "big") + bytes(70_000)
 
 @pytest.mark.parametrize("at_once", [1, 3, 7, 10**6])
 @pytest.mark.parametrize("head", [REQUEST, ANSWER])
-def test_frames_are_cut_where_they_end(head: bytes, at_once: int) -> None:
+def test_bytes_are_divided_at_the_ends_of_frames(head: bytes, at_once: int) -> None:
     frames, sent = Frames(), [head, SHORT, MASKED, LONG, SHORT, HUGE, SHORT]
     data = b"".join(sent)
     found = [one for start in range(0, len(data), at_once) for one in frames.feed(data[start : start + at_once])]
     assert found == sent
 
 
-def test_what_is_no_websocket_goes_on_as_it_comes() -> None:
+def test_other_protocols_pass_unchanged() -> None:
     refused = b"HTTP/1.1 401 Unauthorized\r\nUpgrade: websocket\r\n\r\n"
     for head in (b"GET /artefact HTTP/1.1\r\n\r\n", refused):
         frames = Frames()
@@ -43,7 +43,7 @@ def test_what_is_no_websocket_goes_on_as_it_comes() -> None:
 
 @asynccontextmanager
 async def line(seed: int = 0) -> AsyncIterator[tuple[Wire, str, list[bytes]]]:
-    """The line to a server that says back what it hears; what it has heard."""
+    """Yield a proxy to an echo server, its URL, and the messages that the server has received."""
     heard: list[bytes] = []
 
     async def say_back(connection: ServerConnection) -> None:
@@ -57,7 +57,7 @@ async def line(seed: int = 0) -> AsyncIterator[tuple[Wire, str, list[bytes]]]:
             yield wire, url.replace("http", "ws", 1), heard
 
 
-async def test_it_carries_all_in_order_and_witnesses_what_is_acknowledged() -> None:
+async def test_messages_pass_in_order_and_acknowledgements_are_recorded() -> None:
     receipts = Receipts(
         receipts=(
             Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED),

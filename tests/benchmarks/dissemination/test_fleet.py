@@ -1,4 +1,4 @@
-"""A host's process, and the benchmark's end of it."""
+"""A host's process, and the benchmark's connection to it."""
 
 import asyncio
 from pathlib import Path
@@ -16,9 +16,9 @@ async def node(tmp_path: Path):
     await host.end()
 
 
-async def test_it_answers_and_says_what_went_wrong(node: Host) -> None:
+async def test_a_host_answers_and_reports_errors(node: Host) -> None:
     (host, port), failed = await asyncio.gather(
-        node.ask("open_baselines"), node.ask("has", side="none", version=1), return_exceptions=True
+        node.ask("open_baselines"), node.ask("digest", side="none", version=1), return_exceptions=True
     )
     assert host == "127.0.0.1"
     assert port > 0
@@ -26,14 +26,14 @@ async def test_it_answers_and_says_what_went_wrong(node: Host) -> None:
     assert "KeyError" in str(failed)
 
 
-async def test_whoever_waits_for_one_that_is_killed_is_told(node: Host, tmp_path: Path) -> None:
+async def test_a_request_to_a_killed_host_fails(node: Host, tmp_path: Path) -> None:
     (tmp_path / "payload").mkdir()
     (tmp_path / "payload" / "file").write_bytes(b"that nobody serves")
     (tmp_path / "torrent").write_bytes(make_torrent(tmp_path / "payload").torrent)
     await node.ask("open_baselines")
     waiting = asyncio.create_task(node.ask("libtorrent", torrent=str(tmp_path / "torrent"), peers=[], patience_s=60.0))
     with pytest.raises(HostFailed):  # Answered after the other request, so that one is under way.
-        await node.ask("has", side="none", version=1)
+        await node.ask("digest", side="none", version=1)
     await node.kill()
     with pytest.raises(HostFailed, match="ended"):
         await waiting

@@ -1,4 +1,4 @@
-"""`benchmarks.fuzzing.child` with a reader that fails on all that is not empty."""
+"""`benchmarks.fuzzing.child` with a reader that fails on all input but the empty one."""
 
 from __future__ import annotations
 

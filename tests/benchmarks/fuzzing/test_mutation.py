@@ -26,21 +26,21 @@ def test_most_changes_keep_the_form_and_make_another_tree(
     changed = [change(data, 4_096, seed, blind) for seed in range(300)]
     kept = [one for one in changed if one != b"blind"]
     assert len(kept) > 200 and len(set(kept)) > 50
-    assert changed == [change(data, 4_096, seed, blind) for seed in range(300)], "it follows from the seed"
+    assert changed == [change(data, 4_096, seed, blind) for seed in range(300)], "the seed determines the changes"
     for one in kept:
         read(one)
 
 
-def test_what_has_no_form_or_grows_too_large_is_changed_blindly() -> None:
+def test_data_without_structure_or_too_large_is_changed_blindly() -> None:
     assert {mutation.frame(b"\xc1", 100, seed, blind) for seed in range(20)} == {b"blind"}
     assert all(len(mutation.frame(msgpack.packb(TREE), 40, seed, blind)) <= 40 for seed in range(200))
 
 
-def test_no_tree_grows_by_one_change_after_another() -> None:
+def test_a_mutation_takes_bounded_memory() -> None:
     data = msgpack.packb([[[["x" * 200] * 4] * 4]])
     tracemalloc.start()
     for seed in range(2_000):
         mutation.frame(data, 4_096, seed, blind)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 1_000 * len(data), "a change repeats a part 65 times at most"
+    assert peak < 1_000 * len(data), "a change repeats a part at most 65 times"

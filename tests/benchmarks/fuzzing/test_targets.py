@@ -1,4 +1,4 @@
-"""The fuzzed readers on what is valid, on the kept corpus, and on any bytes."""
+"""The fuzzed readers, with valid input, the stored corpus, and random bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_any_bytes_are_read_or_refused(name: str, data: bytes) -> None:
     run(TARGETS[name], data)
 
 
-def test_whatever_else_is_raised_is_a_finding() -> None:
+def test_any_other_exception_is_a_finding() -> None:
     def refuses(_data: bytes) -> None:
         raise CodecError("No.")
 

@@ -11,7 +11,7 @@ from echo_hub.store.store import Store
 NOW: Final = 1_780_000_000.0
 
 
-def test_the_most_of_each_statement_is_kept_whatever_it_is_asked_for() -> None:
+def test_the_longest_time_of_each_statement_is_kept_for_all_parameters() -> None:
     heard = Heard()
     asked = {
         "SELECT a WHERE b IN (?, ?)": 0.1,
@@ -42,6 +42,6 @@ async def test_a_step_is_written_in_turns_and_all_that_the_writer_asks_is_heard(
     assert sum(version.fetches_by_transport.values()) == 2
     kinds = {sql.split(maxsplit=1)[0] for sql in heard.worst}
     assert kinds >= {"SELECT", "INSERT", "UPDATE"}
-    assert not [sql for sql in heard.worst if sql.startswith("SELECT count(*)")], "pages ask on threads of their own"
+    assert not [sql for sql in heard.worst if sql.startswith("SELECT count(*)")], "pages query on separate threads"
     assert (turns.step, turns.lease_id, turns.group_id) == (2, 17, 4)
     await store.close()

@@ -40,7 +40,7 @@ def filled(directory: Path, *, seed: int, amount: Amount, short_run: str = SHORT
     store.close()
 
 
-def test_behind_a_run_the_books_add_up_and_nothing_in_them_is_work(tmp_path: Path) -> None:
+def test_after_a_run_the_accounts_balance_and_no_work_is_left(tmp_path: Path) -> None:
     with filled(tmp_path / "one", seed=1, amount=Amount(nodes=40, rollouts=2_003)) as store:
         accounting = store.read(read_accounting)
         assert accounting.balanced and accounting.in_flight == 0

@@ -1,4 +1,4 @@
-"""What is committed is there after the server ended as a power cut ends it."""
+"""Committed data survives a sudden stop of the server, as by a power cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_hub.store.database import connect
 
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-def test_it_comes_back_with_what_was_committed() -> None:
+def test_a_restarted_server_has_the_committed_rows() -> None:
     with postgresql() as server:
         engine = connect(server.url)
         with engine.begin() as connection:

@@ -12,7 +12,7 @@ PLAN = [
 
 
 class Clock:
-    """Stands still until it is set."""
+    """Shows a fixed time until it is set."""
 
     now = 100.0
 
@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-def test_each_case_has_a_line_with_its_figures_the_time_and_the_rest() -> None:
+def test_each_case_prints_its_figures_its_time_and_the_remaining_time() -> None:
     lines: list[str] = []
     clock = Clock()
     progress = Progress(PLAN, say=lines.append, clock=clock)
@@ -51,7 +51,7 @@ def test_each_case_has_a_line_with_its_figures_the_time_and_the_rest() -> None:
         (("*bfloat16",), []),
     ],
 )
-def test_only_names_what_is_measured(only: tuple[str, ...], wanted: list[str]) -> None:
+def test_only_selects_the_measured_cases(only: tuple[str, ...], wanted: list[str]) -> None:
     progress = Progress(PLAN, only)
     assert [case.name for case in PLAN if progress.wants(case.name)] == wanted
 
@@ -61,7 +61,7 @@ def test_a_name_that_is_not_planned_is_refused_with_those_that_are() -> None:
         Progress(PLAN, ["short", "shor"])
 
 
-def test_what_was_not_asked_for_is_not_left_out() -> None:
+def test_unrequested_cases_do_not_count_as_left_out() -> None:
     assert Progress(PLAN, ["short"]).left_out == []
     assert [one.case for one in Progress(PLAN, ["long*"]).left_out] == ["long, bfloat16"]
 

@@ -1,4 +1,4 @@
-"""A hub and the echo as they are measured, with few nodes and for a short time."""
+"""The measured hub and echo server, with few nodes and for a short time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks.ingest.lender import Counts
 from benchmarks.ingest.running import Window
 
 
-def test_a_window_tells_of_each_rollout() -> None:
+def test_a_window_reports_each_rollout() -> None:
     counts = Counts(acked=4, waits_s=[0.1, 0.2, 0.3, 0.4])
     window = Window(seconds=2.0, counts=counts, hub_s=0.002)
     assert window.us_each(window.hub_s) == pytest.approx(500)
     assert window.wait_ms(50) == pytest.approx(250)
 
 
-def test_the_echo_says_every_frame_back_and_its_processor_time_is_known(
+def test_the_echo_server_returns_every_frame_and_its_processor_time_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "SETTLE_S", 0.1)

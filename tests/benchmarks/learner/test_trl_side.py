@@ -5,16 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.models import Shape
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.learner import compare
 from benchmarks.learner.cases import CASES, make_batch
 
 pytest.importorskip("trl")
 
-TINY = replace(CASES[0], hidden=64, layers=2, intermediate=128, vocabulary=500, prompt_tokens=4, longest=16, steps=2)
+SHAPE = Shape(hidden=64, layers=2, heads=1, key_value_heads=1, head_dim=64, intermediate=128, vocabulary=500)
+TINY = replace(CASES[0], shape=SHAPE, prompt_tokens=4, longest=16, steps=2)
 
 
-def test_the_batch_is_padded_as_trl_pads_it() -> None:
+def test_the_batch_is_padded_like_trls() -> None:
     from benchmarks.learner.trl_side import padded_batch
 
     groups = make_batch(TINY, 0)
@@ -30,5 +32,4 @@ def test_the_batch_is_padded_as_trl_pads_it() -> None:
 def test_both_sides_have_the_same_gradient(tmp_path: Path) -> None:
     row = compare(TINY, tmp_path, 0, Progress([Planned(name=TINY.name, seconds=1)]))
     assert row["gradient_difference"] < 1e-5
-    assert row["loss_difference"] < 1e-5
-    assert min(row[name] for name in ("trl_s", "echo_s", "trl_peak_mib", "echo_peak_mib", "tokens_per_s")) > 0
+    assert min(row[name] for name in ("trl_s", "echo_s", "memory_ratio", "tokens_per_s")) > 0

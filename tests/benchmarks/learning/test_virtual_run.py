@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.site import merged
 from benchmarks.learning import cases
 from benchmarks.learning.cases import Case
 from benchmarks.learning.virtual_run import Learning, Point, go_through, run
 from echo_hub.config.sections import HubConfig
 
-SMALL = {"steps": 20, "groups_per_step": 4, "group_size": 4, "problems": 16}
+SMALL = {"training": {"steps": 20, "groups_per_step": 4, "group_size": 4}, "evaluation": {"problems": 16}}
 
 
 def small(case: Case) -> list[Point]:
-    return run(replace(case, **SMALL), seed=1)  # type: ignore[arg-type]
+    return run(replace(case, settings=merged(case.settings, SMALL)), seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_staleness_is_what_the_case_says_and_every_case_trains_as_much() -> None:
+def test_each_case_has_its_staleness_and_the_same_number_of_rollouts() -> None:
     colocated = small(cases.COLOCATED)
     assert [point.trained_rollouts for point in colocated] == [0, 160, 320]
     assert small(cases.SEQUENTIAL) == colocated, "the same rollouts, the same version, the same gradient"
@@ -32,8 +33,8 @@ def test_staleness_is_what_the_case_says_and_every_case_trains_as_much() -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_with_a_curriculum_hopeless_problems_of_a_file_are_seldom_sampled_again(tmp_path: Path) -> None:
-    """Two of three have an answer that nobody gives."""
+def test_a_curriculum_seldom_repeats_hopeless_problems(tmp_path: Path) -> None:
+    """Give two of three problems an answer that no rollout gives."""
     problems = tmp_path / "problems.jsonl"
     sums = [(101 + 37 * number, 113 + 53 * number) for number in range(16)]
     lines = [
@@ -47,7 +48,7 @@ def test_with_a_curriculum_hopeless_problems_of_a_file_are_seldom_sampled_again(
 
 
 def _rewards(problems: Path, **training: Any) -> list[float]:
-    """Of each step, in the mean."""
+    """Return each step's mean reward."""
     config = HubConfig.model_validate(
         {
             "run": {"mode": "colocated"},

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.manners import INSTALLED, installed, plan
 
 
-def test_without_a_wheelhouse_the_case_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_wheelhouse_the_case_names_the_missing_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "WHEELHOUSE", tmp_path)
     assert next(case for case in plan() if case.name == INSTALLED).lacks == "a wheelhouse: make wheelhouse"
     (tmp_path / "manifest.json").write_text("{}")

@@ -2,22 +2,23 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.papers.cases import COLOCATED, Case, smaller
+from benchmarks.papers.cases import COLOCATED, Case
 from benchmarks.papers.episodes import Play, run_episodes
+from benchmarks.papers.runs import carry_out
 from echo_hub.core.leasing import turn_seed
+from tests.benchmarks.papers.toy import smaller
 
-SIZES = {"training": {"steps": 1, "groups_per_step": 2, "group_size": 2}, "evaluation": {"problems": 4}}
 GAME = Case(name="", settings={"task": {"name": "environment:guess"}, "sampling": {"max_tokens": 4}}, runner="episodes")
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_what_an_environment_says_is_not_trained_on_and_turns_are_drawn_as_the_hub_draws_them() -> None:
-    play = Play(smaller(GAME, SIZES).config(1))
+    play = Play(smaller(GAME).config(1))
     groups = play.groups(0)
     assert [len(group.rollouts) for group in groups] == [2, 2]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     several = [rollout for rollout in rollouts if len(rollout.draws) > 1]
-    assert several, "a game of guesses takes more than one"
+    assert several, "a guessing game takes several turns"
     for rollout in several:
         assert not rollout.loss_mask.all()
         assert rollout.draws[:, 2].sum() == rollout.loss_mask.sum()
@@ -31,9 +32,7 @@ def test_what_an_environment_says_is_not_trained_on_and_turns_are_drawn_as_the_h
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_of_one_turn_the_batch_is_that_of_a_virtual_run() -> None:
-    from benchmarks.papers.ran import carry_out
-
-    case = smaller(COLOCATED, SIZES)
+    case = smaller(COLOCATED)
     points, steps = run_episodes(case, 1)
     assert points == carry_out(case, 1).points
     assert len(steps) == 1

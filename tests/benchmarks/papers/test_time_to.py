@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.papers.time_to import evaluations, headline_of
 
 
-def test_who_never_comes_there_has_no_time_and_trls_whole_time_is_the_most_that_counts() -> None:
+def test_time_is_none_for_a_miss_and_trls_miss_counts_its_whole_time() -> None:
     there, never = {"seconds": 40.0, "whole_s": 41.0}, {"seconds": None, "whole_s": 100.0}
     assert headline_of(there, {"seconds": 80.0, "whole_s": 81.0}) == {"time_to_90_over_trl": 0.5}
     assert headline_of(there, never) == {"time_to_90_over_trl": 0.4}

@@ -1,21 +1,31 @@
-"""Made-up runs."""
+"""Made-up runs, and small versions of cases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from benchmarks.harness.site import merged
 from benchmarks.learning.virtual_run import Point
-from benchmarks.papers.ran import Ran
+from benchmarks.papers.cases import Case
+from benchmarks.papers.runs import Ran
+
+SIZES = {"training": {"steps": 1, "groups_per_step": 2, "group_size": 2}, "evaluation": {"problems": 4}}
 
 
 def ran(*accuracies: float, norms: Sequence[float] = (1.0, 1.0)) -> Ran:
-    """A run with these points and steps."""
+    """Return a run with these points and steps."""
     return Ran(
         points=[
             Point(trained_rollouts=number, reward=None, accuracy=accuracy, staleness=0.0)
             for number, accuracy in enumerate(accuracies)
         ],
-        steps=[{"mean_reward": 0.5, "grad_norm": norm, "completion_tokens": 4.0} for norm in norms],
-        utilisation=0.5,
-        seconds=1.0,
+        steps=[{"mean_reward": 0.5, "grad_norm": norm} for norm in norms],
     )
+
+
+def smaller(case: Case, sizes: Mapping[str, Mapping[str, Any]] = SIZES, **training: int) -> Case:
+    """Put `sizes` and settings of training over those of the case, and evaluate each step."""
+    settings = merged(merged(case.settings, sizes), {"training": training})
+    return replace(case, settings=settings, evaluate_every=1)

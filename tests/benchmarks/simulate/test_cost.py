@@ -1,11 +1,11 @@
-"""The linear programme is the least cost of any shares of the pool."""
+"""The linear programme's solution costs no more than any other division of the pool."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.simulate.cost import CostCase, optimal_per_hour
+from benchmarks.simulate.cost import cost_scenario, optimal_per_hour
 from echo_hub.core.capacity.rule import useful_rollouts_of_each
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.rule import demand_of, pool_of
@@ -13,7 +13,7 @@ from echo_hub.simulator.rule import demand_of, pool_of
 
 def test_the_optimum_takes_the_cheapest_and_a_part_of_the_last() -> None:
     pytest.importorskip("scipy", reason="the extra `benchmarks` has it")
-    scenario = CostCase(pool=2.0, sigma=0.5).scenario(1)
+    scenario = cost_scenario(1, pool=2.0, sigma=0.5)
     demand = demand_of(scenario)
     useful, missing, dollars = useful_rollouts_of_each(pool_of(scenario), demand), 1.15 * demand.rollouts_per_step, 0.0
     price = np.array([node.price_per_hour for node in draw_nodes(scenario)])

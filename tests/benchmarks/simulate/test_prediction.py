@@ -1,5 +1,7 @@
-"""Random fleets are as busy as predicted, if a rollout takes less than a third of a step, and a version less than a
-third of the steps between two versions."""
+"""Predictions match simulations of random fleets, if rollouts and broadcasts are short.
+
+A rollout takes less than a third of a step, and a broadcast less than a third of the steps between two versions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from echo_hub.simulator.simulation import simulate
 STEP_S = 10.0
 NODES, WIDTH, GROUP_SIZE = 10, 4, 4
 MOST = 0.10
-"""Largest error of a utilisation. Over many such fleets the mean one is about a sixth of it."""
+"""Largest error of a utilisation. The mean error of many such fleets is about a sixth of it."""
 
 
 def fleet(
@@ -32,7 +34,8 @@ def fleet(
     throughput: float,
     seed: int,
 ) -> Scenario:
-    """Times are in steps; throughput in what the learner takes, if all nodes were as the median."""
+    """Return a random fleet: times are in steps; throughput is relative to the learner's need if all nodes equal the
+    median."""
     rollouts = NODES * WIDTH / rollout / throughput
     sections: dict[str, Any] = {
         "run": {"seed": seed},
@@ -68,7 +71,7 @@ fleets = st.integers(1, 4).flatmap(
 
 
 def both(scenario: Scenario) -> tuple[float, float]:
-    """Predicted and simulated utilisation."""
+    """Return the predicted and the simulated utilisation."""
     predicted = predict(demand_of(scenario), Pool.of(classes_of(scenario))).utilisation
     return predicted, simulate(scenario, lambda: 0.0).utilisation
 

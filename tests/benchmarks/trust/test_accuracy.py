@@ -1,4 +1,4 @@
-"""What attacks cost, by the rows of whole runs; the runs themselves take minutes."""
+"""Cost of attacks, computed from rows of whole runs; the runs themselves take minutes."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def test_the_worst_attack_of_each_share_counts() -> None:
         {"case": Case(attack=ATTACKS[0], hostile_share=0.01, defended=False).name, "learned": 0.1},
     ]
     assert accuracy.headline(rows) == {"accuracy_lost_at_1pct": pytest.approx(0.01)}
-    assert accuracy.headline(rows[1:]) == {}, "nothing to compare with"
+    assert accuracy.headline(rows[1:]) == {}, "no row to compare with"

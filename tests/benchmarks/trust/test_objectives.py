@@ -1,4 +1,4 @@
-"""What the default objective is compared with, and what the comparison comes to."""
+"""Settings compared with the default objective, and the comparison's result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows of attacked and honest runs come to."""
+"""Headline computed from rows of attacked and honest runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_headlines_are_of_the_worst() -> None:
     assert tokens.headline([]) == {}
 
 
-def test_each_class_makes_the_attacks_that_it_can() -> None:
+def test_each_class_runs_its_possible_attacks() -> None:
     assert [one.name for one in CLASSES if "claims to be float32" in one.attacks] == ["q8_0", "q4_k_m"]
     assert not any(HONEST in one.attacks for one in CLASSES)
     assert len({planned.name for planned in tokens.plan()}) == len(tokens.plan())

@@ -3,7 +3,7 @@ from __future__ import annotations
 from echo_hub.actions.records import SCOPES, ApiToken, is_good_for
 
 
-def test_a_scope_is_good_for_those_before_it() -> None:
+def test_a_scope_includes_the_lower_scopes() -> None:
     good = {(one, other) for one in SCOPES for other in SCOPES if is_good_for(one, other)}
     assert good == {
         ("read", "read"),

@@ -34,11 +34,11 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("action", TABLE)
-def test_every_action_is_made_of_its_name_and_says_what_it_does(action: str) -> None:
+def test_every_action_is_built_by_name_and_described(action: str) -> None:
     request = request_of(action, GIVEN.get(action, {}), strict=True)
     assert type(request) is TABLE[action] and request.action == action
     assert request.SCOPE in SCOPES and summary(type(request)).endswith(".")
-    assert request_of(action, request.model_dump(mode="json")) == request, "as the books keep it"
+    assert request_of(action, request.model_dump(mode="json")) == request, "as the store keeps it"
     for name, field in type(request).model_fields.items():
         assert name == "action" or field.description, f"{action}.{name} is not explained"
 
@@ -72,7 +72,7 @@ def test_every_action_is_made_of_its_name_and_says_what_it_does(action: str) -> 
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_what_cannot_be_is_refused_in_words(action: str, fields: dict[str, Any], strict: bool) -> None:
+def test_an_impossible_request_is_refused_with_a_text(action: str, fields: dict[str, Any], strict: bool) -> None:
     with pytest.raises(WrongRequestError) as refused:
         request_of(action, fields, strict=strict)
     assert 0 < len(str(refused.value)) < 600
@@ -85,16 +85,16 @@ def test_forms_and_command_lines_give_texts_and_scripts_do_not() -> None:
             request_of("max_staleness", {"value": text}, strict=True)
 
 
-def test_what_can_be_taken_back_says_by_what() -> None:
+def test_an_undoable_action_names_its_inverse() -> None:
     assert undo_of(Pause(), "open") == Resume() and undo_of(Resume(), "paused") == Pause()
     assert undo_of(SetMaxStaleness(value=3), 2) == SetMaxStaleness(value=2)
     assert undo_of(Ban(node="a"), False) == Unban(node="a")
     assert undo_of(MakeInvite(name="Ada"), None) == RevokeInvite(name="Ada")
-    assert undo_of(SetMaxStaleness(value=3), -1) is None, "nobody may ask for that"
+    assert undo_of(SetMaxStaleness(value=3), -1) is None, "a bound of -1 cannot be requested"
     assert undo_of(PublishNow(), None) is None and undo_of(SetMaxStaleness(value=3), None) is None
 
 
-def test_what_a_log_has_and_no_door_leads_to_is_not_taken_back() -> None:
+def test_logged_actions_without_a_request_are_not_undone() -> None:
     assert taking_back("pause", {}, "open") == Resume()
     assert taking_back("archive", {"steps": "1 to 9", "file": "f"}, None) is None
     assert taking_back("pause", {"unknown": 1}, "open") is None

@@ -36,7 +36,7 @@ def spec(**changed: Any) -> dict[str, Any]:
 
 
 async def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ChildHost:
-    monkeypatch.chdir(tmp_path)  # And back, behind the test.
+    monkeypatch.chdir(tmp_path)  # pytest restores the directory after the test.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "echo_child.py").write_text(ECHO)
     Parcel(contents={"modules/echo_child.py": tmp_path / "echo_child.py"}).write(tmp_path / "sent.zip")
@@ -67,14 +67,14 @@ async def test_frames_reach_the_child_in_their_order(tmp_path: Path, monkeypatch
     assert ready["value"].endswith("/work")
     for number in (2, 1, 3, 0):
         await host.send(1, number, pack_frame({"arguments": [number]}), {}, ())
-    await host.send(2, 0, pack_frame({"arguments": [99]}), {}, ())  # To a child that there is not.
+    await host.send(2, 0, pack_frame({"arguments": [99]}), {}, ())  # This child does not exist.
     found, _ = await frames(host, 4)
     assert [each["value"] for each in found] == [0, 1, 2, 3]
     await host.close()
     assert directories(tmp_path) == []
 
 
-async def test_what_was_answered_before_the_end_is_told_and_why_it_ended(
+async def test_answers_before_a_childs_exit_and_its_reason_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = await prepared(tmp_path, monkeypatch)
@@ -84,11 +84,13 @@ async def test_what_was_answered_before_the_end_is_told_and_why_it_ended(
     assert [each["value"] for each in found[1:]] == [1, 2]
     assert (last["exited"]["returncode"], last["exited"]["death"]) == (3, "exited")
     assert last["exited"]["last_words"] == "bad luck"
-    assert (await host.answers(1))["exited"] == last["exited"], "it stays so"
+    assert (await host.answers(1))["exited"] == last["exited"], "the answer stays the same"
     await host.close()
 
 
-async def test_one_that_never_answers_is_ended_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_never_answers_is_ended_on_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = await prepared(tmp_path, monkeypatch)
     (tmp_path / "echo_child.py").unlink()
     (directory,) = directories(tmp_path)
@@ -129,7 +131,7 @@ async def test_files_are_there_before_their_frame_and_gone_when_they_are_dropped
     assert [each["value"] for each in (await frames(host, 1))[0]] == [None]
     assert (directory / "sent" / "4" / "weights").is_file()
     await host.begin(2, spec(), pack_frame({}))
-    assert not (directory / "sent").exists(), "the next one is sent what it needs"
+    assert not (directory / "sent").exists(), "the next child is sent its own files"
     await host.close()
 
 
@@ -157,7 +159,7 @@ async def test_a_machine_without_the_base_model_is_refused(tmp_path: Path) -> No
     assert f"lacks {file}, or has another file there" in lacks and "has to lie under the same path" in lacks
 
 
-async def test_what_a_killed_actor_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_left_by_a_killed_actor_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await ended.wait()
     left, kept = tmp_path / f"echo-ray-{ended.pid}-abc", tmp_path / f"echo-ray-{os.getpid()}-abc"

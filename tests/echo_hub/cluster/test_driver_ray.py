@@ -1,4 +1,4 @@
-"""An actor that is there, and answers nothing."""
+"""An actor that exists but answers nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs no cluster; the rest is in tests/echo_hub/scoring/test_processes_ray.py."""
+"""Links to a Ray cluster without a cluster; tests with one are in tests/echo_hub/scoring/test_processes_ray.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def opened(tmp_path: Path, address: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["{}", "ray://{}"])
-async def test_where_nobody_listens_it_is_said_at_once_and_what_to_do(tmp_path: Path, form: str) -> None:
+async def test_an_address_without_a_cluster_is_reported_with_advice(tmp_path: Path, form: str) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = form.format(f"127.0.0.1:{server.getsockname()[1]}")
@@ -28,10 +28,10 @@ async def test_where_nobody_listens_it_is_said_at_once_and_what_to_do(tmp_path: 
         await opened(tmp_path, address)
     assert address in str(caught.value.got)
     assert "ray start --head" in str(caught.value.do)
-    assert not (tmp_path / "ray.log").exists(), "Ray itself was not asked"
+    assert not (tmp_path / "ray.log").exists(), "Ray itself was not called"
 
 
-async def test_without_ray_it_is_said_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_ray_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     with pytest.raises(ConfigError, match="Ray is not installed"):

@@ -1,9 +1,10 @@
-"""Verifier and evaluator in a Ray cluster of two real raylets: what those beside the hub say, whatever is killed."""
+"""Verifier and evaluator in a Ray cluster of two real raylets: their results equal those of local processes, whatever
+is killed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
 from echo_hub.verify.verifier import Verifier, program
 from tests.echo_hub.verify.conftest import VERSIONS, Versions, _one_thread, base_dir, versions
-from tests.echo_hub.verify.test_verifier import Told, prompts, working
+from tests.echo_hub.verify.test_verifier import Committed, Told, working
 from tests.ray_cluster import RayCluster, kill, until
 
 __all__ = ["_one_thread", "base_dir", "versions"]
@@ -43,14 +44,9 @@ async def linked(cluster: RayCluster, base: Path, logs: Path):  # type: ignore[n
 
 
 def verifier(versions: Versions, rollouts: Sequence[DrawnRollout], logs: Path, link: RayLink | None) -> Verifier:
-    there = {one.rollout_id: one for one in rollouts}
-
-    async def load(rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
-        return {rollout_id: there[rollout_id] for rollout_id in rollout_ids}
-
     process = process_of(program(versions.settings), versions.settings, logs=logs, cluster=link, kept=1)
     return Verifier(
-        process, versions.settings, directory=versions.directory, kept=1, patience=3, load=load, prompts=prompts
+        process, versions.settings, directory=versions.directory, kept=1, patience=3, rollouts=Committed(rollouts)
     )
 
 
@@ -63,22 +59,22 @@ async def checked(checker: Verifier, told: Told, rollouts: Sequence[DrawnRollout
 
 
 def driver() -> psutil.Process:
-    """The only one."""
+    """Return the only driver process."""
     (found,) = [child for child in psutil.Process().children() if "echo_hub.cluster.driver" in child.cmdline()]
     return found
 
 
 def plain(spans: tuple[NodeEvidence, ...] | str) -> object:
-    """Whatever company a rollout was computed in."""
+    """Drop the parts of evidence that depend on the rollout's batch."""
     if isinstance(spans, str):
         return spans
     return [(node_id, shown.draws, shown.claims, shown.num_tokens) for node_id, shown in spans]
 
 
-async def test_the_verifier_says_what_one_beside_the_hub_says(
+async def test_a_verifier_in_a_cluster_equals_a_local_one(
     versions: Versions, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """Of four versions, and it has the adapter of one beside those that it is asked about."""
+    """Check rollouts of four versions, while the verifier holds one more adapter."""
     drawn = {version: versions.drawn(version, *range(8 * version, 8 * version + 8)) for version in range(VERSIONS + 1)}
     drawn[2] = [replace(one, completion_ids=np.flip(one.completion_ids)) for one in drawn[2]]
     everything = [one for of_version in drawn.values() for one in of_version]
@@ -99,13 +95,13 @@ async def test_the_verifier_says_what_one_beside_the_hub_says(
     await until(lambda: not cluster.actors())
 
 
-async def test_evaluations_are_drawn_as_beside_the_hub_and_the_driver_is_one_for_all(
+async def test_evaluations_in_a_cluster_equal_local_ones_and_share_a_driver(
     versions: Versions, cluster: RayCluster, tmp_path: Path
 ) -> None:
     async def drawn(evaluator: Evaluator, version: int, *, greedy: bool = False) -> dict[tuple[int, int], object]:
         adapter = versions.directory.adapter(version) if version else None
         requests = [replace(versions.request(number), policy_version=version) for number in range(16)]
-        found = await evaluator(requests, adapter=adapter, greedy=greedy)
+        found = await evaluator.generate(requests, adapter=adapter, greedy=greedy)
         assert found.seconds > 0
         return {(one.lease_id, one.index): one.completion_ids.tolist() for one in found.rollouts}
 

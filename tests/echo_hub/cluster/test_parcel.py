@@ -19,7 +19,7 @@ def test_files_and_directories_arrive_in_their_places(tmp_path: Path, monkeypatc
         (work / name).write_text(name)
     single = tmp_path / "problems.jsonl"
     single.write_text("{}\n")
-    os.utime(single, (0, 0))  # Before the first day that a zip file knows.
+    os.utime(single, (0, 0))  # Earlier than the first day that a zip file can store.
     Parcel(contents={"work": work, "files/0/problems.jsonl": single}).write(tmp_path / "parcel.zip")
     there = tmp_path / "there"
     environment = unpack(tmp_path / "parcel.zip", there)
@@ -29,13 +29,13 @@ def test_files_and_directories_arrive_in_their_places(tmp_path: Path, monkeypatc
     assert all(Path(place).is_dir() for place in environment["PYTHONPATH"].split(":")[:2])
 
 
-def test_an_empty_parcel_is_one(tmp_path: Path) -> None:
+def test_a_parcel_may_be_empty(tmp_path: Path) -> None:
     Parcel().write(tmp_path / "parcel.zip")
     unpack(tmp_path / "parcel.zip", tmp_path)
     assert (tmp_path / "work").is_dir()
 
 
-def test_what_is_too_large_or_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_too_large_or_unreadable_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large").write_bytes(bytes(100))
     with pytest.raises(ConfigError, match="cannot be read"):
         Parcel(contents={"work": tmp_path / "missing"}).write(tmp_path / "parcel.zip")

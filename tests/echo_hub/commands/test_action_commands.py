@@ -1,4 +1,4 @@
-"""The operator's commands on the books of a run, beside a hub that has made them and does not serve now."""
+"""Operator commands on the store of a run that was served before and is stopped now."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def test_without_an_action_all_are_listed(run: Path) -> None:
     assert all(re.search(rf"^ *{name}\b", listed, re.MULTILINE) for name in TABLE)
 
 
-def test_what_the_hub_has_to_do_is_noted_for_when_it_is_served(run: Path, store: Store) -> None:
-    assert "Noted as action 1" in said("act", run, "max_staleness", "4", "--wait", "0")
-    assert "Noted as action 2" in said("act", run, "learning_rate", "value=1e-4", "--wait", "0")
+def test_an_action_for_the_hub_is_stored_until_it_is_served(run: Path, store: Store) -> None:
+    assert "Stored as action 1" in said("act", run, "max_staleness", "4", "--wait", "0")
+    assert "Stored as action 2" in said("act", run, "learning_rate", "value=1e-4", "--wait", "0")
     (first, second) = store.read(read_wanted_actions)
     assert (first.request, second.request) == ({"value": 4}, {"value": 1e-4})
     assert (first.who, first.via) == (me().who, "cli")
 
 
-def test_what_became_of_it_is_told(run: Path, store: Store) -> None:
+def test_the_outcome_of_an_action_is_shown(run: Path, store: Store) -> None:
     said("act", run, "max_staleness", "4", "--wait", "0")
     store.write(settle_action, ActionSettled(number=1, done=True, before=2, after=4), 5.0)
     listed = said("audit", run)
@@ -68,7 +68,7 @@ def test_what_became_of_it_is_told(run: Path, store: Store) -> None:
     (undo,) = store.read(read_wanted_actions)
     assert (undo.action, undo.request, undo.undoes) == ("max_staleness", {"value": 2}, 1)
     for number in ("1", "2", "99"):
-        with pytest.raises(ConfigError, match="nothing to take back"):
+        with pytest.raises(ConfigError, match="cannot be undone"):
             said("undo", run, number)
 
 
@@ -82,9 +82,9 @@ def test_nodes_are_banned_by_every_command_in_the_same_way(run: Path, store: Sto
     assert store.read(read_banned_nodes) == {"a" * 20}
 
 
-def test_a_token_is_told_once_and_listed_without_it(run: Path, store: Store) -> None:
+def test_a_token_is_shown_once_and_never_in_the_list(run: Path, store: Store) -> None:
     told = said("act", run, "token", "ci [red]", "scope=operate", "days=7")
-    (secret,) = re.findall(r"Shown only now: (echo_[\w-]{43})", told)
+    (secret,) = re.findall(r"Shown only once: (echo_[\w-]{43})", told)
     (token,) = store.read(read_api_tokens)
     assert (token.token_hash, token.scope) == (hash_of(secret), "operate")
     assert secret not in said("tokens", run) + said("tokens", run, "--json") + said("audit", run, "--json")
@@ -97,7 +97,7 @@ def test_a_token_is_told_once_and_listed_without_it(run: Path, store: Store) -> 
 @pytest.mark.parametrize(
     "given", [("explode",), ("max_staleness",), ("max_staleness", "x"), ("pause", "1"), ("ban", "a b"), ("token", "")]
 )
-def test_what_cannot_be_is_said_and_not_noted(run: Path, store: Store, given: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="cannot be done"):
+def test_an_impossible_action_is_refused_and_not_stored(run: Path, store: Store, given: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="action is invalid"):
         said("act", run, *given)
     assert store.read(read_action_log, limit=9) == []

@@ -1,4 +1,4 @@
-"""Old steps into files and out of the books, as an operator does it, also killed in the middle."""
+"""Archiving old steps into files and removing them from the store, also after a kill in the middle."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def did(*arguments: str | Path) -> dict[str, Any]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
-    """Eight steps of a group of two, of each one more rollout that was dropped; six are pruned."""
+    """Make a run of eight steps of a group of two, each with one dropped rollout; six steps are pruned."""
     directory = RunDirectory(tmp_path / "run")
     url = "" if request.param == "sqlite" else request.getfixturevalue("empty_postgresql")
     make_run(directory, load_config(None, {"store": {"url": url}}))
@@ -85,7 +85,7 @@ def store_of(run: RunDirectory) -> Store:
 
 
 def books_of(run: RunDirectory) -> list[Any]:
-    """The rollouts in the books, oldest first."""
+    """Return the stored rollouts, oldest first."""
     store = store_of(run)
     found = store.read(find_rollouts, RolloutFilter(), NEWEST, 1_000).rollouts
     store.close()
@@ -107,8 +107,8 @@ def test_old_steps_go_into_files_and_only_then_out_of_the_books(
         ("steps-000003-000004.parquet", 6, 0),
         ("steps-000005-000005.parquet", 3, 0),
     ]
-    assert books_of(run) == before, "nothing was to be deleted"
-    assert did(run.root, folder, "--before-step", "6")["files"] == [], "it is all there"
+    assert books_of(run) == before, "nothing was requested to be deleted"
+    assert did(run.root, folder, "--before-step", "6")["files"] == [], "all steps are archived already"
     rows = archived(folder)
     there = [one for one in before if one.step <= 5]
     assert [row["rollout_id"] for row in rows] == [one.rollout_id for one in there]
@@ -128,16 +128,18 @@ def test_old_steps_go_into_files_and_only_then_out_of_the_books(
     ]
     assert [one.step for one in books_of(run)] == [step for step in (5, 6, 7, 8) for _ in range(3)]
     rest = said("archive", run.root, folder, "--delete")
-    assert "Wrote steps-000006-000006.parquet: 3 rollouts of steps 6 to 6" in rest and "left the books" in rest
+    assert (
+        "Wrote steps-000006-000006.parquet: 3 rollouts of steps 6 to 6" in rest and "deleted from the database" in rest
+    )
     assert archived(folder)[: len(rows)] == rows, "files never change"
     assert [one.step for one in books_of(run)] == [7] * 3 + [8] * 3
-    assert "Nothing was to be done" in said("archive", run.root, folder, "--delete")
+    assert "Nothing to do" in said("archive", run.root, folder, "--delete")
     audit = json.loads(said("audit", run.root, "--json"))["actions"]
     assert [one["request"]["steps"] for one in audit] == ["6 to 6", "5 to 5", "3 to 4", "1 to 2"]
     assert {one["action"] for one in audit} == {"archive"}
-    with pytest.raises(ConfigError, match="nothing to take back"):
+    with pytest.raises(ConfigError, match="cannot be undone"):
         said("undo", run.root, str(audit[0]["number"]))
-    assert "18 rollouts, of the steps up to 6, are not in the books any more" in said("rollouts", run.root)
+    assert "18 rollouts, of the steps up to 6, are no longer in the database" in said("rollouts", run.root)
     assert json.loads(said("rollouts", run.root, "--json"))["retired_step"] == 6
 
 
@@ -147,13 +149,13 @@ def test_old_steps_go_into_files_and_only_then_out_of_the_books(
     [("sync", 1), ("sync", 2), ("retire", 2)],
     ids=["before a file has its name", "before its rows go", "among its rows"],
 )
-def test_after_kill_9_the_next_one_goes_on(run: RunDirectory, tmp_path: Path, what: str, count: int) -> None:
+def test_after_kill_9_the_next_archive_continues(run: RunDirectory, tmp_path: Path, what: str, count: int) -> None:
     folder, before = tmp_path / "archive", books_of(run)
     command = [sys.executable, "-c", DRIVER, what, str(count), "archive", str(run.root), str(folder), "--delete"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     there = {row["rollout_id"] for row in archived(folder)} | {one.rollout_id for one in books_of(run)}
-    assert there == {one.rollout_id for one in before}, "what is out of the books is in a file"
+    assert there == {one.rollout_id for one in before}, "each rollout that left the store is in a file"
     did(run.root, folder, "--delete")
     assert [row["rollout_id"] for row in archived(folder)] == [one.rollout_id for one in before if one.step <= PRUNED]
     assert [one.step for one in books_of(run)] == [7] * 3 + [8] * 3
@@ -167,9 +169,9 @@ def test_after_kill_9_the_next_one_goes_on(run: RunDirectory, tmp_path: Path, wh
     assert [one.state for one in receipts] == ["trained", "dropped", "trained"]
 
 
-def test_what_was_dropped_before_is_said_to_be_in_no_file(run: RunDirectory, tmp_path: Path) -> None:
+def test_rollouts_dropped_before_are_reported_as_not_archived(run: RunDirectory, tmp_path: Path) -> None:
     said("archive", run.root, tmp_path / "first", "--before-step", "3", "--delete")
-    assert "Steps 1 to 2 had left the books before" in said("archive", run.root, tmp_path / "other")
+    assert "Steps 1 to 2 were deleted from the database before" in said("archive", run.root, tmp_path / "other")
     assert did(run.root, tmp_path / "other")["missing_steps"] == [[1, 2]]
     assert [row["step"] for row in archived(tmp_path / "other")] == [step for step in (3, 4, 5, 6) for _ in range(3)]
 
@@ -200,22 +202,22 @@ def test_files_of_another_run_or_history_are_never_mixed_with_these(run: RunDire
     said("archive", run.root, folder)
     store = store_of(run)
     store.write(write_meta, "run_id", "run-2")
-    with pytest.raises(ConfigError, match="something else than this run's archive") as caught:
+    with pytest.raises(ConfigError, match="files that are not this run's archive") as caught:
         said("archive", run.root, folder)
     assert "run-1" in str(caught.value)
     store.write(write_meta, "run_id", "run-1")
     with store.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE steps SET trained_at = 7 WHERE step = 6")
     store.close()
-    with pytest.raises(ConfigError, match="another history"):
+    with pytest.raises(ConfigError, match="does not match the run's database"):
         said("archive", run.root, folder, "--delete")
     (path,) = folder.glob("*.parquet")
     parquet.write_table(parquet.read_table(path).replace_schema_metadata({}), path)
-    with pytest.raises(ConfigError, match="something else than this run's archive"):
+    with pytest.raises(ConfigError, match="files that are not this run's archive"):
         said("archive", run.root, folder)
 
 
-def test_a_file_that_is_missing_while_its_rows_are_in_the_books_stops_it(
+def test_a_missing_file_of_stored_rows_stops_the_archive(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ROWS_A_FILE", 4)
@@ -224,7 +226,7 @@ def test_a_file_that_is_missing_while_its_rows_are_in_the_books_stops_it(
     (folder / "steps-000003-000004.parquet").unlink()
     with pytest.raises(ConfigError, match="missing") as caught:
         said("archive", run.root, folder, "--delete")
-    assert "none of steps 3 to 4" in str(caught.value)
+    assert "no file for steps 3 to 4" in str(caught.value)
 
 
 def test_a_full_or_readonly_place_is_named(run: RunDirectory, tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_a_full_or_readonly_place_is_named(run: RunDirectory, tmp_path: Path) ->
 
 def test_the_file_of_the_books_becomes_smaller_when_asked(run: RunDirectory, tmp_path: Path) -> None:
     if load_config(run.config, {}).store.url:
-        with pytest.raises(ConfigError, match="looks after its own space"):
+        with pytest.raises(ConfigError, match="Only an SQLite file can be shrunk"):
             said("archive", run.root, tmp_path / "archive", "--delete", "--shrink")
         return
     store = store_of(run)

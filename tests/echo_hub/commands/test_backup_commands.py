@@ -35,15 +35,15 @@ def test_a_run_is_put_into_a_file_and_back(tmp_path: Path) -> None:
     told = said("backup", directory.root, tmp_path / "run.backup")
     assert "1 steps trained" in told and "hub.key" in told and "Keep it secret" in told
     told = said("restore", tmp_path / "run.backup", tmp_path / "again")
-    assert "Key fingerprint: " in told and "Never serve it beside" in told
+    assert "Key fingerprint: " in told and "Never serve it while" in told
     assert (tmp_path / "again" / "hub.key").read_bytes() == directory.key.read_bytes()
     assert (tmp_path / "again" / "config.toml").read_bytes() == directory.config.read_bytes()
 
 
-def test_a_database_elsewhere_comes_into_the_directory(tmp_path: Path) -> None:
+def test_a_database_outside_the_run_is_restored_into_the_run_directory(tmp_path: Path) -> None:
     directory = run_with(tmp_path / "run", url=f"sqlite:///{tmp_path / 'books.db'}")
     said("backup", directory.root, tmp_path / "run.backup")
-    assert "store.url is empty now" in said("restore", tmp_path / "run.backup", tmp_path / "again")
+    assert "store.url is now empty" in said("restore", tmp_path / "run.backup", tmp_path / "again")
     again = RunDirectory(tmp_path / "again")
     assert load_config(again.config, {}).store.url == ""
     store = Store.open(again.database_url)
@@ -54,7 +54,7 @@ def test_a_database_elsewhere_comes_into_the_directory(tmp_path: Path) -> None:
 def test_books_in_postgresql_are_left_to_pg_dump(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     make_run(directory, load_config(None, {"store": {"url": "postgresql://me:hunter2@127.0.0.1/books"}}))
-    with pytest.raises(ConfigError, match="not in an SQLite file") as caught:
+    with pytest.raises(ConfigError, match="not an SQLite file") as caught:
         said("backup", directory.root, tmp_path / "run.backup")
     assert "pg_dump" in str(caught.value) and "hunter2" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""The command, on the stores of two runs."""
+"""The compare command on the stores of two runs."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ def test_json_has_every_point(runs: tuple[Path, Path]) -> None:
 def test_single_curves_are_chosen_by_their_keys(runs: tuple[Path, Path]) -> None:
     told = json.loads(said(*runs, "--figure", "idle_share", "--json"))
     assert [list(run["curves"]) for run in told["runs"]] == [["idle_share"]] * 2
-    with pytest.raises(ConfigError, match="such a curve") as caught:
+    with pytest.raises(ConfigError, match="has this curve") as caught:
         said(*runs, "--figure", "rewards")
     assert "mean_reward" in str(caught.value)
 
 
-def test_a_run_beside_itself_has_the_same_settings(runs: tuple[Path, Path]) -> None:
+def test_a_run_compared_with_itself_has_equal_settings(runs: tuple[Path, Path]) -> None:
     assert said(runs[0], runs[0]).startswith("All settings are the same.")
 
 
-def test_what_cannot_be_compared_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to compare"):
         said(runs[0])
     with pytest.raises(ConfigError, match="not a run directory"):

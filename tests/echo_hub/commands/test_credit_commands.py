@@ -47,7 +47,7 @@ def here(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    """Of another run, in which the node "a" has done a step."""
+    """Return the export of another run, in which node "a" has trained a step."""
     store = served(tmp_path / "there", "there")
     store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     store.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
@@ -62,9 +62,9 @@ def test_credit_goes_from_run_to_run_once(tmp_path: Path, here: Store, export: P
     said = run_credit.verified(export.read_bytes())
     assert [(node.node_name, node.rollouts, node.tokens) for node in said.nodes] == [("ada", 2, 5)]
     key = fingerprint(bytes.fromhex(said.hub_key))
-    with pytest.raises(ConfigError, match="not known here"):
+    with pytest.raises(ConfigError, match="unknown to this run"):
         invoke("credit", "import", tmp_path / "here", export)
-    with pytest.raises(ConfigError, match="Another hub has signed"):
+    with pytest.raises(ConfigError, match="signed by another hub"):
         invoke("credit", "import", tmp_path / "here", export, "--hub-key", "00" * 32)
     assert (
         "Added 1 node of the run there"
@@ -75,7 +75,7 @@ def test_credit_goes_from_run_to_run_once(tmp_path: Path, here: Store, export: P
     assert (row.name, row.all_rollouts, row.elsewhere_tokens) == ("ada", 2, 5)
 
 
-def test_what_is_the_run_s_own_or_was_changed_is_refused(tmp_path: Path, here: Store, export: Path) -> None:
+def test_the_runs_own_export_and_a_changed_one_are_refused(tmp_path: Path, here: Store, export: Path) -> None:
     with pytest.raises(ConfigError, match="own credit"):
         invoke("credit", "import", tmp_path / "there", export)
     document = json.loads(export.read_text())
@@ -93,5 +93,5 @@ def test_the_operator_removes_a_team(tmp_path: Path, here: Store) -> None:
     here.write(change_team, "a", TeamWanted(action="create", name="Bad words"), 1.0)
     assert "Removed" in invoke("team", "remove", tmp_path / "here", "BAD  words").output
     assert here.read(read_own_team, "a", 2.0).name == ""
-    with pytest.raises(ConfigError, match="no team"):
+    with pytest.raises(ConfigError, match="No team"):
         invoke("team", "remove", tmp_path / "here", "Bad words")

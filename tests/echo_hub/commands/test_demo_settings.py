@@ -1,4 +1,4 @@
-"""The settings of every demo hold together, with their task and their base model."""
+"""Settings of every demo must be consistent with its task and base model."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_it_prints_the_settings_that_hold(run: Path) -> None:
+def test_gateway_prints_its_resolved_settings(run: Path) -> None:
     result = CliRunner().invoke(app, ["gateway", str(run), "--host", "0.0.0.0", "--port", "9999", "--dry-run"])
     assert result.exit_code == 0
     section = result.output.partition("[gateways]")[2].partition("\n[")[0]
@@ -30,6 +30,6 @@ def test_a_run_without_a_broker_has_no_gateways(run: Path) -> None:
     assert isinstance(result.exception, ConfigError) and "gateways.url" in str(result.exception)
 
 
-def test_it_takes_a_run(tmp_path: Path) -> None:
+def test_gateway_needs_a_run_directory(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["gateway", str(tmp_path)])
     assert isinstance(result.exception, ConfigError) and "not a run directory" in str(result.exception)

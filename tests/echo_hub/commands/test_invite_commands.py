@@ -1,4 +1,4 @@
-"""The operator's commands, on the store of a run that is served."""
+"""Invite commands on the store of a run that is served."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def came(store: Store, node_id: str, invite_id: int) -> None:
     )
 
 
-def test_a_token_is_told_once_with_the_command_that_takes_it(run: Path, serving: Store) -> None:
+def test_an_invites_token_is_shown_once_with_its_join_command(run: Path, serving: Store) -> None:
     told = said("invite", run, "Ada", "--keys", "2", "--days", "7")
     found = re.search(r"echo-node join http://127.0.0.1:8710 --token ([\w-]{43})\n", told)
     assert found is not None and "2 nodes until" in told and f"http://127.0.0.1:8710/about#invite={found[1]}\n" in told
@@ -58,22 +58,22 @@ def test_a_token_is_told_once_with_the_command_that_takes_it(run: Path, serving:
 
 
 @pytest.mark.parametrize("name", ["", " Ada", "A\nda", "\x1b[2J", "x" * 65])
-def test_what_is_no_name_invites_nobody(run: Path, serving: Store, name: str) -> None:
-    with pytest.raises(ConfigError, match="no name"):
+def test_an_invalid_name_is_not_invited(run: Path, serving: Store, name: str) -> None:
+    with pytest.raises(ConfigError, match="not a valid name"):
         said("invite", run, name)
     assert serving.read(read_invites) == []
 
 
 def test_a_name_is_taken_until_its_invite_is_revoked(run: Path, serving: Store) -> None:
     said("invite", run, "Ada")
-    with pytest.raises(ConfigError, match="of this name already"):
+    with pytest.raises(ConfigError, match="with this name exists already"):
         said("invite", run, "Ada")
     said("uninvite", run, "Ada")
     said("invite", run, "Ada")
     assert [invite.revoked_at is None for invite in serving.read(read_invites)] == [False, True]
 
 
-def test_invites_are_listed_with_who_came_by_them(run: Path, serving: Store) -> None:
+def test_invites_are_listed_with_their_nodes(run: Path, serving: Store) -> None:
     said("invite", run, "Ada [red]", "--keys", "2")
     said("invite", run, "Bob")
     came(serving, "a" * 20, 1)
@@ -89,14 +89,14 @@ def test_invites_are_listed_with_who_came_by_them(run: Path, serving: Store) -> 
     assert listed[0]["revoked_at"] is None and listed[1]["revoked_at"] > 0
 
 
-def test_who_is_uninvited_may_be_banned_with_all_nodes(run: Path, serving: Store) -> None:
+def test_revoking_an_invite_can_ban_its_nodes(run: Path, serving: Store) -> None:
     said("invite", run, "Ada")
     said("invite", run, "Bob")
     for node_id, invite_id in (("a" * 20, 1), ("b" * 20, 2)):
         came(serving, node_id, invite_id)
-    assert "by which 1 node came" in said("uninvite", run, "Ada")
+    assert "with which 1 node had joined" in said("uninvite", run, "Ada")
     assert serving.read(read_banned_nodes) == frozenset()
     assert f"Banned: {'a' * 20}. " in said("uninvite", run, "Ada", "--ban")
     assert serving.read(read_banned_nodes) == {"a" * 20}
-    with pytest.raises(ConfigError, match="no invite of this name"):
+    with pytest.raises(ConfigError, match="No invite has this name"):
         said("uninvite", run, "Eve")

@@ -1,4 +1,4 @@
-"""The operator's commands, beside a run that has a log, events and receivers."""
+"""Log commands for a run that has a log, events and receivers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_the_log_is_printed_for_programs(run: Path) -> None:
     assert [json.loads(line)["message"] for line in said("log", run, "--json").splitlines()] == ["whole"]
 
 
-def test_what_comes_is_followed(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_log_lines_are_followed(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Enough(Exception):
         """Ends the command."""
 
@@ -103,8 +105,8 @@ def test_what_comes_is_followed(run: Path, capsys: pytest.CaptureFixture[str], m
     assert capsys.readouterr().out.count("and more") == 3
 
 
-def test_a_run_without_a_log_says_so(tmp_path: Path) -> None:
-    assert "No hub has written a log here yet" in said("log", make(tmp_path / "new"))
+def test_a_run_without_a_log_is_reported(tmp_path: Path) -> None:
+    assert "No hub has written a log yet" in said("log", make(tmp_path / "new"))
 
 
 @pytest.fixture
@@ -138,13 +140,13 @@ def test_events_as_json(happened: Path) -> None:
     assert (died["number"], died["kind"], died["data"], died["warning"]) == (2, "learner_died", {"deaths": 1}, True)
     joined = json.loads(said("events", happened, "--kind", "node_joined", "--json"))["events"]
     assert [event["subject"] for event in joined] == ["n2", "n1"]
-    with pytest.raises(ConfigError, match="cannot be looked for"):
+    with pytest.raises(ConfigError, match="filter for events is invalid"):
         said("events", happened, "--severity", "loud")
 
 
 @pytest.fixture
 def hook() -> Iterator[Hook]:
-    """A real receiver on a loop of its own, for the command has one as well."""
+    """Run a real receiver on its own event loop, because the command has a loop as well."""
     made: list[Hook] = []
     ready, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -166,12 +168,14 @@ def hook() -> Iterator[Hook]:
 
 def test_a_test_alert_arrives(tmp_path: Path, hook: Hook) -> None:
     run = make(tmp_path / "run", webhook_url=hook.url)
-    assert said("alert-test", run) == "webhook: taken\n"
+    assert said("alert-test", run) == "webhook: accepted\n"
     ((body, _),) = hook.got
     assert json.loads(body)["state"] == "test" and json.loads(body)["text"].startswith("[echo] This is a test")
 
 
-def test_a_receiver_that_does_not_take_it_is_said(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_refuses_the_test_event_is_reported(
+    tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(webhook_module, "FIRST_S", 0.001)
     hook.answers = [404]
     result = invoke("alert-test", make(tmp_path / "run", webhook_url=hook.url))

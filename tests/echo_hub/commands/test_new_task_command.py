@@ -1,4 +1,4 @@
-"""What the command writes is a task that works."""
+"""Task files written by the command must work."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_the_written_task_passes_its_test_and_a_trial(tmp_path: Path) -> None:
     assert {len(problem["reference"]) for problem in trial["problems"]} == {4}
 
 
-def test_it_is_short() -> None:
+def test_the_written_task_is_short() -> None:
     assert len(TASK.splitlines()) <= 32
 
 
-def test_the_directory_is_called_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_is_named_after_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made("my_own_task")
     assert (tmp_path / "my_own_task" / "my_own_task.py").is_file()
@@ -68,7 +68,7 @@ def test_nothing_is_written_over(tmp_path: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["my-task", "1st", "class", "a/b", "söß", "json", "echo_hub"])
-def test_what_cannot_be_a_module_of_ones_own_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_cannot_be_an_own_module_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError):
         made(name, "--directory", tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []

@@ -54,12 +54,12 @@ def test_the_example_is_a_fleet(example: Path) -> None:
         (
             "rollouts_per_step = 5\ntrain_s = 1\n"
             + 2 * "[[nodes]]\nname = 'a'\ncount = 1\nrollouts_per_s = 1\nlatency_s = 1\n",
-            "a name of its own",
+            "a unique name",
         ),
         ("rollouts_per_step = 5\ntrain_s = 1\n", "there is no [[nodes]]"),
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, got: str) -> None:
+def test_a_wrong_file_is_named_with_its_error(tmp_path: Path, text: str, got: str) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
@@ -67,7 +67,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, got
     assert got in str(refused.value) and "--example" in str(refused.value)
 
 
-def test_names_are_shown_without_what_a_terminal_would_obey(example: Path) -> None:
+def test_names_are_shown_without_terminal_control_characters(example: Path) -> None:
     example.write_text(EXAMPLE.replace('"laptop"', '"lap\\u001b[2Jtop\\n"'))
     assert fleet_of_file(example).nodes[0].name == "lap [2Jtop"
 
@@ -97,9 +97,9 @@ def test_settings_and_nodes_are_changed(example: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"add": ["laptop"]}, "takes a class of nodes and a number"),
-        ({"add": ["laptop=-1"]}, "takes a class of nodes and a number"),
-        ({"add": ["=3"]}, "takes a class of nodes and a number"),
+        ({"add": ["laptop"]}, "needs a class of nodes and a number"),
+        ({"add": ["laptop=-1"]}, "needs a class of nodes and a number"),
+        ({"add": ["=3"]}, "needs a class of nodes and a number"),
         ({"add": ["phone=3"]}, "No class of nodes has that name"),
         ({"add": ["p=1"]}, "Several classes"),
         ({"staleness": 0, "publish_every": 2}, "fresh enough"),
@@ -137,7 +137,7 @@ def test_where_a_runs_processes_are_in_a_cluster(store: Store) -> None:
     ]
 
 
-def test_what_never_ends_has_no_number(example: Path, tmp_path: Path) -> None:
+def test_a_run_that_never_ends_has_no_duration(example: Path, tmp_path: Path) -> None:
     fleet = fleet_of_file(example)
     plan = make_plan(replace(fleet, nodes=()), target=1.0)
     assert plan.as_json()["prediction"]["period_s"] is None
@@ -151,10 +151,12 @@ def test_a_plan_by_a_runs_books(store: Store) -> None:
     write_books(store)
     store.node_seen(node_id="slow0", public_key=b"k", name="x", backend="torch", device="a\x1b[2J\u202eb", now=1.0)
     fleet = fleet_of_run(store, config)
-    assert [kind.name for kind in fleet.kinds] == ["torch · RTX 4070", "torch · a [2J b"], "nothing hostile is printed"
+    assert [kind.name for kind in fleet.kinds] == ["torch · RTX 4070", "torch · a [2J b"], (
+        "no control character is printed"
+    )
     assert fleet.workload.max_staleness == 1
     assert len(fleet.nodes) == 3
-    assert (fleet.verifying, fleet.evaluating) == ("a process beside the hub", "the learner, between two steps")
+    assert (fleet.verifying, fleet.evaluating) == ("a separate process of the hub", "the learner, between two steps")
     assert fleet.spent is not None and fleet.spent.idle["rollouts"] > 0.3
     assert make_plan(fleet, target=1.0).as_json()["spent"]["training"] == fleet.spent.training
 

@@ -19,20 +19,20 @@ def text(workload: Workload, *nodes: NodeClass) -> str:
     return "\n".join(plan_lines(make_plan(Fleet(workload=workload, nodes=nodes, kinds=nodes), target=0.98)))
 
 
-def test_all_that_a_plan_says() -> None:
+def test_a_whole_plan_as_text() -> None:
     lines = text(WORKLOAD, FAST, SLOW).splitlines()
     assert lines[:3] == [
         "Mode          async, staleness <= 2, a version every step",
         "A step takes  32 rollouts and 2 s: 1.9 s of training, 0.1 s of hand-off",
-        "A version     is with the nodes 0.5 s after its training",
+        "A version     reaches the nodes 0.5 s after its training",
     ]
     assert lines[4].split() == ["Nodes", "Number", "Rollouts/s", "Latency", "Cost/h", "To", "add"]
     assert lines[5].split() == ["fast", "3", "4", "0.5", "s", "0.50", "1"]
     assert lines[6].split() == ["a", "slow", "one", "1", "0.1", "60", "s", "0.00", "see", "below"]
     assert len(set(map(len, lines[4:7]))) == 1
-    assert "  the cheapest to add     1 x fast, 0.50 an hour" in lines
+    assert "  cheapest nodes to add   1 x fast, 0.50 an hour" in lines
     assert "  training.max_staleness  - (no value is enough)" in lines
-    assert "  nodes as they are       6, now 4" in lines, "of three quick ones and a slow one"
+    assert "  nodes of the same mix   6, now 4" in lines, "of three quick ones and a slow one"
     assert lines[-1].startswith("The learner waits 25% of the time")
 
 
@@ -48,8 +48,8 @@ def test_where_the_time_of_a_run_went() -> None:
 def test_a_reached_goal() -> None:
     said = text(replace(WORKLOAD, publish_every=2), replace(FAST, count=9))
     assert "a version every 2 steps" in said
-    assert "the cheapest to add     nothing" in said
-    assert "The cheapest of these nodes: 4 x fast, 2.00 an hour; staleness <= 2, a version every step" in said
+    assert "cheapest nodes to add   nothing" in said
+    assert "Cheapest subset of these nodes: 4 x fast, 2.00 an hour; staleness <= 2, a version every step" in said
 
 
 def test_without_nodes_there_is_nothing_to_draw() -> None:

@@ -1,4 +1,4 @@
-"""The operator's command, on the store of a run that is served."""
+"""Rollout commands on the store of a run that is served."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def test_the_table_has_a_line_a_rollout(run: Path) -> None:
     assert "<script>alert(1)</script>" in lines[-1] and lines[-1].split()[:3] == ["1-0", "0", "1"]
 
 
-def test_what_is_being_drawn_is_not_said_to_have_got_lost(run: Path) -> None:
+def test_rollouts_in_progress_are_not_reported_as_lost(run: Path) -> None:
     store = Store.open(RunDirectory(run).database_url)
     lease = RolloutsLeased(lease_id=9, node_id=NODE, group_id=9, indices=(0,), turn=0, policy_version=0, deadline=99.0)
     store.apply([GroupOpened(group_id=9, seed=9), lease], now=50.0)
     store.close()
     (line,) = [line for line in said("rollouts", run).splitlines() if line.split()[0] == "9-0"]
-    assert "(a node draws it)" in line and "never" not in line
+    assert "(being sampled)" in line and "never" not in line
 
 
-def test_json_goes_on_where_the_last_list_ended(run: Path) -> None:
+def test_json_continues_where_the_last_list_ended(run: Path) -> None:
     first = listed(run, "--limit", "4")
     rest = listed(run, "--before", first["before"])
     ids = [row["rollout_id"] for row in [*first["rollouts"], *rest["rollouts"]]]
@@ -84,8 +84,8 @@ def test_the_filters_are_those_of_the_page(run: Path, arguments: tuple[str, ...]
 
 
 @pytest.mark.parametrize("wrong", [("--drop", "none"), ("--state", "gone"), ("--before", "x"), ("--reward-min", "nan")])
-def test_what_cannot_be_looked_for_is_refused(run: Path, wrong: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="cannot be looked for"):
+def test_an_invalid_search_is_refused(run: Path, wrong: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="filter for rollouts is invalid"):
         said("rollouts", run, *wrong)
 
 

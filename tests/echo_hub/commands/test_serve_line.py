@@ -37,7 +37,7 @@ FINISHED = replace(VIEW, health=Health(state=HubState.FINISHED), trained_step=1_
 
 
 class Run:
-    """What is read, look by look; the last again and again. `read` ends the wait when all was shown."""
+    """Scripted reads of the run, look by look; the last one repeats. `read` ends the wait when all were shown."""
 
     def __init__(self, *views: RunView | Exception) -> None:
         self.views = list(views)
@@ -66,7 +66,7 @@ async def shown(run: Run, monkeypatch: pytest.MonkeyPatch, *, terminal: bool, ou
     return screen.getvalue() if terminal else plain.getvalue()
 
 
-def test_a_line_says_how_the_run_is() -> None:
+def test_a_line_shows_the_runs_state() -> None:
     assert line_of(VIEW) == "ready · step 17 of 1,200 · 3 nodes · 12.3 rollouts/s · training"
     alone = replace(VIEW, nodes_connected=1, health=Health(state=HubState.DEGRADED, reasons=("It died.", "And more.")))
     assert line_of(alone) == "degraded · step 17 of 1,200 · 1 node · 12.3 rollouts/s · It died."
@@ -74,7 +74,7 @@ def test_a_line_says_how_the_run_is() -> None:
     assert line_of(replace(FINISHED, mode="colocated")) == "finished · step 1,200 of 1,200 · 12.3 rollouts/s"
 
 
-async def test_without_a_terminal_a_line_comes_with_every_state_and_the_end_is_said(
+async def test_without_a_terminal_each_state_and_the_end_print_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     live = replace(VIEW, health=Health(state=HubState.LIVE, reasons=("No node is connected.",)))
@@ -94,7 +94,7 @@ async def test_a_terminal_has_one_line_and_the_end_once(monkeypatch: pytest.Monk
     assert "ready · step 17 of 1,200" in text and text.count("The run is finished: 1200 steps") == 1
 
 
-async def test_who_reads_it_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_output_may_be_closed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

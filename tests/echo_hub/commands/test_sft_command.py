@@ -33,7 +33,7 @@ def said(*arguments: str | Path) -> str:
 
 
 def begun(directory: RunDirectory, file: Path) -> subprocess.Popen[str]:
-    """A process that has an epoch or more behind it, and many to come."""
+    """Start a process with many epochs, and return it after the first."""
     command = [sys.executable, "-u", "-m", "echo_hub", "sft", directory.root, file, *OPTIONS]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -46,30 +46,30 @@ def begun(directory: RunDirectory, file: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C cannot be sent to another process there")
-def test_what_is_stopped_and_killed_goes_on_to_the_same_bits(tmp_path: Path, file: Path) -> None:
+def test_stopped_and_killed_training_resumes_to_the_same_bits(tmp_path: Path, file: Path) -> None:
     whole, _ = made(tmp_path / "whole", **SETTINGS)
     said(whole.root, file, *OPTIONS)
     parts, _ = made(tmp_path / "parts", **SETTINGS)
     stopped = begun(parts, file)
     stopped.send_signal(signal.SIGINT)
     _, errors = stopped.communicate()
-    assert stopped.returncode == 0 and "Nothing is lost: the same command goes on there." in errors
+    assert stopped.returncode == 0 and "Nothing is lost: the same command resumes there." in errors
     killed = begun(parts, file)
     killed.kill()
     killed.communicate()
     assert not (parts.root / "sft").exists()
-    assert "Goes on behind update " in said(parts.root, file, *OPTIONS)
+    assert "Resuming after update " in said(parts.root, file, *OPTIONS)
     for name in ("adapter_model.safetensors", "sft.json"):
         assert (parts.root / "sft" / name).read_bytes() == (whole.root / "sft" / name).read_bytes(), name
 
 
-def test_it_says_what_it_trains_on_and_what_came_of_it(tmp_path: Path, file: Path) -> None:
+def test_sft_prints_its_data_and_its_result(tmp_path: Path, file: Path) -> None:
     directory, _ = made(tmp_path / "run", **SETTINGS)
     figures = tmp_path / "figures.json"
     options = ("--epochs", "1", "--batch-tokens", "30", "--learning-rate", "0.01", "--heldout", "0.2")
     text = said(directory.root, file, *options, "--evaluate", "--json", figures)
     assert "12 demonstrations: 9 to train on, 3 held out; " in text
-    assert "Left out, 1: a reply is longer than sampling.max_tokens = 4, its stop token included (lines 13)" in text
+    assert "Skipped 1: a reply is longer than sampling.max_tokens = 4, its stop token included (lines 13)" in text
     assert "0+1=" in text and "1<eos>" in text
     assert "held out: " in text and "perplexity" in text and "Epoch 1 of 1" in text
     found = json.loads(figures.read_text())
@@ -91,7 +91,7 @@ def test_bad_options_are_refused_before_any_training(
     assert not (directory.root / "sft-work").exists()
 
 
-def test_a_hub_that_serves_the_run_keeps_it(tmp_path: Path, file: Path) -> None:
+def test_sft_is_refused_while_a_hub_serves_the_run(tmp_path: Path, file: Path) -> None:
     directory, _ = made(tmp_path / "run", **SETTINGS)
-    with directory.locked(), pytest.raises(StorageError, match="working in this run directory"):
+    with directory.locked(), pytest.raises(StorageError, match="using this run directory"):
         said(directory.root, file)

@@ -1,4 +1,7 @@
-"""The chat model here is the tiny base with a chat template: what its weights say is of no matter, its files are."""
+"""Settings chosen for a base model.
+
+Here the chat model is the tiny base with a chat template: only its files matter, not its weights.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def chat_model(directory: Path, *, template: str = TEMPLATE, **changed: Any) -> 
 
 
 def suited(base: Path | str, task: str, *, has_gpu: bool = False, **options: Any) -> tuple[dict[str, Any], Suited]:
-    """The chosen settings by their dotted names, and with their reasons."""
+    """Return the chosen settings by dotted name, and with their reasons."""
     flags = {"model": {"base": str(base)}, "task": {"name": task, "options": options}}
     config, chosen = suited_settings(flags, has_gpu=has_gpu)
     values = {f"{name}.{key}": value for name, keys in chosen.items() for key, (value, _) in keys.items()}
@@ -56,7 +59,7 @@ def test_completions_fit_the_bases_context(tmp_path: Path) -> None:
     base = chat_model(tmp_path / "chat", max_position_embeddings=100)
     values, _ = suited(base, "arithmetic", digits=1)
     assert 16 <= values["sampling.max_tokens"] < 100
-    with pytest.raises(ConfigError, match="no room in the base model's context"):
+    with pytest.raises(ConfigError, match="no space for a reply in the base model's context"):
         suited(chat_model(tmp_path / "less", max_position_embeddings=30), "arithmetic", digits=18)
 
 
@@ -69,7 +72,7 @@ def test_completions_fit_the_bases_context(tmp_path: Path) -> None:
         ("arithmetic", {}, False),
     ],
 )
-def test_tags_are_asked_for_where_a_scorer_reads_them(
+def test_prompts_ask_for_tags_if_the_scorer_reads_them(
     tmp_path: Path, task: str, options: dict[str, Any], has_tags: bool
 ) -> None:
     base = chat_model(tmp_path / "chat", max_position_embeddings=8192)
@@ -79,7 +82,7 @@ def test_tags_are_asked_for_where_a_scorer_reads_them(
         Path(options["path"]).write_text("\n".join(lines))
     values, _ = suited(base, task, **options)
     assert ("<answer>" in values.get("task.prompt_suffix", "")) is has_tags
-    assert values["evaluation.problems"] == (10 if task == "jsonl" else 64), "a fifth of a file"
+    assert values["evaluation.problems"] == (10 if task == "jsonl" else 64), "a fifth of the file"
 
 
 def test_sizes_follow_the_weights_and_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +93,7 @@ def test_sizes_follow_the_weights_and_the_machine(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("echo_hub.commands.suited_settings._num_weights", lambda path: 7_000_000_000)
     large, _ = suited(base, "arithmetic")
     assert (large["training.group_size"], large["training.learning_rate"]) == (8, 2e-5)
-    assert large["learner.precision"] == "bfloat16", "of no machine of tests is a quarter of memory as large"
+    assert large["learner.precision"] == "bfloat16", "a quarter of no test machine's memory is large enough for float32"
     on_gpu, _ = suited(base, "arithmetic", has_gpu=True)
     assert not [name for name in on_gpu if name.startswith(("learner.", "evaluation."))]
 
@@ -103,7 +106,7 @@ def test_flags_win_and_the_file_gives_the_same_settings_back(tmp_path: Path) -> 
     reasons = {section: {key: reason for key, (_, reason) in keys.items()} for section, keys in chosen.items()}
     (tmp_path / "config.toml").write_text(text := render_chosen(config, reasons))
     assert load_config(tmp_path / "config.toml", {}) == config
-    assert "LoRA takes about ten times" in text and text.count(" = ") < 15
+    assert "LoRA needs about ten times" in text and text.count(" = ") < 15
 
 
 def test_a_built_in_base_keeps_the_defaults(tmp_path: Path) -> None:
@@ -112,6 +115,6 @@ def test_a_built_in_base_keeps_the_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("base", ["builtin:huge", "/nowhere/at/all"])
-def test_a_base_that_is_not_there_is_named(base: str) -> None:
-    with pytest.raises(ConfigError, match="no such base model"):
+def test_a_missing_base_is_named(base: str) -> None:
+    with pytest.raises(ConfigError, match="base model does not exist"):
         suited(base, "arithmetic")

@@ -1,4 +1,4 @@
-"""The command, with every kind of task that a hub takes."""
+"""The try-task command with every kind of task that a hub supports."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "python:own_task_to_try"
 
 
-def test_it_shows_prompts_answers_and_what_they_earn(own: str) -> None:
+def test_try_task_shows_prompts_answers_and_rewards(own: str) -> None:
     text = said(f"{own}:make", "--count", "2")
-    assert "Problem 2 of 2" in text and "  | [red]" in text, "nothing of it is markup"
+    assert "Problem 2 of 2" in text and "  | [red]" in text, "no text is read as markup"
     rows = [line.split()[:2] for line in text.splitlines() if line.startswith("  ") and "|" not in line]
     assert rows.count(["reference", "1"]) == 2 and rows.count(["empty", "0"]) == 2
-    assert "Nothing looks wrong" in text
+    assert "No problems found" in text
 
 
 def test_a_seed_gives_other_problems_and_the_same_ones_again() -> None:
@@ -87,10 +87,10 @@ def test_lines_of_a_file_are_tried(tmp_path: Path) -> None:
     trial = found("jsonl", "--option", f"path={file}", "--option", 'answer="math"')
     rewards = {(p["prompt"][0], a["kind"]): a["reward"] for p in trial["problems"] for a in p["answers"]}
     assert {rewards[problem, kind] for problem in "1F" for kind in ("reference", "tagged")} == {1}
-    assert rewards["F", "copied"] == 0 and trial["warnings"] == [], "x^2-1 has not been factored"
+    assert rewards["F", "copied"] == 0 and trial["warnings"] == [], "copying x^2-1 does not factor it"
 
 
-def test_what_is_not_understood_is_said(tmp_path: Path) -> None:
+def test_answers_that_the_scorer_cannot_read_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "one.jsonl"
     file.write_text('{"prompt": "Go on.", "answer": "1, 2, \\\\ldots, n"}\n')
     arguments = ("jsonl", "--option", f"path={file}", "--count", "1")
@@ -114,7 +114,7 @@ def test_a_runs_settings_hold(tmp_path: Path) -> None:
     assert "*" in problem["prompt"] and len(problem["prompt"]) == 6
 
 
-def test_what_is_paid_for_nothing_is_warned_of() -> None:
+def test_warnings_of_a_trial_are_printed() -> None:
     trial = found("reasoning-gym:sokoban", "--count", "1")
     text = said("reasoning-gym:sokoban", "--count", "1")
     assert [f"Warning: {warning}" in text for warning in trial["warnings"]] == [True] * len(trial["warnings"])
@@ -126,18 +126,18 @@ def test_what_is_paid_for_nothing_is_warned_of() -> None:
         (("arithmatic",), "did you mean arithmetic"),
         (("reasoning-gym:sokobann",), "Did you mean sokoban"),
         (("arithmetic", "--option", "digitz=3"), "task.options.digitz"),
-        (("arithmetic", "--option", "digits"), "--option NAME=VALUE"),
+        (("arithmetic", "--option", "digits"), "form NAME=VALUE"),
         (("jsonl",), "task.options.path"),
         (("jsonl", "--option", "path=/nowhere/a.jsonl"), "cannot be read"),
         (("python:no_such_module:make",), "cannot be imported"),
         (("python:own_task_to_try:fail",), "own_task_to_try.py, line"),
         (("python:own_task_to_try:nothing",), "is no task"),
         (("python:broken_task_to_try:make",), "SyntaxError"),
-        (("arithmetic", "--base", "builtin:huge"), "no such base model"),
+        (("arithmetic", "--base", "builtin:huge"), "base model does not exist"),
         (("--config", "/nowhere/config.toml"), "cannot be read"),
     ],
 )
-def test_what_is_no_task_is_refused_with_a_way_out(own: str, arguments: tuple[str, ...], told: str) -> None:
+def test_an_invalid_task_is_refused_with_advice(own: str, arguments: tuple[str, ...], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         said(*arguments)
     assert told in str(caught.value)
@@ -163,7 +163,7 @@ def test_the_base_itself_answers() -> None:
     assert (len(first["problems"]), {len(problem["answers"]) for problem in first["problems"]}) == (3, {8})
     assert first["num_scored"] == 24 and 0 <= first["solved_rate"] <= 1 and first["base"] == "builtin:tiny"
     assert text.count("rewards of the group:") == 3 and text.count("  answered ") == 6
-    assert f"{first['num_mixed']} of 3 groups of 8 have unlike rewards" in text and first["verdict"] in text
+    assert f"{first['num_mixed']} of 3 groups of 8 have differing rewards" in text and first["verdict"] in text
 
 
 def test_environments_are_answered_turn_by_turn() -> None:
@@ -172,8 +172,8 @@ def test_environments_are_answered_turn_by_turn() -> None:
 
 
 @pytest.mark.slow
-def test_a_real_model_answers_a_task_of_ones_own(real_model: Path, tmp_path: Path) -> None:
-    """Where an answer must stand in tags, of which the prompt says nothing, the model's right sums are not paid."""
+def test_a_real_model_answers_a_custom_task(real_model: Path, tmp_path: Path) -> None:
+    """Require tags that the prompt does not mention: the model's right sums then earn nothing."""
     file, settings = tmp_path / "sums.jsonl", tmp_path / "config.toml"
     file.write_text("".join(f'{{"prompt": "What is {n} + 2?", "answer": "{n + 2}"}}\n' for n in range(2, 6)))
     settings.write_text("[sampling]\nmax_tokens = 24\ntemperature = 0.7\n[training]\ngroup_size = 4\n")
@@ -182,4 +182,4 @@ def test_a_real_model_answers_a_task_of_ones_own(real_model: Path, tmp_path: Pat
     assert free["num_scored"] == strict["num_scored"] == 8
     assert free["solved_rate"] > 0 and strict["solved_rate"] == 0
     assert "What is" in free["problems"][0]["rendered"] and "<|im_start|>" in free["problems"][0]["rendered"]
-    assert any("in a form that is not paid" in warning for warning in strict["warnings"])
+    assert any("in a form that is not rewarded" in warning for warning in strict["warnings"])

@@ -19,7 +19,7 @@ def test_a_result_is_handed_on() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
-def test_a_signal_cancels_and_says_what_becomes_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_cancels_the_work_and_prints_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     closed = []
 
     async def work() -> None:

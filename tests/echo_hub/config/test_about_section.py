@@ -29,7 +29,7 @@ def test_links_are_of_the_web() -> None:
         f"https://example.org/{'x' * 500}",
     ],
 )
-def test_nothing_else_is_a_link(link: str) -> None:
+def test_other_texts_are_not_links(link: str) -> None:
     with pytest.raises(ValidationError):
         AboutConfig(links={"Paper": link})
 

@@ -1,4 +1,4 @@
-"""Settings come from four places, an error names key, value and place, the written file explains every key."""
+"""Settings from four sources; errors name key, value and source, and the written file explains every key."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("[run]\nmode = 'fast'\n", ("run.mode", "'fast'", "line 2", "'async'")),
         ("[learner]\ndevice = 'gpu'\n", ("learner.device", "'gpu'", "line 2")),
         ("[learner]\naddress = 'here'\n", ("learner.address", "'here'", "line 2")),
-        ("[task.template_options]\ntools = []\n", ("task.template_options", "tools is for the hub to say")),
+        ("[task.template_options]\ntools = []\n", ("task.template_options", "tools is set by the hub")),
         ("[sampling]\nstop = ['']\n", ("sampling.stop",)),
         ("[training]\ndiscount = 0.9\n", ('discount needs credit = "turn"',)),
         (
@@ -68,7 +68,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
             ("objective.shuffle_batches must be a multiple of training.updates_per_step", "got 6 and 4"),
         ),
         ("[learner]\nhosts = 2\n", ("learner.address must be HOST:PORT",)),
-        ("[learner]\nprocesses = 2\ndevice = 'cuda:1'\n", ("learner.device", "a GPU of its own")),
+        ("[learner]\nprocesses = 2\ndevice = 'cuda:1'\n", ("learner.device", "a separate GPU")),
         ("[dissemination]\nway = 'pigeon'\n", ("dissemination.way", "'pigeon'", "line 2", "'broadcast'")),
         ("[dissemination]\ndelta_reach = 8\n", ("dissemination.delta_reach", "line 2")),
         ("[dissemination]\nbase = 'model_hub'\n", ('dissemination.base must be "swarm"', "built in")),
@@ -119,7 +119,7 @@ def test_a_tasks_own_options_may_be_in_the_environment(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("name", "places"), MOVED.items())
-def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path, name: str, places: str) -> None:
+def test_a_moved_setting_is_named_with_its_new_place(tmp_path: Path, name: str, places: str) -> None:
     section, key = name.split(".")
     message = str(refusal(tmp_path, f"[{section}]\n{key} = 1\n"))
     assert f"line 2: there is no setting {name}; it is {places} now" in message
@@ -128,7 +128,7 @@ def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize(("name", "instead"), GONE.items())
-def test_a_setting_that_is_gone_is_named_with_what_to_use(tmp_path: Path, name: str, instead: str) -> None:
+def test_a_removed_setting_is_named_with_its_replacement(tmp_path: Path, name: str, instead: str) -> None:
     section, key = name.split(".")
     message = str(refusal(tmp_path, f"[{section}]\n{key} = 1\n"))
     assert f"line 2: there is no setting {name}; {instead}" in message
@@ -208,7 +208,7 @@ OPTIONS = st.recursive(
     tokens=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=8, max_size=20), min_size=1, max_size=3),
     learning_rate=st.floats(min_value=1e-30, max_value=1e30),
 )
-def test_what_is_written_is_what_is_read(
+def test_written_settings_are_read_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory,
     name: str,
     options: dict[str, Any],
@@ -229,7 +229,7 @@ def test_a_value_that_toml_does_not_know_is_refused() -> None:
         render_config(HubConfig(task=TaskConfig(options={"limit": None})))
 
 
-def test_a_setting_is_set_in_the_file_and_all_else_stays_as_it_stands(tmp_path: Path) -> None:
+def test_setting_one_key_in_the_file_changes_nothing_else(tmp_path: Path) -> None:
     path = written(tmp_path, render_config(HubConfig()))
     before = path.read_text(encoding="utf-8")
     value = 'a "quoted"\\path'

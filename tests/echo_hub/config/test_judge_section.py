@@ -19,7 +19,7 @@ LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
         ({**LLM, "kind": "oracle"}, "'llm', 'reward_model'"),
         ({**LLM, "url": "localhost:8000"}, "match pattern"),
         ({**LLM, "url": "http://user:secret@localhost/v1"}, "match pattern"),
-        ({**LLM, "prompt": "Rate it."}, "must hold {completion}"),
+        ({**LLM, "prompt": "Rate it."}, "must contain {completion}"),
         ({**LLM, "lowest": 10}, "lowest must be less than highest"),
         ({**LLM, "api_key": "sk-1"}, "Extra inputs"),
         ({**LLM, "api_key_env": "sk-1"}, "match pattern"),
@@ -27,7 +27,7 @@ LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
         ({"kind": "reward_model", "model": "m", "url": "http://localhost"}, "Extra inputs"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_mend(settings: dict[str, Any], why: str) -> None:
+def test_inconsistent_settings_are_refused_with_a_fix(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         HubConfig.model_validate({"reward": {"judges": {"style": settings}}})
 

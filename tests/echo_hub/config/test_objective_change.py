@@ -10,7 +10,7 @@ RULES = ObjectiveRules(HubConfig(objective=ObjectiveConfig(clip_high=0.2)))
 BEFORE = as_text(RULES.config.objective)
 
 
-def test_what_was_takes_a_change_back_and_what_is_not_named_stays() -> None:
+def test_the_previous_values_undo_a_change_and_others_stay() -> None:
     changed, was, now = RULES(BEFORE, "kl_coefficient=0.01 objective.cap=3")
     assert ObjectiveConfig.model_validate_json(changed) == ObjectiveConfig(clip_high=0.2, kl_coefficient=0.01, cap=3)
     assert (was, now) == ("kl_coefficient=0.0 cap=0.0", "kl_coefficient=0.01 cap=3.0")
@@ -27,7 +27,7 @@ def test_a_target_for_the_entropy_comes_and_goes() -> None:
     ("wanted", "why"),
     [
         ("entropy_delta=0.001", "entropy_delta needs entropy_target"),
-        ("clip_high", "is no NAME=VALUE"),
+        ("clip_high", "is not NAME=VALUE"),
         ("temperature=1", "which has name, clip_low"),
         ("clip_low=fast", "clip_low: Input should be a valid number"),
         ("clip_low=1", "less than 1"),
@@ -39,7 +39,7 @@ def test_a_target_for_the_entropy_comes_and_goes() -> None:
         ("kl_coefficient=0.1 reference=start", "without model.start_from"),
     ],
 )
-def test_what_does_not_fit_the_run_is_refused_with_the_reason(wanted: str, why: str) -> None:
+def test_a_change_that_does_not_fit_the_run_is_refused_with_the_reason(wanted: str, why: str) -> None:
     tokens = RULES.config.training.model_copy(update={"tokens_per_step": 4096})
     rules = ObjectiveRules(RULES.config.model_copy(update={"training": tokens}))
     with pytest.raises(ValueError, match=why):

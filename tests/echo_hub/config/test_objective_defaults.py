@@ -19,23 +19,23 @@ def test_every_objective_has_a_recipe_of_choices_that_exist() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_takes_the_numbers_that_its_recipe_names(name: str) -> None:
+def test_an_objective_uses_its_recipes_numbers(name: str) -> None:
     objective = OBJECTIVES[name]
     assert isinstance(objective, type)
     assert {field.name for field in dataclasses.fields(objective)} == set(PUBLISHED[name].numbers)
 
 
 def test_cispo_is_a_mean_within_each_group() -> None:
-    """MiniMax-M1's eq. 4: one over the tokens of a question's rollouts, in the expectation over questions."""
+    """MiniMax-M1's eq. 4 divides by the tokens of a question's rollouts, within the expectation over questions."""
     assert PUBLISHED["cispo"].aggregation == "group_mean"
 
 
-def test_the_settings_offer_what_the_table_knows() -> None:
+def test_the_settings_offer_the_tables_objectives() -> None:
     fields = ObjectiveConfig.model_fields
     assert get_args(fields["aggregation"].annotation) == ("published", *get_args(Aggregation))
     assert get_args(fields["advantage"].annotation) == ("published", *get_args(Advantage))
 
 
-def test_it_loads_no_torch() -> None:
+def test_objective_defaults_load_no_torch() -> None:
     script = "import echo_hub.config.objective_defaults, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -10,7 +10,7 @@ from echo_hub.operation.problems import ProblemKind
 from echo_shared.settings import secrets_of
 
 
-def test_by_default_nobody_is_told_and_everything_would_be() -> None:
+def test_by_default_no_receiver_is_set_and_all_events_would_be_sent() -> None:
     settings = AlertsConfig()
     assert list(secrets_of(settings)) == [] and settings.told_of == get_args(AlertKind)
     assert set(settings.told_of) == {*ProblemKind, "finished"}
@@ -28,12 +28,12 @@ def test_by_default_nobody_is_told_and_everything_would_be() -> None:
         ({"learner_idle_s": -1}, "learner_idle_s"),
     ],
 )
-def test_what_does_not_fit_together_is_named(settings: dict[str, Any], named: str) -> None:
+def test_inconsistent_settings_are_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         AlertsConfig.model_validate(settings)
 
 
-def test_secrets_are_known_as_such() -> None:
+def test_secret_settings_are_marked() -> None:
     settings = AlertsConfig.model_validate(
         {
             "webhook_url": "https://x.example/secret",

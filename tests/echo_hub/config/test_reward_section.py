@@ -13,10 +13,10 @@ LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"format": "("}, "no regular expression"),
-        ({"weights": {"format": 1.0}}, "reward.format must hold"),
+        ({"format": "("}, "not a valid regular expression"),
+        ({"weights": {"format": 1.0}}, "reward.format must be"),
         ({"weights": {"length": 1.0}}, "length_most"),
-        ({"weights": {"tagged": 1.0}}, "reward.tagged must hold"),
+        ({"weights": {"tagged": 1.0}}, "reward.tagged must be"),
         ({"weights": {"score": float("nan")}}, "finite"),
         ({"weights": {"a b": 1.0}}, "match pattern"),
         ({"length_zero": 5}, "reward.length_most must be above 0"),
@@ -27,11 +27,11 @@ LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
         ({"judges": {"a b": LLM}}, "match pattern"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_mend(settings: dict[str, Any], why: str) -> None:
+def test_inconsistent_settings_are_refused_with_a_fix(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         RewardConfig.model_validate(settings)
 
 
-def test_the_names_are_those_that_are_asked_for() -> None:
+def test_the_names_list_the_enabled_components() -> None:
     assert RewardConfig().names == ()
     assert RewardConfig(format="x", length_least=3).names == ("format", "length")

@@ -1,9 +1,9 @@
-"""Nodes and a hub behind access links, in virtual time: what a plan of a broadcast comes to.
+"""Simulate broadcasts to nodes and a hub behind access links, in virtual time.
 
-Every host has an uplink and a downlink of its own rate and delay, and the core between them is free. An uplink serves
-connections with something to send in turn, a packet each (TCP's fair share): the hub's all of them, a node's as many as
-send at once there, those first whose pieces most others wait for; a downlink is a queue. Buffers are
-endless, so that nothing is lost and delays grow instead, and hosts compute in no time. `Have` costs its delay only.
+Each host has its own uplink and downlink, with a rate and a delay; the core network is free. An uplink serves its
+connections in turn, one packet each (TCP's fair share): the hub's serves all of them, a node's `SENDING_AT_ONCE`,
+starting with the pieces that most nodes wait for. A downlink is a queue. Buffers are unlimited, so nothing is lost and
+delays grow instead. Hosts compute in no time. `Have` costs only its delay.
 """
 
 from __future__ import annotations
@@ -28,39 +28,42 @@ MBIT = 1e6 / 8
 
 @dataclass(kw_only=True)
 class Host:
-    """`up` and `down` are in bytes per second, `delay_s` is one way's."""
+    """A host with its links; `up` and `down` are in bytes per second, and `delay_s` is the delay of one direction."""
 
     up: float
     down: float
     delay_s: float = 0.002
     links: set[int] | None = None
-    """None = with everybody."""
+    """The hosts that this one is linked with; None means all."""
     hands_on_to: set[int] | None = None
-    """Whom what it hands on really reaches; None = all it is linked with."""
+    """The hosts that its relayed pieces really reach; None means all linked ones."""
     joins_at: float = 0.0
     dies_at: float = float("inf")
     lies: Callable[[int], tuple[int, ...]] | None = None
-    """Pieces that it claims when it gets one."""
+    """Return the pieces that the host claims to hold after receiving one."""
 
 
 @dataclass
 class _Uplink:
     rate: float
     queues: dict[int, deque[tuple[Send, int, int]]] = field(default_factory=dict)
-    """By receiver: messages, and what of the first is left."""
+    """By receiver: the messages to send, and the bytes left of the first one."""
     turns: deque[int] = field(default_factory=deque)
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Receivers that have no turn yet, each with its place."""
+    """Receivers without a turn, each with its place in the queue."""
     number: int = 0
     busy: bool = False
     sent_bytes: int = 0
 
 
 class Network:
-    """Host 0 is the hub. `run` broadcasts `size` bytes; `got` then says who has had which piece when."""
+    """A network in which `run` broadcasts `size` bytes; host 0 is the hub.
+
+    After `run`, `got` has the time at which each host got each piece.
+    """
 
     def __init__(self, hosts: list[Host], *, size: int, piece_bytes: int, after: Network | None = None) -> None:
-        """`after`: what the hub has learnt in that one, some time ago, it still knows."""
+        """Start a network; with `after`, the hub keeps the measurements of that earlier network."""
         self.now = self.began = after.now + PAUSE_S if after else 0.0
         self.hosts = hosts
         self.num_pieces = -(-size // piece_bytes)
@@ -87,7 +90,10 @@ class Network:
         return (mine is None or other in mine) and (theirs is None or one in theirs)
 
     def run(self, *, until: float = 3_600.0) -> float:
-        """Seconds until everybody who lives has everything; or until nothing happens any more, at `until` at last."""
+        """Return the seconds until every live host has everything.
+
+        Stops when no event is left, or at `until`.
+        """
         for number, host in enumerate(self.hosts):
             if number:
                 self.at(self.began + host.joins_at, partial(self._join, number))
@@ -102,7 +108,7 @@ class Network:
         return self.took_s(number for number in range(1, len(self.hosts)) if number not in self.dead)
 
     def took_s(self, numbers: Iterable[int]) -> float:
-        """Until these have what they ever got."""
+        """Return the seconds until these hosts have received their last piece."""
         return max((when - self.began for number in numbers for when in self.got[number].values()), default=0.0)
 
     def _join(self, number: int) -> None:
@@ -169,8 +175,10 @@ class Network:
             uplink.turns.append(target)
 
     def _packet(self, source: int) -> tuple[int, Send, int, bool] | None:
-        """The next one: its receiver, its piece, its bytes, and whether it is the piece's last. The hub leaves out what
-        has become useless before it was begun."""
+        """Return the next packet: receiver, piece, bytes, and True if it is the piece's last packet.
+
+        The hub skips pieces that became useless before it began to send them.
+        """
         uplink = self._uplinks[source]
         while (uplink.turns or uplink.waiting) and source not in self.dead:
             while uplink.waiting and len(uplink.turns) < SENDING_AT_ONCE:
@@ -234,13 +242,13 @@ class Network:
 
 
 def fleet(*, hub_mbit: float, nodes: int, up_mbit: float, down_mbit: float = 100, delay_s: float = 0.002) -> list[Host]:
-    """A hub and nodes that are all alike."""
+    """Return a hub and nodes that are all alike."""
     hub = Host(up=hub_mbit * MBIT, down=1e9 / 8, delay_s=delay_s)
     return [hub, *(Host(up=up_mbit * MBIT, down=down_mbit * MBIT, delay_s=delay_s) for _ in range(nodes))]
 
 
 def bound_s(hosts: list[Host], size: int) -> float:
-    """No plan is sooner: Kumar and Ross, 2006."""
+    """Return a lower bound for every plan (Kumar and Ross, 2006)."""
     hub, nodes = hosts[0], hosts[1:]
     up = hub.up + sum(node.up for node in nodes)
     return max(size / hub.up, size / min(node.down for node in nodes), len(nodes) * size / up)

@@ -1,4 +1,4 @@
-"""A small ledger, and what it needs beside it."""
+"""A small ledger with its nodes and outbox."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from echo_hub.core.events import GroupPrepared
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.training import Training
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 PAYLOAD = RolloutPayload(
     completion_ids=np.array([1], np.int32),
@@ -27,7 +27,7 @@ PAYLOAD = RolloutPayload(
 
 
 class Books:
-    """A ledger of groups of two, with the nodes and the outbox that it needs."""
+    """A ledger of groups of two, with nodes and outbox."""
 
     def __init__(self, *, discount: float | None = None) -> None:
         settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)

@@ -1,4 +1,4 @@
-"""A coordinator on the bench: events in by hand, groups prepared by themselves, effects looked at by type."""
+"""A bench for the coordinator: tests send events, groups are prepared automatically, effects are read by type."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from echo_hub.core.events import (
     StepDone,
     VersionPublished,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_shared.messages import FinishReason, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 
 _T = TypeVar("_T")
 
@@ -38,7 +38,7 @@ PAYLOAD = RolloutPayload(
 
 
 class Bench:
-    """`effects` are those of the last call, of the groups that it opened too."""
+    """A coordinator. `effects` holds those of the last call, including the groups that it opened."""
 
     def __init__(self, snapshot: CoordinatorSnapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
         base = {
@@ -68,10 +68,10 @@ class Bench:
                 more = self.coordinator.handle(
                     GroupPrepared(group_id=effect.group_id, seed=100 + effect.group_id), self.now
                 )
-                self.effects += more  # The loop goes on over these.
+                self.effects += more  # The loop also visits these.
 
     def tell(self, *events: Event) -> list[Effect]:
-        """All effects of these events."""
+        """Handle the events, and return all their effects."""
         effects: list[Effect] = []
         for event in events:
             self._take(self.coordinator.handle(event, self.now))
@@ -80,7 +80,7 @@ class Bench:
         return effects
 
     def of(self, kind: type[_T]) -> list[_T]:
-        """Those of the last effects that are of one kind."""
+        """Return the last effects of one type."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def receipts(self, node_id: str) -> list[Receipt]:
@@ -106,7 +106,7 @@ class Bench:
         return RolloutArrived(**{**values, **changes})
 
     def rewarded(self, group_id: int, *rewards: float) -> list[Effect]:
-        """All leases of the group arrive; the rewards are those of its indices."""
+        """Deliver all leases of the group, with a reward for each index."""
         effects: list[Effect] = []
         for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
             effects += self.tell(*(self.arrival(lease, index) for index in lease.indices))
@@ -116,7 +116,7 @@ class Bench:
         return effects
 
     def deliver(self, lease: SendLease, *, score: bool = True, reward: float = 1.0) -> list[Effect]:
-        """All of a lease arrives and, with `score`, is scored."""
+        """Deliver all rollouts of a lease; with `score`, they are scored."""
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         if score:
             effects = effects + self.tell(
@@ -126,7 +126,7 @@ class Bench:
         return effects
 
     def go_on(self, lease: SendLease) -> list[Effect]:
-        """All of a lease arrives, and the environment answers each."""
+        """Deliver all rollouts of a lease; the environment answers each of them."""
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         ids = [effect.rollout_id for effect in self.of(ScoreRollout)]
         self.effects = effects + self.tell(
@@ -135,7 +135,7 @@ class Bench:
         return self.effects
 
     def deliver_group(self, group_id: int) -> list[Effect]:
-        """All leases of a group, as they stand."""
+        """Deliver all current leases of a group."""
         effects: list[Effect] = []
         for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
             effects += self.deliver(lease)
@@ -155,5 +155,5 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
-    """Makes a Bench; keyword arguments are settings."""
+    """Return the Bench class; keyword arguments of a bench are settings."""
     return Bench

@@ -28,13 +28,13 @@ def room_for_tens(chosen: CoordinatorSettings, next_step: int, version: int, wai
         (0, 0, 0, 0, 10),
         (0, 0, 0, 10, 0),
         (2, 0, 0, 0, 30),
-        (2, 5, 5, 0, 30),  # What was consumed is gone: the rule is the same at any step.
-        (2, 5, 4, 0, 20),  # Version 4 is good until step 7.
+        (2, 5, 5, 0, 30),  # Consumed groups are gone: the rule is the same at any step.
+        (2, 5, 4, 0, 20),  # Version 4 may be used until step 7.
         (2, 5, 2, 0, 0),
-        (2, 5, 5, 35, 0),  # More than allowed (the bound was lowered): never negative.
+        (2, 5, 5, 35, 0),  # More open than allowed, because the bound was lowered: never negative.
     ],
 )
-def test_room_is_what_the_bound_leaves(
+def test_the_number_of_groups_to_open_follows_the_bound(
     max_staleness: int, trained: int, version: int, waiting: int, expected: int
 ) -> None:
     assert room_for_tens(settings("async", max_staleness), trained + 1, version, waiting) == expected
@@ -52,7 +52,7 @@ def test_steps_that_take_less_leave_less_room() -> None:
     assert [outlook.step_of(position) for position in (0, 5, 6, 9, 10)] == [1, 1, 2, 2, 3]
 
 
-def test_while_nobody_knows_what_later_steps_take_nothing_is_opened_for_them() -> None:
+def test_no_groups_are_opened_for_steps_of_unknown_size() -> None:
     outlook = Outlook(next_step=1, next_batch=6, later_batches=0)
     assert room(settings("async", 5), outlook, lease_version=0, waiting_groups=0) == 6
 

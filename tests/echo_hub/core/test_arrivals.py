@@ -23,7 +23,7 @@ BESIDE: Any = SimpleNamespace(for_learner=False)
         ({"policy_version_end": 3}, "last policy version 3 instead of 0"),
     ],
 )
-def test_what_contradicts_the_lease_is_said(bench: Callable[..., Any], changes: dict[str, Any], said: str) -> None:
+def test_contradictions_with_the_lease_are_named(bench: Callable[..., Any], changes: dict[str, Any], said: str) -> None:
     b = bench()
     b.node("a")
     rollout = b.coordinator._ledger.rollouts["1-0"]
@@ -31,7 +31,7 @@ def test_what_contradicts_the_lease_is_said(bench: Callable[..., Any], changes: 
     assert unlike_lease(event, rollout, owner=FOR_LEARNER, newest=None) == said
 
 
-def test_only_what_the_learner_trains_on_may_have_gone_on_by_a_newer_version(bench: Callable[..., Any]) -> None:
+def test_only_training_rollouts_may_continue_with_a_newer_version(bench: Callable[..., Any]) -> None:
     b = bench()
     b.node("a")
     rollout = b.coordinator._ledger.rollouts["1-0"]

@@ -1,4 +1,4 @@
-"""Groups, arrivals, scores and restarts. Leases are in test_leasing, steps in test_training."""
+"""Groups, arrivals, scores and restarts; leases are tested in test_leasing, steps in test_training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from echo_shared.messages import DropReason, ReceiptState
 BenchOf = Callable[..., Any]
 
 
-def test_what_nobody_can_be_named_for_is_drawn_anew_and_its_node_not_at_fault(bench: BenchOf) -> None:
+def test_rollouts_lost_without_a_culprit_are_leased_again_without_blame(bench: BenchOf) -> None:
     b = bench()
     b.node("a")
     b.tell(replace(b.arrival(b.leases[1], 0), is_unattributed=True))
@@ -50,7 +50,7 @@ def test_what_nobody_can_be_named_for_is_drawn_anew_and_its_node_not_at_fault(be
     assert [lease.indices for lease in again] == [(0,)]
 
 
-def test_what_comes_together_is_acked_together_and_leased_for_once(bench: BenchOf) -> None:
+def test_rollouts_that_arrive_together_are_acked_and_leased_in_one_turn(bench: BenchOf) -> None:
     b, apart = bench(), bench()
     for each in (b, apart):
         each.node("a", capacity=2)
@@ -111,7 +111,7 @@ def test_a_result_that_contradicts_its_lease_is_dropped(bench: BenchOf, change: 
 
 @pytest.mark.parametrize("change", [{"node_id": "b"}, {"rollout_id": "99-0"}, {"rollout_id": "01-0"}])
 def test_a_result_that_was_not_leased_to_its_sender_is_looked_up(bench: BenchOf, change: dict[str, str]) -> None:
-    """The store answers: it also knows what was final long ago."""
+    """Ask the store: it also knows rollouts that ended long ago."""
     b = bench()
     b.node("a")
     b.node("b")
@@ -181,7 +181,7 @@ def test_a_problem_that_no_node_can_work_on_is_given_up(bench: BenchOf) -> None:
     assert b.coordinator.status().groups_open == 1, "another problem takes its place"
 
 
-def test_who_ends_scoring_processes_in_group_after_group_rests(bench: BenchOf) -> None:
+def test_a_node_that_crashes_scoring_in_several_groups_rests(bench: BenchOf) -> None:
     b = bench(groups_per_step=4)
     b.node("a", capacity=4)
     for lease_id in (1, 2):
@@ -192,10 +192,10 @@ def test_who_ends_scoring_processes_in_group_after_group_rests(bench: BenchOf) -
             )
         )
         b.tell(b.arrival(b.leases[lease_id], 1))
-        assert bool(b.of(SendLease)) == (lease_id == 1), "it has room for another group"
+        assert bool(b.of(SendLease)) == (lease_id == 1), "it has capacity for another group"
 
 
-def test_status_counts_what_is_there(bench: BenchOf) -> None:
+def test_status_counts_groups_leases_and_nodes(bench: BenchOf) -> None:
     b = bench(max_staleness=1)
     b.node("a", capacity=6)
     b.learner()
@@ -253,13 +253,13 @@ def test_a_lease_from_before_a_restart_is_still_good(bench: BenchOf) -> None:
         deadline_s=4000.0,
         goes_on=((0, 7), (1, 7)),
     )
-    assert lease in b.of(SendLease), "it may have been lost"
+    assert lease in b.of(SendLease), "the lease may have been lost"
     assert b.coordinator.status().leased_by_node == {"a": 3}
     b.tell(b.arrival(lease, 1))
     assert b.receipts("a") == [Receipt(rollout_id="7-1", state=ReceiptState.RECEIVED)]
 
 
-def test_a_restart_goes_on_with_the_seed_that_has_not_failed_yet(bench: BenchOf) -> None:
+def test_a_restart_continues_with_the_seed_that_has_not_failed_yet(bench: BenchOf) -> None:
     before = bench(mode="sequential", groups_per_step=1, prepare=False)
     before.tell(GroupPrepared(group_id=0, seed=66))
     before.node("a")
@@ -275,7 +275,7 @@ def test_a_restart_goes_on_with_the_seed_that_has_not_failed_yet(bench: BenchOf)
     assert [(lease.indices, lease.seed) for lease in after.of(SendLease)] == [((0,), 66), ((1,), again.seed)]
 
 
-def test_a_failure_of_an_earlier_turn_is_none_of_the_turn_in_progress(bench: BenchOf) -> None:
+def test_an_earlier_turns_failure_does_not_count_for_the_present_turn(bench: BenchOf) -> None:
     answered = RolloutRow(
         rollout_id="7-0",
         lease_id=7,
@@ -294,7 +294,7 @@ def test_a_failure_of_an_earlier_turn_is_none_of_the_turn_in_progress(bench: Ben
         assert [(lease.turn, lease.seed) for lease in b.of(SendLease)] == [(1, expected)]
 
 
-def test_what_the_learner_was_sampling_before_a_restart_is_leased_anew(bench: BenchOf) -> None:
+def test_rollouts_that_the_learner_was_sampling_are_leased_again_after_a_restart(bench: BenchOf) -> None:
     b = bench(restarted(row("7-0", "hub", ReceiptState.LEASED)), mode="colocated")
     (dropped,) = b.of(RolloutsDropped)
     assert (dropped.rollout_ids, dropped.reason) == (("7-0",), DropReason.RETURNED)
@@ -304,7 +304,7 @@ def test_what_the_learner_was_sampling_before_a_restart_is_leased_anew(bench: Be
 def test_new_keys_of_one_invite_share_places_of_their_own(
     bench: BenchOf, addresses: int, invites: int, given: int
 ) -> None:
-    """Of four rollouts that all strangers may hold. Who is invited shares with nobody of that address."""
+    """Strangers together may hold four rollouts. Invited nodes do not share places with others of their address."""
     here = bench(groups_per_step=16, group_size=4, first_window=4)
     here.learner()
     here.node("old", 4)

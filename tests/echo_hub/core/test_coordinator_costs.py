@@ -1,4 +1,4 @@
-"""The coordinator leases nothing to who stands by, and its records say what the others cost."""
+"""Standby nodes get no leases, and the coordinator records what the others cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def join(run: Any, node_id: str, cost: float) -> list[Any]:
 
 
 def pass_by(run: Any, seconds: float) -> list[Any]:
-    """Time passes, and the coordinator is told whenever it asks to be."""
+    """Let the time pass, with a tick whenever the coordinator asks for one."""
     effects, end = [], run.now + seconds
     while (due := run.coordinator.due_at()) is not None and due <= end:
         run.now = max(run.now, due)
@@ -41,7 +41,7 @@ def of(effects: list[Any], kind: type) -> list[Any]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def test_under_a_cap_of_nothing_who_costs_something_gets_nothing_and_is_told(bench: Callable[..., Any]) -> None:
+def test_with_a_zero_cap_a_paid_node_gets_no_work_and_is_told(bench: Callable[..., Any]) -> None:
     run = run_with(bench, 0.0)
     effects = join(run, "dear", 0.4) + pass_by(run, 60.0)
     assert not of(effects, SendLease) and not of(effects, CostAccrued)
@@ -50,7 +50,7 @@ def test_under_a_cap_of_nothing_who_costs_something_gets_nothing_and_is_told(ben
     assert of(join(run, "gift", 0.0), SendLease)
 
 
-def test_who_is_active_is_leased_to_and_paid_until_it_leaves(bench: Callable[..., Any]) -> None:
+def test_an_active_node_gets_leases_and_is_paid_until_it_leaves(bench: Callable[..., Any]) -> None:
     run = run_with(bench, 1.0, deadline_s=600.0)
     effects = join(run, "dear", 0.36) + pass_by(run, 2.0)
     assert {sent.node_id for sent in of(effects, SendLease)} == {"dear"}
@@ -62,7 +62,7 @@ def test_who_is_active_is_leased_to_and_paid_until_it_leaves(bench: Callable[...
     assert run.coordinator.status().spend_per_hour == 0 == run.coordinator.status().nodes_priced
 
 
-def test_what_it_holds_when_it_is_sent_to_stand_by_it_may_finish(bench: Callable[..., Any]) -> None:
+def test_a_node_sent_to_standby_may_finish_its_rollouts(bench: Callable[..., Any]) -> None:
     run = run_with(bench, 1.0)
     effects = join(run, "dear", 0.36) + pass_by(run, 2.0)
     lease = of(effects, SendLease)[0]
@@ -86,7 +86,7 @@ def test_the_books_are_complete_when_the_run_ends(bench: Callable[..., Any]) -> 
     assert not of(pass_by(run, 60.0), CostAccrued)
 
 
-def test_what_cannot_be_a_completion_says_nothing_of_its_nodes_pace(bench: Callable[..., Any]) -> None:
+def test_an_invalid_completion_does_not_change_its_nodes_pace(bench: Callable[..., Any]) -> None:
     run = run_with(bench, 0.0)
     lease = of(run.node("slow"), SendLease)[0]
     node = run.coordinator._nodes.get("slow")

@@ -1,24 +1,24 @@
-"""A random world around the coordinator: whatever happens, the books are right and the run finishes.
+"""A random world around the coordinator: whatever happens, its records are right and the run finishes.
 
-Nodes connect, vanish, forget, resend, answer late, give back and send garbage; the learner holds up to two steps and
-dies before, between and after their checkpoints; the hub dies before its commit, between commit and actions, and
-between turns, while its learner goes on or does not, and is rebuilt from a real store. After every turn the invariants
-are checked against a model of their own. At the end one reliable node and a reliable learner must be enough to finish
+Nodes connect, vanish, forget, resend, answer late, return leases and send garbage. The learner holds up to two steps,
+and dies before, between and after their checkpoints. The hub dies before its commit, between commit and actions, and
+between turns; its learner may survive it. The hub is then rebuilt from a real store. After every turn the invariants
+are checked against an independent model. At the end, one reliable node and a reliable learner must be enough to finish
 the run.
 
-How many turns an episode has, how many tokens each, and its reward, follow from its group and index; so in lock-step
-modes the batches of a run must be the same whatever happened on the way.
+An episode's turns, tokens and reward follow from its group and index. So lock-step runs must have the same batches,
+whatever faults occurred.
 
-An operator pauses and drains the run, moves the staleness bound and the interval of publication: no batch has anything
-older than the bound that holds, nothing is leased in a pause, and the run finishes whatever was asked for.
+An operator pauses and drains the run, and changes the staleness bound and the publication interval. Batches respect the
+current bound, a pause stops leases, and the run must finish.
 
-A verifier checks what the hub asks it to, finds forgeries and gives up, each as it comes; nothing that is known to be
-forged, or of a node in quarantine, or that waits for its check, gets into a batch; the operator pardons. In other
-worlds nodes check each other: they find what they like, cannot tell, never answer, leave. A twin of the coordinator
-hears the same, and must say the same.
+A verifier checks rollouts, finds forgeries and gives up, at random. Batches never contain a rollout that is known to be
+forged, that waits for its check, or that comes from a quarantined node; the operator pardons nodes. In other worlds
+nodes check each other: they report random findings, cannot tell, never answer, or leave. A twin of the coordinator gets
+the same events and must return the same effects.
 
-Beside it nodes evaluate versions, whichever are asked for: each episode ends once, by exactly the version it is of, and
-the run's end does not wait for them, nor they for the run.
+Nodes also evaluate versions: each episode ends once, with exactly the version that it measures. Neither the run's end
+nor the evaluations wait for each other.
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ from echo_hub.core.leasing import turn_seed
 from echo_hub.core.mixture import TrainedTask
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.operating import restored
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.pairs import Finding
@@ -138,6 +137,7 @@ from echo_shared.messages import (
     StandbyReason,
     rollout_id,
 )
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 from tests.echo_hub.core.trust.simulated import evidence
 
 
@@ -152,12 +152,12 @@ def payload(group_id: int, index: int, turn: int) -> RolloutPayload:
 
 
 def figures(step: int) -> dict[str, float]:
-    """What the learner tells of a step."""
+    """Return the metrics that the learner reports for a step."""
     return {"loss": step / 8}
 
 
 def screen(planned: StepPlanned) -> StepScreen:
-    """What the learner leaves out of a step, whenever it computes it: of some nothing, a group, or all of it."""
+    """Return the groups that the learner leaves out of a step, at every computation: none, one group, or all."""
     num_left_out = (0, 1, 0, len(planned.group_ids))[planned.step % 4]
     return StepScreen(left_out=tuple(range(num_left_out)))
 
@@ -174,11 +174,11 @@ FINDINGS = {
     "odd": evidence(3, forged=2),
     "forged": evidence(forged=40, error=5.0),
 }
-"""What the verifier may find."""
+"""The verifier's possible findings."""
 
 
 def finding(found: str, drawers: Sequence[str]) -> Finding:
-    """What a node may find: what is forged is so by the first who drew of it."""
+    """Return a node's finding; a forgery is by the first node that sampled the rollout."""
     spans = tuple(
         (
             node_id,
@@ -192,7 +192,7 @@ def finding(found: str, drawers: Sequence[str]) -> Finding:
 
 @dataclass
 class SimNode:
-    """A node as it is: what it works on, and what it has sent and not seen acked."""
+    """A node's state: its current work, and results sent without an ack."""
 
     connected: bool = False
     capacity: int = 0
@@ -212,24 +212,27 @@ class Leased:
     version: int
     deadline: float
     failures: int = 0
-    """Of the scorer, on this turn, before it was leased."""
+    """The scorer's failures on this turn before the lease."""
     oldest: int = -1
-    """The version of its first token: of what it goes on with, or its lease's, or later."""
+    """The version of its first token: that of its prefix or its lease, or a later one."""
     received: bool = False
     num_tokens: int = 0
     answered: bool = False
     drawn_by: tuple[str, ...] = ()
-    """Others who have drawn its beginning."""
+    """Other nodes that sampled its beginning."""
     drawers: tuple[str, ...] = ()
-    """Who has drawn any of it, as it came in."""
+    """All nodes that sampled a part of it, as received."""
     waits: bool = False
-    """For its check: nobody may train on it before."""
+    """True while the rollout waits for its check, which blocks training on it."""
     checked: Checked = Checked.NO
     end: str = ""
 
 
 class World(RuleBasedStateMachine):
-    """The shell and everything behind it. `_turn` is the hub's one turn: records to the store, then actions."""
+    """The shell and everything behind it.
+
+    `_turn` is one turn of the hub: records go to the store, then actions are carried out.
+    """
 
     @initialize(
         mode=st.sampled_from(["colocated", "sequential", "async", "async"]),
@@ -266,7 +269,7 @@ class World(RuleBasedStateMachine):
         by_nodes: bool = False,
         curriculum: Any = None,
     ) -> None:
-        """`first_checked` 0: there is no verifier."""
+        """Start a world; `first_checked` 0 means there is no verifier."""
         period = 1 + pick % (max_staleness + 1) if mode == "async" else 1
         self.settings = self.configured = CoordinatorSettings(
             mode=mode,
@@ -297,12 +300,12 @@ class World(RuleBasedStateMachine):
         )
         self.standings: dict[str, StandingState] = {}
         self.evaluating: set[int] = set()
-        """Versions that are wanted, since the hub started."""
+        """Versions that are wanted since the hub started."""
         self.evaluated: set[int] = set()
-        """Versions whose evaluation is recorded."""
+        """Versions with a recorded evaluation."""
         self.turns = turns
         self.most_bound = self.settings.staleness_bound
-        """The largest staleness bound that has held since the run began."""
+        """The largest staleness bound since the run began."""
         self.store = Store.open("sqlite://")
         self.now = 1_000.0
         self.ticked_at = 0.0
@@ -310,36 +313,36 @@ class World(RuleBasedStateMachine):
         self.nodes: dict[str, SimNode] = {}
         self.rows: dict[str, Leased] = {}
         self.names: dict[tuple[int, int], list[str]] = {}
-        """Of all rollouts of each group and index."""
+        """Ids of all rollouts, by group and index."""
         self.opened: set[int] = set()
         self.rated: set[int] = set()
-        """Prompts whose pass rate is written down."""
+        """Prompts with a recorded pass rate."""
         self.num_left_out = 0
         self.closed: set[int] = set()
         self.planned: dict[int, StepPlanned] = {}
         self.trained_steps = 0
         self.learner: int | None = None
-        """What it has told that it holds."""
+        """The last step that the learner reported as held."""
         self.jobs: list[int] = []
-        """Steps that it was given and has not written, in order."""
+        """Steps that the learner was given and has not written, in order."""
         self.num_computed = 0
-        """So many of them, the first, it has computed."""
+        """Number of those steps, from the first, that it has computed."""
         self.checkpoint = 0
         self.orphan_trains = 0
-        """Of its steps, those that it still trains when the hub dies."""
+        """Number of its steps that it still trains when the hub dies."""
         self.most_unseen = 0
-        """Steps of one checkpoint that the books did not have."""
+        """Most steps of one checkpoint that were missing in the store."""
         self.batches_seen: dict[int, list[str]] = {}
         self.crash_at: str = ""
         self.met_outcomes: set[tuple[str, Outcome]] = set()
-        """What came of what the operator asked for."""
+        """Outcomes of the operator's requests."""
         self.num_opinions = 0
         self.proven: set[str] = set()
-        """Nodes that returned something good, since the hub started."""
+        """Nodes that returned a good rollout since the hub started."""
         self.gone_on: set[tuple[str, bool]] = set()
         self.mixed: set[bool] = set()
-        """Whether what was gone on with was leased by an older version."""
-        """How what leases went on with had ended, and whether that was themselves."""
+        """True where a continued prefix was leased with an older version."""
+        """How continued rollouts had ended, and True if the lease continued its own rollout."""
         self._boot()
 
     # --- the hub
@@ -355,7 +358,7 @@ class World(RuleBasedStateMachine):
         self.publishing: list[int] = []
         self.jobs, self.num_computed = [], 0
         self.held: dict[int, tuple[str, ...]] = {}
-        """Groups that were handed over to the learner, with their rollouts."""
+        """Groups that were handed to the learner, with their rollouts."""
         self.begun: tuple[BeginStep, ...] = ()
         """Steps that the learner was given while their turn was being committed."""
         self.learner = None
@@ -376,11 +379,11 @@ class World(RuleBasedStateMachine):
     def _turn(self, event: Event) -> None:
         effects = self.coordinator.handle(event, self.now)
         if self.settings.trust.by_nodes:
-            assert repr(self.twin.handle(event, self.now)) == repr(effects), "the same events, the same effects"
+            assert repr(self.twin.handle(event, self.now)) == repr(effects), "the same events give the same effects"
         self._carry_out(effects)
 
     def _parts_come(self) -> None:
-        """The hub has tokens of all that nodes hold, before any of it may be given to others."""
+        """Give the hub the first tokens of all rollouts that nodes hold, before it may give them to other nodes."""
         names = [name for node in self.nodes.values() if node.connected for name in sorted(node.work)]
         if names and not self.crash_at:
             self._turn(RolloutsBegun(rollout_ids=(*names, "999-1")))
@@ -415,7 +418,7 @@ class World(RuleBasedStateMachine):
             case GroupOpened():
                 left_out = range(max(self.opened, default=-1) + 1, record.group_id)
                 assert record.group_id not in self.opened and (not left_out or self.settings.curriculum), "in order"
-                assert {group_id % PROMPTS for group_id in left_out} <= self.rated, "what is not known is taken"
+                assert {group_id % PROMPTS for group_id in left_out} <= self.rated, "no unrated prompt is skipped"
                 self.num_left_out += len(left_out)
                 assert self.settings.leasing == "open"
                 self.opened.add(record.group_id)
@@ -435,7 +438,7 @@ class World(RuleBasedStateMachine):
                 row = self.rows[record.rollout_id]
                 assert not row.end
                 failures = self._failures(row.group_id, row.index, row.turn)
-                assert row.failures == failures, "what is drawn with a seed that has failed is not scored again"
+                assert row.failures == failures, "a draw with a seed that has failed is not scored again"
                 row.received, row.num_tokens = True, len(record.payload.completion_ids)
                 row.drawers = tuple(dict.fromkeys((*(span.node_id for span in record.payload.spans), row.node_id)))
                 if record.payload.spans:
@@ -443,7 +446,7 @@ class World(RuleBasedStateMachine):
             case ScoreRecorded():
                 row = self.rows[record.rollout_id]
                 failed = record.reward is None and record.observation_ids is None
-                assert not failed or EvaluationGroup.of(row.group_id), "a scorer's failure is no reward"
+                assert not failed or EvaluationGroup.of(row.group_id), "a scorer's failure is not a reward"
                 assert record.reward is None or record.observation_ids is None
                 row.answered = record.observation_ids is not None
                 self.proven.add(row.node_id)
@@ -475,8 +478,10 @@ class World(RuleBasedStateMachine):
                 planned = self.planned[record.step]
                 kept = set(planned.group_ids[len(screen(planned).left_out) :])
                 names = tuple(name for name in planned.rollout_ids if self.rows[name].group_id in kept)
-                assert record.rollout_ids == names, "all but what the learner left out, seen or unseen"
-                assert record.metrics == figures(record.step), "seen or unseen, it keeps its own figures"
+                assert record.rollout_ids == names, (
+                    "a step has all rollouts but those that the learner left out, seen or unseen"
+                )
+                assert record.metrics == figures(record.step), "a step keeps its own metrics, seen or unseen"
                 for trained_id in record.rollout_ids:
                     assert not self.rows[trained_id].end, "no rollout is trained twice"
                     self.rows[trained_id].end = "trained"
@@ -490,9 +495,9 @@ class World(RuleBasedStateMachine):
         )
         node = self.nodes[record.node_id]
         assert node.connected and node.version is not None
-        assert not self._is_quarantined(record.node_id), "it is not trusted"
+        assert not self._is_quarantined(record.node_id), "a quarantined node gets no lease"
         assert self.settings.leasing != "paused"
-        assert held + len(record.indices) <= node.capacity, "more leased than the node will hold"
+        assert held + len(record.indices) <= node.capacity, "more leased than the node can hold"
         about = EvaluationGroup.of(record.group_id)
         newest = self.trained_steps if self.settings.mode == "colocated" else self.coordinator.published_version
         if about is not None:
@@ -513,14 +518,14 @@ class World(RuleBasedStateMachine):
             self.names.setdefault((record.group_id, index), []).append(name)
 
     def _was_begun_by(self, record: RolloutsLeased, newest: int) -> bool:
-        """Whether its version is an older one that has begun one of the group's, and that its step may consume."""
+        """Return True if its version is older, has begun a rollout of this group, and may still be consumed."""
         oldest = len(self.planned) - self.settings.staleness_bound
         return oldest <= record.policy_version < newest and any(
             row.group_id == record.group_id and row.version == record.policy_version for row in self.rows.values()
         )
 
     def _model_goes_on(self, lease: SendLease) -> None:
-        """What it goes on with has the same tokens, by a node that had proven itself or by its own."""
+        """Check the prefix: same tokens, sampled by the node itself or by a proven node."""
         for index, earlier_id in lease.goes_on:
             earlier, own = (self.rows[rollout_id(each, index)] for each in (earlier_id, lease.lease_id))
             same = [(row.group_id, row.index, row.turn, row.failures) for row in (earlier, own)]
@@ -534,7 +539,7 @@ class World(RuleBasedStateMachine):
             own.oldest = earlier.oldest
             if earlier is not own:
                 own.drawn_by = tuple(name for name in (*earlier.drawn_by, earlier.node_id) if name != own.node_id)
-            assert not any(map(self._is_quarantined, own.drawn_by)), "nobody goes on with what is not trusted"
+            assert not any(map(self._is_quarantined, own.drawn_by)), "no lease continues a quarantined node's prefix"
             assert HUB_NODE_ID not in (earlier.node_id, own.node_id)
             assert earlier_id <= lease.lease_id and earlier.node_id in {*self.proven, own.node_id}
             self.gone_on.add((earlier.end, earlier_id == lease.lease_id))
@@ -559,25 +564,27 @@ class World(RuleBasedStateMachine):
                 "too stale at consumption"
             )
             row = self.rows[planned_id]
-            assert not row.waits and row.checked is not Checked.FAILED, "nobody trains on it before it is checked"
-            assert not any(map(self._is_quarantined, (*row.drawn_by, row.node_id))), "nor on what is not trusted"
+            assert not row.waits and row.checked is not Checked.FAILED, "no step has an unchecked or forged rollout"
+            assert not any(map(self._is_quarantined, (*row.drawn_by, row.node_id))), (
+                "no step has a quarantined node's rollout"
+            )
         if self.settings.mode != "async" and not budget:
             others = self.opened - self.closed - set(record.group_ids)
-            assert not others, "a step takes all groups that are open, in their order"
+            assert not others, "a step takes all open groups, in their order"
         self.planned[record.step] = record
 
     def _is_quarantined(self, node_id: str) -> bool:
         return self.standings.get(node_id) is StandingState.QUARANTINED
 
     def _answered(self, group_id: int, index: int) -> list[str]:
-        """The episode's turns that the environment has answered, in order."""
+        """Return the episode's turns that the environment has answered, in order."""
         names = self.names.get((group_id, index), [])
         turns = {self.rows[name].turn: name for name in names if self.rows[name].answered and not self.rows[name].end}
         assert sorted(turns) == list(range(len(turns)))
         return [turns[turn] for turn in sorted(turns)]
 
     def _failures(self, group_id: int, index: int, turn: int) -> int:
-        """So often the scorer has failed on this turn of the episode."""
+        """Return how often the scorer has failed on this turn of the episode."""
         rows = [self.rows[name] for name in self.names.get((group_id, index), [])]
         return sum(row.turn == turn and row.end is DropReason.SCORER_FAILED for row in rows)
 
@@ -585,7 +592,7 @@ class World(RuleBasedStateMachine):
         return 1 + (group_id + index) % self.turns
 
     def _verdict(self, name: str) -> RolloutScored | RolloutContinued:
-        """What the environment says to a rollout, from all its episode's turns as they are stored."""
+        """Return the environment's answer to a rollout, from all stored turns of its episode."""
         row = self.rows[name]
         (stored,) = self.store.read(read_payloads, [name])
         drawn = [turn.completion_ids for turn in stored.earlier_turns] + [stored.payload.completion_ids]
@@ -615,7 +622,7 @@ class World(RuleBasedStateMachine):
                 node = self.nodes[action.node_id]
                 if node.connected:
                     for name in (rollout_id(action.lease_id, index) for index in action.indices):
-                        if name not in node.spool:  # It is sent again, and the node has drawn it.
+                        if name not in node.spool:  # A lease sent again; the node has already finished this rollout.
                             node.work[name] = action
             case RevokeLease():
                 node = self.nodes[action.node_id]
@@ -675,14 +682,14 @@ class World(RuleBasedStateMachine):
                 self.finished += 1
 
     def _look_for(self, batch: Sequence[effects.BatchGroup]) -> None:
-        """Before the turn is committed: what the learner lacks of the batch can be read all the same."""
+        """Check before the commit that the groups that the learner lacks can be read."""
         lacking = {
             group.group_id: group.rollout_ids for group in batch if self.held.get(group.group_id) != group.rollout_ids
         }
         assert {group.group_id for group in self.store.read(read_groups, lacking)} == lacking.keys()
 
     def _check_what_was_begun(self, step: int) -> None:
-        """It is what the books have of the step, once it is committed."""
+        """Check after the commit that the store has the batch of the started step."""
         for begun in (begun for begun in self.begun if begun.step == step):
             planned = self.store.read(read_batch, step)
             assert [group.group_id for group in begun.batch] == [group.group_id for group in planned]
@@ -691,7 +698,7 @@ class World(RuleBasedStateMachine):
                 assert (list(said.rollout_ids), list(said.rewards)) == (turns, [each.reward for each in group.episodes])
 
     def _receive(self, node_id: str, receipts: Sequence[Receipt | effects.Receipt]) -> None:
-        latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may score and drop.
+        latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may score and drop a rollout.
         for receipt in latest.values():
             row = self.rows.get(receipt.rollout_id)
             if row is not None and row.node_id == node_id:
@@ -718,7 +725,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.settings.evaluation_problems)
     @rule(pick=PICK)
     def evaluation_is_abandoned(self, pick: int) -> None:
-        """The hub then evaluates by itself."""
+        """Abandon an evaluation; the hub then evaluates by itself."""
         if self.evaluating:
             version = sorted(self.evaluating)[pick % len(self.evaluating)]
             self._turn(EvaluationAbandoned(policy_version=version))
@@ -756,7 +763,7 @@ class World(RuleBasedStateMachine):
 
     @rule(when=st.sampled_from(["before commit", "after commit", "now"]), orphan_trains=st.integers(0, 2))
     def hub_dies(self, when: str, orphan_trains: int = 0) -> None:
-        """Its learner may finish what it was given before it ends."""
+        """Kill the hub; its learner may finish the steps that it holds."""
         self.orphan_trains = orphan_trains
         if when == "now":
             self._die()
@@ -794,7 +801,7 @@ class World(RuleBasedStateMachine):
 
     @rule(found=st.sampled_from(["honest"] * 6 + ["odd", "forged", "abandoned"]), count=st.integers(1, 8))
     def check(self, found: str, count: int) -> None:
-        """What is forged is so by the first who drew of it."""
+        """Return findings for `count` checks; a forgery is by the first node that sampled the rollout."""
         for _ in range(min(count, len(self.asked))):
             if not self.asked:
                 break
@@ -826,7 +833,7 @@ class World(RuleBasedStateMachine):
 
     @rule(node_id=st.sampled_from("abc"), found=st.sampled_from(["honest", "odd", "forged", "abandoned"]))
     def node_is_checked(self, node_id: str, found: str) -> None:
-        """It sends what it holds; some of that is checked, before or after it is scored."""
+        """Send the node's results; some are checked, before or after scoring."""
         self.node_works(node_id, 0, send=True)
         if found != "honest":
             self.score("good", 2)
@@ -848,7 +855,7 @@ class World(RuleBasedStateMachine):
         )
     )
     def operator_asks(self, wanted: tuple[str, str | float]) -> None:
-        """For a change of settings; a hub that dies on it is asked again."""
+        """Ask for a change of settings; if the hub dies meanwhile, ask again."""
         what, value = wanted
         number = self.store.write(note_action, Resume(), OPERATOR, self.now).number
         while (found := self.store.read(find_action, number)) is not None and found.outcome is Outcome.WANTED:
@@ -877,8 +884,10 @@ class World(RuleBasedStateMachine):
             self._turn(NodeReported(node_id=node_id, capacity=capacity, policy_version=version, checks=checks))
 
     def _finish(self, node_id: str, name: str) -> None:
-        """The node finishes one rollout; it is spooled before it is sent. Where that may be, it has begun by a newer
-        version than its lease's, or has gone on by one."""
+        """Finish one rollout, which the node spools before it sends it.
+
+        Where versions may mix, it begins with a newer version than its lease's, or continues with one.
+        """
         node = self.nodes[node_id]
         lease = node.work.pop(name)
         drawn = payload(lease.group_id, int(name.partition("-")[2]), lease.turn)
@@ -892,14 +901,14 @@ class World(RuleBasedStateMachine):
             drawn = replace(
                 drawn,
                 spans=tuple(
-                    Span(node_id=node_id, policy_version=version, num_tokens=count or len(drawn.completion_ids))
+                    DrawnSpan(node_id=node_id, policy_version=version, num_tokens=count or len(drawn.completion_ids))
                     for version, count in (((start, counts[0]), (end, counts[1])) if counts[0] else ((start, 0),))
                 ),
             )
         elif len(row.drawn_by) < len(drawn.completion_ids):
             counts_of = dict.fromkeys(row.drawn_by, 1) | {node_id: 0}
             counts_of[node_id] = len(drawn.completion_ids) - len(row.drawn_by)
-            spans = [Span(node_id=who, policy_version=start, num_tokens=count) for who, count in counts_of.items()]
+            spans = [DrawnSpan(node_id=who, policy_version=start, num_tokens=count) for who, count in counts_of.items()]
             drawn = replace(drawn, spans=tuple(spans)) if row.drawn_by else drawn
         else:
             row.drawn_by = ()
@@ -977,7 +986,7 @@ class World(RuleBasedStateMachine):
 
     @rule(node_id=st.sampled_from("abc"), pick=PICK, wrong=st.sampled_from(["lease", "group", "index", "version"]))
     def node_sends_garbage(self, node_id: str, pick: int, wrong: str) -> None:
-        """About its own rollouts, about others' and about none."""
+        """Send a contradicting result for its own rollouts, for others' and for unknown ones."""
         if node_id not in self.nodes or not self.nodes[node_id].connected:
             return
         names = ["999-1", "007-1", "99999999999999999999999-0", *reversed(self.rows)]
@@ -1011,7 +1020,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.learner is not None)
     @rule(checkpointed=st.integers(0, 2))
     def learner_dies(self, checkpointed: int) -> None:
-        """Before it can tell of the steps that it has trained and checkpointed."""
+        """Kill the learner before it can report the steps that it trained and checkpointed."""
         self._checkpoint_some(checkpointed)
         self._kill_learner()
         self._turn(LearnerLost())
@@ -1028,7 +1037,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.num_computed < len(self.jobs))
     @rule()
     def learner_computes(self) -> None:
-        """What it leaves is still to be written."""
+        """Compute a step; it is not written yet."""
         step = self.jobs[self.num_computed]
         self.num_computed += 1
         self._turn(StepComputed(step=step))
@@ -1048,7 +1057,7 @@ class World(RuleBasedStateMachine):
 
     @rule(workers=st.sets(st.sampled_from("abc")), fetchers=st.sets(st.sampled_from("abc")), train=st.booleans())
     def much_goes_well(self, workers: set[str], fetchers: set[str], train: bool) -> None:
-        """Some nodes work and some fetch; the others fall behind."""
+        """Let some nodes work and some fetch versions, while the others fall behind."""
         if self.learner is None:
             self.learner_starts()
         for node_id in sorted(workers | fetchers):
@@ -1071,7 +1080,7 @@ class World(RuleBasedStateMachine):
             if self.publishing:
                 self.publish(newest_first=False)
 
-    # --- what must hold
+    # --- invariants
 
     @invariant()
     def books_are_right(self) -> None:
@@ -1104,7 +1113,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def a_restart_changes_nothing(self) -> None:
-        """Store and memory know the same unfinished work."""
+        """Compare the unfinished work in the store and in memory."""
         if not hasattr(self, "coordinator"):
             return
         snapshot, status = self.store.read(read_snapshot), self.coordinator.status()
@@ -1117,7 +1126,7 @@ class World(RuleBasedStateMachine):
         assert sum(len(row.group_ids) for row in snapshot.planned) == status.groups_planned
 
     def teardown(self) -> None:
-        """From here on all goes well: one reliable node, one learner. The run must finish, with nothing left over."""
+        """Let all go well from here: one reliable node and one learner must finish the run, with nothing left over."""
         if not hasattr(self, "coordinator"):
             return
         self.crash_at = ""
@@ -1182,7 +1191,7 @@ SCORING: Move = (
     lambda world, chance: world.score(chance.choice(["good", "good", "invalid", "failed", "failed"]), 3),
 )
 FAST_NODES: Move = (6, lambda world, chance: world.much_goes_well(set("abc"), set("abc"), False))
-"""Batches for two steps lie ready more often than not."""
+"""With fast nodes, batches for two steps are ready more often than not."""
 ASKED: list[tuple[str, str | float]] = [
     ("leasing", "paused"),
     ("leasing", "draining"),
@@ -1229,7 +1238,7 @@ MOVES: list[Move] = [
 
 
 def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool = False, operating: int = 0) -> World:
-    """A long random run, its moves weighted so that runs get far and faults meet every stage of them."""
+    """Run a long random walk; the moves are weighted so that runs get far and faults meet every stage."""
     chance = Random(seed)
     world = World()
     world.begin(
@@ -1262,11 +1271,11 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
 
 
 def test_long_walks_meet_every_end() -> None:
-    """The walks are not vacuous: rollouts end in every way that there is, and are gone on with in every way."""
+    """Check that the walks are not vacuous: rollouts end in every possible way, and are continued in every way."""
     ends, gone_on, mixed = set(), set(), set()
     all_ends = {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
-    all_ways = {("", False), (DropReason.RETURNED, False), ("", True)}  # Held, given back, sent again.
-    for seed in (26, 21, 33, 36, *range(20, 52)):  # The first four alone meet all.
+    all_ways = {("", False), (DropReason.RETURNED, False), ("", True)}  # Held, returned, and sent again.
+    for seed in (26, 21, 33, 36, *range(20, 52)):  # The first four seeds alone meet all.
         world = walk(seed, moves=60)
         ends |= {row.end for row in world.rows.values()} - {DropReason.RUN_ENDED}
         gone_on |= set(world.gone_on)
@@ -1276,18 +1285,18 @@ def test_long_walks_meet_every_end() -> None:
     raise AssertionError(f"met {ends}, {gone_on}, {mixed}")
 
 
-def test_walks_meet_all_that_may_come_of_what_the_operator_asks() -> None:
+def test_walks_meet_all_outcomes_of_operator_requests() -> None:
     met: set[tuple[str, Outcome]] = set()
     never = {("learning_rate", Outcome.REFUSED), ("spend_cap_per_hour", Outcome.REFUSED)}
     all_outcomes = {(what, outcome) for what, _ in ASKED for outcome in (Outcome.DONE, Outcome.REFUSED)} - never
-    for seed in (76, 62, 77, *range(60, 92)):  # The first three alone meet all.
+    for seed in (76, 62, 77, *range(60, 92)):  # The first three seeds alone meet all.
         met |= walk(seed, moves=40, operating=8).met_outcomes
         if met == all_outcomes:
             return
     raise AssertionError(f"met {met}")
 
 
-def test_walks_with_checks_by_nodes_meet_what_these_come_to() -> None:
+def test_walks_with_checks_by_nodes_meet_all_check_results() -> None:
     met: set[str] = set()
     for seed in range(3, 99, 3):
         world = walk(seed, moves=60)
@@ -1303,7 +1312,7 @@ def test_walks_with_a_curriculum_leave_problems_out() -> None:
 
 def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> None:
     met: set[int] = set()
-    for number in (9, 11, 10, *range(24, 0, -1)):  # The first three alone meet all.
+    for number in (9, 11, 10, *range(24, 0, -1)):  # The first three seeds alone meet all.
         met.add(walk(4 * number, moves=60, fast_nodes=True).most_unseen)
         if met == {0, 1, 2}:
             return
@@ -1311,8 +1320,8 @@ def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> No
 
 
 @pytest.mark.parametrize("seed", [seed for seed in range(2000, 2012) if seed % 4 > 1])
-def test_what_a_lock_step_run_consumes_does_not_depend_on_what_happens(seed: int) -> None:
-    """Sequential and co-located mode: deaths, late results and the order of arrival change no batch."""
+def test_lock_step_batches_do_not_depend_on_faults(seed: int) -> None:
+    """Check sequential and co-located mode: deaths, late results and the order of arrival change no batch."""
     calm, eventful = walk(seed, moves=0, scorer_fails=False), walk(seed, moves=50, scorer_fails=False)
     assert eventful.num_left_out == calm.num_left_out
     assert {step: plan.group_ids for step, plan in eventful.planned.items()} == {

@@ -29,7 +29,7 @@ def result(group_id: int, prompt: int | None, pass_rate: float) -> GroupResult:
 
 
 def taken(curriculum: Curriculum, prompt: int | None, ids: Sequence[int] = range(1_000, 3_000)) -> float:
-    """The share of ids with this prompt that are taken."""
+    """Return the share of ids with this prompt that are taken."""
     prepared = (GroupPrepared(group_id=group_id, seed=0, prompt=prompt) for group_id in ids)
     return sum(not curriculum.passes_over(one) for one in prepared) / len(ids)
 
@@ -47,7 +47,7 @@ def test_learnability_takes_a_problem_by_the_variance_of_its_reward(rate: float,
     assert taken(known, 10) == pytest.approx(share, abs=0.03)
 
 
-def test_a_problems_newest_group_stands_in_whatever_order_they_are_counted() -> None:
+def test_a_problems_newest_group_counts_in_any_order_of_counting() -> None:
     curriculum = of()
     curriculum.result(7, 10, [1.0, 0.0])
     curriculum.count(7)
@@ -55,7 +55,7 @@ def test_a_problems_newest_group_stands_in_whatever_order_they_are_counted() -> 
     curriculum.count(8)
     assert taken(curriculum, 10) == 1
     curriculum.result(9, 10, [0.0, 0.0])
-    assert taken(curriculum, 10) == 1, "not counted yet"
+    assert taken(curriculum, 10) == 1, "group 9 is not counted yet"
     curriculum.count(9)
     assert taken(curriculum, 10) < 0.2
 
@@ -84,15 +84,15 @@ def test_by_task_a_solved_task_comes_at_the_floor_once_enough_is_known() -> None
     assert (curriculum.status.num_solved, curriculum.status.num_between) == (1, 1)
 
 
-def test_what_is_known_of_problems_is_counted() -> None:
+def test_known_problems_are_counted() -> None:
     curriculum = of(results=[result(0, 10, 1.0), result(1, 11, 0.0), result(2, 12, 0.5), result(3, 11, 0.5)])
     curriculum.count(3)
     status = curriculum.status
     assert (status.num_solved, status.num_hopeless, status.num_between, status.num_passed_over) == (1, 0, 2, 0)
 
 
-def test_what_is_forgotten_is_the_same_for_a_hub_that_was_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five remembered groups, whatever order they were counted in."""
+def test_a_restarted_hub_forgets_the_same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember five groups, in whatever order they were counted."""
     monkeypatch.setattr(module, "REMEMBERED", 5)
     chance = Random(1)
     curriculum, known = of(), []
@@ -109,11 +109,11 @@ def test_what_is_forgotten_is_the_same_for_a_hub_that_was_started_again(monkeypa
 
 
 def prepared(group_id: int) -> GroupPrepared:
-    """Even ids have one problem, odd ones another."""
+    """Return a prepared group; even ids have one problem, odd ids another."""
     return GroupPrepared(group_id=group_id, seed=0, prompt=group_id % 2)
 
 
-def test_what_is_passed_over_makes_room_for_the_next(bench: BenchOf) -> None:
+def test_a_skipped_group_makes_room_for_the_next(bench: BenchOf) -> None:
     b = bench(mode="sequential", curriculum=SKIP, tasks=TASKS, run_seed=3, prepare=False)
     b.node("a")
     b.learner()
@@ -133,8 +133,8 @@ def test_what_is_passed_over_makes_room_for_the_next(bench: BenchOf) -> None:
     assert status.curriculum is not None and status.curriculum.num_passed_over == opened[-1] - 1 - len(opened)
 
 
-def test_a_restart_knows_what_was_counted_and_no_more(bench: BenchOf) -> None:
-    """Of what is rated, but younger than any step's groups, nothing counts yet."""
+def test_a_restart_restores_only_counted_results(bench: BenchOf) -> None:
+    """Results of groups younger than the newest planned one do not count yet."""
     snapshot = CoordinatorSnapshot(
         next_group_id=4,
         results=(result(1, 1, 0.5), result(0, 0, 1.0), result(3, 1, 0.0)),

@@ -8,7 +8,7 @@ from echo_hub.core.effects import ACTIONS, RECORDS, Effect
 
 
 def test_every_effect_is_either_a_record_or_an_action() -> None:
-    """The shell commits RECORDS and carries ACTIONS out: one in neither would vanish, one in both happen twice."""
+    """Check that the shell commits or carries out each effect, and none twice."""
     assert set(RECORDS) & set(ACTIONS) == set()
     assert set(RECORDS) | set(ACTIONS) == set(get_args(Effect))
 

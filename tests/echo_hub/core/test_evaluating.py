@@ -82,7 +82,7 @@ def test_every_problem_is_leased_by_the_pinned_version_and_ends_evaluated(bench:
 
 
 def test_training_and_evaluations_share_what_nodes_take(bench: Callable[..., Any]) -> None:
-    """A node that takes one group at a time: over a long while one rollout of four is an evaluation's."""
+    """Lease to one node, one group at a time: evaluations get one rollout in four over a long time."""
     b = bench(**{**BY_NODES, "evaluation_problems": 64}, groups_per_step=64, max_staleness=8, steps=9)
     b.learner()
     b.node("a", capacity=2, version=0)
@@ -97,7 +97,7 @@ def test_training_and_evaluations_share_what_nodes_take(bench: Callable[..., Any
     assert abs(counts[True] / sum(counts.values()) - 1 / EVALUATION_SHARE) < 0.05, counts
 
 
-def test_what_training_does_not_want_evaluations_get(bench: Callable[..., Any]) -> None:
+def test_evaluations_get_the_capacity_that_training_leaves(bench: Callable[..., Any]) -> None:
     b = bench(**{**BY_NODES, "evaluation_problems": 64}, groups_per_step=1, max_staleness=0)
     b.learner()
     b.node("a", capacity=100, version=0)
@@ -121,7 +121,7 @@ def test_a_late_lease_is_given_to_another_and_the_first_result_wins(bench: Calla
     assert [(revoked.node_id, revoked.lease_id) for revoked in b.of(RevokeLease)] == [("b", second.lease_id)]
 
 
-def test_a_node_that_cannot_get_the_version_gives_it_back(bench: Callable[..., Any]) -> None:
+def test_a_node_that_cannot_get_the_version_returns_the_lease(bench: Callable[..., Any]) -> None:
     b = bench(evaluation_problems=1)
     b.node("a", version=0)
     b.tell(EvaluationWanted(policy_version=0))
@@ -132,7 +132,7 @@ def test_a_node_that_cannot_get_the_version_gives_it_back(bench: Callable[..., A
     assert (again.node_id, again.group_id) == ("b", lease.group_id)
 
 
-def test_where_the_scorer_fails_there_is_no_reward_and_no_second_attempt(bench: Callable[..., Any]) -> None:
+def test_a_scorer_failure_gives_no_reward_and_no_second_attempt(bench: Callable[..., Any]) -> None:
     b = bench(evaluation_problems=1)
     b.node("a", version=0)
     b.tell(EvaluationWanted(policy_version=0))
@@ -144,7 +144,7 @@ def test_where_the_scorer_fails_there_is_no_reward_and_no_second_attempt(bench: 
     assert b.of(RolloutsEvaluated) and b.of(EvaluationDone)
 
 
-def test_what_is_invalid_is_leased_again(bench: Callable[..., Any]) -> None:
+def test_invalid_evaluation_rollouts_are_leased_again(bench: Callable[..., Any]) -> None:
     b = bench(evaluation_problems=1)
     b.node("a", version=0)
     b.tell(EvaluationWanted(policy_version=0))
@@ -169,7 +169,7 @@ def test_an_episode_of_several_turns_is_final_as_a_whole(bench: Callable[..., An
     assert record.rollout_ids == (f"{first.lease_id}-0", f"{second.lease_id}-0")
 
 
-def test_after_a_restart_it_goes_on_where_it_was_once_it_is_wanted(bench: Callable[..., Any]) -> None:
+def test_after_a_restart_an_evaluation_resumes_once_it_is_wanted(bench: Callable[..., Any]) -> None:
     sampled = group_id(0, 1, greedy=False)
     snapshot = CoordinatorSnapshot(
         next_lease_id=9,
@@ -178,19 +178,19 @@ def test_after_a_restart_it_goes_on_where_it_was_once_it_is_wanted(bench: Callab
     )
     b = bench(snapshot, **BY_NODES)
     b.node("b", version=0)
-    assert not any(is_evaluation(lease) for lease in b.leases.values()), "its version may not be there yet"
+    assert not any(is_evaluation(lease) for lease in b.leases.values()), "its version may not be available yet"
     b.tell(EvaluationWanted(policy_version=0))
     leased = {(lease.group_id, lease.indices) for lease in b.of(SendLease) if is_evaluation(lease)}
     assert leased == {(group_id(0, 0, greedy=False), (0, 1, 2)), (sampled, (2,))}
 
 
-def test_one_that_was_done_before_a_restart_is_done_at_once(bench: Callable[..., Any]) -> None:
+def test_an_evaluation_finished_before_a_restart_is_done_at_once(bench: Callable[..., Any]) -> None:
     b = bench(CoordinatorSnapshot(evaluated=frozenset({(group_id(3, 0), 0)})), evaluation_problems=1)
     b.tell(EvaluationWanted(policy_version=3))
     assert b.of(EvaluationDone) == [EvaluationDone(policy_version=3)]
 
 
-def test_what_the_settings_no_longer_have_is_dropped_at_the_start(bench: Callable[..., Any]) -> None:
+def test_evaluations_removed_from_the_settings_are_dropped_at_the_start(bench: Callable[..., Any]) -> None:
     rows = (row(group_id(0, 1), 0, 1), row(group_id(0, 0, greedy=False), 4, 2), row(group_id(0, 0), 0, 3))
     b = bench(CoordinatorSnapshot(next_lease_id=4, rollouts=rows), evaluation_problems=1, evaluation_samples=2)
     dropped = {name for record in b.of(RolloutsDropped) for name in record.rollout_ids}
@@ -209,7 +209,7 @@ def test_the_runs_end_leaves_evaluations_at_work_and_abandoning_ends_them(bench:
     b.train(1)
     assert b.of(FinishRun)
     b.tell(EvaluationWanted(policy_version=1))
-    assert [lease.policy_version for lease in b.of(SendLease)] == [1], "nodes still work for it"
+    assert [lease.policy_version for lease in b.of(SendLease)] == [1], "nodes still work for the evaluation"
     (lease,) = b.of(SendLease)
     b.tell(EvaluationAbandoned(policy_version=0))
     assert [record.reason for record in b.of(RolloutsDropped)] == [DropReason.RUN_ENDED]

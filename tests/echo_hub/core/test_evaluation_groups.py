@@ -10,7 +10,7 @@ from echo_shared.messages.fields import Count
 
 
 @given(version=st.integers(0, 2**31 - 1), greedy=st.booleans(), number=st.integers(0, 99_999))
-def test_an_id_says_what_is_evaluated_and_fits_the_wire(version: int, greedy: bool, number: int) -> None:
+def test_an_evaluation_groups_id_encodes_its_content_and_fits_the_wire(version: int, greedy: bool, number: int) -> None:
     about = EvaluationGroup(policy_version=version, greedy=greedy, number=number)
     assert EvaluationGroup.of(about.group_id) == about
     assert about.group_id in evaluation_ids(version) and about.group_id not in evaluation_ids(version + 1)
@@ -18,11 +18,11 @@ def test_an_id_says_what_is_evaluated_and_fits_the_wire(version: int, greedy: bo
 
 
 @pytest.mark.parametrize("group_id", [0, 5, FIRST_EVALUATION_ID - 1])
-def test_groups_of_training_are_none(group_id: int) -> None:
+def test_training_groups_are_not_evaluation_groups(group_id: int) -> None:
     assert EvaluationGroup.of(group_id) is None
 
 
-def test_one_evaluation_goes_in_order_greedy_first() -> None:
+def test_an_evaluations_groups_are_ordered_greedy_first() -> None:
     ids = [
         EvaluationGroup(policy_version=version, greedy=greedy, number=number).group_id
         for version in (0, 1)

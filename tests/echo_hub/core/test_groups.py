@@ -10,16 +10,18 @@ from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
+from echo_shared.rollout_books import RolloutPayload
 
 SETTINGS = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=60.0)
 
 
 class Checking:
-    """An owner that is neither training nor evaluating: its leases name a version of their own, and an episode that
-    ends is dropped."""
+    """An owner of groups that is neither training nor evaluation.
+
+    Its leases name its own version, and ended episodes are dropped.
+    """
 
     for_learner = False
     may_move_on = False
@@ -60,7 +62,7 @@ def rollout(version: int, *, overdue: bool = False, reward: float | None = None)
     return LeasedRollout("1-0", 1, "a", 0, 0, version, 0, ReceiptState.LEASED, 0, reward, overdue=overdue)
 
 
-def test_a_slot_wants_a_lease_unless_somebody_works_on_it_in_time() -> None:
+def test_a_slot_wants_a_lease_unless_a_node_works_on_it_in_time() -> None:
     assert Slot().wants_lease
     assert not Slot(leased=(rollout(0),)).wants_lease
     assert Slot(leased=(rollout(0, overdue=True),)).wants_lease
@@ -80,7 +82,7 @@ def test_a_slot_knows_its_turn() -> None:
     assert Slot(turns=(first,)).received == (first,)
 
 
-def test_a_group_knows_what_has_come_in_and_what_is_leased() -> None:
+def test_a_group_lists_its_received_and_leased_rollouts() -> None:
     group = RolloutGroup(0, 1, [Slot(), Slot(leased=(rollout(1),)), Slot()], OWNER)
     group.slots[0].winner, group.slots[2].winner = rollout(7), rollout(5)
     group.slots[2].turns = (rollout(4),)
@@ -89,7 +91,7 @@ def test_a_group_knows_what_has_come_in_and_what_is_leased() -> None:
     assert not group.complete
 
 
-def test_whether_a_group_has_an_advantage() -> None:
+def test_only_unequal_rewards_give_a_group_an_advantage() -> None:
     slots = [Slot(winner=rollout(0, reward=0.5)), Slot(winner=rollout(0, reward=0.5))]
     group = RolloutGroup(0, 1, slots, OWNER, num_ended=2)
     assert group.complete and not group.has_advantage()
@@ -97,14 +99,14 @@ def test_whether_a_group_has_an_advantage() -> None:
     slots[1].winner.reward = 0.25
     assert group.has_advantage()
     slots[1].winner.reward = 0.5 + 1e-12
-    assert not group.has_advantage(), "rounding is none"
+    assert not group.has_advantage(), "a rounding error is not an advantage"
 
 
-def test_turns_may_have_an_advantage_where_episodes_have_none() -> None:
+def test_turns_may_have_an_advantage_even_if_episodes_have_none() -> None:
     slots = [Slot(turns=(rollout(0),), winner=rollout(0, reward=0.5)) for _ in range(2)]
     group = RolloutGroup(0, 1, [*slots, Slot(winner=rollout(0, reward=0.5))], OWNER, num_ended=3)
     assert not group.has_advantage(discount=1.0)
-    assert group.has_advantage(discount=0.9), "one episode has its reward a turn earlier"
+    assert group.has_advantage(discount=0.9), "one episode gets its reward a turn earlier"
     slots[0].turns[0].turn_reward = 0.25
     assert group.has_advantage(discount=1.0) and not group.has_advantage()
     slots[1].turns[0].turn_reward = 0.25
@@ -112,7 +114,7 @@ def test_turns_may_have_an_advantage_where_episodes_have_none() -> None:
 
 
 def test_a_further_kind_of_owner_takes_one_class() -> None:
-    """Ledger and leasing know nothing of it: it has leases of its own, no part in the learner's queues, and its end."""
+    """Give ledger and leasing an owner with its own leases and its own end, outside the learner's queues."""
     out = Outbox()
     books, nodes = ledger(out)
     checking = Checking(books)
@@ -122,7 +124,7 @@ def test_a_further_kind_of_owner_takes_one_class() -> None:
     for group_id, version in ((100, 5), (101, 6)):
         books.open_group(RolloutGroup(group_id, version, [Slot(), Slot()], checking))
     leasing.dispatch_beside(0.0, within_share=True)
-    assert out.take() == [], "nothing is due to it yet"
+    assert out.take() == [], "its share has nothing for it yet"
     leasing.dispatch_beside(0.0, within_share=False)
     effects = out.take()
     leases = [effect for effect in effects if isinstance(effect, SendLease)]

@@ -1,4 +1,4 @@
-"""Deadlines and who is leased to, by way of the coordinator."""
+"""Deadlines and the choice of nodes for leases, by the coordinator."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from echo_hub.core.events import (
     Tick,
 )
 from echo_hub.core.leasing import LEASED_AT_ONCE, LEFT_S, turn_seed
-from echo_hub.core.payload import RolloutPayload
 from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
+from echo_shared.rollout_books import RolloutPayload
 
 BenchOf = Callable[..., Any]
 PAYLOAD = RolloutPayload(
@@ -82,7 +82,7 @@ def test_capacity_is_never_exceeded_and_a_finished_rollout_frees_it(bench: Bench
     assert b.coordinator.status().leased_by_node == {"a": 3}
 
 
-def test_a_lease_past_its_deadline_goes_elsewhere_and_a_late_result_may_still_win(bench: BenchOf) -> None:
+def test_a_lease_past_its_deadline_goes_to_another_node_and_a_late_result_may_still_win(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     b.node("b")
@@ -153,8 +153,8 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (1,))]
 
 
-def test_a_node_that_gives_back_rests_whatever_it_reports(bench: BenchOf) -> None:
-    """Return, report, lease, return ...: the leases that a node can burn are bounded by time."""
+def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
+    """Let the node return, report and be leased to repeatedly: its rests must bound the leases that it wastes."""
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     leased_at = []
@@ -177,7 +177,7 @@ def test_a_scored_rollout_ends_a_rest(bench: BenchOf) -> None:
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("a", (1,))]
 
 
-def test_what_the_scorer_fails_on_is_drawn_again_with_a_seed_of_its_own(bench: BenchOf) -> None:
+def test_a_rollout_that_the_scorer_failed_on_is_sampled_with_a_new_seed(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1, group_size=4)
     b.node("a", capacity=4)
     b.deliver(b.leases[1], score=False)
@@ -185,7 +185,9 @@ def test_what_the_scorer_fails_on_is_drawn_again_with_a_seed_of_its_own(bench: B
     b.tell(NodeReported(node_id="a", capacity=0, policy_version=0), *failed)
     b.tell(NodeReported(node_id="a", capacity=9, policy_version=0))
     (again,) = b.of(SendLease)
-    assert (again.indices, again.seed) == ((1, 2), turn_seed(100, 0, 1)), "as often failed, so of one seed"
+    assert (again.indices, again.seed) == ((1, 2), turn_seed(100, 0, 1)), (
+        "both failed equally often, so they have one seed"
+    )
     b.tell(b.arrival(again, 1), b.arrival(again, 2))
     b.tell(NodeReported(node_id="a", capacity=0, policy_version=0))
     b.tell(RolloutRejected(rollout_id="2-2", reason=DropReason.SCORER_FAILED, detail="no"))
@@ -197,7 +199,8 @@ def test_what_the_scorer_fails_on_is_drawn_again_with_a_seed_of_its_own(bench: B
 
 
 def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf) -> None:
-    """The index was leased to two nodes. The draw of one fails; that of the other would be the same."""
+    """Two nodes hold the index. The scorer fails on one result; the other result has the same seed and would fail
+    too."""
     b = bench(groups_per_step=1, steps=1, deadline_s=60.0)
     b.node("a")
     b.node("b")
@@ -230,7 +233,10 @@ def test_only_a_node_whose_rollout_is_invalid_rests(bench: BenchOf, reason: Drop
 
 
 def _steps_in_1200_s(bench: BenchOf, *, silent: int = 0) -> int:
-    """One node that needs 2 s for four rollouts, and perhaps some that claim a large capacity and never deliver."""
+    """Return the steps of a run with one node that needs 2 s for four rollouts.
+
+    `silent` further nodes claim a large capacity and never deliver.
+    """
     b = bench(steps=10_000, groups_per_step=4, group_size=4, deadline_s=60.0, max_staleness=1, first_window=4)
     b.learner()
     liars = [f"silent{number}" for number in range(silent)]
@@ -268,7 +274,7 @@ def test_silent_nodes_cost_the_run_little(bench: BenchOf) -> None:
     assert _steps_in_1200_s(bench, silent=10) >= 0.85 * alone
 
 
-def test_a_window_is_earned_by_what_comes_back_in_time_and_lost_by_what_does_not(bench: BenchOf) -> None:
+def test_a_window_grows_with_timely_results_and_shrinks_without_them(bench: BenchOf) -> None:
     b = bench(groups_per_step=50, group_size=4, steps=9, first_window=4, deadline_s=60.0)
     b.node("a", capacity=4096)
     held = b.coordinator.status().leased_by_node
@@ -283,12 +289,12 @@ def test_a_window_is_earned_by_what_comes_back_in_time_and_lost_by_what_does_not
     assert seen[0] == 4 and all(more > 1.5 * less for less, more in pairwise(seen))
     b.now += 60.0
     b.tell(Tick())
-    assert held["a"] == seen[-1] + 1, "all is overdue: it is asked for one, at once"
+    assert held["a"] == seen[-1] + 1, "all is overdue, so the node gets one rollout at once"
     b.now += 60.0
     b.tell(Tick())
     assert held["a"] == seen[-1] + 2
     b.deliver(b.of(SendLease)[-1])
-    assert held["a"] >= seen[-1] + 2, "and at once again"
+    assert held["a"] >= seen[-1] + 2, "the window grows again at once"
 
 
 def test_all_that_have_returned_nothing_hold_a_share_of_a_step_together(bench: BenchOf) -> None:
@@ -296,11 +302,11 @@ def test_all_that_have_returned_nothing_hold_a_share_of_a_step_together(bench: B
     for number in range(3):
         b.node(f"new{number}", capacity=4096)
     held = b.coordinator.status().leased_by_node
-    assert sum(held.values()) == 12, "nobody else is there"
+    assert sum(held.values()) == 12, "no other node is there"
     b.deliver(b.leases[1])
     for number in range(3, 9):
         b.node(f"new{number}", capacity=4096)
-    assert sum(count for node_id, count in held.items() if node_id != "new0") == 8, "32 rollouts are a step's"
+    assert sum(count for node_id, count in held.items() if node_id != "new0") == 8, "a step has 32 rollouts"
     assert held["new0"] > 4
 
 
@@ -317,8 +323,8 @@ def test_keys_that_are_honest_once_and_then_silent_take_no_more_than_twice_what_
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_what_failed_on_one_node_goes_to_a_stranger_only_if_nobody_else_is_there(bench: BenchOf, others: int) -> None:
-    """Others are full; strangers have room."""
+def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: BenchOf, others: int) -> None:
+    """Fill the other known nodes, so that only strangers have capacity."""
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=8)
     b.learner()
     for number in range(1 + others):
@@ -335,14 +341,14 @@ def test_what_failed_on_one_node_goes_to_a_stranger_only_if_nobody_else_is_there
     assert [lease.node_id for lease in again] == ["new"] * (not others)
 
 
-def test_a_node_that_comes_back_is_sent_again_what_it_holds(bench: BenchOf) -> None:
-    """What was sent into a dying connection is lost, and a node that has it already takes it for the same lease."""
+def test_a_reconnected_node_is_sent_its_leases_again(bench: BenchOf) -> None:
+    """Leases sent into a dying connection are lost; a node that has the lease already ignores the repetition."""
     b = bench(groups_per_step=1, steps=1, group_size=4, deadline_s=60.0)
     b.node("a")
     b.tell(b.arrival(b.leases[1], 2), NodeDisconnected(node_id="a"))
     b.now += 20.0
     b.tell(NodeConnected(node_id="a"))
-    assert b.of(SendLease) == [], "it may say first what it gives back"
+    assert b.of(SendLease) == [], "the node may first say what it gives back"
     b.tell(NodeReported(node_id="a", capacity=100, policy_version=0))
     (again,) = b.of(SendLease)
     assert (again.lease_id, again.indices, again.seed, again.deadline_s) == (1, (0, 1, 3), b.leases[1].seed, 40.0)
@@ -350,14 +356,14 @@ def test_a_node_that_comes_back_is_sent_again_what_it_holds(bench: BenchOf) -> N
     assert b.of(SendLease) == []
 
 
-def test_strangers_who_come_and_go_without_a_word_leave_nothing_behind(bench: BenchOf) -> None:
+def test_silent_strangers_that_come_and_go_leave_no_state(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     for number in range(100):
         b.tell(NodeConnected(node_id=f"n{number}"), NodeDisconnected(node_id=f"n{number}"))
     assert (b.coordinator._leasing._unsent, b.coordinator._nodes.num_known) == (set(), 0)
 
 
-def test_what_a_node_holds_that_has_left_is_leased_to_another_after_a_while(bench: BenchOf) -> None:
+def test_the_work_of_a_node_that_left_is_leased_to_another_later(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     b.node("b")
@@ -369,11 +375,11 @@ def test_what_a_node_holds_that_has_left_is_leased_to_another_after_a_while(benc
     b.now += 0.1
     b.tell(Tick())
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (0, 1))]
-    assert b.of(RolloutsDropped) == [], "it may still come back with them"
+    assert b.of(RolloutsDropped) == [], "the node may still come back with the rollouts"
 
 
 def _proven(bench: BenchOf, seconds: dict[str, float], **settings: Any) -> Any:
-    """A run in whose first step each node has returned a few rollouts, of two tokens each, that took so long each."""
+    """Return a run in whose first step each node returned rollouts of two tokens that took `seconds` each."""
     b = bench(
         **{"groups_per_step": 4, "group_size": 4, "steps": 99, "max_staleness": 1, "deadline_s": 600.0, **settings}
     )
@@ -400,7 +406,7 @@ def _proven(bench: BenchOf, seconds: dict[str, float], **settings: Any) -> Any:
     return b
 
 
-def test_what_takes_far_longer_than_its_node_takes_is_leased_to_another_as_well(bench: BenchOf) -> None:
+def test_a_rollout_that_stalls_is_leased_to_another_node_as_well(bench: BenchOf) -> None:
     b = _proven(bench, {"a": 1.0, "b": 1.0})
     stalled = max((lease for lease in b.leases.values() if lease.node_id == "a"), key=lambda lease: lease.lease_id)
     leased_at, again = b.now, None
@@ -418,11 +424,11 @@ def test_what_takes_far_longer_than_its_node_takes_is_leased_to_another_as_well(
     assert b.now - leased_at <= 10.0, "far sooner than its deadline"
     assert again is not None and set(again.indices) <= set(stalled.indices) and again.seed == stalled.seed
     b.deliver(stalled)
-    assert [r.state for r in b.receipts("a")][:1] == [ReceiptState.RECEIVED], "the first valid result wins"
+    assert [r.state for r in b.receipts("a")][:1] == [ReceiptState.RECEIVED], "the first valid result counts"
 
 
 def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> None:
-    """A step takes 10 s and a rollout 1 s: what is leased as soon as it may be waits for 9 s, and ages."""
+    """Steps take 10 s and rollouts 1 s: a rollout leased as early as possible would wait 9 s and become stale."""
     b = bench(steps=99, groups_per_step=1, group_size=4, max_staleness=2, deadline_s=600.0)
     b.learner()
     b.node("a", capacity=4)
@@ -440,13 +446,13 @@ def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> 
         b.now += 0.25
         b.tell(Tick())
     starts = list(begun.values())
-    assert [later - earlier for earlier, later in pairwise(starts)][3:] == [10.25] * 4, "it never waits"
+    assert [later - earlier for earlier, later in pairwise(starts)][3:] == [10.25] * 4, "the learner never waits"
     waits = [min(start - at for at in leased_at.values() if at < start) for start in starts[4:]]
     assert all(1.0 <= wait <= 5.0 for wait in waits)
 
 
-def test_while_the_first_step_is_trained_no_whole_bounds_worth_is_drawn_by_the_base(bench: BenchOf) -> None:
-    """A rollout takes 1 s and the first step 100 s: a node that drew all the time would be 100 steps ahead."""
+def test_during_the_first_step_the_base_does_not_sample_the_whole_bound(bench: BenchOf) -> None:
+    """Rollouts take 1 s and the first step 100 s: a node that sampled all the time would be 100 steps ahead."""
     b = bench(steps=200, groups_per_step=1, group_size=4, max_staleness=100, deadline_s=600.0)
     b.learner()
     b.node("a", capacity=4)
@@ -460,15 +466,15 @@ def test_while_the_first_step_is_trained_no_whole_bounds_worth_is_drawn_by_the_b
         step = b.coordinator.status().training_step
         if step is not None and b.now - begun.setdefault(step, b.now) >= 100.0:
             ahead = b.coordinator.status()
-            assert 2 <= ahead.groups_buffered + ahead.groups_planned <= 8, "the next step's batch is there"
+            assert 2 <= ahead.groups_buffered + ahead.groups_planned <= 8, "the next step's batch is ready"
             b.train(step)
             b.tell(NodeReported(node_id="a", capacity=4, policy_version=step))
         b.now += 0.25
         b.tell(Tick())
-    assert [later - earlier for earlier, later in pairwise(begun.values())] == [100.25] * 2, "it never waits"
+    assert [later - earlier for earlier, later in pairwise(begun.values())] == [100.25] * 2, "the learner never waits"
 
 
-def test_nobody_gives_back_anothers_lease(bench: BenchOf) -> None:
+def test_a_node_cannot_return_anothers_lease(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     b.node("b")
@@ -501,7 +507,7 @@ def test_a_lease_names_the_newest_published_version_that_the_node_has(bench: Ben
     b.deliver_group(2)
     assert b.of(SendLease)[-1].policy_version == 1
     b.tell(NodeReported(node_id="a", capacity=4, policy_version=77))
-    assert b.of(SendLease)[-1].policy_version == 1, "a version that is not published is never named"
+    assert b.of(SendLease)[-1].policy_version == 1, "an unpublished version is never leased"
 
 
 def test_a_node_whose_version_is_too_old_for_its_place_gets_nothing(bench: BenchOf) -> None:
@@ -516,7 +522,7 @@ def test_a_node_whose_version_is_too_old_for_its_place_gets_nothing(bench: Bench
     assert [(lease.group_id, lease.policy_version) for lease in b.of(SendLease)] == [(2, 1)]
 
 
-def test_a_lease_and_its_record_say_the_same(bench: BenchOf) -> None:
+def test_a_lease_equals_its_record(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     (record,), (sent,) = b.of(RolloutsLeased), b.of(SendLease)
@@ -573,7 +579,7 @@ def test_a_multi_turn_run_leases_to_a_node_with_room_for_one(bench: BenchOf) -> 
     assert [(again.indices, again.turn) for again in b.of(SendLease)] == [((2,), 1)]
 
 
-def test_a_large_step_is_leased_in_parts_lest_one_event_hold_up_all_others(bench: BenchOf) -> None:
+def test_a_large_step_is_leased_in_parts_so_that_other_events_are_handled(bench: BenchOf) -> None:
     num = 3 * LEASED_AT_ONCE
     b = bench(groups_per_step=num, group_size=1, steps=1, prepare=False)
     asked = [effect.group_id for effect in b.effects if isinstance(effect, PrepareGroup)] or range(num)

@@ -1,4 +1,4 @@
-"""Which lease goes on with what an earlier one has drawn, by way of the coordinator."""
+"""Leases that continue what an earlier lease has sampled, by the coordinator."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.leasing import LEFT_S
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 
 BenchOf = Callable[..., Any]
 
 
 def begun(bench: BenchOf, *, proven: bool = True, **settings: Any) -> tuple[Any, SendLease]:
-    """One group of three. Node a has returned index 0 and, if it is proven, that is scored; it holds the others."""
+    """Return a run with one group of three: node a returned index 0 and holds the others.
+
+    If node a is proven, index 0 is scored.
+    """
     b = bench(**{"groups_per_step": 1, "group_size": 3, "steps": 1, "deadline_s": 60.0, **settings})
     b.node("a")
     lease = b.leases[1]
@@ -48,26 +51,26 @@ def give_back(b: Any, lease: SendLease, *indices: int) -> None:
     b.tell(LeaseGivenBack(node_id=lease.node_id, lease_id=lease.lease_id, indices=indices, reason="on battery"))
 
 
-def test_what_is_drawn_for_the_first_time_begins_at_its_first_token(bench: BenchOf) -> None:
+def test_a_first_draw_begins_at_its_first_token(bench: BenchOf) -> None:
     _, lease = begun(bench)
     assert lease.goes_on == ()
 
 
-def test_what_was_given_back_is_gone_on_with(bench: BenchOf) -> None:
+def test_a_returned_rollout_is_continued(bench: BenchOf) -> None:
     b, lease = begun(bench)
     b.node("b")
     give_back(b, lease, 1)
     (again,) = b.of(SendLease)
     assert (again.node_id, again.indices, again.goes_on) == ("b", (1,), ((1, 1),))
     give_back(b, again, 1)
-    assert b.of(SendLease) == [], "a rests, and b does"
+    assert b.of(SendLease) == [], "both nodes rest"
     b.now += 1.0
     b.tell(Tick())
     (third,) = b.of(SendLease)
-    assert (third.node_id, third.goes_on) == ("a", ((1, 1),)), "what b, which is not proven, has added is left out"
+    assert (third.node_id, third.goes_on) == ("a", ((1, 1),)), "tokens added by b, which is not proven, are left out"
 
 
-def test_what_a_node_that_has_left_had_drawn_is_gone_on_with(bench: BenchOf) -> None:
+def test_the_prefix_of_a_node_that_left_is_continued(bench: BenchOf) -> None:
     b, _ = begun(bench)
     b.node("b")
     b.tell(NodeDisconnected(node_id="a"))
@@ -75,12 +78,12 @@ def test_what_a_node_that_has_left_had_drawn_is_gone_on_with(bench: BenchOf) -> 
     b.tell(Tick())
     (again,) = b.of(SendLease)
     assert (again.node_id, again.seed, again.goes_on) == ("b", b.leases[1].seed, ((1, 1), (2, 1)))
-    assert b.of(RolloutsDropped) == [], "who is back with it may still win"
+    assert b.of(RolloutsDropped) == [], "the node that left may come back with it and win"
 
 
-def test_what_a_version_that_nobody_can_fetch_has_begun_is_drawn_anew(bench: BenchOf) -> None:
-    """Restored from a backup, a run has published its newest version and no other: whoever is to go on by an older one
-    gives that back."""
+def test_a_prefix_of_an_unpublished_version_is_not_continued(bench: BenchOf) -> None:
+    """Runs restored from a backup publish only their newest version: a node asked to continue with an older one returns
+    the lease."""
     held = RolloutRow(
         rollout_id="1-0",
         group_id=1,
@@ -110,8 +113,8 @@ def test_what_a_version_that_nobody_can_fetch_has_begun_is_drawn_anew(bench: Ben
     assert (again.policy_version, again.goes_on) == (4, ())
 
 
-def test_what_is_late_or_overdue_is_gone_on_with(bench: BenchOf) -> None:
-    """Late: far longer than the longest completions take at the pool's pace."""
+def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
+    """Late means far longer than the longest completions take at the pool's pace."""
     for wait_s in (20.0, 60.0):
         b, _ = begun(bench)
         b.node("b")
@@ -119,11 +122,11 @@ def test_what_is_late_or_overdue_is_gone_on_with(bench: BenchOf) -> None:
         b.tell(Tick())
         for again in b.of(SendLease):
             assert (again.node_id, again.goes_on) == ("b", ((1, 1),)), "a stranger is given one"
-    assert b.of(SendLease), "overdue"
+    assert b.of(SendLease), "an overdue rollout is leased again"
 
 
-def test_a_lease_that_is_sent_again_goes_on_with_itself(bench: BenchOf) -> None:
-    """A node that has lost what it drew goes on from what the hub has, whether it is proven or not."""
+def test_a_lease_sent_again_continues_its_own_prefixes(bench: BenchOf) -> None:
+    """Send the lease to its own node again, proven or not: it continues from the tokens that the hub received."""
     b, _ = begun(bench, proven=False)
     b.tell(NodeDisconnected(node_id="a"), NodeConnected(node_id="a"))
     b.tell(NodeReported(node_id="a", capacity=9, policy_version=0))
@@ -140,10 +143,10 @@ def test_a_fresh_key_plants_no_tokens(bench: BenchOf) -> None:
     b.tell(RolloutScored(rollout_id="1-0", reward=1.0))
     b.node("c")
     give_back(b, lease, 2)
-    assert [one.goes_on for one in b.of(SendLease)] == [((2, 1),)], "it is proven by now"
+    assert [one.goes_on for one in b.of(SendLease)] == [((2, 1),)], "the node is proven by now"
 
 
-def test_who_is_leased_again_what_it_gave_back_goes_on_with_its_own(bench: BenchOf) -> None:
+def test_a_node_that_gets_its_returned_work_again_continues_its_own_prefix(bench: BenchOf) -> None:
     b, lease = begun(bench, proven=False)
     give_back(b, lease, 1)
     b.now += 1.0
@@ -151,7 +154,7 @@ def test_who_is_leased_again_what_it_gave_back_goes_on_with_its_own(bench: Bench
     assert [(one.node_id, one.goes_on) for one in b.of(SendLease)] == [("a", ((1, 1),))]
 
 
-def test_what_the_scorer_failed_on_is_drawn_from_its_first_token(bench: BenchOf) -> None:
+def test_a_rollout_the_scorer_failed_on_restarts_at_its_first_token(bench: BenchOf) -> None:
     b, lease = begun(bench)
     b.tell(b.arrival(lease, 1))
     b.tell(RolloutRejected(rollout_id="1-1", reason=DropReason.SCORER_FAILED, detail="no"))
@@ -160,10 +163,12 @@ def test_what_the_scorer_failed_on_is_drawn_from_its_first_token(bench: BenchOf)
     b.node("b")
     give_back(b, again, 1)
     (third,) = b.of(SendLease)
-    assert (third.seed, third.goes_on) == (again.seed, ((1, again.lease_id),)), "of the seed that it is drawn with"
+    assert (third.seed, third.goes_on) == (again.seed, ((1, again.lease_id),)), (
+        "only a prefix with the same seed is continued"
+    )
 
 
-def test_what_was_found_invalid_is_drawn_from_its_first_token(bench: BenchOf) -> None:
+def test_an_invalid_rollout_restarts_at_its_first_token(bench: BenchOf) -> None:
     b, lease = begun(bench)
     b.node("b")
     b.tell(b.arrival(lease, 1))
@@ -172,7 +177,7 @@ def test_what_was_found_invalid_is_drawn_from_its_first_token(bench: BenchOf) ->
     assert (again.node_id, again.seed, again.goes_on) == ("b", lease.seed, ())
 
 
-def test_a_rollout_that_does_not_begin_as_it_was_given_is_invalid(bench: BenchOf) -> None:
+def test_a_rollout_without_its_given_prefix_is_invalid(bench: BenchOf) -> None:
     b, lease = begun(bench)
     b.tell(b.arrival(lease, 1, problem="other tokens than were given"))
     (dropped,) = b.of(RolloutsDropped)
@@ -193,7 +198,7 @@ def test_the_next_turn_begins_at_its_first_token(bench: BenchOf) -> None:
     assert (again.turn, again.goes_on) == (1, ((index, turns[0].lease_id),))
 
 
-def test_an_evaluations_completions_are_gone_on_with(bench: BenchOf) -> None:
+def test_an_evaluations_completions_are_continued(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, group_size=2, steps=1, evaluation_problems=2)
     b.node("a")
     b.tell(EvaluationWanted(policy_version=0))
@@ -215,7 +220,7 @@ def test_the_hubs_own_leases_begin_at_their_first_token(bench: BenchOf) -> None:
 
 
 @pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.DROPPED])
-def test_after_a_restart_what_nodes_still_hold_is_gone_on_with(bench: BenchOf, state: ReceiptState) -> None:
+def test_after_a_restart_rollouts_that_nodes_hold_are_continued(bench: BenchOf, state: ReceiptState) -> None:
     held = [
         RolloutRow(
             rollout_id="7-0",
@@ -245,8 +250,8 @@ def test_after_a_restart_what_nodes_still_hold_is_gone_on_with(bench: BenchOf, s
 
 
 @pytest.mark.parametrize("bound", [1, 2])
-def test_what_an_older_version_has_begun_is_gone_on_with_by_it(bench: BenchOf, bound: int) -> None:
-    """Node a has returned one group and begun another by version 0, which step 2 may take; node b has version 1."""
+def test_a_prefix_of_an_older_version_is_continued_with_that_version(bench: BenchOf, bound: int) -> None:
+    """Node a returned one group and began another with version 0, which step 2 may consume; node b has version 1."""
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=bound)
     b.node("a", capacity=4)
     begun, returned = b.leases[1], b.leases[2]
@@ -258,11 +263,11 @@ def test_what_an_older_version_has_begun_is_gone_on_with_by_it(bench: BenchOf, b
     b.tell(RolloutsBegun(rollout_ids=(f"{begun.lease_id}-0", "99-0")))
     give_back(b, begun, 0, 1)
     again = [lease for lease in b.leases.values() if lease.node_id == "b" and lease.group_id == begun.group_id]
-    assert [(lease.policy_version, lease.goes_on) for lease in again] == [(0, ((0, 1),))], "room for one"
+    assert [(lease.policy_version, lease.goes_on) for lease in again] == [(0, ((0, 1),))], "node b has capacity for one"
 
 
-def test_a_version_that_has_drawn_nothing_of_it_does_not_go_on(bench: BenchOf) -> None:
-    """Version 0 has begun both indices of a group and drawn tokens of neither: the next lease is by the newest one."""
+def test_a_lease_without_sampled_tokens_is_not_pinned_to_its_version(bench: BenchOf) -> None:
+    """Version 0 was leased both indices but sampled no token: the next lease is for the newest version."""
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=2)
     b.node("a", capacity=4)
     begun, returned = b.leases[1], b.leases[2]
@@ -276,7 +281,7 @@ def test_a_version_that_has_drawn_nothing_of_it_does_not_go_on(bench: BenchOf) -
     assert [lease.policy_version for lease in again] == [1]
 
 
-def test_what_a_node_has_added_that_has_proven_itself_since_is_gone_on_with_too(bench: BenchOf) -> None:
+def test_tokens_of_a_node_proven_since_are_continued_too(bench: BenchOf) -> None:
     b, _ = begun(bench)
     b.node("b")
     b.tell(NodeDisconnected(node_id="a"))
@@ -295,7 +300,7 @@ def test_what_a_node_has_added_that_has_proven_itself_since_is_gone_on_with_too(
 
 
 def mixing(bench: BenchOf, **settings: Any) -> tuple[Any, SendLease]:
-    """As `begun`, in a run that interrupts, whose version 1 is published and here; index 0 is from version 0."""
+    """Return `begun` in a run that interrupts: version 1 is published and index 0 is from version 0."""
     b, lease = begun(bench, **{"steps": 3, "max_staleness": 1, "interrupts": True, **settings})
     b.tell(LearnerReady(policy_version=0))
     return b, lease
@@ -307,7 +312,7 @@ def newer(b: Any, version: int) -> None:
         b.tell(NodeReported(node_id=node_id, capacity=100, policy_version=version))
 
 
-def test_what_an_older_version_began_is_gone_on_with_by_a_newer_one(bench: BenchOf) -> None:
+def test_an_older_versions_prefix_is_continued_with_a_newer_version(bench: BenchOf) -> None:
     b, lease = mixing(bench)
     b.node("b")
     newer(b, 1)
@@ -317,7 +322,7 @@ def test_what_an_older_version_began_is_gone_on_with_by_a_newer_one(bench: Bench
     give_back(b, again, 1)
 
 
-def test_without_interruption_the_version_that_began_it_goes_on(bench: BenchOf) -> None:
+def test_without_interruption_the_same_version_continues(bench: BenchOf) -> None:
     b, lease = mixing(bench, interrupts=False)
     b.tell(RolloutsBegun(rollout_ids=(f"{lease.lease_id}-1",)))
     b.node("b")
@@ -327,9 +332,11 @@ def test_without_interruption_the_version_that_began_it_goes_on(bench: BenchOf) 
     assert (again.policy_version, again.goes_on) == (0, ((1, 1),))
 
 
-def test_what_is_new_enough_of_a_lease_goes_on_without_what_is_not(bench: BenchOf) -> None:
-    """S = 1: version 1 goes on with index 0, which version 0 has begun, and draws index 1 from its first token. Its
-    node would stop both."""
+def test_a_lease_keeps_indices_that_are_fresh_and_drops_the_stale_ones(bench: BenchOf) -> None:
+    """S = 1: version 1 continues index 0, which version 0 began, and samples index 1 from its first token.
+
+    Revoking the lease would stop both.
+    """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=1, interrupts=True)
     b.tell(LearnerReady(policy_version=0))
     b.node("a")
@@ -341,7 +348,7 @@ def test_what_is_new_enough_of_a_lease_goes_on_without_what_is_not(bench: BenchO
     b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
     mixed, other = b.leases[3], b.leases[4]
     assert (mixed.indices, mixed.policy_version, mixed.goes_on) == ((0, 1), 1, ((0, 1),))
-    b.deliver(other)  # Step 2 is planned: step 3 takes nothing of version 0.
+    b.deliver(other)  # Step 2 is planned, and step 3 takes nothing of version 0.
     assert [dropped.rollout_ids for dropped in b.of(RolloutsDropped)] == [("3-0",)]
     (again,) = (lease for lease in b.of(SendLease) if lease.group_id == 0)
     assert (again.indices, again.goes_on) == ((0,), ())
@@ -349,7 +356,7 @@ def test_what_is_new_enough_of_a_lease_goes_on_without_what_is_not(bench: BenchO
 
 
 def test_the_bound_holds_for_the_oldest_token(bench: BenchOf) -> None:
-    """Step 3 takes nothing older than version 1, whatever the last tokens are by."""
+    """Step 3 takes nothing older than version 1, whatever version its last tokens are from."""
     b = bench(groups_per_step=1, group_size=2, steps=4, max_staleness=1, interrupts=True)
     b.tell(LearnerReady(policy_version=0))
     b.node("a")
@@ -368,7 +375,7 @@ def test_the_bound_holds_for_the_oldest_token(bench: BenchOf) -> None:
     b.tell(b.arrival(second, 1, policy_version_start=2, policy_version_end=2))
     b.tell(*(RolloutScored(rollout_id=f"2-{index}", reward=1.0) for index in (0, 1)))
     (planned,) = b.of(StepPlanned)
-    assert (planned.step, planned.staleness) == (2, (1,)), "as old as its oldest token"
+    assert (planned.step, planned.staleness) == (2, (1,)), "a rollout is as old as its oldest token"
 
 
 @pytest.mark.parametrize(
@@ -388,7 +395,7 @@ def test_versions_rise_up_to_the_newest_published(bench: BenchOf, first: int, la
     assert [(one.reason, one.detail) for one in b.of(RolloutsDropped)] == ([(DropReason.INVALID, said)] if said else [])
 
 
-def test_an_evaluation_is_by_its_own_version_alone(bench: BenchOf) -> None:
+def test_an_evaluation_uses_only_its_own_version(bench: BenchOf) -> None:
     b = bench(steps=3, max_staleness=1, interrupts=True, evaluation_problems=1)
     b.tell(EvaluationWanted(policy_version=0))
     b.node("a", version=0)
@@ -398,7 +405,7 @@ def test_an_evaluation_is_by_its_own_version_alone(bench: BenchOf) -> None:
     assert [one.detail for one in b.of(RolloutsDropped)] == ["last policy version 1 instead of 0"]
 
 
-def test_what_is_too_old_to_be_trained_is_not_gone_on_with(bench: BenchOf) -> None:
+def test_a_prefix_too_old_for_training_is_not_continued(bench: BenchOf) -> None:
     snapshot = CoordinatorSnapshot(
         next_group_id=1,
         next_lease_id=2,
@@ -431,8 +438,8 @@ def test_what_is_too_old_to_be_trained_is_not_gone_on_with(bench: BenchOf) -> No
         assert [lease.goes_on for lease in again] == [goes_on]
 
 
-def test_of_a_group_only_what_is_too_old_is_drawn_anew(bench: BenchOf) -> None:
-    """Which prefix a lease had is not known any more after a restart: an honest one may be too old by now."""
+def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) -> None:
+    """Restart the hub, which forgets the prefix of each lease: an honest prefix may be too old."""
     rows = [
         RolloutRow(
             rollout_id=f"1-{index}",
@@ -462,7 +469,7 @@ def test_of_a_group_only_what_is_too_old_is_drawn_anew(bench: BenchOf) -> None:
     old, young = ({"policy_version_start": version, "policy_version_end": 2} for version in (0, 1))
     b.tell(b.arrival(lease, 0, **old))
     assert [(one.reason, one.detail) for one in b.of(RolloutsDropped)] == [
-        (DropReason.STALE, "its first token is by version 0")
+        (DropReason.STALE, "its first token was sampled with version 0")
     ]
     again = [one for one in b.of(SendLease) if one.group_id == 0]
     assert [(one.indices, one.goes_on) for one in again] == [((0,), ())]
@@ -470,14 +477,17 @@ def test_of_a_group_only_what_is_too_old_is_drawn_anew(bench: BenchOf) -> None:
     assert b.of(RolloutsDropped) == []
 
 
-def test_a_nodes_pace_is_that_of_what_it_drew_itself(bench: BenchOf) -> None:
-    """A hundred tokens were given to b, which drew ten in a second."""
+def test_a_nodes_pace_counts_only_its_own_tokens(bench: BenchOf) -> None:
+    """Node b got a prefix of a hundred tokens, and sampled ten tokens in a second."""
     b, lease = mixing(bench)
     b.node("b")
     newer(b, 1)
     give_back(b, lease, 1)
     (again,) = [one for one in b.of(SendLease) if one.group_id == lease.group_id]
-    spans = (Span(node_id="a", policy_version=0, num_tokens=100), Span(node_id="b", policy_version=1, num_tokens=10))
+    spans = (
+        DrawnSpan(node_id="a", policy_version=0, num_tokens=100),
+        DrawnSpan(node_id="b", policy_version=1, num_tokens=10),
+    )
     long = np.zeros(110, np.int32)
     payload = RolloutPayload(
         completion_ids=long,

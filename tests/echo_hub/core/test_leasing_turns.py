@@ -1,4 +1,4 @@
-"""A node that is too slow for what there is has a turn: nobody waits for it, and it is measured by it."""
+"""First turns of a node that seems too slow: no step waits for the turn, and it measures the node."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def test_a_turn_is_leased_to_others_as_well(bench: Callable[..., Any]) -> None:
     run.learner()
     run.node("slow", capacity=2)
     coordinator = run.coordinator
-    assert coordinator.status().in_flight == 2, "it holds what it may"
+    assert coordinator.status().in_flight == 2, "the node holds its whole capacity"
     node = coordinator._nodes.get("slow")
-    assert coordinator._leasing.lease_turn(node, run.now) is None, "it has no room"
+    assert coordinator._leasing.lease_turn(node, run.now) is None, "it has no capacity left"
     node.capacity = 3
     given = coordinator._leasing.lease_turn(node, run.now)
     coordinator._activation.had_turn(given, "slow", run.now)
@@ -34,7 +34,7 @@ def test_a_turn_is_leased_to_others_as_well(bench: Callable[..., Any]) -> None:
     turn = next(lease for lease in run.leases.values() if f"{lease.lease_id}-{rollout.index}" == given)
     before = node.pace.tokens_per_s
     assert any(isinstance(effect, LookUpReceipt) for effect in run.tell(run.arrival(turn, rollout.index)))
-    assert node.pace.tokens_per_s > before, "it is measured by what nobody waits for"
+    assert node.pace.tokens_per_s > before, "a result that no step waits for still measures the node"
 
 
 def _sent(effects: list[Any]) -> list[SendLease]:

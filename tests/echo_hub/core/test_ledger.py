@@ -20,8 +20,8 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.payload import Span
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 from tests.echo_hub.core.books import PAYLOAD, Books
 
 
@@ -49,8 +49,8 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.waiting) == 0
 
 
-def test_a_trained_step_names_what_is_not_one_nodes_alone() -> None:
-    """Its tokens are counted by what is stored of it: a node that drew all of a rollout by several versions drew it."""
+def test_a_trained_step_names_rollouts_sampled_by_several_nodes() -> None:
+    """Rollouts that one node sampled with several versions still belong to that node alone."""
     books = Books()
     books.open(0)
     books.lease(0, 0, 1)
@@ -59,7 +59,7 @@ def test_a_trained_step_names_what_is_not_one_nodes_alone() -> None:
         "1-1": (("b", 0, 1), ("a", 1, 1)),
     }
     for rollout_id, of_it in spans.items():
-        drawn = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, version, count in of_it)
+        drawn = tuple(DrawnSpan(node_id=who, policy_version=version, num_tokens=count) for who, version, count in of_it)
         rollout = books.ledger.rollouts[rollout_id]
         books.ledger.receive(rollout, replace(PAYLOAD, spans=drawn), 5.0)
         books.ledger.score(rollout, 0.5)
@@ -70,8 +70,9 @@ def test_a_trained_step_names_what_is_not_one_nodes_alone() -> None:
     assert trained.drawn_by_several == ("1-1",)
 
 
-def test_a_group_is_handed_over_once_all_of_it_has_come_in_and_again_with_other_rollouts() -> None:
-    """Before it has rewards; of episodes that go on, nobody knows before that which turn was the last."""
+def test_a_complete_group_is_handed_over_and_again_if_a_rollout_changes() -> None:
+    """Groups are handed over before their rewards are known. Multi-turn episodes have no known last turn before
+    that."""
     books = Books()
     ledger = books.ledger
     books.open(0)
@@ -82,13 +83,13 @@ def test_a_group_is_handed_over_once_all_of_it_has_come_in_and_again_with_other_
     assert [(turn.rollout_id, turn.rollout_index, turn.payload) for turn in first.first_turns or ()] == [
         ("1-0", 0, PAYLOAD),
         ("1-1", 1, PAYLOAD),
-    ], "at hand"
+    ], "the payloads are still in memory"
     ledger.fail(ledger.rollouts["1-1"], DropReason.INVALID, "")
     books.lease(0, 1)
     books.receive("2-1", score=False)
     (again,) = handed_over(books)
     assert again == HandOver(group_id=0, rollout_ids=("1-0", "2-1"))
-    assert again.first_turns is None, "what was handed over is not kept"
+    assert again.first_turns is None, "payloads of a group that was handed over are not kept"
     ledger.go_on(ledger.rollouts["1-0"], np.array([8], np.int32))
     ledger.score(ledger.rollouts["2-1"], 0.5)
     books.lease(0, 0, turn=1)
@@ -102,7 +103,7 @@ def handed_over(books: Books) -> list[Effect]:
     return [effect for effect in books.out.take() if isinstance(effect, HandOver)]
 
 
-def test_a_complete_group_revokes_what_others_still_hold_of_it() -> None:
+def test_a_complete_group_revokes_its_other_leases() -> None:
     books = Books()
     books.open(0)
     books.lease(0, 0, 1)
@@ -139,7 +140,7 @@ def test_a_plan_is_in_order_and_knows_each_groups_age() -> None:
     assert len(books.ledger.waiting) == len(books.ledger.complete) == 0
 
 
-def test_an_episode_goes_on_until_it_has_its_reward() -> None:
+def test_an_episode_continues_until_it_has_its_reward() -> None:
     books = Books()
     ledger = books.ledger
     books.open(0)
@@ -156,12 +157,12 @@ def test_an_episode_goes_on_until_it_has_its_reward() -> None:
     assert ledger.groups[0].complete and ledger.groups[0].oldest_version == 3
     books.out.take()
     planned = ledger.plan(4, (0,), 6.0)
-    assert planned.rollout_ids == ("1-0", "2-0", "1-1"), "turns in order"
+    assert planned.rollout_ids == ("1-0", "2-0", "1-1"), "turns are in order"
     ledger.train(planned, {}, 7.0)
     assert ledger.rollouts == {}
 
 
-def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
+def test_another_lease_of_an_answered_turn_is_useless() -> None:
     books = Books()
     ledger = books.ledger
     books.open(0)
@@ -176,7 +177,7 @@ def test_who_still_holds_a_turn_that_was_answered_holds_it_in_vain() -> None:
     assert books.nodes.held_by_node == {"a": 1}
 
 
-def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> None:
+def test_another_lease_of_an_answered_later_turn_is_revoked() -> None:
     books = Books()
     ledger = books.ledger
     books.open(0)
@@ -192,7 +193,7 @@ def test_who_still_holds_a_later_turn_that_was_answered_is_told_to_stop() -> Non
     assert RevokeLease(node_id="b", lease_id=3, reason=DropReason.EXPIRED) in books.out.take()
 
 
-def test_a_groups_tokens_are_those_of_what_it_has_received() -> None:
+def test_a_groups_tokens_count_its_received_rollouts() -> None:
     books = Books()
     ledger = books.ledger
     books.open(0)
@@ -230,7 +231,7 @@ def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
     assert ledger.rollouts == {} and books.nodes.held_by_node == {}
 
 
-def test_groups_with_something_of_an_old_version_are_told_once() -> None:
+def test_groups_with_something_of_an_old_version_are_reported_once() -> None:
     books = Books()
     for group_id in range(4):
         books.open(group_id)
@@ -259,7 +260,7 @@ def test_a_group_is_as_old_as_its_oldest_received_rollout() -> None:
     assert group.oldest_version == 5
 
 
-def test_what_is_late_may_go_to_another_and_is_not_lost() -> None:
+def test_a_late_rollout_may_be_leased_to_another_node_and_still_counts() -> None:
     books = Books()
     books.open(0)
     books.lease(0, 0, 1)
@@ -273,7 +274,7 @@ def test_what_is_late_may_go_to_another_and_is_not_lost() -> None:
     assert books.ledger.groups[0].unleased == {1} and books.ledger.num_under_way == 0
 
 
-def test_a_node_lets_others_wait_until_nothing_that_it_holds_is_late() -> None:
+def test_a_node_delays_others_until_it_holds_no_late_rollout() -> None:
     books = Books()
     books.open(0)
     books.lease(0, 0, 1)
@@ -287,7 +288,7 @@ def test_a_node_lets_others_wait_until_nothing_that_it_holds_is_late() -> None:
     assert (node.late_since, node.num_late) == (None, 0)
 
 
-def test_what_a_node_holds_is_known() -> None:
+def test_the_rollouts_that_a_node_holds_are_listed() -> None:
     books = Books()
     books.open(0)
     books.lease(0, 0, 1)
@@ -322,8 +323,8 @@ def test_with_credit_by_turn_a_group_of_equal_rewards_may_have_an_advantage(
     assert books.ledger.groups[0].complete and list(books.ledger.flat) == flat
 
 
-def test_what_is_missing_may_be_as_long_as_any_whatever_its_prompt_led_to_before() -> None:
-    """A node is thought slow by the longest completions, not by those that its prompt is likely to have."""
+def test_a_missing_rollout_may_be_as_long_as_any_completion() -> None:
+    """Missing rollouts lower their node's pace by the longest lengths, not by those usual for the prompt."""
     books = Books()
     books.open(0)
     books.lease(0, 0)

@@ -20,7 +20,7 @@ def test_a_prompt_that_came_before_is_predicted_from_its_own_history() -> None:
     assert lengths.predict(3) == lengths.predict(None) == 155.0
 
 
-def test_one_completion_says_little_of_its_prompt() -> None:
+def test_one_completion_moves_its_prompts_prediction_only_partly() -> None:
     lengths = Lengths()
     for _ in range(100):
         lengths.seen(None, 100)
@@ -60,10 +60,10 @@ def test_how_much_longer_than_predicted_completions_become() -> None:
     assert lengths.longer == 1.0
     for _ in range(50):
         lengths.seen(1, 100)
-    assert lengths.longer == 1.0, "all are as long as each other"
+    assert lengths.longer == 1.0, "all lengths are equal"
     for turn in range(2_000):
         lengths.seen(1, 50 if turn % 2 else 150)
-    assert lengths.longer == pytest.approx(1.0 + 1.5 * 0.5, abs=0.05), "half off, each of them"
+    assert lengths.longer == pytest.approx(1.0 + 1.5 * 0.5, abs=0.05), "each length is half off"
     for _ in range(3_000):
         lengths.seen(1, 100)
-    assert lengths.longer < 1.1, "what is long past is forgotten"
+    assert lengths.longer < 1.1, "old lengths are forgotten"

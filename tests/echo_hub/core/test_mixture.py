@@ -38,7 +38,7 @@ def test_orders_differ_between_blocks_and_seeds() -> None:
         return [mixture.place(block * BLOCK + at).task for at in range(100)]
 
     assert len({tuple(tasks(mixture, block)) for mixture in (one, other) for block in (0, 1)}) == 4
-    assert 30 < sum(tasks(one, 0)) < 70, "a task's groups do not stand together"
+    assert 30 < sum(tasks(one, 0)) < 70, "a task's groups are spread over the block"
 
 
 def test_a_task_that_is_alone_has_all_groups_in_order() -> None:

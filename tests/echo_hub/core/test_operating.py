@@ -53,14 +53,14 @@ def test_a_version_is_published_now_and_then_on_at_the_same_interval() -> None:
         changed(BASE, PUBLISH_NOW, step=100)
 
 
-def test_a_learning_rate_holds_from_the_next_step_on_and_for_what_is_repeated_stays() -> None:
+def test_a_learning_rate_holds_from_the_next_step_and_not_for_repeated_ones() -> None:
     settings = changed(changed(BASE, Setting.LEARNING_RATE, 1e-4, step=5), Setting.LEARNING_RATE, 2e-4, step=9)
     assert [settings.learning_rate_of(step) for step in (1, 4, 5, 8, 9, 100)] == [1e-3, 1e-3, 1e-4, 1e-4, 2e-4, 2e-4]
     again = changed(settings, Setting.LEARNING_RATE, 3e-4, step=9)
     assert again.learning_rates == ((5, 1e-4), (9, 3e-4))
 
 
-def test_an_objective_holds_from_the_next_step_on_and_builds_on_the_one_before() -> None:
+def test_an_objective_holds_from_the_next_step_and_builds_on_the_last_one() -> None:
     def joined(before: str, wanted: str) -> tuple[str, str, str]:
         if wanted == "bad":
             raise ValueError("It does not fit.")
@@ -73,7 +73,7 @@ def test_an_objective_holds_from_the_next_step_on_and_builds_on_the_one_before()
     assert same is settings and isinstance(refused, ActionSettled) and refused.detail == "It does not fit."
     _, (recorded, done) = answer(settings, asked(Setting.OBJECTIVE, "d"), next_step=11, published_version=10)
     assert isinstance(recorded, SettingRecorded) and isinstance(done, ActionSettled)
-    assert (done.before, done.after, done.detail) == ("old", "d", "It holds from step 11 on.")
+    assert (done.before, done.after, done.detail) == ("old", "d", "It applies from step 11 on.")
     stored = {"objective": json.loads(json.dumps(recorded.stored))}
     assert restored(replace(settings, objectives=()), stored).objective_of(11) == "a+b+c+d"
 
@@ -91,15 +91,15 @@ def test_an_objective_holds_from_the_next_step_on_and_builds_on_the_one_before()
         ("async", "hub.key", 1, "no setting"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(mode: Any, what: str, value: str | float, why: str) -> None:
+def test_an_impossible_setting_is_refused_with_the_reason(mode: Any, what: str, value: str | float, why: str) -> None:
     settings = replace(BASE, mode=mode, publish_every=1 if mode == "sequential" else 2)
     same, records = answer(settings, asked(what, value), next_step=3, published_version=2)
     (refused,) = records
     assert same is settings and isinstance(refused, ActionSettled) and not refused.done and why in refused.detail
 
 
-def test_a_bound_that_would_stop_the_run_for_ever_is_refused() -> None:
-    """The learner holds version 5, version 0 is out, and the next one that is due comes after the step that waits."""
+def test_a_bound_that_would_stop_the_run_forever_is_refused() -> None:
+    """Version 0 is published, the learner holds version 5, and the next due version comes after the waiting step."""
     settings = changed(replace(BASE, max_staleness=8, publish_every=9), Setting.PUBLISH_EVERY, 1, step=6)
     with pytest.raises(RefusedChange, match="Step 6 would wait for ever"):
         take(settings, asked(Setting.MAX_STALENESS, 2), next_step=6, published_version=0)
@@ -118,10 +118,10 @@ CHANGES = st.lists(
 
 
 @given(CHANGES)
-def test_whatever_is_asked_for_every_step_has_a_version_that_is_fresh_enough(
+def test_after_any_changes_every_step_has_a_fresh_enough_version(
     changes: list[tuple[str, int, int]],
 ) -> None:
-    """Steps go on one by one between the changes; whatever is due is published once its step is trained."""
+    """Steps are trained one by one between the changes; a due version is published once its step is trained."""
     settings, step = BASE, 1
     for what, value, steps in changes:
         published = settings.newest_due_version(step - 1)
@@ -133,7 +133,7 @@ def test_whatever_is_asked_for_every_step_has_a_version_that_is_fresh_enough(
         assert settings.newest_due_version(later - 1) >= later - 1 - settings.staleness_bound
 
 
-def test_what_the_books_keep_brings_the_same_settings_back() -> None:
+def test_stored_settings_restore_the_same_settings() -> None:
     base = replace(BASE, change_objective=lambda before, wanted: (wanted, before, wanted))
     settings, books = base, dict[str, Any]()
     for what, value in (
@@ -151,7 +151,7 @@ def test_what_the_books_keep_brings_the_same_settings_back() -> None:
     assert set(books) == set(Setting)
 
 
-def test_a_pause_leases_nothing_and_what_is_leased_comes_in(bench: Callable[..., Any]) -> None:
+def test_in_a_pause_nothing_is_leased_and_leased_rollouts_arrive(bench: Callable[..., Any]) -> None:
     b = bench(max_staleness=1)
     b.node("a", capacity=2)
     lease = b.leases[1]
@@ -162,12 +162,12 @@ def test_a_pause_leases_nothing_and_what_is_leased_comes_in(bench: Callable[...,
     b.node("b")
     assert not b.of(SendLease) and len(b.leases) == 1
     b.tell(Tick())
-    assert (b.coordinator.due_at() or b.now + 1) > b.now, "there is nothing that would be due all the time"
+    assert (b.coordinator.due_at() or b.now + 1) > b.now, "nothing is due in a loop"
     b.tell(asked(Setting.LEASING, "open", 5))
     assert len(b.leases) > 1
 
 
-def test_a_drain_ends_what_is_open_and_opens_nothing(bench: Callable[..., Any]) -> None:
+def test_a_drain_finishes_open_groups_and_opens_none(bench: Callable[..., Any]) -> None:
     b = bench(max_staleness=1, group_size=4, prepare=True)
     b.node("a", capacity=2)
     opened = b.coordinator.status().groups_open
@@ -185,10 +185,10 @@ def test_a_drain_ends_what_is_open_and_opens_nothing(bench: Callable[..., Any]) 
     b.train(1)
     assert not b.of(GroupOpened)
     b.tell(asked(Setting.LEASING, "open"))
-    assert b.of(GroupOpened), "what the step has made room for"
+    assert b.of(GroupOpened), "the step made room for new groups"
 
 
-def test_a_lowered_bound_drops_what_is_too_old_at_once_with_its_reason(bench: Callable[..., Any]) -> None:
+def test_a_lowered_bound_drops_stale_rollouts_at_once_with_a_reason(bench: Callable[..., Any]) -> None:
     b = bench(max_staleness=2, steps=8)
     b.learner()
     b.node("a")
@@ -202,7 +202,7 @@ def test_a_lowered_bound_drops_what_is_too_old_at_once_with_its_reason(bench: Ca
     reasons = {dropped.reason for dropped in b.of(RolloutsDropped)}
     assert reasons == {DropReason.STALE, DropReason.REVOKED} and b.coordinator.status().groups_buffered == 0
     assert any(isinstance(effect, SettingRecorded) for effect in b.effects)
-    assert not b.of(GroupOpened), "more wait already than the new bound admits"
+    assert not b.of(GroupOpened), "more groups wait than the new bound admits"
 
 
 def test_a_raised_bound_admits_more_at_once(bench: Callable[..., Any]) -> None:

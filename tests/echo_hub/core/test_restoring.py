@@ -9,7 +9,7 @@ from tests.echo_hub.core.books import Books
 
 
 @pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED])
-def test_a_restored_rollout_is_where_it_was(state: ReceiptState) -> None:
+def test_a_restored_rollout_keeps_its_place(state: ReceiptState) -> None:
     books = Books()
     books.training.restore([GroupRow(group_id=0, seed=7)])
     for index in range(2):

@@ -4,7 +4,7 @@ from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 
 
-def test_what_the_learner_says_is_read() -> None:
+def test_the_learners_screening_report_is_parsed() -> None:
     said = {
         "left_out": [1],
         "suspects": [4, 5],

@@ -10,7 +10,7 @@ from tests.echo_hub.core.books import Books
 
 
 class Room(Books):
-    """Nodes of which `a` and `b` have returned something; how often they are looked through is counted."""
+    """Nodes of which `a` and `b` have returned rollouts; searches for nodes are counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *node_ids: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Room(Books):
         monkeypatch.setattr(self.nodes, "next_ready", counted)
 
     def failed(self, group_id: int, *node_ids: str) -> Any:
-        """A group whose members have failed there."""
+        """Open a group whose members have all failed on these nodes."""
         self.open(group_id)
         group = self.ledger.groups[group_id]
         group.is_plain = False
@@ -39,17 +39,17 @@ class Room(Books):
         return group
 
 
-def test_nobody_is_looked_for_once_for_all_who_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_search_holds_for_all_groups_with_equal_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch, "a", "b")
     room.nodes.report("a", 1, 0)
-    room.nodes.take("a", 1, 5.0, 4.0)  # It is full.
+    room.nodes.take("a", 1, 5.0, 4.0)  # Node a is full.
     groups = [room.failed(number, "b") for number in range(50)]
     for group in groups:
         assert room.takers.find(group, ANY, room.takers.avoided(group.slots[0], 0)) is None
     assert room.num_searches == 1
 
 
-def test_what_failed_elsewhere_is_looked_for_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_failed_elsewhere_is_searched_for_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch, "a", "b")
     for number, (failed_on, found) in enumerate([("a", "b"), ("b", "a"), ("a", "b")]):
         group = room.failed(number, failed_on)
@@ -57,7 +57,7 @@ def test_what_failed_elsewhere_is_looked_for_by_itself(monkeypatch: pytest.Monke
         assert taken is not None and taken[0].node_id == found
 
 
-def test_what_all_of_a_group_was_refused_is_not_looked_for_again_until_something_is_another(
+def test_a_failed_search_is_not_repeated_until_something_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     room = Room(monkeypatch, "a")
@@ -65,25 +65,25 @@ def test_what_all_of_a_group_was_refused_is_not_looked_for_again_until_something
     room.takers.note_nobody(first, ANY)
     assert not room.takers.any_left(second, ANY), "it has failed on the same nodes"
     assert room.takers.any_left(other, ANY)
-    assert room.takers.any_left(second, Terms(in_s=7.0)), "on other terms somebody may do"
+    assert room.takers.any_left(second, Terms(in_s=7.0)), "on other terms a node may be found"
     second.slots[0].failed_on = ()
     room.ledger.wants.note(second, 0)
-    assert room.takers.any_left(second, ANY), "one of its members may go to anybody now"
+    assert room.takers.any_left(second, ANY), "one of its members may now go to any node"
     room.takers.begin()
-    assert room.takers.any_left(first, ANY), "somebody may have come to have room"
+    assert room.takers.any_left(first, ANY), "a node may have capacity by now"
 
 
-def test_an_index_is_kept_from_whom_it_failed_on_as_long_as_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_avoids_the_nodes_it_failed_on_while_others_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch, "a", "b")
     avoided = [room.takers.avoided(room.failed(n, *on).slots[0], 0) for n, on in enumerate([(), "a", "ab", "ba"])]
-    assert avoided == [(), ("a",), ("b",), ("a",)], "where it failed on all, the latest is asked last"
+    assert avoided == [(), ("a",), ("b",), ("a",)], "if it failed on all nodes, the latest one is avoided"
     room.nodes.disconnect("b")
     room.takers.begin()
-    assert room.takers.avoided(room.failed(9, "a").slots[0], 0) == (), "nobody else is there"
+    assert room.takers.avoided(room.failed(9, "a").slots[0], 0) == (), "no other node is there"
     assert room.takers.most_avoided == 0
 
 
-def test_groups_of_different_lengths_are_looked_for_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_different_lengths_are_searched_for_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch, "a")
     short, long = room.failed(0), room.failed(1)
     short.expected_tokens, long.expected_tokens = 4.0, 4_000.0

@@ -38,7 +38,7 @@ def test_a_steps_figures_by_task() -> None:
         "sums": TaskFigures(num_groups=2, mean_reward=0.75, share_solved=0.75, num_flat=2),
         "games": TaskFigures(num_groups=1, mean_reward=5.5, share_solved=0.5, num_flat=0),
     }
-    assert books.planned([group(game, 1.0, 2.0)])["sums"] == TaskFigures(num_groups=0), "dropped ones count once"
+    assert books.planned([group(game, 1.0, 2.0)])["sums"] == TaskFigures(num_groups=0), "dropped groups count once"
 
 
 def test_a_run_with_one_task_has_none() -> None:

@@ -1,4 +1,4 @@
-"""Steps, staleness and publication, by way of the coordinator."""
+"""Steps, staleness and publication, by the coordinator."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_groups_that_the_learner_left_out_are_dropped_whole_and_the_others_train
     assert (*trained.rollout_ids, *dropped.rollout_ids) == planned.rollout_ids
     assert [told.rollout_ids for told in b.of(SendTrained)] == [trained.rollout_ids]
     assert b.of(GroupDropped) == [GroupDropped(group_id=planned.group_ids[1], reason=DropReason.SCREENED)]
-    assert b.of(PublishVersion) == [PublishVersion(policy_version=1)], "the version is made all the same"
+    assert b.of(PublishVersion) == [PublishVersion(policy_version=1)], "the version is published all the same"
 
 
 def test_a_step_of_which_all_is_left_out_is_a_step(bench: BenchOf) -> None:
@@ -124,7 +124,7 @@ def test_sequential_mode_leases_the_next_step_only_once_the_version_is_out(bench
     b.tell(StepDone(step=1, metrics={}))
     assert b.of(PrepareGroup) == [] and b.of(SendLease) == []
     b.tell(VersionPublished(policy_version=1))
-    # At once, though the node has not reported the version: it fetches before it samples.
+    # The node gets its lease before it reports the version, which it fetches before sampling.
     assert [(lease.group_id, lease.policy_version) for lease in b.of(SendLease)] == [(2, 1), (3, 1)]
 
 
@@ -143,7 +143,7 @@ def test_colocated_mode_samples_between_steps_and_needs_no_publication(bench: Be
     assert [(lease.node_id, lease.policy_version) for lease in b.of(SendLease)] == [("hub", 1), ("hub", 1)]
 
 
-def test_what_the_learner_was_sampling_is_leased_again_when_it_is_back(bench: BenchOf) -> None:
+def test_the_learners_own_leases_are_sent_again_when_it_is_back(bench: BenchOf) -> None:
     b = bench(mode="colocated")
     b.node("hub")
     b.learner()
@@ -164,11 +164,11 @@ def test_the_next_step_is_handed_over_while_one_is_in_training(bench: BenchOf) -
     assert b.of(TrainStep) == [TrainStep(step=1)]
     b.deliver_group(1)
     (planned,) = b.of(StepPlanned)
-    assert (planned.step, planned.group_ids, planned.staleness) == (2, (1,), (1,)), "it consumes at version 1"
+    assert (planned.step, planned.group_ids, planned.staleness) == (2, (1,), (1,)), "step 2 consumes at version 1"
     assert b.of(TrainStep) == [TrainStep(step=2)]
     assert (b.coordinator.status().training_step, b.coordinator.status().groups_planned) == (1, 2)
     b.deliver_group(2)
-    assert b.of(StepPlanned) == [], "two steps at most"
+    assert b.of(StepPlanned) == [], "at most two steps are planned"
     b.tell(StepDone(step=1, metrics={}))
     assert b.of(PublishVersion) == [PublishVersion(policy_version=1)]
     assert b.of(TrainStep) == [TrainStep(step=3)]
@@ -176,7 +176,7 @@ def test_the_next_step_is_handed_over_while_one_is_in_training(bench: BenchOf) -
 
 
 def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: BenchOf) -> None:
-    """S = 1: once step 2 has its batch, what version 0 sampled has no step any more."""
+    """S = 1: once step 2 has its batch, no step can consume version 0's rollouts any more."""
     b = bench(max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -195,13 +195,13 @@ def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: 
     b.learner()
     b.deliver_group(0)
     b.deliver_group(2)
-    assert b.of(StepPlanned) == [], "group 1 is still open, and step 1 in training"
+    assert b.of(StepPlanned) == [], "group 1 is still open, and step 1 is being trained"
     b.deliver_group(1)
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(1,)]
 
 
 def test_a_step_that_is_handed_over_early_takes_nothing_too_old_for_it(bench: BenchOf) -> None:
-    """S = 0: what version 0 sampled is for step 1 alone, however early it is there."""
+    """S = 0: rollouts of version 0 are only for step 1, however early they arrive."""
     b = bench(max_staleness=0, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -242,7 +242,7 @@ def test_publication_every_third_version_and_after_the_last(bench: BenchOf) -> N
 
 
 def stale_bench(bench: BenchOf) -> Any:
-    """S = 1, one group a step; group 0 is half done by version 0 and half leased, group 1 is trained."""
+    """S = 1, one group a step: group 0 is half finished with version 0 and half leased, and group 1 is trained."""
     b = bench(max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -250,13 +250,13 @@ def stale_bench(bench: BenchOf) -> Any:
     return b
 
 
-def test_an_open_group_goes_on_without_what_can_no_longer_make_it(bench: BenchOf) -> None:
+def test_an_open_group_continues_without_its_stale_rollouts(bench: BenchOf) -> None:
     b = stale_bench(bench)
     b.deliver_group(1)
     b.train(1)
     b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
     (lease,) = b.of(SendLease)
-    b.deliver(lease)  # Step 2 is planned: step 3 consumes at version 2, and version 0 is too old for that.
+    b.deliver(lease)  # Step 2 is planned: step 3 consumes at version 2, for which version 0 is too old.
     dropped = {(one.rollout_ids, one.reason) for one in b.of(RolloutsDropped)}
     assert dropped == {(("1-1",), DropReason.REVOKED), (("1-0",), DropReason.STALE)}
     assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=1, reason=DropReason.REVOKED)]
@@ -265,11 +265,11 @@ def test_an_open_group_goes_on_without_what_can_no_longer_make_it(bench: BenchOf
     assert (again.indices, again.policy_version) == ((0, 1), 1)
     b.train(2)
     b.deliver(again)
-    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0,)], "it is the oldest that waits"
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0,)], "the oldest waiting group comes first"
 
 
 def test_a_group_that_is_always_too_late_is_dropped_in_the_end(bench: BenchOf) -> None:
-    """S = 1: each time one member comes in, and the learner goes on with another group."""
+    """S = 1: each time one member arrives, the learner takes another group."""
     b = bench(max_staleness=1, groups_per_step=1, steps=99)
     b.node("a")
     b.learner()
@@ -290,7 +290,7 @@ def test_a_group_that_is_always_too_late_is_dropped_in_the_end(bench: BenchOf) -
 
 
 def test_an_episode_that_began_too_long_ago_begins_again(bench: BenchOf) -> None:
-    """S = 1: its first turn is by version 0, its second is leased."""
+    """S = 1: its first turn is from version 0, its second is leased."""
     b = bench(multi_turn=True, max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -309,7 +309,7 @@ def test_an_episode_that_began_too_long_ago_begins_again(bench: BenchOf) -> None
     assert [(lease.indices, lease.turn) for lease in again] == [((0, 1), 0)]
 
 
-def test_leases_that_can_no_longer_make_it_are_revoked_and_leased_anew(bench: BenchOf) -> None:
+def test_leases_that_became_too_stale_are_revoked_and_leased_again(bench: BenchOf) -> None:
     b = bench(max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -327,7 +327,7 @@ def test_leases_that_can_no_longer_make_it_are_revoked_and_leased_anew(bench: Be
 
 
 def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf) -> None:
-    """Four steps were allowed when these groups were sampled; the restarted hub allows one."""
+    """Four steps of staleness were allowed when these groups were sampled; the restarted hub allows one."""
     rows = tuple(
         RolloutRow(
             rollout_id=f"{group + 1}-{index}",
@@ -359,7 +359,7 @@ def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf)
 
 
 def planned_snapshot(**changes: Any) -> CoordinatorSnapshot:
-    """Steps 1 and 2 trained; the batch of step 3 written."""
+    """Steps 1 and 2 are trained, and the batch of step 3 is recorded."""
     values: dict[str, Any] = {
         "next_group_id": 3,
         "next_lease_id": 4,
@@ -395,7 +395,7 @@ def test_a_learner_without_the_planned_step_gets_the_same_batch_again(bench: Ben
     assert b.of(TrainStep) == [TrainStep(step=3)] and b.of(StepPlanned) == b.of(BeginStep) == []
 
 
-def test_a_learner_that_has_the_planned_step_has_trained_it(bench: BenchOf) -> None:
+def test_a_learner_with_the_planned_version_has_trained_the_step(bench: BenchOf) -> None:
     b = bench(planned_snapshot(), groups_per_step=1)
     b.learner(3)
     (trained,) = b.of(StepTrained)
@@ -433,20 +433,20 @@ def test_a_checkpoint_that_does_not_fit_the_store_is_an_error(
         b.tell(LearnerReady(policy_version=version))
 
 
-def test_a_step_that_only_the_checkpoint_knows_is_counted_with_its_figures(bench: BenchOf) -> None:
+def test_a_step_known_only_to_the_checkpoint_keeps_its_metrics(bench: BenchOf) -> None:
     b = bench(planned_snapshot(), groups_per_step=1)
     b.tell(LearnerReady(policy_version=3, metrics={2: {"loss": 0.5}, 3: {"loss": 0.25}}))
     assert [(record.step, record.metrics) for record in b.of(StepTrained)] == [(3, {"loss": 0.25})]
 
 
-def test_a_step_that_is_in_the_books_keeps_its_figures(bench: BenchOf) -> None:
+def test_a_recorded_step_keeps_its_metrics(bench: BenchOf) -> None:
     b = bench(planned_snapshot(), groups_per_step=1)
     b.tell(LearnerReady(policy_version=2, metrics={1: {"loss": 0.5}, 2: {"loss": 0.25}}))
     assert b.of(StepTrained) == []
 
 
 def two_planned() -> CoordinatorSnapshot:
-    """Steps 1 and 2 trained; the batches of steps 3 and 4 written."""
+    """Steps 1 and 2 are trained, and the batches of steps 3 and 4 are recorded."""
     one = planned_snapshot()
     rollouts = tuple(replace(row, rollout_id=f"4-{row.index}", lease_id=4, group_id=3) for row in one.rollouts)
     return replace(
@@ -460,8 +460,8 @@ def two_planned() -> CoordinatorSnapshot:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
-def test_a_learner_comes_back_before_between_or_behind_two_planned_steps(bench: BenchOf, version: int) -> None:
-    """What it has trained is counted with its own figures, what it has not is repeated with the very same batch."""
+def test_a_learner_returns_before_between_or_after_two_planned_steps(bench: BenchOf, version: int) -> None:
+    """Steps that it has trained are counted with their own metrics; the others are repeated with the same batches."""
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     assert b.coordinator.status().groups_planned == 2
     figures = {step: {"loss": step / 8} for step in (version - 1, version)}
@@ -486,7 +486,7 @@ def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> Non
 
 
 def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: BenchOf) -> None:
-    """Nobody is told of it before, and the books say when it was computed."""
+    """Announce a computed step only after its write, with the computation's time."""
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     b.learner(2)
     computed_at = b.now
@@ -501,7 +501,7 @@ def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: 
     assert b.of(PublishVersion) == [PublishVersion(policy_version=3)]
 
 
-def test_a_learner_that_is_free_takes_what_overtakes_open_groups_before_its_step_is_written(bench: BenchOf) -> None:
+def test_a_free_learner_takes_a_batch_before_its_last_step_is_written(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, max_staleness=2)
     b.node("a", capacity=99)
     b.learner()
@@ -543,11 +543,11 @@ def test_a_version_that_was_due_and_is_not_out_is_published_again(bench: BenchOf
     assert b.of(PublishVersion) == [PublishVersion(policy_version=2)]
     b.tell(LearnerLost())
     b.learner(2)
-    assert b.of(PublishVersion) == [], "that one is still under way"
+    assert b.of(PublishVersion) == [], "that version is still being published"
 
 
-def test_a_publication_that_a_crash_lost_is_made_up_for_though_training_went_on(bench: BenchOf) -> None:
-    """Version 2 was due; the learner already holds version 3, and without version 2 nothing may be leased any more."""
+def test_a_publication_lost_in_a_crash_is_repeated(bench: BenchOf) -> None:
+    """Version 2 was due but the learner already holds version 3; without version 2 nothing more may be leased."""
     snapshot = CoordinatorSnapshot(next_group_id=3, next_lease_id=4, trained_steps=3, published_version=0)
     b = bench(snapshot, groups_per_step=1, steps=9, max_staleness=1, publish_every=2)
     b.node("a")
@@ -588,7 +588,7 @@ def test_a_finished_run_says_so_again_after_a_restart(bench: BenchOf) -> None:
     assert b.effects == [FinishRun()]
 
 
-def test_a_run_whose_steps_were_lowered_drops_what_is_left(bench: BenchOf) -> None:
+def test_a_run_with_a_lowered_number_of_steps_drops_the_rest(bench: BenchOf) -> None:
     row = RolloutRow(
         rollout_id="3-0",
         lease_id=3,
@@ -633,7 +633,7 @@ def test_when_nothing_has_an_advantage_the_groups_are_trained_as_they_are(bench:
     assert planned.group_ids == (MAX_FLAT_BATCHES,)
     b.train(1)
     b.rewarded(MAX_FLAT_BATCHES + 1, 0.0, 0.0)
-    assert len(b.of(GroupDropped)) == 1, "each step has its own patience"
+    assert len(b.of(GroupDropped)) == 1, "each step has its own limit of flat batches"
 
 
 def test_patience_with_flat_groups_survives_a_restart(bench: BenchOf) -> None:
@@ -685,7 +685,8 @@ def test_admission_follows_what_steps_consume(bench: BenchOf) -> None:
     b = bench(tokens_per_step=7, groups_per_step=8, mode="sequential", steps=9)
     b.node("a")
     b.learner()
-    for group_id in range(8):  # Nothing is known yet: all that a step may take are sampled, and most in vain.
+    # Steps of unknown size: each group that may belong to one is sampled, mostly in vain.
+    for group_id in range(8):
         b.deliver_group(group_id)
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1)]
     assert [dropped.group_id for dropped in b.of(GroupDropped)] == [2, 3, 4, 5, 6, 7]
@@ -724,7 +725,8 @@ def test_a_step_that_takes_more_groups_than_usual_has_those_leased_that_are_open
 
 
 def batches_by_order(bench: BenchOf, chance: Random | None, **settings: Any) -> list[tuple[int, ...]]:
-    """The batches of a sequential run whose groups are completed in an order of chance; None = in their own order."""
+    """Return the batches of a sequential run whose groups complete in a random order, or in their own order without
+    `chance`."""
     b = bench(mode="sequential", dynamic_sampling=True, steps=4, groups_per_step=4, **settings)
     b.node("a", capacity=1000)
     b.learner()
@@ -744,7 +746,7 @@ def batches_by_order(bench: BenchOf, chance: Random | None, **settings: Any) -> 
 
 @pytest.mark.parametrize("tokens_per_step", [0, 8, 15])
 def test_no_order_of_arrival_changes_a_batch_of_a_sequential_run(bench: BenchOf, tokens_per_step: int) -> None:
-    """Each group has four tokens, and every third is flat."""
+    """Each group has four tokens, and every third group is flat."""
     expected = batches_by_order(bench, None, tokens_per_step=tokens_per_step)
     for seed in range(20):
         assert batches_by_order(bench, Random(seed), tokens_per_step=tokens_per_step) == expected
@@ -752,7 +754,7 @@ def test_no_order_of_arrival_changes_a_batch_of_a_sequential_run(bench: BenchOf,
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, restarted: bool) -> None:
-    """What a restart counts is what the hub that ran on counts."""
+    """Compare a restarted hub with one that kept running."""
     settings = {"dynamic_sampling": True, "groups_per_step": 1, "max_staleness": 2, "steps": 9}
     b = bench(**settings)
     b.node("a")

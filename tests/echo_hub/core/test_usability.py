@@ -1,4 +1,4 @@
-"""A version that nodes cannot use, by itself and by way of the coordinator."""
+"""Versions that nodes cannot use: the judgement alone, and with the coordinator."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def usability() -> Usability:
     return Usability()
 
 
-def test_two_unlike_nodes_withdraw_what_none_has_drawn_by(usability: Usability) -> None:
+def test_two_unlike_nodes_withdraw_a_version_that_none_has_used(usability: Usability) -> None:
     assert usability.refused(8, node("a")) == () and not usability.is_withdrawn(8)
     assert usability.refused(8, node("b")) == ("a", "b")
     assert usability.withdrawn == {8: "2 unlike nodes cannot use it, and none has drawn by it"}
-    assert usability.refused(8, node("b")) == (), "it has said so before"
+    assert usability.refused(8, node("b")) == (), "node b has refused it before"
     assert usability.refused(8, node("c")) == ("c",)
     assert not usability.is_withdrawn(7)
 
@@ -49,7 +49,7 @@ def test_two_unlike_nodes_withdraw_what_none_has_drawn_by(usability: Usability) 
         [node("b", quarantined=True)],
     ],
 )
-def test_one_voice_withdraws_nothing(usability: Usability, others: list[Node]) -> None:
+def test_refusals_by_one_kind_of_node_withdraw_nothing(usability: Usability, others: list[Node]) -> None:
     usability.refused(8, node("a", origin="10.0.0.1"))
     assert [usability.refused(8, other) for other in others] == [()] * len(others)
     assert not usability.is_withdrawn(8)
@@ -69,7 +69,7 @@ def test_before_any_node_is_established_all_are_heard(usability: Usability) -> N
     assert usability.drew(1, node("c", proven=False)) and not usability.is_withdrawn(1)
 
 
-def test_what_is_remembered_is_bounded(usability: Usability) -> None:
+def test_memory_is_bounded(usability: Usability) -> None:
     for number in range(MOST_VOICES + 2):
         usability.drew(8, node(f"n{number}"))
     assert len(usability._voices[8]) == MOST_VOICES
@@ -91,7 +91,7 @@ def refuse(b: Any, lease: SendLease, version: int | None = None) -> None:
 
 
 def proven(bench: BenchOf, *node_ids: str, **settings: Any) -> Any:
-    """Each node has returned what it held by version 0, and holds leases by version 1, which is published."""
+    """Return a run in which each node returned its leases of version 0, and holds leases of the published version 1."""
     b = bench(**{"groups_per_step": 2, "group_size": 2, "steps": 9, "max_staleness": 4, **settings})
     b.learner()
     for node_id in node_ids:
@@ -112,7 +112,7 @@ def newest(b: Any, node_id: str) -> SendLease:
     return max((lease for lease in b.leases.values() if lease.node_id == node_id), key=lambda lease: lease.lease_id)
 
 
-def test_a_version_that_two_nodes_refuse_is_leased_to_nobody(bench: BenchOf) -> None:
+def test_a_version_that_two_nodes_refuse_is_no_longer_leased(bench: BenchOf) -> None:
     b = proven(bench, "a", "b")
     first, second = newest(b, "a"), newest(b, "b")
     assert first.policy_version == second.policy_version == 1
@@ -125,22 +125,22 @@ def test_a_version_that_two_nodes_refuse_is_leased_to_nobody(bench: BenchOf) -> 
         b.now += MAX_REST_S / 16
         b.tell(Tick())
     after = [lease for number, lease in b.leases.items() if number > known]
-    # What version 1 had begun is not pinned to it either.
+    # Work begun with version 1 is not pinned to it either.
     assert after and {lease.policy_version for lease in b.of(SendLease) + after} == {0}
     assert b.of(GroupDropped) == []
 
 
-def test_who_refused_a_withdrawn_version_does_not_rest_for_it(bench: BenchOf) -> None:
+def test_a_node_that_refused_a_withdrawn_version_does_not_rest(bench: BenchOf) -> None:
     b = proven(bench, "a", "b")
     first, second = newest(b, "a"), newest(b, "b")
     for lease in (first, second):
         refuse(b, lease)
-    assert {lease.node_id for lease in b.of(SendLease)} == {"a", "b"}, "at once, by version 0"
+    assert {lease.node_id for lease in b.of(SendLease)} == {"a", "b"}, "both get leases of version 0 at once"
 
 
 @pytest.mark.parametrize("version", [0, 2, None])
-def test_what_one_node_says_or_another_version_withdraws_nothing(bench: BenchOf, version: int | None) -> None:
-    """Node b names a version that its lease does not, or none has drawn tokens of yet; node a is alone."""
+def test_one_nodes_refusal_or_one_of_another_version_withdraws_nothing(bench: BenchOf, version: int | None) -> None:
+    """Let node b refuse another version than its lease's, or one that no node has used; node a is alone."""
     b = proven(bench, "a", "b")
     refuse(b, newest(b, "a"))
     if version is not None:
@@ -150,7 +150,7 @@ def test_what_one_node_says_or_another_version_withdraws_nothing(bench: BenchOf,
     assert newest(b, "c").policy_version == 1
 
 
-def test_what_is_drawn_by_a_withdrawn_version_makes_it_usable(bench: BenchOf) -> None:
+def test_a_rollout_sampled_with_a_withdrawn_version_makes_it_usable(bench: BenchOf) -> None:
     b = proven(bench, "a", "b", "c")
     good = newest(b, "c")
     for node_id in ("a", "b"):
@@ -171,7 +171,9 @@ def test_the_next_version_is_leased_after_a_withdrawn_one(bench: BenchOf) -> Non
             b.deliver(newest(b, node_id))
     b.train(2)
     b.deliver(newest(b, "a"))
-    assert newest(b, "a").policy_version == 2, "which it has yet to get: the one that it has cannot be used"
+    assert newest(b, "a").policy_version == 2, (
+        "node a has to fetch version 2 first, because its own version is unusable"
+    )
 
 
 def test_where_completions_are_interrupted_none_moves_on_to_a_withdrawn_version(bench: BenchOf) -> None:

@@ -22,7 +22,7 @@ def test_wanting_follows_every_change() -> None:
     assert books.nodes.held_by_node == {"a": 1}
 
 
-def test_nothing_is_wanted_of_a_group_that_nobody_has_asked_for() -> None:
+def test_a_group_without_requests_wants_nothing() -> None:
     books = Books()
     books.open(0)
     group = books.ledger.groups[0]

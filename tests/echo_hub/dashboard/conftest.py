@@ -1,4 +1,4 @@
-"""A run whose every figure is set by hand, behind the protocol that the hub implements, and a server to show it."""
+"""A run with scripted figures behind the hub's protocol, and a server for it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from echo_hub.actions.records import ActionRecord, Actor, ApiToken
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.effects import StandingRecorded, TellOperator
 from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.dashboard.access.credentials import Credentials
@@ -29,13 +30,13 @@ from echo_hub.dashboard.model import (
     NodeView,
     RunState,
     RunView,
-    TrustView,
     VersionView,
     WorkView,
 )
 from echo_hub.dashboard.pages import routes
 from echo_hub.dashboard.source import Changes, Picture
 from echo_hub.dashboard.tables import sort_rows
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.oversight.operator_desk import Desk
 from echo_hub.run.directory import RunDirectory
 from echo_shared.books import (
@@ -49,7 +50,7 @@ from echo_shared.books import (
 )
 from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, Standing, StepShare, WorkKinds
 from echo_shared.health import Health, HubState
-from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
+from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision, TrustStatus
 from echo_shared.rollout_books import RolloutSummary
 from tests.echo_hub.dashboard.scripted_views import (
     ROLLOUTS,
@@ -143,7 +144,7 @@ def token_classes(*counts: int) -> tuple[TokenClass, ...]:
 
 
 def node_record(node: NodeView) -> NodeRecord:
-    """Of a node in quarantine, with why."""
+    """Return the record of a node; a quarantined one has the decision."""
     evidence = CheckEvidence(
         draws=token_classes(900, 41, 3, 0, 0, 7),
         claims=token_classes(880, 60, 4, 0, 0, 7),
@@ -174,7 +175,7 @@ def node_record(node: NodeView) -> NodeRecord:
 
 
 class ScriptedSource:
-    """`advance` trains one more step; everything else follows from how many there were."""
+    """A scripted run: `advance` trains one more step, and all else follows from the number of steps."""
 
     def __init__(self, *, names: tuple[str, ...] = ("cobalt-heron", "attic-pc"), step: int = 0) -> None:
         self.changes = Changes()
@@ -185,9 +186,9 @@ class ScriptedSource:
         self.problem_kinds: tuple[str, ...] = ()
         self.starting = False
         self.doing: Doing | None = None
-        """None: as follows from the rest."""
+        """State to show; None means that it follows from the rest."""
         self.waited_s = 0.0
-        """After the newest step."""
+        """Seconds waited after the newest step."""
         self.address = ""
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
@@ -266,7 +267,7 @@ class ScriptedSource:
             work=WORK if newest else WorkView(),
             cost=self._cost(trained) if newest else None,
             curriculum=CurriculumView(by="problem", solved=7, hopeless=3, between=20, passed_over=41),
-            trust=TRUST if newest else TrustView(),
+            trust=TRUST if newest else TrustStatus(),
         )
 
     def _doing(self) -> Doing:
@@ -374,7 +375,7 @@ class ScriptedSource:
         return tuple(step_record(step) for step in range(since + 1, self.step + 1))
 
     async def standings(self) -> tuple[Standing, ...]:
-        """In the order of ranks."""
+        """Return the standings, by rank."""
         total = self.step * ROLLOUTS
         weights = [1 / (1 + i) for i in range(len(self.names))]
         shares = [weight / sum(weights) for weight in weights] if total else []
@@ -401,7 +402,7 @@ class ScriptedSource:
 
 
 class ScriptedBoard:
-    """The board of a scripted run: it has no teams, and one receipt."""
+    """The board of a scripted run: no teams, and one receipt."""
 
     def __init__(self, source: ScriptedSource) -> None:
         self._source = source
@@ -439,12 +440,12 @@ def make_source() -> type[ScriptedSource]:
 
 @pytest.fixture
 def source() -> ScriptedSource:
-    """In mid-run, with two nodes."""
+    """Return a source in mid-run, with two nodes."""
     return ScriptedSource(step=37)
 
 
 class NothingDone:
-    """The desk of a hub at which nothing was ever done."""
+    """The desk of a hub without any actions."""
 
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered:
         raise NoSuchActionError(action)
@@ -459,9 +460,15 @@ class NothingDone:
         return ()
 
 
+class NoKeys:
+    """A run whose key needs no change."""
+
+    def rotate_key(self) -> None: ...
+
+
 @pytest.fixture
 async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path) -> Desk:
-    """The hub's own, over a real coordinator and its books; its nodes have the ids of a source's."""
+    """Return the hub's own desk, over a real coordinator and store; its nodes have the ids of a source's."""
     driven = await drive()
     for totals in (node_totals(number, "node") for number in range(len(HOSTILE_NAMES))):
         named = {"node_id": totals.node_id, "name": totals.name, "public_key": bytes(32)}
@@ -473,10 +480,10 @@ async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path)
         driven.async_store,
         RunDirectory(tmp_path),
         guard=guard,
-        report=driven.driver.report,
-        evaluate=lambda version: (version or 0, "There is no such version." if version else ""),
-        rotate_run_key=lambda: None,
-        changed=source.changes.notify,
+        queue=driven.queue,
+        due=DueVersions(HubConfig(), RunDirectory(tmp_path), done=()),
+        run_keys=NoKeys(),
+        changes=source.changes,
     )
     driven.look = lambda action: made.settled(action.number) if isinstance(action, TellOperator) else None
     return made
@@ -498,14 +505,16 @@ def guard(tmp_path: Path) -> Guard:
 
 @pytest.fixture
 def servers() -> list[TestServer]:
-    """Those that `open_hub` has begun, in order."""
+    """Return the servers that `open_hub` started, in order."""
     return []
 
 
 @pytest.fixture
 async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Open]:
-    """Serves a source on a real port; the session that it returns is bound to that address, and the operator's unless
-    `token` is another."""
+    """Serve a source on a real port, and return a session with its address.
+
+    The session is the operator's unless `token` differs.
+    """
     sessions = []
 
     async def open_(

@@ -1,4 +1,4 @@
-"""A store with nodes, teams and steps in it behind the public pages, on a real port."""
+"""Public pages over a store with nodes, teams and steps, on a real port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ DAY = 86_400.0
 
 
 def fill(store: Store, names: tuple[str, ...], *, now: float) -> list[str]:
-    """A step a name, a day each up to `now`; the first two are in a team. The nodes' ids."""
+    """Record a step for each name, one a day up to `now`, and return the nodes' ids.
+
+    The first two nodes are in a team.
+    """
     ids = [f"{number:010x}{0:010x}" for number in range(1, len(names) + 1)]
     for node_id, name in zip(ids, names, strict=True):
         store.node_seen(node_id=node_id, public_key=bytes(32), name=name, backend="torch", device="d", now=now)
@@ -44,7 +47,7 @@ def make_team(store: Store, name: str, *ids: str, now: float) -> None:
 async def served(
     source: Any, store: Store, guard: Guard, *, about: AboutView | None = None
 ) -> AsyncIterator[ClientSession]:
-    """A stranger's session with the pages."""
+    """Yield a stranger's session with the pages."""
     application = web.Application(middlewares=[guard.middleware])
     application.on_response_prepare.append(add_security_headers)
     board = HubBoard(store)

@@ -1,4 +1,4 @@
-"""What the scripted run of the dashboard's tests shows: its steps and evaluations, its nodes' honesty, its rollouts."""
+"""Views of the dashboard's scripted run: steps, evaluations, trust in nodes, and rollouts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from echo_hub.dashboard.model import (
     EvaluationView,
     Fleet,
     LengthsView,
-    MismatchView,
     NodesAway,
     NodeView,
-    TrustView,
     WorkView,
 )
 from echo_shared.books import Evaluation, EvaluationKind, StepRecord
+from echo_shared.node_books import NodeMismatch, TrustStatus
 from echo_shared.step_figures import STEP_FIGURES
 
 STARTED = 1_780_000_000.0
 STEP_S = 4.0
 ROLLOUTS = 512
 
-TRUST = TrustView(
+TRUST = TrustStatus(
     checks={"llama_cpp/q4_k_m/cpu": 90, "torch/bf16/cuda": 410},
     failed_checks={"llama_cpp/q4_k_m/cpu": 1, "torch/bf16/cuda": 0},
     abandoned_checks=3,
@@ -33,9 +32,9 @@ TRUST = TrustView(
     outvoted=2,
     checked_tokens=41_000,
     mismatch=(
-        MismatchView(node_id=f"{2 * 2654435761 % 16**10:010x}{1:010x}", kl=0.0021, num_tokens=14_900),
-        MismatchView(node_id=f"{2654435761 % 16**10:010x}{0:010x}", kl=0.0004, num_tokens=31_020),
-        MismatchView(node_id="f" * 20, kl=0.0002, num_tokens=640),
+        NodeMismatch(node_id=f"{2 * 2654435761 % 16**10:010x}{1:010x}", kl=0.0021, num_tokens=14_900),
+        NodeMismatch(node_id=f"{2654435761 % 16**10:010x}{0:010x}", kl=0.0004, num_tokens=31_020),
+        NodeMismatch(node_id="f" * 20, kl=0.0002, num_tokens=640),
     ),
 )
 WORK = WorkView(
@@ -111,7 +110,7 @@ def evaluation_view(version: int) -> EvaluationView:
 
 
 def fleet_of(nodes: Iterable[NodeView]) -> Fleet:
-    """As the hub has them."""
+    """Return the fleet as the hub keeps it."""
     here, away = dict[str, NodeView](), dict[str, NodeView]()
     for node in nodes:
         (here if node.connected or node.in_flight else away)[node.totals.node_id] = node

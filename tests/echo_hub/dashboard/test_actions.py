@@ -10,7 +10,7 @@ from echo_hub.core.trust.standing import StandingState
 from echo_hub.dashboard.actions import BUTTONS, buttons
 
 
-async def test_every_node_has_the_buttons_that_are_for_it(source: Any) -> None:
+async def test_every_node_has_the_buttons_for_its_state(source: Any) -> None:
     for node in await source.nodes():
         ban = [button.action for button in buttons(node) if button.action in ("ban", "unban")]
         assert ban == ["unban" if node.banned else "ban"]
@@ -25,7 +25,7 @@ async def test_every_node_has_the_buttons_that_are_for_it(source: Any) -> None:
         ("distrust", [StandingState.PROVEN]),
     ],
 )
-async def test_what_may_be_done_follows_from_how_it_stands(
+async def test_possible_actions_follow_from_a_nodes_standing(
     source: Any, action: str, states: list[StandingState]
 ) -> None:
     node = (await source.nodes())[0]

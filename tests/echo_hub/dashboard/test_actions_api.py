@@ -1,4 +1,4 @@
-"""The JSON API over the hub's own desk, a real coordinator and real books."""
+"""The JSON API over the hub's own desk, with a real coordinator and store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 from aiohttp import ClientSession
 
 from echo_hub.dashboard.actions_api import MAX_BODY_BYTES
+from echo_hub.driving.progress import RunProgress
+from echo_hub.evaluation.records import EvaluationRecords
+from tests.echo_hub.views.conftest import evaluated
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ async def test_a_setting_is_changed_told_and_taken_back(admin: ClientSession, so
     record = told["record"]
     assert (status, record["outcome"], record["before"], record["after"]) == (200, "done", 1, 4)
     assert (record["who"], record["via"], told["secret"]) == ("the operator's token", "api", "")
-    assert source.changes.number > changes, "whoever looks on sees it"
+    assert source.changes.number > changes, "viewers are notified"
     async with admin.post(f"/api/v1/actions/{record['number']}/undo") as answer:
         undone = (await answer.json())["record"]
     assert (undone["before"], undone["after"], undone["undoes"]) == (4, 1, record["number"])
@@ -44,26 +47,28 @@ async def test_a_setting_is_changed_told_and_taken_back(admin: ClientSession, so
         assert len((await answer.json())["actions"]) == 1
 
 
-async def test_what_is_refused_says_why_and_is_in_the_log(admin: ClientSession) -> None:
+async def test_a_refused_action_gives_the_reason_and_is_logged(admin: ClientSession) -> None:
     status, told = await acted(admin, "publish_every", value=9)
     assert status == 409 and "Raise the bound first" in told["record"]["detail"]
     status, told = await acted(admin, "ban", node="nobody")
     assert status == 409 and "ever joined" in told["record"]["detail"]
     status, told = await acted(admin, "evaluate", version=7)
-    assert status == 409 and told["record"]["detail"] == "There is no such version."
+    assert status == 409 and told["record"]["detail"] == "There is no adapter of version 7 (any more)."
     async with admin.get("/api/v1/actions") as answer:
         assert [one["outcome"] for one in (await answer.json())["actions"]] == ["refused"] * 3
 
 
-async def test_what_takes_its_time_is_told_when_it_is_asked_for_again(admin: ClientSession, desk: Any) -> None:
+async def test_a_slow_actions_outcome_is_reported_on_the_next_request(admin: ClientSession, desk: Any) -> None:
     status, told = await acted(admin, "evaluate")
     assert (status, told["record"]["outcome"]) == (202, "wanted")
-    await desk.evaluated(0)
+    progress = RunProgress(last_version=9, evaluated=())
+    records = EvaluationRecords(desk._store, progress=progress, due=desk._due, changes=desk._changes)
+    await records.record(evaluated(0, 0.5))
     async with admin.get("/api/v1/actions") as answer:
         assert [one["outcome"] for one in (await answer.json())["actions"]] == ["done"]
 
 
-async def test_a_token_is_good_for_its_scope_until_it_is_revoked(admin: ClientSession, source: Any) -> None:
+async def test_a_token_is_valid_for_its_scope_until_it_is_revoked(admin: ClientSession, source: Any) -> None:
     secrets = {}
     for scope in ("read", "operate", "admin"):
         status, told = await acted(admin, "token", name=f"for {scope}", scope=scope)
@@ -83,12 +88,14 @@ async def test_a_token_is_good_for_its_scope_until_it_is_revoked(admin: ClientSe
                 assert answer.status == 200, (scope, path)
     async with admin.get("/api/v1/actions") as answer:
         whose = {one["who"] for one in (await answer.json())["actions"]}
-    assert whose == {"the operator's token", "for operate", "for admin"}, "what a scope forbids is not noted"
+    assert whose == {"the operator's token", "for operate", "for admin"}, (
+        "actions outside a token's scope are not logged"
+    )
     assert (await acted(admin, "revoke_token", name="for admin"))[0] == 200
     assert (await acted(admin, "pause", secrets["admin"]))[0] == 401, "at once"
 
 
-async def test_an_operator_who_only_operates_undoes_nothing_of_an_admins(admin: ClientSession) -> None:
+async def test_the_operate_scope_cannot_undo_an_admins_action(admin: ClientSession) -> None:
     _, made = await acted(admin, "token", name="ops", scope="operate")
     _, invited = await acted(admin, "invite", name="Ada")
     headers = {"Authorization": f"Bearer {made['secret']}"}
@@ -127,7 +134,7 @@ async def test_hostile_bodies_are_refused_and_change_nothing(
 
 
 @pytest.mark.parametrize("path", ["explode", "0/undo", "99999/undo", "x/undo", "-1/undo"])
-async def test_what_there_is_not_is_not_found(admin: ClientSession, path: str) -> None:
+async def test_unknown_paths_are_not_found(admin: ClientSession, path: str) -> None:
     async with admin.post(f"/api/v1/actions/{path}", json={}) as answer:
         assert answer.status == 404
     async with admin.get("/api/v1/actions?before=x") as answer:

@@ -1,4 +1,4 @@
-"""The room for actions, without a script: forms, the hub's own question, the log, and what is shown once."""
+"""The page of actions without a script: forms, the confirmation, the log, and secrets that are shown once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HTML = {"Accept": "text/html", "Sec-Fetch-Site": "same-origin"}
 
 
 class Browser:
-    """A session with its cookie, which sends what a page's forms hold."""
+    """A session with its cookie, which submits a page's forms."""
 
     def __init__(self, session: ClientSession, cookie: str, key: str) -> None:
         self._session = session
@@ -62,7 +62,7 @@ def test_forms_have_the_bounds_of_the_table() -> None:
     assert [field.kind for field in form_fields(TABLE["uninvite"])] == ["text", "checkbox"]
 
 
-async def test_what_stops_work_is_asked_for_twice_and_is_then_in_the_log(browser: Browser, desk: Any) -> None:
+async def test_an_action_that_stops_work_is_confirmed_and_logged(browser: Browser, desk: Any) -> None:
     status, page = await browser.post("/actions/pause")
     assert status == 200 and 'id="confirm"' in page and "Yes, do it" in page
     assert await desk.log(limit=5, before=None) == []
@@ -82,7 +82,7 @@ async def test_a_setting_is_changed_at_once_and_a_refusal_is_shown(browser: Brow
     status, page = await browser.post("/actions/max_staleness", value="<script>alert(1)</script>")
     assert status == 400 and "<script>alert" not in page
     status, page = await browser.post("/actions/evaluate", version="")
-    assert status == 303, "a field that is left empty is left out"
+    assert status == 303, "an empty field is left out"
 
 
 async def test_a_token_is_shown_on_the_page_that_answers_and_never_again(browser: Browser) -> None:
@@ -127,4 +127,4 @@ async def test_a_script_with_the_operators_token_sends_forms_too(open_hub: Any, 
         async with script.post(f"/actions/{path}", data=form) as answer:
             assert answer.status == status
     async with script.get("/actions/ban") as answer:
-        assert answer.status == 405, "nothing is changed by following a link"
+        assert answer.status == 405, "a link changes nothing"

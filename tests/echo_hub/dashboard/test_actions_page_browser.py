@@ -1,4 +1,4 @@
-"""Every action, by its form or its button, in a real browser, at a real desk."""
+"""Every action, by its form or button, in a real browser with a real desk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TYPED: Final = {
     "token": {"name": HOSTILE},
     "revoke_token": {"name": HOSTILE},
 }
-"""Where a form wants something."""
+"""Input for forms that need one."""
 OUTCOMES: Final = {
     "resume": "Leasing is open already.",
     "max_staleness": "1 → 4",
@@ -38,17 +38,17 @@ OUTCOMES: Final = {
     "evaluate": "wanted",
     "export": "This run has no policy version yet.",
 }
-"""What the log says; of all others that they are done."""
+"""Outcomes in the log; all other actions are done."""
 REFUSED: Final = {"resume", "objective", "publish", "export"}
-"""Where what was paused goes on already, by a coordinator without an objective, and by a run that has published
-nothing: the page says so."""
+"""Refused actions: a run that is not paused, a coordinator without an objective, and a run without published
+versions."""
 UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}
-"""What the log offers to take back. The rate of a coordinator without one was 0, which nobody may ask for."""
+"""Actions that the log offers to undo. The coordinator's learning rate was 0, which cannot be requested."""
 
 
 @pytest.fixture
 async def page(browser: Any, open_hub: Any, source: Any, guard: Guard, desk: Any) -> AsyncIterator[Any]:  # noqa: F811
-    """An operator's, who has logged in; nothing on it may complain. `origin`: the hub's address."""
+    """Yield a page of a logged-in operator, which must log no error. `origin` is the hub's address."""
     hub = await open_hub(source, token="", desk=desk)
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
@@ -59,10 +59,10 @@ async def page(browser: Any, open_hub: Any, source: Any, guard: Guard, desk: Any
     opened.on("pageerror", lambda error: wrong.append(str(error)))
     await opened.goto(f"/?token={guard.credentials.token}")
     yield opened
-    assert [said for said in wrong if "status of 40" not in said] == [], "but that an action is refused"
+    assert [said for said in wrong if "status of 40" not in said] == [], "only refusals of actions"
 
 
-async def test_every_action_is_confirmed_done_logged_and_taken_back_where_it_may_be(page: Any, guard: Guard) -> None:
+async def test_every_action_is_confirmed_done_logged_and_undone_if_possible(page: Any, guard: Guard) -> None:
     from playwright.async_api import expect
 
     page.on("dialog", lambda dialog: pytest.fail(f"something that was typed ran: {dialog.message}"))
@@ -91,7 +91,7 @@ async def test_every_action_is_confirmed_done_logged_and_taken_back_where_it_may
         await expect(page.locator(".refusal")).to_have_count(int(action in REFUSED))
         if await newest.get_by_role("button", name="Undo").count() and action not in ("invite", "token"):
             await newest.get_by_role("button", name="Undo").click()
-            await expect(newest).to_contain_text("takes back")
+            await expect(newest).to_contain_text("undoes")
             undone.add(action)
         elif await page.locator("#secret code").count():
             assert len(await page.locator("#secret code").last.inner_text()) > 30
@@ -104,11 +104,11 @@ async def test_every_action_is_confirmed_done_logged_and_taken_back_where_it_may
     await page.get_by_role("button", name="Yes, do it").click()
     await page.goto("/actions")
     await expect(page.locator("#secret")).to_have_attribute("type", "password")
-    assert guard.credentials.token != token, "all sessions end, and this one too"
+    assert guard.credentials.token != token, "all sessions end, this one too"
 
 
 async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source: Any, desk: Any) -> None:
-    """By the buttons of the pages of nodes that stand differently."""
+    """Use the buttons on pages of nodes with different standings."""
     from playwright.async_api import expect
 
     nodes, asked = source.nodes, list[str]()
@@ -141,7 +141,7 @@ async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source:
                 assert (newest == list(before)) != confirmed, action
             assert (newest[0].action, newest[0].request["node"]) == (action, node_id)
             assert asked[-1] == asked[-2] and asked[-1].endswith(".")
-            if newest[0].outcome is Outcome.REFUSED:  # There is nothing yet that it could be trusted for.
+            if newest[0].outcome is Outcome.REFUSED:  # The node has no work yet that could justify trust.
                 await expect(page.locator(".refusal")).to_contain_text(newest[0].detail)
                 await page.goto(f"/fleet/{node_id}")
             await expect(page).to_have_url(f"/fleet/{node_id}")

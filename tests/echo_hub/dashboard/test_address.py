@@ -6,7 +6,7 @@ from typing import Any
 from echo_hub.dashboard.address import addressed
 
 
-async def test_lines_have_the_address_of_who_reads_them(source: Any) -> None:
+async def test_commands_show_the_address_that_the_reader_used(source: Any) -> None:
     run = await source.run_view()
     run = replace(
         run,

@@ -7,8 +7,9 @@ import pytest
 
 from echo_hub.dashboard.answers import FED, STARVED, answers, fed, learning, well
 from echo_hub.dashboard.curves import Trend
-from echo_hub.dashboard.model import Doing, TrustView
+from echo_hub.dashboard.model import Doing
 from echo_hub.dashboard.run_now import run_now
+from echo_shared.node_books import TrustStatus
 
 RISING = Trend(now=0.7, before=0.5, steps=12, direction="rising")
 
@@ -23,29 +24,29 @@ RISING = Trend(now=0.7, before=0.5, steps=12, direction="rising")
         (replace(RISING, direction=""), "Too early to say", "waiting", "Mean reward 0.70 after 37 steps."),
     ],
 )
-async def test_whether_it_learns(source: Any, trend: Trend | None, verdict: str, tone: str, text: str) -> None:
+async def test_the_verdict_on_learning(source: Any, trend: Trend | None, verdict: str, tone: str, text: str) -> None:
     answer = learning(await source.run_view(), trend)
     assert (answer.verdict, answer.tone) == (verdict, tone) and answer.text.startswith(text)
     assert answer.text.endswith("Held-out accuracy 87.7\u202f% ± 2.1\u202f%, the base model's 46.0\u202f%.")
 
 
-async def test_accuracy_before_there_is_any_and_of_the_base_alone(make_source: Any) -> None:
+async def test_accuracy_before_the_first_evaluation_and_of_the_base_alone(make_source: Any) -> None:
     run = await make_source(step=5).run_view()
     assert learning(run, RISING).text.endswith("Held-out accuracy of the base model 46.0\u202f%.")
     assert learning(replace(run, evaluations=()), RISING).text.endswith("No held-out accuracy yet.")
 
 
-async def test_a_run_that_is_over_is_told_in_the_past(make_source: Any) -> None:
+async def test_a_run_that_is_over_is_described_in_the_past(make_source: Any) -> None:
     run = await make_source(step=60).run_view()
     assert learning(run, RISING).verdict == "The reward rose to the end"
     assert learning(run, replace(RISING, direction="steady")).verdict == "The reward had settled"
-    assert fed(run, run_now(run, ())).verdict == "It is over"
+    assert fed(run, run_now(run, ())).verdict == "The run is over"
 
 
 @pytest.mark.parametrize(
     ("idle", "verdict"), [(0.0, "Yes"), (FED, "Yes"), (0.3, "Mostly"), (STARVED, "Mostly"), (0.9, "No, it starves")]
 )
-async def test_whether_it_is_fed(source: Any, idle: float, verdict: str) -> None:
+async def test_the_verdict_on_the_supply_of_rollouts(source: Any, idle: float, verdict: str) -> None:
     run = await source.run_view()
     capacity = replace(run.capacity, idle_share=idle, idle_by_reason={"hand_off": idle / 4, "rollouts": 3 * idle / 4})
     answer = fed(replace(run, capacity=capacity), run_now(run, ()))
@@ -53,7 +54,7 @@ async def test_whether_it_is_fed(source: Any, idle: float, verdict: str) -> None
     assert ("mostly waiting for rollouts" in answer.text) == (idle > 0)
 
 
-async def test_who_waits_for_nodes_is_not_fed_whatever_the_last_minutes_were(source: Any) -> None:
+async def test_a_learner_that_waits_for_nodes_lacks_rollouts(source: Any) -> None:
     run = await source.run_view()
     for doing in (Doing.LACKS_NODES, Doing.PAUSED, Doing.DRAINED, Doing.LEARNER_DOWN):
         waiting = replace(run, doing=doing)
@@ -62,17 +63,17 @@ async def test_who_waits_for_nodes_is_not_fed_whatever_the_last_minutes_were(sou
     assert fed(replace(run, capacity=None), run_now(run, ())).verdict == "Not known yet"
 
 
-async def test_whether_anything_is_wrong(source: Any) -> None:
+async def test_the_verdict_names_problems_and_missing_nodes(source: Any) -> None:
     run = await source.run_view()
     now = run_now(run, ())
     assert (well(run, now).verdict, well(run, now).tone) == ("Nothing", "good")
     assert well(replace(run, problems=("a",)), now).verdict == "1 problem, above"
     assert well(replace(run, problems=("a", "b")), now).tone == "bad"
-    alone = replace(run, nodes_connected=1, trust=TrustView())
+    alone = replace(run, nodes_connected=1, trust=TrustStatus())
     assert "1 node connected. No rollout was checked yet." in well(alone, now).text
-    assert well(replace(run, doing=Doing.LACKS_NODES), now).verdict == "It lacks nodes"
+    assert well(replace(run, doing=Doing.LACKS_NODES), now).verdict == "It needs nodes"
     late = replace(run, as_of=run.as_of + 900.0)
-    assert well(late, run_now(late, await source.steps(25))).verdict == "It does not get on"
+    assert well(late, run_now(late, await source.steps(25))).verdict == "The run is stalled"
 
 
 async def test_the_questions_come_in_their_order(source: Any) -> None:

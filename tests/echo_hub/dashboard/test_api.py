@@ -44,7 +44,7 @@ SCHEMA = {
     },
     "trust": {
         *("checks", "failed_checks", "abandoned_checks", "waiting_checks", "quarantined", "suspended"),
-        *("checkers", "opinions", "disagreements", "outvoted", "checked_tokens", "mismatch"),
+        *("checkers", "opinions", "disagreements", "outvoted", "checked_tokens", "mismatch", "lagging", "coarser"),
     },
     "cost": {
         *("spend_per_hour", "spend_cap_per_hour", "total", "active_s", "per_trained_rollout"),
@@ -92,7 +92,7 @@ SCHEMA = {
     },
     "events": {"number", "at", "kind", "severity", "subject", "text", "data", "warning"},
 }
-"""What others' programs rely on: a name may be added here, never taken away."""
+"""Names that other programs rely on: names may be added, never removed."""
 
 
 async def get(hub: ClientSession, path: str, status: int = 200) -> Any:
@@ -135,7 +135,7 @@ async def test_nodes_are_filtered_sorted_and_cut_when_asked(open_hub: Any, make_
         answer = await get(hub, f"/api/v1/nodes{query}")
         return [node["name"] for node in answer["nodes"]], answer["found"]
 
-    assert await names("") == (["a", "b", "c", "d"], 4), "all, in the order of the books: all have done as much"
+    assert await names("") == (["a", "b", "c", "d"], 4), "all nodes, in stored order: all have done equal work"
     assert await names("?sort=name&limit=2") == (["a", "b"], 4)
     assert await names("?sort=name&limit=2&after=2") == (["c", "d"], 4)
     assert await names("?engine=torch&sort=-name") == (["d", "c"], 2)
@@ -176,19 +176,19 @@ async def test_many_steps_take_several_answers(hub: ClientSession, source: Any) 
 
 
 @pytest.mark.parametrize("since", ["-1", "x", "", "1.5", "²", "9" * 30, "1e3"])
-async def test_a_wrong_since_says_what_is_right(hub: ClientSession, since: str) -> None:
+async def test_a_wrong_since_is_refused_with_the_valid_form(hub: ClientSession, since: str) -> None:
     assert "a step's number" in (await get(hub, f"/api/v1/steps?since={since}", 400))["error"]
 
 
-async def test_a_hub_is_live_whatever_else_it_is(hub: ClientSession, source: Any) -> None:
+async def test_a_degraded_hub_is_still_live(hub: ClientSession, source: Any) -> None:
     source.starting, source.problems = True, ("The learner is down.",)
     reads = source.num_reads
     said = {"status": "ok", "state": "degraded", "reasons": ["The learner is down."]}
     assert await get(hub, "/healthz") == said
-    assert source.num_reads == reads, "and nothing is read for it"
+    assert source.num_reads == reads, "the check reads nothing"
 
 
-async def test_every_state_has_its_word_and_strangers_hear_no_reason(open_hub: Any, source: Any) -> None:
+async def test_every_state_has_a_name_and_strangers_get_no_reason(open_hub: Any, source: Any) -> None:
     hub, public = await open_hub(source), await open_hub(source, token="")
     assert await get(hub, "/healthz") == {"status": "ok", "state": "ready", "reasons": []}
     source.starting = True
@@ -198,7 +198,7 @@ async def test_every_state_has_its_word_and_strangers_hear_no_reason(open_hub: A
     assert (await get(hub, "/api/v1/run"))["health"] == {"state": "finished", "reasons": []}
 
 
-async def test_ready_starting_and_failing_are_told_apart(hub: ClientSession, source: Any) -> None:
+async def test_ready_starting_and_failing_are_distinguished(hub: ClientSession, source: Any) -> None:
     assert await get(hub, "/readyz") == {"status": "ready", "problems": [], "detail": ""}
     source.starting, source.names = True, ()
     detail = "Waiting for a first node."
@@ -228,7 +228,7 @@ async def next_event(response: ClientResponse) -> dict[str, Any]:
     raise AssertionError("the stream ended")
 
 
-async def test_a_change_is_told_once_to_every_viewer(hub: ClientSession, source: Any) -> None:
+async def test_a_change_is_reported_once_to_every_viewer(hub: ClientSession, source: Any) -> None:
     async with hub.get("/api/v1/events") as first, hub.get("/api/v1/events") as second:
         assert first.content_type == "text/event-stream"
         assert "script-src 'self'" in first.headers["Content-Security-Policy"]

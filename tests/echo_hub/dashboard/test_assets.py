@@ -44,7 +44,7 @@ async def test_an_address_without_the_right_version_is_asked_for_again(hub: Clie
         assert again.status == 304
 
 
-async def test_nothing_else_can_be_had(hub: ClientSession) -> None:
+async def test_other_files_are_not_served(hub: ClientSession) -> None:
     for name in ("nothing.js", "uplot.LICENSE", "..%2fmodel.py", "%2e%2e%2f%2e%2e%2fconfig.py", "model.py"):
         async with hub.get(f"/static/{name}") as response:
             assert response.status == 404

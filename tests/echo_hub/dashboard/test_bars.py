@@ -12,8 +12,9 @@ from echo_hub.dashboard.bars import (
     mismatch_bars,
     staleness_bars,
 )
-from echo_hub.dashboard.model import LengthsView, MismatchView, WorkView
+from echo_hub.dashboard.model import LengthsView, WorkView
 from echo_hub.views.learner_time import REASONS
+from echo_shared.node_books import NodeMismatch
 
 
 async def test_the_segments_cover_the_whole_bar(source: Any) -> None:
@@ -53,7 +54,7 @@ def test_lengths_are_all_on_one_axis() -> None:
 
 
 def test_mismatch_is_held_against_the_farthest() -> None:
-    nodes = [MismatchView(node_id="a", kl=0.4, num_tokens=90), MismatchView(node_id="b", kl=0.1, num_tokens=80)]
+    nodes = [NodeMismatch(node_id="a", kl=0.4, num_tokens=90), NodeMismatch(node_id="b", kl=0.1, num_tokens=80)]
     assert [(bar.name, bar.length) for bar in mismatch_bars(nodes, {"a": "Ada"})] == [("Ada", 1000.0), ("", 250.0)]
-    none = [MismatchView(node_id="a", kl=0.0, num_tokens=90)]
+    none = [NodeMismatch(node_id="a", kl=0.0, num_tokens=90)]
     assert mismatch_bars(none, {})[0].length == 0 and mismatch_bars([], {}) == ()

@@ -4,13 +4,13 @@ from echo_hub.dashboard.board import MOST_SEARCHED, AboutView, board_query, page
 from echo_shared.credit_books import Board, BoardQuery
 
 
-def test_an_address_says_what_is_wanted() -> None:
+def test_a_query_is_read_from_the_address() -> None:
     wanted = board_query({"sort": "-recent", "q": "  ada \0 b ", "after": "200"}, kind="node")
     assert wanted == BoardQuery(kind="node", order="recent", reverse=True, search="ada b", after=200)
     assert sort_of(wanted) == "-recent"
 
 
-def test_what_makes_no_sense_is_as_if_it_were_not_there() -> None:
+def test_invalid_query_values_are_ignored() -> None:
     wrong = {"sort": "rank; DROP TABLE", "q": "x" * 1_000, "after": "-1"}
     assert board_query(wrong, kind="team") == BoardQuery(kind="team", search="x" * MOST_SEARCHED)
 
@@ -21,5 +21,5 @@ def test_pages_lead_to_their_neighbours() -> None:
     assert page_links(BoardQuery(after=50, search="a&b"), board) == ("?sort=rank&q=a%26b#table", "")
 
 
-def test_whom_to_ask_is_the_contact_unless_it_is_said() -> None:
+def test_the_person_to_ask_defaults_to_the_contact() -> None:
     assert AboutView(contact="Ada").asks == "Ada" and AboutView(contact="Ada", token_from="Bob").asks == "Bob"

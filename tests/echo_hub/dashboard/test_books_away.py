@@ -28,12 +28,14 @@ async def asked(error: Exception | None, accept: str) -> Any:
 @pytest.mark.parametrize(
     ("accept", "content_type"), [("text/html,*/*", "text/html"), ("*/*", "application/json"), ("", "application/json")]
 )
-async def test_who_asks_is_told_to_come_back(accept: str, content_type: str) -> None:
+async def test_without_the_database_requests_are_told_to_retry(accept: str, content_type: str) -> None:
     status, again, kind, said = await asked(AWAY, accept)
     assert (status, again, kind) == (503, str(AGAIN_S), content_type)
-    assert "The database server is away" in said and "connection refused" not in said, "no stranger hears more"
+    assert "The database server cannot be reached" in said and "connection refused" not in said, (
+        "no stranger hears more"
+    )
 
 
-async def test_all_else_is_as_it_was() -> None:
+async def test_other_answers_are_unchanged() -> None:
     assert (await asked(None, "*/*"))[::3] == (200, "read")
     assert (await asked(DAMAGED, "*/*"))[0] == 500

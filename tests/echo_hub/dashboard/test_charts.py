@@ -28,7 +28,7 @@ async def test_every_line_has_its_numbers_and_its_colour(source: Any) -> None:
             assert line.colour in colours
 
 
-def test_every_chart_says_what_it_shows_in_which_unit_and_where_else() -> None:
+def test_every_chart_has_a_title_a_unit_and_a_link() -> None:
     assert len({view.key for view in VIEWS}) == len(VIEWS)
     for view in VIEWS:
         assert all((view.title, view.about, view.x, view.y, view.figures_at))

@@ -66,7 +66,7 @@ def test_many_steps_are_means_of_equal_stretches(monkeypatch: pytest.MonkeyPatch
         assert point["grad_norm"] in (1.0, None)
 
 
-def test_the_reward_is_smoothed_step_by_step_whatever_a_point_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_is_smoothed_by_step_for_every_point_width(monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = np.random.default_rng(0).random(40)
 
     def drawn(most: int) -> dict[float | None, tuple[float | None, float | None]]:
@@ -93,7 +93,7 @@ def trend_of(rewards: Sequence[float]) -> Trend | None:
     return made.trend
 
 
-def test_a_trend_is_told_from_noise() -> None:
+def test_a_trend_is_distinguished_from_noise() -> None:
     noise = np.random.default_rng(1).normal(0.5, 0.05, 60)
     ramp = np.linspace(0, 0.6, 60)
     assert trend_of([]) is None
@@ -110,7 +110,7 @@ def test_noise_alone_seldom_looks_like_a_trend() -> None:
     assert sum(one is not None and one.direction != "steady" for one in found) <= 0.05 * len(found)
 
 
-async def test_a_viewer_gets_what_it_lacks(open_hub: Any, source: Any) -> None:
+async def test_a_viewer_gets_the_points_that_it_lacks(open_hub: Any, source: Any) -> None:
     hub = await open_hub(source)
     news = await get(hub, "")
     assert news["width"] == 1
@@ -118,7 +118,7 @@ async def test_a_viewer_gets_what_it_lacks(open_hub: Any, source: Any) -> None:
     source.advance(2)
     assert [point["step"] for point in (await get(hub, "?width=1&since=37"))["points"]] == [38, 39]
     assert (await get(hub, "?width=1&since=39"))["points"] == []
-    assert len((await get(hub, "?width=4&since=39"))["points"]) == 39, "those of another width are of no use"
+    assert len((await get(hub, "?width=4&since=39"))["points"]) == 39, "points of another width are useless"
 
 
 async def test_a_long_run_costs_no_more_than_a_short_one(open_hub: Any, source: Any) -> None:
@@ -136,5 +136,5 @@ async def test_a_long_run_costs_no_more_than_a_short_one(open_hub: Any, source: 
 @pytest.mark.parametrize(
     "query", ["?since=-1", "?since=x", "?width=1.5", "?since=" + "9" * 30, "?since=" + "0" * 5_000]
 )
-async def test_a_wrong_question_says_what_is_right(hub: ClientSession, query: str) -> None:
+async def test_a_wrong_query_is_refused_with_the_valid_form(hub: ClientSession, query: str) -> None:
     assert "must be numbers" in (await get(hub, query, 400))["error"]

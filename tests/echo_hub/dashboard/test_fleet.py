@@ -64,8 +64,8 @@ async def test_why_a_node_is_idle(source: Any) -> None:
     waiting = node("x", activity="waiting")
     assert why_idle(FLEET[0], run) == ""
     assert why_idle(FLEET[3], run) == "too slow. It would be too old."
-    assert why_idle(waiting, run) == "nothing is leased to it"
-    assert why_idle(replace(waiting, capacity=0), run) == "it takes no work now"
+    assert why_idle(waiting, run) == "it has no lease now"
+    assert why_idle(replace(waiting, capacity=0), run) == "it accepts no work now"
     assert why_idle(waiting, replace(run, leasing="paused")) == "leasing is paused"
     assert why_idle(waiting, replace(run, state=RunState.FINISHED)) == "the run is finished"
     for activity in ("preparing", "fetching", "paused", "draining"):
@@ -103,7 +103,7 @@ def test_nodes_are_found_sorted_and_cut(asked: dict[str, Any], found: list[str])
     assert names(FleetQuery(**asked)) == found
 
 
-def test_all_that_fit_are_counted_whatever_is_shown() -> None:
+def test_all_matches_are_counted_even_if_not_shown() -> None:
     part = find_nodes(FLEET, FleetQuery(search="b", limit=1))
     assert (len(part.nodes), part.num_found) == (1, 2)
 
@@ -127,12 +127,12 @@ def test_an_address_asks_and_is_asked_with() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"state": "<b>"}, {"standing": "good"}, {"after": "x"}, {"after": "-1"}])
-def test_what_cannot_be_is_said(wrong: dict[str, str]) -> None:
+def test_an_impossible_query_is_refused_with_the_reason(wrong: dict[str, str]) -> None:
     with pytest.raises(WrongFleetQueryError, match=next(iter(wrong))):
         fleet_query(wrong)
 
 
-def test_pages_link_to_each_other_and_keep_what_is_asked_for() -> None:
+def test_pages_link_to_each_other_and_keep_the_query() -> None:
     wanted = FleetQuery(search="a&b", sort="name", limit=2)
     nodes = FLEET[:2]
     assert page_links(wanted, find_nodes(nodes, replace(wanted, search=""))) == ("", "")
@@ -142,7 +142,7 @@ def test_pages_link_to_each_other_and_keep_what_is_asked_for() -> None:
     assert page_links(beyond, find_nodes(FLEET, beyond)) == ("?after=30#table", "")
 
 
-def test_kinds_are_of_all_nodes_and_each_says_where_they_are() -> None:
+def test_kinds_count_all_nodes_and_link_to_their_lists() -> None:
     found = kinds(fleet_of(FLEET))
     assert [(one.name, one.number) for one in found.states] == [
         *(("sampling", 3), ("standing_by", 1), ("away", 1), ("banned", 1)),
@@ -171,7 +171,7 @@ def test_as_many_kinds_as_nodes_make_no_page_long() -> None:
     assert (nothing.states, nothing.engines, nothing.number) == ((), (), 0)
 
 
-def test_the_foremost_are_those_that_the_hub_mistrusts_then_the_fastest() -> None:
+def test_mistrusted_nodes_come_first_then_the_fastest() -> None:
     assert [one.totals.name for one in foremost(fleet_of(FLEET))] == ["eve", "idle", "ada", "Bob", "gone", "bad"]
     many = [node(f"{number:02}", **(AWAY if number % 2 else {})) for number in range(4 * FOREMOST_SHOWN)]
     assert len(foremost(fleet_of(many))) == FOREMOST_SHOWN

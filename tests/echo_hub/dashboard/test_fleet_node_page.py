@@ -48,7 +48,7 @@ async def test_all_that_is_known_of_a_node_is_on_its_page(open_hub: Any, make_so
         f"/rollouts?node={node.node_id}&amp;drop=expired",
         f"/rollouts?node={node.node_id}&amp;check=failed",
         'href="/rollouts/300#r-900-0"',
-        "Rollout 900-0 led to it.",
+        "Rollout 900-0 led to this decision.",
         "≤ 0.05",
         "41",
         f"/log?subject={node.node_id}",
@@ -75,7 +75,7 @@ async def test_a_quarantined_node_that_stands_by_for_that_is_told_the_reason_onc
     assert head.count(escape(reason)) == 1
 
 
-async def test_what_the_log_has_of_it_is_its_history(open_hub: Any, source: Any) -> None:
+async def test_a_nodes_history_is_its_log_entries(open_hub: Any, source: Any) -> None:
     node_id = (await source.nodes())[0].totals.node_id
     asked = []
 
@@ -89,7 +89,7 @@ async def test_what_the_log_has_of_it_is_its_history(open_hub: Any, source: Any)
     assert asked == [(node_id, 20)]
 
 
-async def test_a_node_that_is_banned_can_be_let_in_again(open_hub: Any, source: Any) -> None:
+async def test_a_banned_node_can_be_unbanned(open_hub: Any, source: Any) -> None:
     nodes = source.nodes
 
     async def banned() -> Any:
@@ -104,7 +104,7 @@ async def test_a_node_that_is_banned_can_be_let_in_again(open_hub: Any, source: 
 
 
 @pytest.mark.parametrize("unknown", ["nobody", "%3Cscript%3E", "x" * 100, "a%00b"])
-async def test_nobody_has_a_page(hub: ClientSession, unknown: str) -> None:
+async def test_an_unknown_node_has_no_page(hub: ClientSession, unknown: str) -> None:
     text = await page(hub, f"/fleet/{unknown}", 404)
     assert "There is no node of this id" in text and "<script>" not in text
     async with hub.get(f"/api/v1/nodes/{unknown}") as response:
@@ -129,7 +129,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 async def test_the_books_of_a_real_store_are_on_the_page(source: Any, store: Store, guard: Guard) -> None:
-    """And a node that the pages' list does not have has a page all the same."""
+    """Show also the page of a node that is missing in the pages' list."""
     (node_id,) = fill(store, ("ada",), now=1_780_000_000.0)
     row = StandingRow(node_id=node_id, state=StandingState.QUARANTINED, reason="Not drawn as leased.", num_checked=1)
     decided = TrustDecided(
@@ -168,7 +168,7 @@ async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser
     desk: Any,
     hostile_names: tuple[str, ...],
 ) -> None:
-    """On a phone as at a desk, with hostile names."""
+    """Use a phone and a desktop window, with hostile names."""
     from playwright.async_api import expect
 
     source = make_source(names=(*hostile_names, *(f"machine-{i:03}" for i in range(120))), step=37)
@@ -222,10 +222,10 @@ async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser
         await expect(page).to_have_url(f"{origin}/fleet/{hostile}")
         records = await desk.log(limit=9, before=None)
         assert [(one.action, one.request["node"]) for one in records[: len(records) - before]] == [("ban", hostile)]
-        assert asked == [asked[0]] * 2 and asked[0].startswith(f"Ban {name}? It is")
+        assert asked == [asked[0]] * 2 and asked[0].startswith(f"Ban {name}? The node is disconnected")
         await page.goto(f"{origin}/fleet/{hostile[:10]}")
         await expect(page.locator("h1")).to_have_text("There is no node of this id")
-        await page.get_by_role("link", name="look for those that begin so").click()
+        await page.get_by_role("link", name="search for ids that begin with it").click()
         await expect(page.locator("#node-rows tr")).to_have_count(1)
         assert [said for said in wrong if "404" not in said] == []
         await page.close()

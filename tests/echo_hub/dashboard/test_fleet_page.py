@@ -21,7 +21,7 @@ def names_in(text: str) -> list[str]:
 
 
 def with_first(source: Any, **changed: Any) -> None:
-    """As if the first node were otherwise."""
+    """Change these fields of the first node."""
     nodes = source.nodes
 
     async def changed_nodes() -> Any:
@@ -42,7 +42,7 @@ async def test_nodes_sort_by_address(open_hub: Any, make_source: Any) -> None:
     assert 'aria-sort="descending"><a href="?sort=-speed#table"' in await page(hub), "the fastest first"
 
 
-async def test_a_row_has_what_the_node_is_and_does(hub: ClientSession, source: Any) -> None:
+async def test_a_row_shows_a_nodes_kind_and_state(hub: ClientSession, source: Any) -> None:
     text = await page(hub)
     first, second = (node.totals.node_id for node in await source.nodes())
     rows = dict(re.findall(r'<tr id="node-(\w+)".*?(<th.*?)</tr>', text, re.DOTALL))
@@ -56,14 +56,14 @@ async def test_a_row_has_what_the_node_is_and_does(hub: ClientSession, source: A
     assert '<a class="standing proven" href="/fleet?standing=proven">1 proven</a>' in text
 
 
-async def test_who_is_banned_is_shown_as_such(open_hub: Any, source: Any) -> None:
+async def test_a_banned_node_is_shown_as_banned(open_hub: Any, source: Any) -> None:
     with_first(source, connected=False, banned_at=1.0)
     text = await page(await open_hub(source))
     assert '<span class="activity banned">banned</span>' in text
     assert 'href="/fleet?state=banned">1 banned</a>' in text
 
 
-async def test_whose_invite_a_node_came_by_is_the_operators_to_see(open_hub: Any, source: Any) -> None:
+async def test_only_the_operator_sees_a_nodes_invite(open_hub: Any, source: Any) -> None:
     with_first(source, invite="Ada <b>")
     hub = await open_hub(source)
     assert (await page(hub)).count("by the invite for <bdi>Ada &lt;b&gt;</bdi>") == 1
@@ -80,9 +80,9 @@ async def test_a_large_fleet_has_pages(open_hub: Any, make_source: Any) -> None:
     assert '<a href="?sort=name&amp;after=100#table" rel="next">Next</a>' in first
     last = await page(hub, "/fleet?sort=name&after=200")
     assert names_in(last) == [f"n{i}" for i in range(200, 205)] and "201 to 205 of 205." in last
-    assert 'rel="prev">Before' in last and 'rel="next"' not in last
+    assert 'rel="prev">Previous' in last and 'rel="next"' not in last
     beyond = await page(hub, "/fleet?after=4000")
-    assert names_in(beyond) == [] and "Every node that joins" in beyond
+    assert names_in(beyond) == [] and "Nodes are listed here" in beyond
     assert "data-revision" in first and "data-revision" not in last
 
 
@@ -95,17 +95,17 @@ async def test_filters_are_kept_by_headings_pages_and_the_form(open_hub: Any, ma
     assert 'value="n"' in text and '<option value="torch" selected>torch</option>' in text
     assert '<a href="/fleet">Show all</a>' in text
     none = await page(hub, "/fleet?engine=<i>")
-    assert "No node is like that." in none and "<i>" not in none and "&lt;i&gt;" in none
+    assert "No node matches." in none and "<i>" not in none and "&lt;i&gt;" in none
 
 
-async def test_what_cannot_be_asked_for_is_refused(hub: ClientSession) -> None:
+async def test_an_invalid_query_is_refused(hub: ClientSession) -> None:
     text = await page(hub, "/fleet?state=<script>", 400)
     assert "state must be one of" in text and "<script>&#39;" not in text and "&lt;script&gt;" in text
 
 
-async def test_an_empty_fleet_says_so(open_hub: Any, make_source: Any) -> None:
+async def test_the_page_reports_an_empty_fleet(open_hub: Any, make_source: Any) -> None:
     text = await page(await open_hub(make_source(names=())))
-    assert "Every node that joins is listed here" in text and "no node yet" in text
+    assert "Nodes are listed here as soon as they join" in text and "no node yet" in text
 
 
 async def test_nodes_that_the_pages_do_not_know_are_counted(open_hub: Any, source: Any) -> None:
@@ -115,7 +115,7 @@ async def test_nodes_that_the_pages_do_not_know_are_counted(open_hub: Any, sourc
         return run
 
     source.run_view = run_view
-    assert "12,000 nodes have ever joined; the pages know 2 of them" in await page(await open_hub(source))
+    assert "12,000 nodes have ever joined. The pages list 2 of them" in await page(await open_hub(source))
 
 
 @pytest.mark.parametrize("path", ["/fleet", "/fleet/abc", "/api/v1/nodes/abc"])

@@ -99,7 +99,7 @@ def test_a_figure_is_shown_in_its_unit(value: float | None, unit: Unit, text: st
         ("שלום 日本 🌊", "שלום 日本 🌊"),
     ],
 )
-def test_what_is_unseen_is_written_out(text: str, expected: str) -> None:
+def test_invisible_characters_are_written_out(text: str, expected: str) -> None:
     assert formats.visible(text) == expected
 
 
@@ -110,7 +110,7 @@ def test_nothing_that_is_visible_hides_or_reorders(text: str) -> None:
     assert formats.visible(shown) == shown
 
 
-def test_an_excerpt_is_one_line_and_says_that_more_follows() -> None:
+def test_an_excerpt_is_one_line_and_marks_omitted_text() -> None:
     assert formats.excerpt("a\n b\t\x07", 10) == "a b ␇"
     assert formats.excerpt("x" * 30, 10) == "x" * 10 + "…"
     assert formats.excerpt(" " * 100 + "x", 10) == "…"

@@ -19,7 +19,7 @@ def test_scripts_styles_and_forms_are_this_hubs_alone() -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/leaderboard", "/login", "/logout", "/api/v1/run", "/api/v1/nowhere", "/static/nothing", "/%2e%2e/x"]
 )
-async def test_every_answer_has_them_refusals_too(hub: ClientSession, method: str, path: str) -> None:
+async def test_every_answer_has_the_security_headers(hub: ClientSession, method: str, path: str) -> None:
     async with hub.request(method, path, allow_redirects=False) as answer:
         assert SECURITY_HEADERS.items() <= answer.headers.items(), answer.status
-        assert "Strict-Transport-Security" not in answer.headers, "this hub speaks no TLS"
+        assert "Strict-Transport-Security" not in answer.headers, "this hub has no TLS"

@@ -36,12 +36,14 @@ async def text_of(session: Any, path: str, status: int = 200) -> str:
         return str(await answer.text())
 
 
-async def test_a_node_has_its_history_and_what_its_work_did(source: Any, store: Store, addressed_guard: Guard) -> None:
+async def test_a_nodes_page_shows_its_history_and_the_use_of_its_work(
+    source: Any, store: Store, addressed_guard: Guard
+) -> None:
     one, two, _ = fill(store, ("ada", "bob", "eve"), now=time.time())
     make_team(store, "The Herons", one, two, now=time.time())
     async with served(source, store, addressed_guard) as stranger:
         text = await text_of(stranger, f"/nodes/{two[:10]}")
-        assert two not in text, "the whole id is the operator's"
+        assert two not in text, "only the operator sees the whole id"
         for said in (
             "<title>bob is #2 · echo · Echo</title>",
             'og:image" content="https://hub.example.org/nodes/0000000000/picture.png"',
@@ -76,11 +78,11 @@ async def test_a_team_has_its_nodes(source: Any, store: Store, guard: Guard) -> 
         assert picture.status == 200
 
 
-async def test_of_an_unknown_node_it_is_said_that_nothing_has_counted(source: Any, store: Store, guard: Guard) -> None:
+async def test_an_unknown_nodes_page_says_that_nothing_has_counted(source: Any, store: Store, guard: Guard) -> None:
     async with served(source, store, guard) as stranger:
         for node in ("0123456789", "%3Cscript%3E", "%25", "x" * 300):
             text = await text_of(stranger, f"/nodes/{node}", 404)
-            assert "Nothing of this node" in text and "script>alert" not in text
+            assert "No work of this node" in text and "script>alert" not in text
         assert (await stranger.get("/nodes/0123456789/picture.png")).status == 404
         assert (await stranger.get("/api/v1/leaderboard/nodes/0123456789")).status == 404
 

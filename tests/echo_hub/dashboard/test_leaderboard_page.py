@@ -14,7 +14,7 @@ async def page(hub: ClientSession, path: str = "/leaderboard") -> str:
 
 async def test_the_board_shows_every_node_and_how_it_is_counted(hub: ClientSession) -> None:
     text = await page(hub)
-    for word in ("cobalt-heron", "12,629", "attic-pc", "6,315", "Counted on this hub, from its own receipts"):
+    for word in ("cobalt-heron", "12,629", "attic-pc", "6,315", "The hub counts from its own receipts"):
         assert word in text
     assert "echo-node join http://192.168.1.20:8710" in text
 
@@ -25,14 +25,14 @@ async def test_an_empty_board_invites(open_hub: Any, make_source: Any) -> None:
     assert "echo-node join" in text
 
 
-async def test_who_installs_from_the_hub_is_told_whose_program_that_is(open_hub: Any, make_source: Any) -> None:
+async def test_the_install_command_says_whose_program_it_is(open_hub: Any, make_source: Any) -> None:
     source = make_source()
     assert "curl" not in await page(await open_hub(source))
     source.install_command = "curl -fsSL http://hub/install.sh | sh -s -- --join http://hub"
     text = await page(await open_hub(source))
     assert "curl -fsSL http://hub/install.sh | sh -s -- --join http://hub" in text
-    assert "a program which this hub's operator built" in text
-    assert "nothing that comes from the hub is ever run" in text and "PowerShell" not in text
+    assert "a program built by this hub's operator" in text
+    assert "runs no code from the hub" in text and "PowerShell" not in text
     source.windows_install_command = "& ([scriptblock]::Create((irm http://hub/install.ps1))) -Join http://hub"
     text = await page(await open_hub(source))
     assert "(irm http://hub/install.ps1))) -Join http://hub" in text and "in PowerShell" in text
@@ -67,7 +67,7 @@ async def test_the_board_comes_in_pages_and_is_searched(open_hub: Any, make_sour
     found = await page(hub, "/leaderboard?q=NODE-24&sort=-name")
     assert found.count('class="name"') == 10 and 'value="NODE-24"' in found
     assert "?q=NODE-24&amp;sort=tokens#table" in found
-    assert "Nothing of that name" in await page(hub, "/leaderboard?q=%3Cscript%3E")
+    assert "No result for this name" in await page(hub, "/leaderboard?q=%3Cscript%3E")
     assert "<script>" not in await page(hub, "/leaderboard?q=<script>")
 
 
@@ -75,7 +75,7 @@ async def test_without_teams_the_board_of_teams_says_how_to_make_one(hub: Client
     assert "echo-node team create NAME" in await page(hub, "/teams")
 
 
-async def test_the_board_has_what_those_need_who_show_its_address(hub: ClientSession) -> None:
+async def test_the_board_has_the_tags_for_link_previews(hub: ClientSession) -> None:
     text = await page(hub)
     assert '<meta property="og:title" content="Who teaches echo">' in text
 

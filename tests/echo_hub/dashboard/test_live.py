@@ -45,7 +45,7 @@ async def revision_of(hub: ClientSession, path: str) -> str:
     return found[1]
 
 
-async def test_who_shows_the_page_is_told_what_changes_in_it(hub: ClientSession, source: Any) -> None:
+async def test_a_viewer_is_told_the_changes_of_its_page(hub: ClientSession, source: Any) -> None:
     shown = await revision_of(hub, "/")
     async with hub.get(f"/?live={shown}", headers=STREAM) as viewer:
         assert viewer.content_type == "text/event-stream"
@@ -53,7 +53,7 @@ async def test_who_shows_the_page_is_told_what_changes_in_it(hub: ClientSession,
         told = events(viewer)
         name, hello = await anext(told)
         assert name == "hello" and hello["of"].startswith("3f9a1c62d0b84e7a.")
-        assert await anext(told) == ("curves", {"width": 1, "since": 37, "points": []}), "of the page nothing is new"
+        assert await anext(told) == ("curves", {"width": 1, "since": 37, "points": []}), "nothing of the page is new"
         source.advance()
         news = await one(told, "parts")
         assert news["title"] == "38/60 · echo · Echo"
@@ -65,7 +65,7 @@ async def test_who_shows_the_page_is_told_what_changes_in_it(hub: ClientSession,
         assert news["revision"] == await revision_of(hub, "/")
 
 
-async def test_who_shows_nothing_that_is_known_is_told_everything(hub: ClientSession) -> None:
+async def test_a_viewer_with_an_unknown_page_gets_all_of_it(hub: ClientSession) -> None:
     async with hub.get("/leaderboard?live=0123", headers=STREAM) as viewer:
         news = await one(events(viewer), "parts")
     async with hub.get("/leaderboard") as response:
@@ -74,7 +74,7 @@ async def test_who_shows_nothing_that_is_known_is_told_everything(hub: ClientSes
     assert len(news["rows"]["rows"]["order"]) == 2
 
 
-async def test_who_comes_back_is_told_what_it_missed(hub: ClientSession, source: Any) -> None:
+async def test_a_returning_viewer_gets_the_missed_changes(hub: ClientSession, source: Any) -> None:
     shown = await revision_of(hub, "/leaderboard")
     async with hub.get(f"/leaderboard?live={shown}", headers=STREAM):
         pass
@@ -153,7 +153,7 @@ async def serving(source: Any, guard: Any) -> AsyncIterator[tuple[Served, Client
         yield served, session
 
 
-async def test_a_page_that_is_not_there_is_not_found_and_one_that_goes_away_says_so(source: Any, guard: Any) -> None:
+async def test_a_missing_page_is_not_found_and_a_removed_one_ends_its_stream(source: Any, guard: Any) -> None:
     async with serving(source, guard) as (served, session):
         served.fails = Gone
         for headers in ({}, STREAM):
@@ -178,9 +178,7 @@ async def test_a_stream_ends_where_the_books_cannot_be_read(source: Any, guard: 
         assert [event async for event in told] == []
 
 
-async def test_all_who_watch_the_same_share_a_rendering_and_what_is_their_own_is_their_own(
-    source: Any, guard: Any
-) -> None:
+async def test_viewers_of_one_page_share_a_rendering_and_keep_their_own_parts(source: Any, guard: Any) -> None:
     async with serving(source, guard) as (served, session):
         viewers = [await session.get("/", params={"who": f"v{i}"}, headers=STREAM) for i in range(20)]
         told = [events(viewer) for viewer in viewers]
@@ -196,7 +194,7 @@ async def test_all_who_watch_the_same_share_a_rendering_and_what_is_their_own_is
             viewer.close()
 
 
-async def test_however_many_pages_are_watched_their_renderings_rest(
+async def test_renderings_of_many_watched_pages_pause_in_between(
     source: Any, guard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "rest_s", lambda _: 0.0)
@@ -220,4 +218,6 @@ async def test_however_many_pages_are_watched_their_renderings_rest(
             assert (await one(stream, "parts"))["parts"] == {"said": "b"}
         for viewer in viewers:
             viewer.close()
-    assert len([seconds for seconds in slept if seconds > 1.0]) >= 4, "each but the first waits for those before it"
+    assert len([seconds for seconds in slept if seconds > 1.0]) >= 4, (
+        "each viewer but the first waits for the earlier ones"
+    )

@@ -25,7 +25,7 @@ def page(
     return PAGE.format(title=title, state=state, now=now, rows=shown)
 
 
-def test_a_page_is_taken_apart_as_its_template_marks_it() -> None:
+def test_a_page_is_split_at_its_templates_marks() -> None:
     found = rendering(page(title="a &amp; b"))
     assert found.title == "a & b"
     assert found.parts == {
@@ -38,7 +38,7 @@ def test_a_page_is_taken_apart_as_its_template_marks_it() -> None:
     }
 
 
-def test_who_shows_nothing_is_told_everything_and_who_shows_the_same_nothing() -> None:
+def test_an_empty_viewer_gets_everything_and_a_current_one_nothing() -> None:
     found = rendering(page())
     assert difference({}, found) == {
         "title": "3/60",
@@ -49,7 +49,7 @@ def test_who_shows_nothing_is_told_everything_and_who_shows_the_same_nothing() -
     assert found.revision == rendering(page()).revision != rendering(page(now="4")).revision
 
 
-def test_only_what_changed_is_told() -> None:
+def test_only_changed_parts_are_sent() -> None:
     seen = rendering(page()).marks
     assert difference(seen, rendering(page(state="finished"))) == {
         "parts": {"state": '<span class="dot">finished</span>'}
@@ -79,7 +79,7 @@ def test_a_time_that_the_browser_counts_is_no_change() -> None:
         ('<p id="a" data-live>x', "does not end"),
         ('<p id="a" data-live></p><p id="a" data-live></p>', "two live parts"),
         ('<ol id="a" data-live="rows"><li>x</li></ol>', "a row without an id"),
-        ('<ol id="a" data-live="rows">x</ol>', "no row stands among rows"),
+        ('<ol id="a" data-live="rows">x</ol>', "text outside rows"),
     ],
 )
 def test_a_template_that_is_marked_wrongly_is_found_out(wrong: str, why: str) -> None:
@@ -88,7 +88,7 @@ def test_a_template_that_is_marked_wrongly_is_found_out(wrong: str, why: str) ->
 
 
 def test_no_template_has_a_bracket_within_a_tag() -> None:
-    """But in what Jinja takes away: so a tag ends where it seems to."""
+    """Check that a tag ends where it seems to, outside the parts that Jinja removes."""
     for path in sorted((Path(live_parts.__file__).parent / "templates").glob("*.html")):
         text = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "x", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert not re.search(r'<\w[^<>]*="[^"<>]*[<>]', text), path.name

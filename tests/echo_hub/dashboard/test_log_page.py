@@ -10,7 +10,7 @@ from echo_hub.dashboard.log_page import WrongLogQueryError, event_filter_of
 from echo_shared.books import EventFilter
 
 
-async def test_events_are_listed_with_what_strangers_wrote_as_text(
+async def test_events_show_strangers_input_as_plain_text(
     open_hub: Any, make_source: Any, hostile_names: tuple[str, ...]
 ) -> None:
     hub = await open_hub(make_source(names=hostile_names, step=30))
@@ -20,7 +20,7 @@ async def test_events_are_listed_with_what_strangers_wrote_as_text(
     assert '<a href="/log" aria-current="page">Log</a>' in text
 
 
-async def test_a_query_chooses_and_pages_go_on(
+async def test_a_query_selects_lines_and_pages_continue(
     hub: ClientSession, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.names = tuple("abcdef")
@@ -29,7 +29,7 @@ async def test_a_query_chooses_and_pages_go_on(
     assert "f joined" in text and "c joined" not in text and "/log?kind=node_joined&amp;before=4" in text
     text = await (await hub.get("/log?kind=node_joined&before=4")).text()
     assert "c joined" in text and "d joined" not in text and '<a href="/log?kind=node_joined">Newest</a>' in text
-    assert "No event is like that." in await (await hub.get("/log?subject=nobody")).text()
+    assert "No event matches." in await (await hub.get("/log?subject=nobody")).text()
 
 
 async def test_the_same_as_json(hub: ClientSession, source: Any) -> None:
@@ -45,21 +45,21 @@ async def test_the_same_as_json(hub: ClientSession, source: Any) -> None:
 
 
 @pytest.mark.parametrize("query", ["severity=bad", "before=x", "kind=" + "k" * 65, "subject=a%00b", "limit=0"])
-async def test_a_wrong_query_says_what_is_right(hub: ClientSession, query: str) -> None:
+async def test_a_wrong_query_is_refused_with_the_valid_form(hub: ClientSession, query: str) -> None:
     async with hub.get(f"/api/v1/log?{query}") as answer:
         assert answer.status == 400 and "must be" in (await answer.json())["error"]
     async with hub.get(f"/log?{query}") as page:
         assert page.status == (200 if query.startswith("limit") else 400)
 
 
-async def test_it_is_the_operators(open_hub: Any, source: Any) -> None:
+async def test_only_the_operator_sees_the_log(open_hub: Any, source: Any) -> None:
     public = await open_hub(source, token="")
     for path in ("/log", "/api/v1/log"):
         async with public.get(path) as answer:
             assert answer.status == 401
 
 
-def test_what_is_asked_for() -> None:
+def test_the_query_is_parsed() -> None:
     asked = {"kind": " node_joined ", "severity": "error", "subject": "n1", "before": "7", "else": "x"}
     assert event_filter_of(asked) == EventFilter(kind="node_joined", severity="error", subject="n1", before=7)
     assert event_filter_of({}) == EventFilter()

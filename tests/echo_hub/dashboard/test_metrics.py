@@ -60,7 +60,7 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_nodes_on_newest_version", ()] == run.nodes_on_newest
 
 
-async def test_nodes_are_told_of_in_sums_and_each_where_it_is_asked_for(
+async def test_metrics_have_sums_of_nodes_and_single_nodes_on_request(
     hub: ClientSession, open_hub: Any, source: Any
 ) -> None:
     nodes = [node for node in await source.nodes() if node.connected]
@@ -74,17 +74,19 @@ async def test_nodes_are_told_of_in_sums_and_each_where_it_is_asked_for(
     assert each["echo_node_rollouts_total", (label, ("state", "trained"))] == nodes[0].totals.trained_rollouts
 
 
-async def test_whether_the_learner_is_kept_busy(hub: ClientSession, open_hub: Any, make_source: Any) -> None:
+async def test_the_learners_idle_share_and_its_reasons_are_shown(
+    hub: ClientSession, open_hub: Any, make_source: Any
+) -> None:
     samples = await scrape(hub)
     assert samples["echo_learner_idle_ratio", ()] == pytest.approx(0.3)
     assert samples["echo_learner_idle_reason_ratio", (("reason", "rollouts"),)] == 0.23
     assert samples["echo_capacity_utilisation_ratio", ()] == 0.74
     assert samples["echo_capacity_missing_rollouts_per_second", ()] == 37.2
     assert samples["echo_capacity_nodes_to_add", (("kind", "llama_cpp · cobalt-heron"),)] == 3
-    assert ("echo_capacity_staleness_bound_needed", ()) not in samples, "none is enough"
+    assert ("echo_capacity_staleness_bound_needed", ()) not in samples, "no bound is enough"
     many = await scrape(await open_hub(make_source(step=37, names=("a", "b", "c", "d"))))
     kinds = [labels for name, labels in many if name == "echo_capacity_nodes_to_add"]
-    assert len(kinds) == 3, "of the fourth kind no number is enough"
+    assert len(kinds) == 3, "no number of the fourth kind is enough"
     before = await scrape(await open_hub(make_source(step=0)))
     assert not [name for name, _ in before if name.startswith(("echo_capacity", "echo_learner_idle"))]
 
@@ -95,7 +97,7 @@ async def test_the_accounting_identity_holds_among_the_metrics(hub: ClientSessio
     assert samples["echo_rollouts_leased_total", ()] == ended + samples["echo_rollouts_in_flight", ()]
 
 
-async def test_what_checks_have_found_is_counted_by_class(hub: ClientSession) -> None:
+async def test_check_results_are_counted_by_class(hub: ClientSession) -> None:
     samples = await scrape(hub)
     q4 = ("numerics", "llama_cpp/q4_k_m/cpu")
     assert samples["echo_checks_total", (q4, ("result", "passed"))] == 89
@@ -106,13 +108,13 @@ async def test_what_checks_have_found_is_counted_by_class(hub: ClientSession) ->
     assert "new" in standings
 
 
-async def test_what_was_gone_on_with_is_counted(hub: ClientSession) -> None:
+async def test_continued_rollouts_are_counted(hub: ClientSession) -> None:
     samples = await scrape(hub)
     assert samples["echo_rollouts_gone_on_total", ()] == 19
     assert samples["echo_tokens_saved_total", ()] == 4_100
 
 
-async def test_who_was_turned_away_is_counted(hub: ClientSession) -> None:
+async def test_refused_connections_are_counted(hub: ClientSession) -> None:
     labels = (("reason", "head_too_late"), ("what", "connection"))
     assert (await scrape(hub))["echo_turned_away_total", labels] == 7
 
@@ -135,7 +137,7 @@ async def test_the_shipped_alerting_rules_use_metrics_that_are_shown(open_hub: A
     assert used and used <= {name for name, _ in await scrape(await open_hub(source))}
 
 
-async def test_what_judges_were_asked_is_counted(hub: ClientSession) -> None:
+async def test_judge_requests_are_counted(hub: ClientSession) -> None:
     samples, judge = await scrape(hub), ("judge", "style")
     assert samples["echo_judge_calls_total", (judge,)] == 9
     assert samples["echo_judge_failures_total", (judge, ("why", "unanswered"))] == 2
@@ -144,7 +146,7 @@ async def test_what_judges_were_asked_is_counted(hub: ClientSession) -> None:
     assert samples["echo_judge_tokens_total", (judge, ("of", "completion"))] == 70
 
 
-async def test_what_is_not_known_has_no_sample(open_hub: Any, make_source: Any) -> None:
+async def test_unknown_values_have_no_sample(open_hub: Any, make_source: Any) -> None:
     samples = await scrape(await open_hub(make_source(names=())))
     assert samples["echo_learner_step", ()] == 0
     names = {name for name, _ in samples}
@@ -161,7 +163,7 @@ async def test_hostile_names_stay_inside_their_label(
     assert shown == set(names)
 
 
-async def test_openmetrics_is_spoken_to_who_asks_for_it(hub: ClientSession) -> None:
+async def test_openmetrics_is_served_on_request(hub: ClientSession) -> None:
     async with hub.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
         assert response.content_type == "application/openmetrics-text"
         families = openmetrics_parser.text_string_to_metric_families(await response.text())  # type: ignore[no-untyped-call]
@@ -185,7 +187,7 @@ async def test_openmetrics_is_spoken_to_who_asks_for_it(hub: ClientSession) -> N
         "\udcff\udcfe",
     ],
 )
-async def test_whatever_a_scraper_accepts_it_gets_metrics(hub: ClientSession, accept: str) -> None:
+async def test_a_scraper_gets_metrics_for_every_accept_header(hub: ClientSession, accept: str) -> None:
     async with hub.get("/metrics", headers={"Accept": accept}) as response:
         assert response.status == 200
         assert "echo_learner_step 37" in await response.text()
@@ -208,7 +210,7 @@ async def test_promtool_finds_nothing_to_complain_of(open_hub: Any, make_source:
     assert (promtool.returncode, said.decode()) == (0, "")
 
 
-async def test_the_reference_has_what_is_shown_and_nothing_else(open_hub: Any, source: Any) -> None:
+async def test_the_reference_lists_exactly_the_exported_metrics(open_hub: Any, source: Any) -> None:
     source.spread = DisseminationView(
         policy_version=37,
         carrier="bin",

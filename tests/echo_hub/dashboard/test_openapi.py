@@ -1,4 +1,4 @@
-"""The description is valid, and what a real server answers is as it says."""
+"""The OpenAPI description is valid, and a real server answers accordingly."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ async def test_a_node_in_full_is_as_described(hub: ClientSession, source: Any) -
             validator(schema).validate(await answer.json())
 
 
-async def test_what_an_action_answers_is_as_described(hub: ClientSession) -> None:
+async def test_an_actions_answer_matches_the_description(hub: ClientSession) -> None:
     for action, body in (("max_staleness", {"value": 3}), ("evaluate", {}), ("ban", {"node": "x"}), ("ban", {})):
         async with hub.post(f"/api/v1/actions/{action}", json=body) as answer:
             described = document()["paths"][f"/api/v1/actions/{action}"]["post"]["responses"][str(answer.status)]
             validator(described["content"]["application/json"]["schema"]).validate(await answer.json())
 
 
-def test_what_a_request_may_be_is_what_the_table_says() -> None:
+def test_described_requests_equal_the_table_of_actions() -> None:
     body = document()["paths"]["/api/v1/actions/max_staleness"]["post"]["requestBody"]
     schema = body["content"]["application/json"]["schema"]
     assert body["required"] and schema["additionalProperties"] is False

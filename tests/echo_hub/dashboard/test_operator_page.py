@@ -25,7 +25,7 @@ async def page(hub: ClientSession, path: str = "/") -> str:
         return await response.text()
 
 
-async def test_the_page_says_how_the_run_stands(hub: ClientSession) -> None:
+async def test_the_page_shows_the_runs_state(hub: ClientSession) -> None:
     text = await page(hub)
     assert '<span class="big" id="step">37</span>' in text
     assert "<title>37/60 · echo · Echo</title>" in text
@@ -40,10 +40,10 @@ async def test_without_a_node_the_page_says_how_one_joins(open_hub: Any, make_so
     assert "No node yet" in text
     assert "echo-node join http://192.168.1.20:8710" in text
     assert "No step yet" in text
-    assert "Nothing is leased yet" in text
+    assert "No rollout is leased yet" in text
 
 
-async def test_what_is_broken_is_said_first(open_hub: Any, source: Any) -> None:
+async def test_faults_are_shown_first(open_hub: Any, source: Any) -> None:
     source.problems = ("The learner <b>is</b> down.",)
     text = await page(await open_hub(source))
     assert "Needs attention" in text
@@ -67,22 +67,22 @@ async def test_a_version_on_its_way_is_followed(open_hub: Any, source: Any) -> N
     )
     source.changes.notify()
     text = await page(hub)
-    assert "Version 37 is on its way by web seed for 0.5\u202fs: 1 of 3 nodes have it, 75.0\u202f% of the bytes" in text
+    assert "Version 37 has been on its way by web seed for 0.5\u202fs: 1 of 3 nodes have it, and 75.0\u202f%" in text
     source.spread = replace(source.spread, num_reached=3)
     source.changes.notify()
     assert "2 of 2 nodes hold version 37." in await page(hub)
 
 
-async def test_whether_the_learner_is_kept_busy(
+async def test_the_learners_idle_share_and_its_reasons_are_shown(
     open_hub: Any, make_source: Any, hostile_names: tuple[str, ...]
 ) -> None:
     text = await page(await open_hub(make_source(step=37)))
     assert "The learner waits 23% of the time: it takes 165 rollouts/s, the nodes return 128." in text
     for words in ("waiting for rollouts", "hand-off to the learner", "evaluation", "start of the run"):
         assert f"</span>{words}</th>" in text
-    assert "learner down</th>" not in text, "it was not"
+    assert "learner down</th>" not in text, "the learner was not down"
     assert 'To add like <bdi>llama_cpp · cobalt-heron</bdi></th><td class="number">3</td>' in text
-    assert "37.2 are missing" in text
+    assert "37.2 more are needed" in text
     assert "Known after the first step" in await page(await open_hub(make_source(step=0)))
     hostile = await page(await open_hub(make_source(step=37, names=hostile_names)))
     assert "llama_cpp · <script>" not in hostile
@@ -101,9 +101,7 @@ async def test_numbers_that_do_not_add_up_are_shown_as_such(open_hub: Any, sourc
     assert "leased ≠" in text
 
 
-async def test_of_the_nodes_the_page_has_those_to_look_at_and_how_many_there_are(
-    open_hub: Any, make_source: Any
-) -> None:
+async def test_the_page_lists_the_noteworthy_nodes_and_counts_all(open_hub: Any, make_source: Any) -> None:
     hub = await open_hub(make_source(names=tuple(f"n{i}" for i in range(30)), step=9))
     text = await page(hub)
     section = text[text.index('id="nodes"') :]
@@ -131,7 +129,7 @@ async def test_ticks_lie_where_their_version_does(source: Any) -> None:
 
 
 def top(text: str) -> str:
-    """The first screen's words, without tags."""
+    """Return the words of the first screen, without tags."""
     part = text[text.index('<section class="top"') : text.index('<nav class="planes"')]
     return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", part).split()))
 
@@ -164,20 +162,20 @@ async def test_a_run_without_steps_for_long_is_stalled(open_hub: Any, source: An
 
 async def test_a_finished_run_is_over(open_hub: Any, make_source: Any) -> None:
     text = top(await page(await open_hub(make_source(step=60))))
-    assert text.startswith("echo finished ") and "took 4 min 2 s" in text and "Is it fed? It is over" in text
+    assert text.startswith("echo finished ") and "took 4 min 2 s" in text and "Is it fed? The run is over" in text
     assert "running" not in text and "to go" not in text and "No node yet" not in text
 
 
-async def test_how_stale_and_how_long_what_came_in_was(open_hub: Any, make_source: Any) -> None:
+async def test_staleness_and_lengths_of_received_rollouts_are_shown(open_hub: Any, make_source: Any) -> None:
     text = await page(await open_hub(make_source(step=37)))
     ages = text[text.index('id="ages"') :]
     assert re.findall(r'<th scope="row" class="number">(\d)</th><td class="number">([\d,]+)</td>', ages)[:3] == [
         *(("0", "310"), ("1", "1,204"), ("2", "534"))
     ]
     lengths = text[text.index('id="lengths"') :]
-    assert "the axis ends at 8 tokens" in lengths and "</span>no advantage</th>" in lengths
+    assert "The axis ends at 8 tokens" in lengths and "</span>no advantage</th>" in lengths
     empty = await page(await open_hub(make_source(names=())))
-    assert "No completion has come in yet." in empty and WorkView().lengths == ()
+    assert "No completion has been received yet." in empty and WorkView().lengths == ()
 
 
 async def test_how_far_each_node_is_off(open_hub: Any, source: Any, hostile_names: tuple[str, ...]) -> None:

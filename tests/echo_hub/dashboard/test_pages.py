@@ -22,7 +22,7 @@ CHROMIUM_FLAGS = (
 
 
 class Tags(html.parser.HTMLParser):
-    """Every tag with its attributes, as a browser would read them."""
+    """Every tag with its attributes, as a browser parses them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ async def test_every_route_answers_with_the_security_headers(hub: ClientSession,
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_hostile_names_are_text_and_nothing_else(
+async def test_hostile_names_are_shown_as_plain_text(
     open_hub: Any, make_source: Any, hostile_names: tuple[str, ...], path: str
 ) -> None:
     hub = await open_hub(make_source(names=hostile_names, step=12))
@@ -70,7 +70,7 @@ async def test_hostile_names_are_text_and_nothing_else(
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_nothing_is_loaded_from_elsewhere(hub: ClientSession, path: str) -> None:
+async def test_nothing_is_loaded_from_other_hosts(hub: ClientSession, path: str) -> None:
     async with hub.get(path) as response:
         tags = Tags(await response.text()).found
     for _, attributes in tags:
@@ -113,7 +113,7 @@ async def browser() -> AsyncIterator[Any]:
 async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     browser: Any, open_hub: Any, make_source: Any, guard: Any, desk: Any, hostile_names: tuple[str, ...]
 ) -> None:
-    """And on none of the pages, whose nodes have hostile names, does the browser report anything."""
+    """Check also that no page with hostile node names makes the browser report an error."""
     from playwright.async_api import expect
 
     source = make_source(names=hostile_names, step=37)
@@ -156,7 +156,7 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     await button.click()
     await expect(page).to_have_url(f"{origin}/fleet/{node_id}")
     assert await done() == [("ban", node_id)]
-    question = "It is disconnected and not let in again, and the run gets a new key."
+    question = "The node is disconnected and may not join again. The run gets a new key."
     assert asked == [f'Ban <script>alert("owned")</script>? {question}'] * 2
 
     await page.goto(f"{origin}/fleet")
@@ -170,7 +170,7 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     await expect(page).to_have_url(f"{origin}/fleet/{quarantined[0]}")
     assert await done() == [("pardon", quarantined[0]), ("ban", node_id)]
     assert asked[2:] == [asked[2]] * 2
-    assert asked[2].startswith(f"Pardon {nodes[quarantined[0]]}? It begins anew")
+    assert asked[2].startswith(f"Pardon {nodes[quarantined[0]]}? The node starts over")
 
     await page.get_by_role("button", name="Log out").click()
     await expect(page).to_have_url(f"{origin}/login")
@@ -196,7 +196,7 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
     page.on("request", lambda request: requested.append(request.url))
 
     await page.goto(f"{origin}/?token={guard.credentials.token}")
-    assert page.url == f"{origin}/", "the token is in the address no more"
+    assert page.url == f"{origin}/", "the token is no longer in the address"
     last_step = "() => document.getElementById('chart-reward').plot?.data[0].at(-1)"
     await page.wait_for_function(f"() => ({last_step})() === 37")
     await expect(page.locator("#link")).to_have_text("live")
@@ -217,7 +217,7 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
     assert all(url.startswith((origin, "data:")) for url in requested)
 
 
-async def test_a_page_says_that_it_is_stale_and_goes_on_where_the_hub_is_back(
+async def test_a_page_says_that_it_is_stale_and_resumes_with_the_hub(
     browser: Any, open_hub: Any, source: Any, guard: Any, servers: list[Any]
 ) -> None:
     from playwright.async_api import expect
@@ -239,9 +239,7 @@ async def test_a_page_says_that_it_is_stale_and_goes_on_where_the_hub_is_back(
     assert await page.evaluate("window.notReloaded")
 
 
-async def test_what_is_selected_is_left_alone_until_it_is_not(
-    browser: Any, open_hub: Any, source: Any, servers: list[Any]
-) -> None:
+async def test_selected_text_is_not_replaced(browser: Any, open_hub: Any, source: Any, servers: list[Any]) -> None:
     from playwright.async_api import expect
 
     await open_hub(source, token="", min_interval_s=0.1)
@@ -277,7 +275,7 @@ async def test_the_charts_of_a_long_run_reach_its_end_and_stay_light(
         await page.wait_for_function(f"step => ({drawn}).at(-1) === step", arg=source.step, timeout=20_000)
         numbers = await page.evaluate(drawn)
         assert len(numbers) <= MOST_POINTS
-        assert numbers == sorted(set(numbers)), "the last point has grown, or all have: none is there twice"
+        assert numbers == sorted(set(numbers)), "points were merged or added, but none appears twice"
 
 
 async def test_every_chart_of_the_learner_has_its_lines(browser: Any, open_hub: Any, source: Any, guard: Any) -> None:
@@ -349,7 +347,7 @@ async def test_all_charts_share_cursor_and_zoom_by_mouse_and_by_keyboard(
     zoomed = await page.evaluate(ranges)
     source.advance()
     await page.wait_for_function("() => document.getElementById('chart-speed').plot.data[0].at(-1) === 38")
-    assert await page.evaluate(ranges) == zoomed, "a new step does not take it away"
+    assert await page.evaluate(ranges) == zoomed, "a new step does not reset the zoom"
     await page.get_by_role("button", name="Show all steps").click()
     await page.wait_for_function(f"() => ({ranges})[0].startsWith('0 ')")
     await expect(page.locator("#zoom")).to_be_hidden()

@@ -17,7 +17,7 @@ async def made() -> Picture:
     return PICTURE
 
 
-async def test_however_many_ask_it_is_drawn_once_until_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_is_drawn_once_for_all_until_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures, loop = Pictures(), asyncio.get_running_loop()
     request = make_mocked_request("GET", "/")
     answers = await asyncio.gather(*(pictures.serve(request, "a", made) for _ in range(10)))
@@ -28,7 +28,7 @@ async def test_however_many_ask_it_is_drawn_once_until_it_is_old(monkeypatch: py
     assert pictures.num_drawn == 2
 
 
-async def test_no_more_wait_than_there_is_room_for() -> None:
+async def test_the_number_of_waiting_requests_is_limited() -> None:
     pictures, gate = Pictures(), asyncio.Event()
 
     async def later() -> Picture:

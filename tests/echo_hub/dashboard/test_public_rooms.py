@@ -1,4 +1,4 @@
-"""What is lent to, and receipts, for everybody."""
+"""Public pages about the run, and public receipts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def text_of(session: Any, path: str, status: int = 200) -> str:
         return str(await answer.text())
 
 
-async def test_what_is_lent_to_is_told_as_plain_text(source: Any, store: Store, guard: Guard) -> None:
+async def test_the_about_page_shows_texts_as_plain_text(source: Any, store: Store, guard: Guard) -> None:
     async with served(source, store, guard, about=ABOUT) as stranger:
         text = await text_of(stranger, "/about")
         for said in (
@@ -60,12 +60,14 @@ async def test_what_is_lent_to_is_told_as_plain_text(source: Any, store: Store, 
         assert "ask <bdi>ada@example.org</bdi>" in board and 'href="/about"' in board
 
 
-async def test_who_is_to_be_asked_for_a_token_may_be_another(source: Any, store: Store, guard: Guard) -> None:
+async def test_the_person_to_ask_for_a_token_can_differ_from_the_contact(
+    source: Any, store: Store, guard: Guard
+) -> None:
     async with served(source, store, guard, about=AboutView(needs_token=True, token_from="Bob")) as stranger:
         assert "ask <bdi>Bob</bdi>" in await text_of(stranger, "/about")
     async with served(source, store, guard) as stranger:
         text = await text_of(stranger, "/about")
-        assert "has not said" in text and "TOKEN" not in text
+        assert "has not described" in text and "TOKEN" not in text
 
 
 async def test_the_command_has_the_address_that_was_asked(source: Any, store: Store, guard: Guard) -> None:
@@ -78,7 +80,7 @@ async def test_the_command_has_the_address_that_was_asked(source: Any, store: St
             assert 'og:url" content="https://hub.example.org/' in text
 
 
-async def test_a_receipt_is_the_one_that_the_node_is_told(source: Any, store: Store, guard: Guard) -> None:
+async def test_a_public_receipt_equals_the_nodes_own(source: Any, store: Store, guard: Guard) -> None:
     (node,) = fill(store, ("<b>ada",), now=time.time())
     store.apply([CheckRecorded(rollout_id="1-0", checked=Checked.PASSED)], now=1.0)
     opened = [*Records.opened(7), Records.leased(9, 7, 0, 1, node_id=node)]
@@ -98,9 +100,9 @@ async def test_a_receipt_is_the_one_that_the_node_is_told(source: Any, store: St
             assert "<b>ada" not in text and "&lt;b&gt;ada" in text
 
 
-async def test_of_what_was_never_leased_it_is_said_so(source: Any, store: Store, guard: Guard) -> None:
+async def test_a_receipt_of_an_unleased_rollout_reports_it(source: Any, store: Store, guard: Guard) -> None:
     async with served(source, store, guard) as stranger:
-        assert "look like 1203-4" in await text_of(stranger, "/receipts?id=<script>", 404)
+        assert "looks like 1203-4" in await text_of(stranger, "/receipts?id=<script>", 404)
         assert "<script>" not in await text_of(stranger, "/receipts?id=<script>", 404)
         for rollout in ("1-0", "9223372036854775808-0", "1-999999999"):
             assert "No rollout of this id" in await text_of(stranger, f"/receipts?id={rollout}", 404)

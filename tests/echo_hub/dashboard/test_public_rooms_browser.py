@@ -1,4 +1,4 @@
-"""The public pages in a real browser, with hostile names, on a phone and in the dark."""
+"""Public pages in a real browser, with hostile names, on a phone and in dark mode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-async def test_no_page_runs_fetches_or_overflows_what_strangers_made_up(
+async def test_hostile_names_do_not_run_fetch_or_overflow_on_any_page(
     browser: Any,  # noqa: F811
     source: Any,
     store: Store,
@@ -63,7 +63,7 @@ async def test_no_page_runs_fetches_or_overflows_what_strangers_made_up(
         assert wrong == []
 
 
-async def test_one_touch_copies_the_line(browser: Any, source: Any, store: Store, guard: Guard) -> None:  # noqa: F811
+async def test_one_touch_copies_the_command(browser: Any, source: Any, store: Store, guard: Guard) -> None:  # noqa: F811
     from playwright.async_api import expect
 
     async with served(source, store, guard, about=ABOUT) as stranger:

@@ -14,7 +14,7 @@ class Point:
     y: tuple[float, ...]
 
 
-def test_what_json_cannot_say_becomes_null() -> None:
+def test_values_without_a_json_form_become_null() -> None:
     point = Point(x=float("nan"), y=(float("inf"), 1.5))
     assert jsonable({"p": point, 3: None}) == {"p": {"x": None, "y": [None, 1.5]}, "3": None}
     assert json.loads(json_response({"p": point}).text or "") == {"p": {"x": None, "y": [None, 1.5]}}
@@ -33,6 +33,6 @@ class Place:
         return 10 * self.point.x
 
 
-def test_a_view_has_what_it_embeds_and_what_follows_from_it_among_its_own_fields() -> None:
+def test_a_views_embedded_and_derived_fields_are_its_own() -> None:
     place = Place(point=Point(x=1.0, y=()), figures={"loss": 0.5}, y="its own")
     assert jsonable(place) == {"x": 1.0, "loss": 0.5, "y": "its own", "far": 10.0}

@@ -1,4 +1,4 @@
-"""The rooms for rollouts, over a real store and a real tokenizer, and once in a real browser."""
+"""Pages of rollouts, over a real store and a real tokenizer, and once in a real browser."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def serve(open_hub: Any, make_source: Any, store: Store) -> Any:
-    """A hub whose model wrote these texts."""
+    """Return a function that serves a hub whose model wrote these texts."""
 
     async def served(texts: tuple[str, ...] = TEXTS, **settings: Any) -> ClientSession:
         codec, config = codec_of_bytes(), HubConfig()
         write_rollouts(store, codec, texts)
         problems = Problems.of_run(config, codec)
-        reader = RolloutReader(config, store=store, codec=codec, problems=lambda: problems)
+        reader = RolloutReader(config, store=store, codec=codec, problems=problems)
         hub: ClientSession = await open_hub(make_source(step=3), rollouts=HubRollouts(reader), **settings)
         return hub
 
@@ -63,7 +63,7 @@ async def text_of(hub: ClientSession, path: str, *, status: int = 200) -> str:
         return await response.text()
 
 
-async def test_the_list_shows_what_was_written_and_links_to_each(serve: Any) -> None:
+async def test_the_list_shows_completions_and_links_to_each(serve: Any) -> None:
     hub = await serve()
     text = await text_of(hub, "/rollouts")
     assert text.count('<th scope="row">') == 6
@@ -82,14 +82,14 @@ async def test_the_list_shows_what_was_written_and_links_to_each(serve: Any) -> 
         ("check=failed", []),
     ],
 )
-async def test_page_and_json_show_what_is_asked_for(serve: Any, query: str, ids: list[str]) -> None:
+async def test_page_and_json_show_the_requested_rollouts(serve: Any, query: str, ids: list[str]) -> None:
     hub = await serve()
     assert re.findall(r'#r-(\d+-\d+)"', await text_of(hub, f"/rollouts?{query}")) == ids
     async with hub.get(f"/api/v1/rollouts?{query}") as response:
         assert [row["rollout_id"] for row in (await response.json())["rollouts"]] == ids
 
 
-async def test_a_list_goes_on_with_the_same_question(serve: Any) -> None:
+async def test_a_list_continues_with_the_same_question(serve: Any) -> None:
     hub = await serve()
     async with hub.get("/api/v1/rollouts?limit=4&state=trained") as response:
         first = await response.json()
@@ -102,7 +102,7 @@ async def test_a_list_goes_on_with_the_same_question(serve: Any) -> None:
     "query",
     ["step=x", "step=-1", "reward_min=nan", "state=none", "drop=<b>", "before=1", f"text={'x' * 201}", "node=%00"],
 )
-async def test_what_cannot_be_asked_for_is_said_and_not_run(serve: Any, query: str) -> None:
+async def test_an_invalid_query_is_refused_and_not_run(serve: Any, query: str) -> None:
     hub = await serve()
     text = await text_of(hub, f"/rollouts?{query}", status=400)
     assert 'role="alert"' in text and "<b>" not in text.partition("<main")[2]
@@ -110,13 +110,13 @@ async def test_what_cannot_be_asked_for_is_said_and_not_run(serve: Any, query: s
         assert response.status == 400 and query.partition("=")[0] in (await response.json())["error"]
 
 
-async def test_a_group_shows_its_prompt_and_what_became_of_each(serve: Any) -> None:
+async def test_a_group_shows_its_prompt_and_each_rollouts_outcome(serve: Any) -> None:
     hub = await serve()
     text = await text_of(hub, "/rollouts/0")
     assert text.count('<article class="rollout"') == 2
     assert "staleness 0" in text and 'href="/rollouts?step=1"' in text
     assert text.count('class="token p') > 20 and 'class="token p4" title' not in text
-    assert "Drawn by" in text and "with version 1" in text
+    assert "Sampled by" in text and "with version 1" in text
     versions = await text_of(hub, "/rollouts/0?colour=version")
     assert 'class="token v0" title="version 0"' in versions and 'class="token v1" title="version 1"' in versions
     assert 'class="token p' not in versions
@@ -127,7 +127,7 @@ async def test_a_group_shows_its_prompt_and_what_became_of_each(serve: Any) -> N
 
 
 @pytest.mark.parametrize("path", ["/rollouts/9", "/rollouts/x", "/rollouts/99999999999999999999"])
-async def test_a_group_that_is_not_there_is_not_found(serve: Any, path: str) -> None:
+async def test_an_unknown_group_is_not_found(serve: Any, path: str) -> None:
     hub = await serve()
     for each in (path, f"/api/v1{path}"):
         async with hub.get(each) as response:
@@ -135,7 +135,7 @@ async def test_a_group_that_is_not_there_is_not_found(serve: Any, path: str) -> 
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_strangers_see_none_of_it(serve: Any, path: str) -> None:
+async def test_strangers_cannot_see_rollouts(serve: Any, path: str) -> None:
     hub = await serve(token="")
     for each in (path, f"/api/v1{path}"):
         async with hub.get(each, allow_redirects=False) as response:
@@ -144,20 +144,20 @@ async def test_strangers_see_none_of_it(serve: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_hostile_texts_are_text_and_nothing_else(serve: Any, path: str) -> None:
+async def test_hostile_texts_are_shown_as_plain_text(serve: Any, path: str) -> None:
     hub = await serve(HOSTILE)
     text = await text_of(hub, path)
     tags = Tags(text).found
     assert not [tag for tag, _ in tags if tag in ("img", "style")]
     (script,) = (dict(attributes) for tag, attributes in tags if tag == "script")
-    assert script["src"].startswith("/static/key.js"), "the hub's own"
+    assert script["src"].startswith("/static/key.js"), "the hub's own script"
     assert not [name for _, attributes in tags for name in attributes if name.startswith("on") or name == "style"]
     assert not {"\u202e", "\u202c", "\u200b", "\x1b", "\x07", "\x00", "\r"} & set(text)
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
-async def test_texts_are_shown_as_they_are_but_for_what_is_unseen(serve: Any) -> None:
+async def test_texts_are_shown_unchanged_except_invisible_characters(serve: Any) -> None:
     hub = await serve(HOSTILE)
     shown = [unescape(re.sub(r"<[^>]*>", "", await text_of(hub, path))) for path in PATHS[1:]]
     assert HOSTILE[0] in shown[0] and HOSTILE[1] in shown[0]
@@ -193,7 +193,7 @@ async def browser() -> AsyncIterator[Any]:
 async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_browser(
     browser: Any, serve: Any, guard: Any, scheme: str
 ) -> None:
-    """On a phone, by keyboard; hostile texts do nothing, and the browser reports nothing."""
+    """Use a phone's window and the keyboard; hostile texts must not run, and the browser reports no error."""
     from playwright.async_api import expect
 
     hub = await serve(HOSTILE, token="")
@@ -229,7 +229,7 @@ async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_brows
 
 @pytest.mark.parametrize("width", [1280, 1024])
 async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard: Any, width: int) -> None:
-    """The time too, which is the last one, beside completions of any length and nodes with long names."""
+    """Show the time, the last column, next to completions of any length and nodes with long names."""
     hub = await serve(("many words " * 100, *["W" * 400] * (len(TEXTS) - 1)), token="")
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
@@ -246,17 +246,17 @@ async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard:
     assert await page.locator("table.rollouts").evaluate(hidden) <= 0
 
 
-async def test_what_has_left_the_books_is_said_so_in_its_place(serve: Any, store: Store) -> None:
+async def test_retired_rollouts_are_reported_as_retired(serve: Any, store: Store) -> None:
     hub = await serve()
-    assert "not in the books any more" not in await text_of(hub, "/rollouts")
+    assert "no longer in the database" not in await text_of(hub, "/rollouts")
     (ripe,) = store.read(read_ripe, store.read(read_first_mark), 2)
     span = Span(after=store.read(read_first_mark), through=ripe.mark)
     assert retire(store, store.read(read_final_keys, span), span) == 4
     page = await text_of(hub, "/rollouts")
-    assert "4 rollouts, of the steps up to 1, are not in the books any more" in page
-    assert "The rollouts of step 1 are not in the books any more" in await text_of(hub, "/rollouts?step=1")
-    assert "Its rollouts are not in the books any more" in await text_of(hub, "/rollouts/0")
-    assert "not in the books any more" not in await text_of(hub, "/rollouts/2")
+    assert "4 rollouts, of the steps up to 1, are no longer in the database" in page
+    assert "The rollouts of step 1 are no longer in the database" in await text_of(hub, "/rollouts?step=1")
+    assert "The rollouts of this group are no longer in the database" in await text_of(hub, "/rollouts/0")
+    assert "no longer in the database" not in await text_of(hub, "/rollouts/2")
     async with hub.get("/api/v1/rollouts?step=1") as response:
         listed = await response.json()
     assert (listed["rollouts"], listed["retired_rollouts"], listed["retired_step"]) == ([], 4, 1)

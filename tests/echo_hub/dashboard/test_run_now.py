@@ -17,20 +17,22 @@ async def test_the_time_to_go_follows_the_recent_pace(source: Any) -> None:
         assert (remaining_s(replace(run, doing=doing), steps) is None) == (doing not in MOVING)
 
 
-async def test_a_run_is_stalled_where_nothing_explains_that_there_is_no_step(source: Any) -> None:
+async def test_a_run_without_a_step_is_stalled_unless_there_is_a_reason(source: Any) -> None:
     run, steps = await source.run_view(), await source.steps(25)
     newest = steps[-1].trained_at
-    assert stalled_s(replace(run, as_of=newest + STALLED_S), steps) is None, "steps take seconds, but so soon it is not"
+    assert stalled_s(replace(run, as_of=newest + STALLED_S), steps) is None, (
+        "steps take seconds, but a wait this short is no stall"
+    )
     late = replace(run, as_of=newest + STALLED_S + 1)
     assert stalled_s(late, steps) == pytest.approx(STALLED_S + 1)
     assert (run_now(late, steps).word, run_now(late, steps).tone) == ("stalled", "bad")
     assert remaining_s(late, steps) is None
-    assert stalled_s(late, steps[:2]) is None, "the pace is not known"
+    assert stalled_s(late, steps[:2]) is None, "the pace is unknown"
     for doing in set(Doing) - set(MOVING):
-        assert run_now(replace(late, doing=doing), steps).word == WORDS[doing][0], "that is why"
+        assert run_now(replace(late, doing=doing), steps).word == WORDS[doing][0], "that state explains the pause"
 
 
-async def test_one_long_step_of_the_newest_makes_another_no_stall(source: Any) -> None:
+async def test_after_one_long_step_another_is_no_stall(source: Any) -> None:
     run, steps = await source.run_view(), list(await source.steps(25))
     slow = [*steps[:-1], replace(steps[-1], trained_at=steps[-2].trained_at + 600.0)]
     waited = replace(run, as_of=slow[-1].trained_at + STALLED_TIMES * 600.0)

@@ -32,17 +32,17 @@ def test_the_picture_is_the_same_for_the_same_standing_and_another_for_another()
 
 
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, "W" * 64, "x"])
-def test_whatever_the_name_it_stays_on_its_line(name: str) -> None:
+def test_any_name_stays_on_its_line(name: str) -> None:
     image = opened(draw(replace(PICTURE, standing=replace(STANDING, name=name, node="0123456789"))))
     right = image.crop((WIDTH - 40, 0, WIDTH, HEIGHT)).getcolors()
     assert right is not None and len(right) == 1, "nothing runs into the margin"
 
 
-def test_a_team_that_has_just_begun_has_one_too() -> None:
+def test_a_new_team_has_a_picture_too() -> None:
     fresh = replace(STANDING, kind="team", rollouts=0, tokens=0, streak_days=0)
     opened(draw(Picture(run_name="日本", standing=fresh, num_ranked=1, curve=work_curve(1, [], {}))))
 
 
-def test_of_what_the_font_has_no_shape_for_the_id_stands() -> None:
+def test_a_name_without_glyphs_is_replaced_by_the_id() -> None:
     assert _drawable("ada", "node 01") == "ada"
     assert _drawable("日本語", "node 01") == "node 01"

@@ -22,7 +22,7 @@ async def test_without_a_minimum_every_look_is_fresh(source: Any) -> None:
     assert (await snapshots.get()).run.trained_step == 38
 
 
-async def test_a_burst_of_changes_is_one_snapshot_for_everybody(source: Any) -> None:
+async def test_a_burst_of_changes_is_one_snapshot_for_all_viewers(source: Any) -> None:
     snapshots = Snapshots(source, min_interval_s=0.05)
     first = await snapshots.after(-1)
     viewers = [asyncio.create_task(snapshots.after(first.change)) for _ in range(20)]
@@ -36,7 +36,7 @@ async def test_a_burst_of_changes_is_one_snapshot_for_everybody(source: Any) -> 
 @pytest.mark.parametrize(
     ("waited_s", "processor_s", "rests_s"), [(3.0, 3.0, LEAST_REST * 3.0), (3.0, 0.01, REST * 0.01)]
 )
-async def test_books_that_cost_much_are_read_seldom_however_long_one_waits_for_them(
+async def test_a_slow_store_is_read_rarely(
     source: Any, monkeypatch: pytest.MonkeyPatch, waited_s: float, processor_s: float, rests_s: float
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ async def test_after_waits_for_a_change(source: Any) -> None:
     assert (await waiting).run.trained_step == 38
 
 
-def test_what_is_quick_takes_a_fortieth_of_the_time_and_what_is_slow_a_tenth() -> None:
+def test_fast_reads_take_a_fortieth_of_the_time_and_slow_ones_a_tenth() -> None:
     assert rest_s(0.01) == pytest.approx(0.4)
-    assert rest_s(0.1) == pytest.approx(1.5), "no page is older for it"
+    assert rest_s(0.1) == pytest.approx(1.5), "no page gets older by this"
     assert rest_s(1.0) == pytest.approx(9.0)

@@ -5,7 +5,7 @@ import asyncio
 from echo_hub.dashboard.source import Changes
 
 
-async def test_a_change_wakes_everyone_who_waits() -> None:
+async def test_a_change_wakes_all_waiting_viewers() -> None:
     changes = Changes()
     waiting = [asyncio.create_task(changes.wait(0)) for _ in range(3)]
     await asyncio.sleep(0)

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from echo_hub.dashboard import token_marks
 from echo_hub.dashboard.token_marks import legend, marks, summary_of
-from echo_shared.rollout_books import Piece, RolloutText
+from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import Piece, RolloutPayload, RolloutText
 
 
 def drawn(*pieces: tuple[str, float, int], tokens: int = 1) -> RolloutText:
-    """(text, probability, version) of each piece."""
+    """Return a rollout of these pieces: (text, probability, version)."""
     logprobs = [math.log(probability) if probability else -math.inf for _, probability, _ in pieces]
     return RolloutText(
         text="".join(text for text, _, _ in pieces),
@@ -18,11 +20,12 @@ def drawn(*pieces: tuple[str, float, int], tokens: int = 1) -> RolloutText:
             Piece(text=text, num_tokens=tokens, logprob=tokens * logprob, version=version)
             for (text, _, version), logprob in zip(pieces, logprobs, strict=True)
         ),
-        completion_ids=tuple(range(len(pieces))),
-        behavior_logprobs=tuple(logprobs),
-        spans=(),
-        finish_reason="stop",
-        sampling_s=1.0,
+        payload=RolloutPayload(
+            completion_ids=np.arange(len(pieces), dtype=np.int32),
+            behavior_logprobs=np.array(logprobs, np.float32),
+            finish_reason=FinishReason.STOP,
+            sampling_s=1.0,
+        ),
         observation="",
     )
 
@@ -47,7 +50,7 @@ def test_versions_are_marked_in_runs_and_named() -> None:
     assert legend("version", list(range(9)))[6] == ("v0", "version 6")
 
 
-def test_without_colours_it_is_one_text() -> None:
+def test_without_colours_the_text_is_one_piece() -> None:
     text = drawn(("a", 0.5, 0), ("\x1b", 0.5, 1))
     assert [(mark.text, mark.css) for mark in marks(text, "none", [0, 1])] == [("a␛", "")]
     assert legend("none", [0, 1]) == []
@@ -59,7 +62,7 @@ def test_of_a_long_completion_all_is_shown(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(mark.text, mark.css) for mark in marks(text, "logprob", [0])] == [("a", "p1"), ("b", "p1"), ("cde", "")]
 
 
-def test_what_the_marks_say_is_said_in_words_too() -> None:
+def test_marks_are_also_described_in_words() -> None:
     figures = summary_of(drawn(("a", 0.5, 0), ("b", 0.01, 0), ("c", 0.25, 0), ("d", 1.0, 0)))
     assert figures.mean_logprob == pytest.approx((math.log(0.5) + math.log(0.01) + math.log(0.25)) / 4)
     assert [text for text, _ in figures.least_likely] == ["b", "c", "a"]

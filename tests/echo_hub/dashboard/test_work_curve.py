@@ -8,7 +8,7 @@ from echo_shared.credit_books import StepShare
 POINTS = [{"step": 2.0, "mean_reward": 0.25}, {"step": 4.0, "mean_reward": None}, {"step": 5.0, "mean_reward": 0.75}]
 
 
-def test_shares_stand_beside_the_rewards_of_their_steps() -> None:
+def test_a_nodes_shares_are_paired_with_the_steps_rewards() -> None:
     curve = work_curve(2, POINTS, {0: StepShare(rollouts=4, share=0.5), 2: StepShare(rollouts=1, share=0.25)})
     assert [(p.step, p.rollouts, p.share) for p in curve.points] == [(2, 4, 0.5), (4, 0, 0.0), (5, 1, 0.25)]
     assert curve.reward_line(100, 10) == [(0.0, 10.0), (100.0, 0.0)]
@@ -16,7 +16,7 @@ def test_shares_stand_beside_the_rewards_of_their_steps() -> None:
     assert curve.svg_line == "0.0,200.0 1000.0,0.0" and not curve.is_empty
 
 
-def test_of_nothing_nothing_is_drawn() -> None:
+def test_without_data_nothing_is_drawn() -> None:
     for curve in (work_curve(1, [], {}), work_curve(1, [{"step": 1.0, "mean_reward": 0.5}], {})):
         assert curve.is_empty and curve.bars() == []
     assert work_curve(1, [{"step": 1.0, "mean_reward": 0.5}], {}).svg_line == "0.0,200.0"

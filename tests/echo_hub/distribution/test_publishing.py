@@ -3,29 +3,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import DisseminationConfig
-from echo_hub.config.task_sections import EvaluationConfig
-from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.events import VersionPublished, VersionUnusable
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.distribution.publishing import Publishing, export_path
+from echo_hub.distribution.publishing import Publishing
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.host_memory import HostMemory
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.send_queue import Rank
 from echo_hub.net.tracker import Tracker
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
-from echo_hub.serving.opening import coordinator_settings
 from echo_shared import key_file
 from echo_shared.errors import RefusedError
 from echo_shared.messages import FromHub, RefusalCode
@@ -35,7 +32,7 @@ from tests.small_disk import SmallDisk
 
 
 class Nobody:
-    """No node is connected."""
+    """A fleet without any node."""
 
     def send(self, node_id: str, message: FromHub) -> bool:
         return False
@@ -47,7 +44,7 @@ class Nobody:
 
 
 class Run:
-    """A run's real publisher and distributor, and what its coordinator is told."""
+    """A run's real publisher and distributor, and the events for its coordinator."""
 
     def __init__(self, directory: RunDirectory, swarm: Swarm) -> None:
         self.directory = directory
@@ -60,19 +57,28 @@ class Run:
             publisher=publisher,
             broadcaster=Broadcaster(Nobody()),
             connections=Nobody(),
-            record=self._record,
+            books=self,
+            live=LiveNodes(),
         )
-        self.reported: asyncio.Queue[VersionPublished | VersionUnusable] = asyncio.Queue()
+        self.queue = EventQueue()
         self.waits = asyncio.Event()
         self.room = Room(retry_s=0.0, full=lambda said: self.waits.set())
         self.publishing = Publishing(
-            distributor=self.distributor, directory=directory, report=self.reported.put, room=self.room
+            distributor=self.distributor, directory=directory, queue=self.queue, room=self.room
         )
 
-    async def _record(self, news: Sequence[Release | Arrival]) -> None: ...
+    async def record(self, news: Sequence[Release | Arrival]) -> None: ...
+
+    async def reported(self) -> VersionPublished | VersionUnusable:
+        """The next event for the coordinator."""
+        while not (events := self.queue.take()):
+            await self.queue.wait()
+        (event,) = events
+        assert isinstance(event, VersionPublished | VersionUnusable)
+        return event
 
     def export(self, version: int, value: float | None = None) -> None:
-        """What the learner leaves."""
+        """Write the learner's files of a version."""
         directory = self.directory.adapter(version)
         directory.mkdir(parents=True)
         (directory / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
@@ -96,15 +102,13 @@ async def test_versions_go_out_in_order_and_the_coordinator_hears_of_each(run: R
         run.publishing.submit(version)
     working = asyncio.create_task(run.publishing.run())
     async with asyncio.timeout(60):
-        assert [(await run.reported.get()).policy_version for _ in range(2)] == [1, 2]
+        assert [(await run.reported()).policy_version for _ in range(2)] == [1, 2]
     assert run.distributor.has(1) and run.distributor.has(2)
     working.cancel()
     await asyncio.wait([working])
 
 
-async def test_a_version_that_is_not_finite_is_not_published_and_the_next_one_is(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_version_with_nonfinite_weights_is_skipped(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
     for version, value in ((1, 1.0), (2, float("nan")), (3, float("-inf")), (4, 4.0), (5, 5.0)):
         run.export(version, value)
@@ -114,7 +118,7 @@ async def test_a_version_that_is_not_finite_is_not_published_and_the_next_one_is
     working = asyncio.create_task(run.publishing.run())
     reason = "1 tensors of its adapter hold values that are not finite, the first lora"
     async with asyncio.timeout(60):
-        told = [await run.reported.get() for _ in range(5)]
+        told = [await run.reported() for _ in range(5)]
     assert told[:3] == [
         VersionPublished(policy_version=1),
         VersionUnusable(policy_version=2, reason=reason),
@@ -140,14 +144,14 @@ async def test_a_version_that_a_full_disk_does_not_take_goes_out_once_there_is_r
         await run.waits.wait()
         assert not run.distributor.has(1)
         small_disk.empty()
-        assert (await run.reported.get()).policy_version == 1
+        assert (await run.reported()).policy_version == 1
     assert run.distributor.has(1) and not run.room.lacks
     working.cancel()
     await asyncio.wait([working])
     await swarm.close()
 
 
-async def test_after_a_restart_the_newest_version_is_there_at_once_and_who_is_banned_stays_out(run: Run) -> None:
+async def test_after_a_restart_the_newest_version_is_served_and_bans_hold(run: Run) -> None:
     run.export(3)
     await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=3, banned={"bad"})
     assert run.distributor.has(0) and run.distributor.has(3) and not run.distributor.has(2)
@@ -156,27 +160,10 @@ async def test_after_a_restart_the_newest_version_is_there_at_once_and_who_is_ba
     run.distributor.admit("good")
 
 
-async def test_an_evaluation_can_have_an_older_version_and_the_base_as_it_is(run: Run) -> None:
+async def test_evaluations_can_use_an_older_version_and_the_base(run: Run) -> None:
     run.export(1)
     await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
     await run.publishing.keep_for_evaluation(0)
     assert not run.distributor.has(1)
     await run.publishing.keep_for_evaluation(1)
     assert run.distributor.has(1)
-
-
-@pytest.mark.parametrize(
-    ("publish_every", "every", "exported"), [(1, 0, [1, 2, 3, 4]), (3, 0, [3, 4]), (3, 2, [2, 3, 4])]
-)
-def test_a_version_is_exported_to_be_published_or_evaluated(
-    tmp_path: Path, publish_every: int, every: int, exported: list[int]
-) -> None:
-    config = HubConfig(
-        training=TrainingConfig(steps=4, publish_every=publish_every), evaluation=EvaluationConfig(every=every)
-    )
-    directory, settings = RunDirectory(tmp_path), coordinator_settings(config, multi_turn=False)
-    paths = {step: export_path(config, directory, settings, step) for step in range(1, 5)}
-    assert [step for step, path in paths.items() if path is not None] == exported
-    assert all(path == directory.adapter(step) for step, path in paths.items() if path is not None)
-    asked_for = replace(settings, publish_changes=((1, 4),))
-    assert export_path(config, directory, asked_for, 1) == directory.adapter(1), "an operator wanted it published"

@@ -1,4 +1,7 @@
-"""Who draws is a function here; problems, prompts and scoring processes are real. The command's test draws too."""
+"""Trials of a base model with scripted completions; problems, prompts and scoring processes are real.
+
+The command's own test samples from a model.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[str]) -> BaseAnswers:
-    """What is found where the base answers these texts; one that ends in `…` was cut off."""
+    """Return the findings if the base answers these texts; a text ending in `…` is truncated."""
     config = HubConfig.model_validate(settings)
     codec = PromptCodec.of_run(config, BASE)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
@@ -89,12 +92,14 @@ async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[s
 async def test_every_figure_by_hand(strict: dict[str, Any], tmp_path: Path) -> None:
     found = await answered(strict, tmp_path, ["5", "4", "4", "4"], ["5", "5", "9", "5"])
     assert (found.num_scored, found.num_solved, found.num_mixed) == (7, 4, 1)
-    assert found.solved_rate == pytest.approx((0.25 + 1.0) / 2), "by problem; what has no reward is in no rate"
+    assert found.solved_rate == pytest.approx((0.25 + 1.0) / 2), (
+        "a mean by problem; rollouts without a reward are left out"
+    )
     assert found.solved_error == pytest.approx(0.375), "half the difference of the two"
     assert found.mean_reward == pytest.approx(4 / 7)
     assert [problem.is_mixed for problem in found.problems] == [True, False]
     assert found.problems[0].answers[0].text == "5" and found.problems[0].reference == "5"
-    assert found.verdict.startswith("Something to work with"), "63 %"
+    assert found.verdict.startswith("Good training signal"), "63 %"
     (warning,) = found.warnings
     assert "failed on 1 completions" in warning and "no nines" in warning
 
@@ -103,7 +108,7 @@ async def test_right_answers_in_an_unpaid_form_are_warned_of(strict: dict[str, A
     found = await answered(strict, tmp_path, ["2+3=5", "4", "4", "2+3=4"])
     assert [answer.paid_as for answer in found.problems[0].answers] == ["5", "", "", ""]
     (warning,) = found.warnings
-    assert "1 of 4 completions hold the right answer in a form that is not paid" in warning and '"5"' in warning
+    assert "1 of 4 completions contain the right answer in a form that is not rewarded" in warning and '"5"' in warning
     assert found.verdict.startswith("Nothing to reinforce")
 
 
@@ -115,7 +120,7 @@ async def test_answers_that_are_cut_off_are_warned_of(strict: dict[str, Any], tm
     assert found.verdict.startswith("Good")
 
 
-async def test_where_nothing_can_be_scored_there_is_an_error(strict: dict[str, Any], tmp_path: Path) -> None:
+async def test_an_error_if_no_answer_can_be_scored(strict: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ScorerError, match="no nines"):
         await answered(strict, tmp_path, ["9", "9", "9", "9"])
 
@@ -123,15 +128,15 @@ async def test_where_nothing_can_be_scored_there_is_an_error(strict: dict[str, A
 @pytest.mark.parametrize(
     ("solved", "mixed", "said"),
     [
-        (0.0, 0.0, "Nothing to reinforce: not one of 64 completions is solved"),
-        (0.0, 0.1, "Little to work with: few are solved, and 90%"),
-        (0.0, 0.5, "Something to work with: few completions are solved, but rewards differ within 50%"),
-        (0.3, 0.0, "Nothing to work with: every group"),
-        (0.3, 0.1, "Little to work with: groups agree"),
+        (0.0, 0.0, "Nothing to reinforce: none of 64 completions is solved"),
+        (0.0, 0.1, "Little training signal: few are solved, and 90%"),
+        (0.0, 0.5, "Some training signal: few completions are solved, but rewards differ within 50%"),
+        (0.3, 0.0, "No training signal: every group"),
+        (0.3, 0.1, "Little training signal: groups agree"),
         (0.3, 0.7, "Good"),
         (0.6, 0.21, "Good"),
-        (0.9, 0.1, "Little to work with: most are solved"),
-        (0.9, 0.4, "Something to work with, but little is left"),
+        (0.9, 0.1, "Little training signal: most are solved"),
+        (0.9, 0.4, "Some training signal, but little is left"),
         (1.0, 0.0, "Nothing to learn"),
         (1.0, 0.5, "Nothing to learn"),
     ],

@@ -1,4 +1,4 @@
-"""By hand: who draws and who judges are functions here. The real ones are in test_trainer, test_export and test_hub."""
+"""Evaluations with scripted sampling and judging; the real ones are in test_trainer, test_export and test_hub."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ids(*numbers: int) -> Ids:
 
 
 class Engine:
-    """Draws [group, index, version] and keeps what it was asked."""
+    """An engine that samples [group, index, version] and records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[bool, list[GroupRequest]]] = []
@@ -105,7 +105,7 @@ async def test_several_sets_are_drawn_with_seeds_of_their_own() -> None:
         ("a", 1.0),
         ("b", pytest.approx(1 / 3)),
         ("b", pytest.approx(1 / 3)),
-    ], "a set of no weight is in no mean"
+    ], "a set of weight 0 is in no mean"
     assert len({request.seed for _, requests in engine.asked for request in requests}) == 5
 
 
@@ -136,7 +136,9 @@ async def test_an_episode_is_played_to_its_end() -> None:
     assert sampled.mean_tokens == pytest.approx(3 * (1 + 2 + 3) / 3)
     assert sampled.seconds == 3 * 1.5
     turns = [requests for greedy, requests in engine.asked if not greedy]
-    assert [len(requests) for requests in turns] == [3, 4, 2], "from the second turn on, every episode goes its own way"
+    assert [len(requests) for requests in turns] == [3, 4, 2], (
+        "from the second turn on, each episode has its own prompt"
+    )
     last = turns[2][1]
     assert last.indices == (1,)
     assert last.prompt_ids.tolist() == [7, 2, 2, 1, 4, 50, 1, 2, 1, 4, 50, 2]
@@ -151,13 +153,13 @@ async def test_a_scorer_that_fails_is_no_reward() -> None:
     greedy, sampled = await evaluate(1, heldout(3, 4), generate=Engine(), judge=judged(answer))
     assert (greedy.accuracy, greedy.num_problems, greedy.num_unscored) == (1.0, 2, 1)
     assert (sampled.accuracy, sampled.num_problems, sampled.num_unscored) == (1.0, 2, 4 + 3)
-    assert sampled.pass_at == {2: 1.0, 4: 1.0}, "of the only problem with as many"
+    assert sampled.pass_at == {2: 1.0, 4: 1.0}, "of the only problem with that many samples"
     failing = judged(lambda number, turns: ScorerError("The scorer failed."))
-    with pytest.raises(ScorerError, match=r"(?s)Not one held-out completion.*3 completions by version 2"):
+    with pytest.raises(ScorerError, match=r"(?s)None of the held-out completions.*3 completions by version 2"):
         await evaluate(2, heldout(3, 0), generate=Engine(), judge=failing)
 
 
-async def test_a_version_is_drawn_by_its_adapter(tmp_path: Path) -> None:
+async def test_a_version_is_evaluated_with_its_adapter(tmp_path: Path) -> None:
     asked: list[Path | None] = []
 
     async def engine(requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from echo_hub.config.task_sections import ChosenSet
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
+from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted, Event
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.driving.progress import RunProgress
 from echo_hub.evaluation import by_nodes
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, NodeEvaluations, figures, of_sets
-from echo_hub.store.reading import EvaluatedEpisode
+from echo_hub.net.live_nodes import LiveNode, LiveNodes
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.reading import EvaluatedEpisode, read_evaluated
 from echo_hub.tasks.rewards import RewardBounds
 from echo_node.backends.draw_rows import draw_rows
 from echo_shared import draws
 from echo_shared.books import EvaluationKind
 from echo_shared.rewards import Reward
+from tests.echo_hub.net.test_distributor import node_info
 
 
 def episode(number: int, reward: float | None, *, greedy: bool = False, at: float = 0.0) -> EvaluatedEpisode:
@@ -73,57 +78,83 @@ def test_several_sets_each_have_their_figures_and_the_runs_are_their_weighted_me
     assert found[0].num_problems == 2 and found[1].num_unscored == 1
 
 
+class Looks(RunProgress):
+    """Rollouts come in until the tenth look; the last version is published at the twentieth."""
+
+    def __init__(self) -> None:
+        super().__init__(last_version=9, evaluated=())
+        self.looks = 0
+
+    @property
+    def num_received(self) -> int:
+        self.looks += 1
+        if self.looks == 20:
+            self.published()
+        return min(self.looks, 10)
+
+    @num_received.setter
+    def num_received(self, number: int) -> None:
+        assert number == 0
+
+
+class Reports(EventQueue):
+    """Gives each event to the hub, and keeps none."""
+
+    def __init__(self, hub: World) -> None:
+        super().__init__()
+        self._hub = hub
+
+    async def put(self, event: Event) -> None:
+        await self._hub.report(event)
+
+
 class World:
     """A coordinator that answers, or not, and the hub around it."""
 
     episodes = EPISODES
 
     def __init__(self, *, finishes: bool, alone: bool = False, over: bool = True) -> None:
-        self.finishes, self.alone, self.over = finishes, alone, over
+        self.finishes = finishes
         self.said: list[Any] = []
-        self.looks = 0
+        self.progress = Looks()
+        self.live = LiveNodes({} if alone else {"a": LiveNode(info=node_info("a"))})
+        if over:
+            self.progress.published()
         self.evaluations = NodeEvaluations(
             sets={ONE: RewardBounds()},
-            report=self.report,
-            publish=self.publish,
-            load=self.load,
-            num_received=self.num_received,
-            is_alone=lambda: self.alone,
-            run_is_over=lambda: self.over,
+            queue=Reports(self),
+            publishing=self,
+            store=cast(AsyncStore, self),
+            progress=self.progress,
+            live=self.live,
         )
 
-    async def report(self, event: Any) -> None:
+    async def report(self, event: Event) -> None:
         self.said.append(event)
         if self.finishes and isinstance(event, EvaluationWanted):
             self.evaluations.done(event.policy_version)
 
-    async def publish(self, policy_version: int) -> None:
+    async def keep_for_evaluation(self, policy_version: int) -> None:
         self.said.append(policy_version)
 
-    async def load(self, policy_version: int) -> list[EvaluatedEpisode]:
+    async def read(self, query: object, policy_version: int) -> list[EvaluatedEpisode]:
+        assert query is read_evaluated
         return self.episodes
 
-    def num_received(self) -> int:
-        """Rollouts come in until the tenth look."""
-        self.looks += 1
-        if self.looks == 20:
-            self.over = True
-        return min(self.looks, 10)
 
-
-async def test_it_is_published_first_and_measured_once_it_is_done() -> None:
+async def test_a_version_is_published_first_and_measured_when_done() -> None:
     world = World(finishes=True)
     measured = await world.evaluations.measure(6, patience_s=0.0)
     assert measured is not None and [one.policy_version for one in measured] == [6, 6]
     assert world.said == [6, EvaluationWanted(policy_version=6)]
-    world.evaluations.done(6)  # Nobody waits for it any more.
+    world.evaluations.done(6)  # The evaluation is no longer awaited.
 
 
 @pytest.mark.parametrize("stored", [None, 1e30, -1.0])
-async def test_an_evaluation_of_which_nothing_is_scored_is_left_to_the_hub_and_its_scorer_of_today(
+async def test_an_evaluation_without_scores_is_left_to_the_hub(
     stored: float | None,
 ) -> None:
-    """Its rollouts are final, so after a restart they are all that there is of it."""
+    """Rollouts of the evaluation are final: after a restart no more arrive."""
     world = World(finishes=True)
     world.episodes = [episode(0, stored, greedy=True), episode(1, stored, greedy=True)]
     assert await world.evaluations.measure(6, patience_s=0.0) is None
@@ -141,11 +172,11 @@ async def test_a_finished_run_waits_for_no_node_that_does_nothing(
     world = World(finishes=False, alone=alone, over=over)
     assert await world.evaluations.measure(6, patience_s=3600.0 if alone else 0.0) is None
     assert world.said[-1] == EvaluationAbandoned(policy_version=6)
-    assert world.looks >= (20 if not over else 10), "as long as rollouts come in, and as the run goes on, it waits"
+    assert world.progress.looks >= (20 if not over else 10), "it waits while rollouts come in and the run goes on"
 
 
-def test_the_temperature_is_the_greedy_limit_in_every_engines_draw() -> None:
-    """Also for neighbours in float32; where logits are exactly equal, either is drawn."""
+def test_every_engine_treats_the_greedy_temperature_as_argmax() -> None:
+    """Include neighbours in float32; of exactly equal logits, either may be chosen."""
     import torch
 
     from echo_shared.torch_draws import draw

@@ -7,13 +7,13 @@ from pathlib import Path
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.evaluation.due import Evaluations, is_due
+from echo_hub.evaluation.due import DueVersions, Evaluations, is_due
 from echo_hub.run.directory import RunDirectory
 from echo_shared.books import Evaluation, EvaluationKind
 
 
 class Run:
-    """A run of 10 steps whose evaluations are due at every third version, as a hub sees them."""
+    """A run of 10 steps with evaluations due at every third version, as seen by a hub."""
 
     def __init__(self, root: Path, *, every: int = 3) -> None:
         self.config = HubConfig(training=TrainingConfig(steps=10), evaluation=EvaluationConfig(every=every))
@@ -27,18 +27,14 @@ class Run:
         for version in versions:
             self.directory.adapter(version).mkdir(parents=True)
 
-    def evaluations(self, *, first_version: int = 0) -> Evaluations:
+    def due(self, *, first_version: int = 0) -> DueVersions:
         """As after a start: what is recorded is known."""
-        return Evaluations(
-            self.config,
-            self.directory,
-            done=set(self.recorded),
-            first_version=first_version,
-            measure=self._measure,
-            record=self._record,
-        )
+        return DueVersions(self.config, self.directory, done=set(self.recorded), first_version=first_version)
 
-    async def _measure(self, policy_version: int) -> list[Evaluation]:
+    def evaluations(self, due: DueVersions) -> Evaluations:
+        return Evaluations(due, measuring=self, books=self)
+
+    async def measure(self, policy_version: int) -> list[Evaluation]:
         await self.may_measure.wait()
         return [
             Evaluation(
@@ -58,7 +54,7 @@ class Run:
             )
         ]
 
-    async def _record(self, measured: Sequence[Evaluation]) -> None:
+    async def record(self, measured: Sequence[Evaluation]) -> None:
         self.recorded.append(measured[0].policy_version)
         self.news.set()
 
@@ -69,34 +65,35 @@ class Run:
                 await self.news.wait()
 
 
-async def test_what_is_due_is_evaluated_once_and_in_order(tmp_path: Path) -> None:
+async def test_due_versions_are_evaluated_once_and_in_order(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    evaluations = run.evaluations()
+    due = run.due()
+    evaluations = run.evaluations(due)
     assert [version for version in range(11) if is_due(run.config, version)] == [0, 3, 6, 9, 10]
     assert [version for version in range(11) if is_due(Run(tmp_path, every=0).config, version)] == [0, 10]
     working = asyncio.create_task(evaluations.run())
-    evaluations.reached(0)
+    due.reached(0)
     await run.until(0)
     run.may_measure.clear()
     run.export(2, 3, 6, 9)
     for step in (2, 3, 6, 6):
-        evaluations.reached(step)
-    assert evaluations.waiting == {3, 6}, "version 9 is on the disk, from before the learner died, and not reached yet"
+        due.reached(step)
+    assert due.waiting == {3, 6}, "version 9 is on the disk, from before the learner died, and not reached yet"
     run.may_measure.set()
     await run.until(0, 3, 6)
-    evaluations.reached(6)
-    evaluations.reached(9)
+    due.reached(6)
+    due.reached(9)
     await run.until(0, 3, 6, 9)
-    assert not evaluations.waiting
+    assert not due.waiting
     working.cancel()
     await asyncio.wait([working])
 
 
-async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> None:
+async def test_an_interrupted_evaluation_is_repeated_after_the_restart(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.export(3, 6)
-    first = run.evaluations()
-    working = asyncio.create_task(first.run())
+    first = run.due()
+    working = asyncio.create_task(run.evaluations(first).run())
     first.reached(3)
     await run.until(0, 3)
     run.may_measure.clear()
@@ -106,8 +103,8 @@ async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> No
     await asyncio.wait([working])
     assert run.recorded == [0, 3]
     run.may_measure.set()
-    second = run.evaluations()
-    working = asyncio.create_task(second.run())
+    second = run.due()
+    working = asyncio.create_task(run.evaluations(second).run())
     second.reached(7)
     await run.until(0, 3, 6)
     assert not second.waiting
@@ -115,22 +112,25 @@ async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> No
     await asyncio.wait([working])
 
 
-async def test_a_version_is_evaluated_when_it_is_asked_for_due_or_not_and_once(tmp_path: Path) -> None:
+async def test_a_requested_version_is_evaluated_once_even_if_not_due(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.export(1, 2)
-    evaluations = run.evaluations()
+    due = run.due()
+    evaluations = run.evaluations(due)
     working = asyncio.create_task(evaluations.run())
-    assert evaluations.want(None) == (2, "") and evaluations.want(2) == (2, "")
+    assert due.want(None, action=1) == due.want(2, action=2) == ""
     await run.until(2)
-    assert evaluations.want(1) == (1, "") and evaluations.want(0) == (0, "")
+    assert due.take_actions(2) == {1, 2} and not due.take_actions(2)
+    assert due.want(1, action=3) == due.want(0, action=4) == ""
     await run.until(2, 1, 0)
-    assert "evaluated already" in evaluations.want(2)[1] and "no adapter" in evaluations.want(7)[1]
+    assert "already evaluated" in due.want(2, action=5) and "no adapter" in due.want(7, action=6)
+    assert not due.take_actions(2)
     working.cancel()
 
 
-async def test_what_the_run_began_with_is_due(tmp_path: Path) -> None:
+async def test_the_first_version_is_due(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.export(4, 5)
-    evaluations = run.evaluations(first_version=4)
-    evaluations.reached(5)
-    assert evaluations.waiting == {0, 4}
+    due = run.due(first_version=4)
+    due.reached(5)
+    assert due.waiting == {0, 4}

@@ -1,4 +1,4 @@
-"""Evaluations by real processes beside the hub; in a cluster: tests/echo_hub/cluster/test_model_processes_ray.py."""
+"""Evaluations by real local processes; those in a cluster are in tests/echo_hub/cluster/test_model_processes_ray.py."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_the_hubs_side_loads_no_torch() -> None:
 async def test_each_rollout_is_drawn_once_by_its_version_whatever_is_killed(
     versions: Versions, evaluator: Evaluator
 ) -> None:
-    assert (await evaluator([], adapter=None, greedy=False)).rollouts == [] and not below(), "nothing to draw"
+    assert (await evaluator.generate([], adapter=None, greedy=False)).rollouts == [] and not below(), "nothing to draw"
     for version in (0, 2):
         requests = asked(versions, version)
         adapter = versions.directory.adapter(version) if version else None
-        under_way = asyncio.create_task(evaluator(requests, adapter=adapter, greedy=False))
+        under_way = asyncio.create_task(evaluator.generate(requests, adapter=adapter, greedy=False))
         if version:
             await asyncio.sleep(0)
             kill(below()[0])
@@ -62,16 +62,16 @@ async def test_each_rollout_is_drawn_once_by_its_version_whatever_is_killed(
         assert (drawn, len(found)) == (right, len(right))
 
 
-async def test_where_no_process_can_work_it_is_said(
+async def test_a_failure_of_all_evaluator_processes_is_reported(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluators, "DEATHS_IN_A_ROW", 1)
     nothing = versions.settings.model_copy(update={"base_dir": tmp_path / "nothing"})
     broken = evaluator_of(nothing, logs=tmp_path, cluster=None)
     with pytest.raises(LearnerError, match="cannot work"):
-        await broken(asked(versions, 0), adapter=None, greedy=False)
+        await broken.generate(asked(versions, 0), adapter=None, greedy=False)
     lacks = evaluator_of(versions.settings, logs=tmp_path, cluster=None)
-    with pytest.raises(LearnerError, match=r"(?s)No process for evaluations.*v000009: .*No such file"):
-        await lacks(asked(versions, 9), adapter=versions.directory.adapter(9), greedy=False)
+    with pytest.raises(LearnerError, match=r"(?s)evaluator process keeps dying.*v000009: .*No such file"):
+        await lacks.generate(asked(versions, 9), adapter=versions.directory.adapter(9), greedy=False)
     await lacks.stop()
     assert below() == []

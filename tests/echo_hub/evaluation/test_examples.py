@@ -47,7 +47,7 @@ def chosen(rewards: list[float | None], kind: EvaluationKind = EvaluationKind.GR
         ([], []),
     ],
 )
-def test_a_solved_and_an_unsolved_one_are_among_them(rewards: list[float | None], places: list[int]) -> None:
+def test_examples_include_a_solved_and_an_unsolved_rollout(rewards: list[float | None], places: list[int]) -> None:
     found = chosen(rewards)
     assert [example.completion for example in found] == [str(place) for place in places]
     assert [example.prompt for example in found] == [PROBLEMS.heldout_problem(place)[0].prompt for place in places]
@@ -65,7 +65,7 @@ def test_a_set_and_a_version_are_named() -> None:
     assert [(one.policy_version, one.name, one.reward, one.error) for one in found] == [(3, "hard", None, "broken")]
 
 
-def test_an_episode_is_told_turn_by_turn() -> None:
+def test_an_episode_is_shown_turn_by_turn() -> None:
     def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         return CODEC.encode_prompt(text)
 

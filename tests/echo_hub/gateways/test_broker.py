@@ -1,4 +1,4 @@
-"""What a real NATS server does with what it is given."""
+"""Streams of a real NATS server."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ async def test_the_same_id_is_the_same_message(broker: Broker) -> None:
     await broker.store("subject", b"y", message_id="2")
     assert await broker.waiting("stream") == 2
     await broker.make_stream("stream", "subject")
-    assert await broker.waiting("stream") == 2, "it is made once"
+    assert await broker.waiting("stream") == 2, "the stream is made once"
 
 
-async def test_a_full_stream_takes_nothing_and_keeps_what_it_has(broker: Broker) -> None:
+async def test_a_full_stream_refuses_messages_and_keeps_its_own(broker: Broker) -> None:
     await broker.store("subject", bytes(8_000_000), message_id="1")
     await broker.store("subject", bytes(8_000_000), message_id="2")
     with pytest.raises(BrokerFullError):
@@ -48,7 +48,7 @@ async def test_a_full_stream_takes_nothing_and_keeps_what_it_has(broker: Broker)
     assert await broker.waiting("stream") == 2
 
 
-async def test_what_is_not_settled_comes_again_in_order_after_the_server_was_killed(
+async def test_unsettled_messages_come_again_in_order_after_a_server_crash(
     server: BrokerProcess, broker: Broker
 ) -> None:
     taken: list[bytes] = []
@@ -76,12 +76,12 @@ async def test_what_is_not_settled_comes_again_in_order_after_the_server_was_kil
     await until(5)
     await until(5 if taken[3] == b"1" else 6)
     again = taken[3:]
-    assert again in ([b"1", b"2"], [b"0", b"1", b"2"]), "the server may have died before it forgot what was settled"
+    assert again in ([b"1", b"2"], [b"0", b"1", b"2"]), "the server may have died before it removed the settled message"
     consuming.cancel()
     await asyncio.wait([consuming])
 
 
-async def test_a_server_of_no_use_is_said_so(server: BrokerProcess, tmp_path: Path) -> None:
+async def test_an_unusable_server_is_reported(server: BrokerProcess, tmp_path: Path) -> None:
     for url in (server.url.replace("echo:", "echo:wrong-"), "nats://127.0.0.1:1"):
         with pytest.raises(ConfigError, match="cannot be reached") as caught:
             await Broker.open(GatewaysConfig(url=url), name="test")
@@ -94,11 +94,11 @@ async def test_a_server_of_no_use_is_said_so(server: BrokerProcess, tmp_path: Pa
         await Broker.open(GatewaysConfig(url=small.url), name="test")
 
 
-async def test_files_for_tls_that_are_none_are_said_so(server: BrokerProcess, tmp_path: Path) -> None:
+async def test_invalid_tls_files_are_reported(server: BrokerProcess, tmp_path: Path) -> None:
     settings = GatewaysConfig(url=server.url, tls_ca=str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="tls_ca"):
         await Broker.open(settings, name="test")
 
 
-def test_nobody_is_shown_a_password() -> None:
+def test_errors_never_show_a_password() -> None:
     assert without_password("nats://u:p@one:4222,tls://two:4222") == "nats://one:4222,tls://two:4222"

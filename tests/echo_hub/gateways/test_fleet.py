@@ -1,4 +1,4 @@
-"""Hub, gateways and broker together: what each of them may do to the others, and that nothing is lost by it."""
+"""Hub, gateways and broker together: the death of any of them loses nothing."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: 
     assert not hub.connections.send(node.me.node_id, revoked(1))
 
 
-async def test_what_is_received_is_stored_until_it_is_committed_whoever_dies(world: World) -> None:
-    """Hub and gateway end while nothing is committed; the next hub is given it all again, in order."""
+async def test_received_rollouts_survive_the_death_of_hub_and_gateway(world: World) -> None:
+    """Stop hub and gateway before any commit; the next hub gets all rollouts again, in order."""
     hub = await world.hub()
     hub.may_commit.clear()
     gateway = await world.gateway(hub)
@@ -86,7 +86,7 @@ async def test_what_is_received_is_stored_until_it_is_committed_whoever_dies(wor
     assert await hear_receipts(node, 20) == [f"1-{number}" for number in range(20)]
     await hub.book.until(lambda: len(rollouts_of(hub.book)) == 20)
     await hub.kill()
-    for number in range(20, 30):  # While the hub is away, nodes stay and are told that it is received.
+    for number in range(20, 30):  # Without a hub, nodes stay connected and get receipts.
         await node.say(rollout(number))
     assert await hear_receipts(node, 10) == [f"1-{number}" for number in range(20, 30)]
     await gateway.stop()
@@ -96,7 +96,7 @@ async def test_what_is_received_is_stored_until_it_is_committed_whoever_dies(wor
     assert {who for who, _ in again.book.said} == {node.me.node_id}
 
 
-async def test_a_killed_broker_has_what_it_has_stored_and_the_rest_is_sent_again(world: World) -> None:
+async def test_a_killed_broker_keeps_stored_messages_and_the_rest_is_resent(world: World) -> None:
     hub = await world.hub()
     gateway = await world.gateway(hub)
     node = await world.joined(gateway.url)
@@ -122,12 +122,12 @@ async def test_nodes_of_another_hub_process_connect_again(world: World) -> None:
     assert [info.node_id for info in again.book.joined] == [node.me.node_id]
 
 
-async def test_after_a_message_that_was_lost_nodes_connect_again_and_are_told_anew(world: World) -> None:
+async def test_after_a_lost_message_nodes_reconnect_and_get_their_state_again(world: World) -> None:
     hub = await world.hub()
     gateway = await world.gateway(hub)
     node = await world.joined(gateway.url)
     (line,) = hub.connections.sessions.lines.values()
-    line.sent += 1  # As if the broker had died with it.
+    line.sent += 1  # As if the broker had lost a message.
     assert hub.connections.send(node.me.node_id, revoked(1))
     assert (await node.refusal()).code == RefusalCode.SHUTTING_DOWN
     again = await world.joined(gateway.url, node.me)
@@ -136,9 +136,7 @@ async def test_after_a_message_that_was_lost_nodes_connect_again_and_are_told_an
     assert list(hub.connections.sessions.lines.values()) != [line]
 
 
-async def test_a_gateway_that_falls_silent_is_gone_and_its_nodes_with_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_gateway_and_its_nodes_are_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "GONE_S", 0.5)
     monkeypatch.setattr(fleet, "HERE_S", 0.05)
     monkeypatch.setattr(hub_line, "HERE_S", 0.05)
@@ -152,7 +150,7 @@ async def test_a_gateway_that_falls_silent_is_gone_and_its_nodes_with_it(
     assert await stays.hear() == revoked(2)
 
 
-async def test_a_hub_whose_clock_was_set_back_is_known(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_whose_clock_was_set_back_is_recognized(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_line, "GONE_S", 0.2)
     hub = await world.hub()
     gateway = await world.gateway(hub)
@@ -165,8 +163,8 @@ async def test_a_hub_whose_clock_was_set_back_is_known(world: World, monkeypatch
     await world.joined(gateway.url, node.me)
 
 
-async def test_nodes_wait_while_nothing_can_be_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a gateway holds of what they send has a bound, whatever they send."""
+async def test_nodes_are_not_read_while_the_broker_is_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit what a gateway holds, however much its nodes send."""
     monkeypatch.setattr(uplink, "WAITING_BYTES", 10 * uplink.AROUND_BYTES)
     hub = await world.hub()
     gateway = await world.gateway(hub)
@@ -178,7 +176,7 @@ async def test_nodes_wait_while_nothing_can_be_stored(world: World, monkeypatch:
     assert await hear_receipts(node, 100) == [f"1-{number}" for number in range(100)]
 
 
-async def test_a_node_is_in_one_place_at_a_time(world: World) -> None:
+async def test_a_node_is_connected_to_one_gateway_at_a_time(world: World) -> None:
     hub = await world.hub()
     one, other = await world.gateway(hub), await world.gateway(hub)
     me = Identity.generate()
@@ -194,7 +192,7 @@ async def test_a_node_is_in_one_place_at_a_time(world: World) -> None:
     assert hub.book.left == [me.node_id] * 3
 
 
-async def test_who_is_dismissed_by_the_hub_hears_why(world: World) -> None:
+async def test_a_node_dismissed_by_the_hub_gets_the_reason(world: World) -> None:
     hub = await world.hub()
     gateway = await world.gateway(hub)
     node = await world.joined(gateway.url)
@@ -208,7 +206,7 @@ async def test_who_is_dismissed_by_the_hub_hears_why(world: World) -> None:
     assert (http_status, refusal.code) == (403, RefusalCode.BANNED)
 
 
-async def test_a_proof_opens_one_connection_whichever_gateway_it_is_shown_to(world: World) -> None:
+async def test_a_proof_opens_one_connection_at_any_gateway(world: World) -> None:
     hub = await world.hub()
     one, other = await world.gateway(hub), await world.gateway(hub)
     node = world.node(one.url)
@@ -220,7 +218,7 @@ async def test_a_proof_opens_one_connection_whichever_gateway_it_is_shown_to(wor
     assert (await own_port.turned_away(credentials))[1].code == RefusalCode.STALE_PROOF
 
 
-async def test_a_node_that_breaks_the_protocol_ends_its_own_connection_alone(world: World) -> None:
+async def test_a_protocol_error_ends_only_the_nodes_own_connection(world: World) -> None:
     hub = await world.hub()
     gateway = await world.gateway(hub)
     good, bad = await world.joined(gateway.url), await world.joined(gateway.url)
@@ -231,7 +229,7 @@ async def test_a_node_that_breaks_the_protocol_ends_its_own_connection_alone(wor
     assert await hear_receipts(good, 1) == ["1-0"]
 
 
-async def test_a_stranger_at_the_broker_says_nothing_in_anybodys_name(world: World) -> None:
+async def test_a_stranger_at_the_broker_cannot_speak_for_a_node(world: World) -> None:
     hub = await world.hub()
     gateway = await world.gateway(hub)
     node = await world.joined(gateway.url)

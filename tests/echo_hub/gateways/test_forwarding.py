@@ -1,4 +1,4 @@
-"""A hub's port, a gateway's forwarding before it, and clients, all real."""
+"""Forwarding by a gateway to a hub's port, with real servers and clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BIG = bytes(range(256)) * 4_000
 
 
 async def hub(request: web.Request) -> web.StreamResponse:
-    """Says what it was asked."""
+    """Answer with the received request."""
     if request.path == "/file":
         return web.Response(body=BIG, headers={"ETag": '"x"', "Connection": "x-hop", "X-Hop": "1"})
     if request.path == "/half":
@@ -66,7 +66,7 @@ async def gateway(serve) -> AsyncIterator[str]:
     await forwarding.close()
 
 
-async def test_a_request_is_the_hubs_and_the_hub_knows_whose_it_is(gateway: str) -> None:
+async def test_a_forwarded_request_keeps_its_client_address(gateway: str) -> None:
     hops = {"Connection": "X-Hop", "X-Hop": "1", "X-Forwarded-For": "10.9.9.9", "Host": "hub.example.org"}
     async with (
         aiohttp.ClientSession() as http,
@@ -84,7 +84,7 @@ async def test_a_request_is_the_hubs_and_the_hub_knows_whose_it_is(gateway: str)
         }
 
 
-async def test_a_file_comes_whole_and_half_a_one_does_not_look_whole(gateway: str) -> None:
+async def test_a_file_is_forwarded_whole_and_a_broken_one_fails(gateway: str) -> None:
     async with aiohttp.ClientSession() as http:
         async with http.get(f"{gateway}/file") as answer:
             assert await answer.read() == BIG
@@ -106,7 +106,7 @@ async def test_a_target_that_names_a_host_goes_to_the_hub_all_the_same(gateway: 
     assert answer.startswith("HTTP/1.1 418") and '"path": "/a?b=c"' in answer, answer
 
 
-async def test_a_hub_that_is_away_is_said_to_be(serve) -> None:
+async def test_an_unreachable_hub_is_reported(serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     forwarding = Forwarding(f"http://127.0.0.1:{port}", trusted_proxies=())

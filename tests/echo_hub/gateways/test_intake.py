@@ -24,7 +24,7 @@ RETURNED = LeaseReturned(lease_id=1, indices=(2,), reason="none")
 
 
 class Taking:
-    """An intake, whose node is connected by a gateway."""
+    """An intake whose node is connected by a gateway."""
 
     def __init__(self) -> None:
         me, self.book = Identity.generate(), Book()
@@ -34,20 +34,18 @@ class Taking:
         connections = Connections(gateway)
         self.number = connections.sessions.begin("node", Line("gateway", heard_at=0.0)).number
         self.seal = Seal(me)
-        self.intake = Intake(
-            seal=self.seal, subject="sent", inbox=self.book, connections=connections, committed=self._committed
-        )
-        self.settled: asyncio.Queue[bytes] = asyncio.Queue()
+        self.intake = Intake(seal=self.seal, subject="sent", inbox=self.book, connections=connections, books=self)
+        self.let_go: asyncio.Queue[bytes] = asyncio.Queue()
 
-    async def _committed(self) -> None:
-        pass
+    async def settled(self) -> None:
+        """All is committed at once."""
 
     def stored(self, gateway: str, number: int, *items: Item) -> bytes:
         return self.seal.close("sent", [gateway, number, list(items)])
 
     async def take(self, message: bytes) -> None:
         async def settle() -> None:
-            self.settled.put_nowait(message)
+            self.let_go.put_nowait(message)
 
         await self.intake.take(message, settle)
 
@@ -56,7 +54,7 @@ class Taking:
         return [Kind.SAID, "node", self.number, encode(RETURNED)]
 
 
-async def test_what_was_stored_is_said_once_however_often_it_comes() -> None:
+async def test_a_message_delivered_twice_is_handled_once() -> None:
     taking = Taking()
     first = taking.stored("gateway", 1, taking.returned)
     second = taking.stored("gateway", 2, rollout_item("node", taking.number, rollout(3)))
@@ -65,9 +63,9 @@ async def test_what_was_stored_is_said_once_however_often_it_comes() -> None:
     assert [type(message).__name__ for _, message in taking.book.said] == ["LeaseReturned", "Rollout"]
     settling = asyncio.create_task(taking.intake.settle())
     async with asyncio.timeout(10):
-        settled = [await taking.settled.get() for _ in range(4)]
+        settled = [await taking.let_go.get() for _ in range(4)]
     settling.cancel()
-    assert settled == [first, second, first, second], "and let go as often"
+    assert settled == [first, second, first, second], "and is settled as often as it was delivered"
 
 
 async def test_each_gateway_counts_for_itself() -> None:

@@ -30,7 +30,7 @@ def test_a_rollout_arrives_as_it_was_sent_in_every_field() -> None:
             assert (one, type(one)) == (other, type(other))
 
 
-def test_a_node_and_a_refusal_arrive_as_they_were() -> None:
+def test_a_node_and_a_refusal_arrive_unchanged() -> None:
     node = NodeInfo(
         node_id="n",
         public_key=bytes(32),

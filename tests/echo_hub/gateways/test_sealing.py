@@ -7,7 +7,7 @@ from echo_shared.errors import CodecError
 from echo_shared.identity import Identity
 
 
-def test_only_the_key_that_has_sealed_it_opens_it_and_only_for_its_subject() -> None:
+def test_a_sealed_message_opens_only_with_its_key_and_subject() -> None:
     me = Identity.generate()
     message = Seal(me).close("a.b", ["x", 1, [b"\0frame", None]])
     assert Seal(me).open("a.b", message) == ["x", 1, [b"\0frame", None]]
@@ -22,6 +22,6 @@ def test_only_the_key_that_has_sealed_it_opens_it_and_only_for_its_subject() -> 
             seal.open(subject, said)
 
 
-def test_each_purpose_has_a_secret_of_its_own_that_is_the_same_every_time() -> None:
+def test_each_purpose_has_its_own_constant_secret() -> None:
     me = Identity.generate()
     assert secret_of(me, "nonces") == secret_of(me, "nonces") != secret_of(me, "messages")

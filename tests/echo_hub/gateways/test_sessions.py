@@ -15,7 +15,7 @@ def known(*names: str) -> tuple[Sessions, list[Line]]:
     return sessions, lines
 
 
-def test_a_node_has_one_session_and_an_old_ones_end_is_not_its_own() -> None:
+def test_the_end_of_an_old_session_does_not_end_the_new_one() -> None:
     sessions, (one, other) = known("one", "other")
     first = sessions.begin("a", one)
     sessions.end("a")
@@ -27,7 +27,7 @@ def test_a_node_has_one_session_and_an_old_ones_end_is_not_its_own() -> None:
     assert not one.sessions and not other.sessions
 
 
-def test_with_a_gateway_all_its_nodes_are_gone_and_no_others() -> None:
+def test_a_lost_gateway_removes_exactly_its_nodes() -> None:
     sessions, (one, other) = known("one", "other")
     for node_id, line in (("a", one), ("b", one), ("c", other)):
         sessions.begin(node_id, line)
@@ -36,7 +36,7 @@ def test_with_a_gateway_all_its_nodes_are_gone_and_no_others() -> None:
     assert not sessions.say("a", Kind.SEND, b"x") and sessions.say("c", Kind.SEND, b"x")
 
 
-def test_pushes_are_made_in_their_turn_and_only_for_who_is_still_there() -> None:
+def test_pushes_are_made_in_turn_and_only_for_connected_nodes() -> None:
     sessions, (line,) = known("one")
     sessions.begin("a", line)
     sessions.begin("b", line)

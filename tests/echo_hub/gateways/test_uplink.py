@@ -34,7 +34,7 @@ def item(number: int) -> Item:
     return [Kind.LEFT, "node", number]
 
 
-async def test_who_sends_waits_while_too_much_does_and_all_is_stored_in_order_and_together(
+async def test_a_full_uplink_blocks_senders_and_keeps_the_order(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uplink_module, "WAITING_BYTES", 10 * AROUND_BYTES)
@@ -48,7 +48,7 @@ async def test_who_sends_waits_while_too_much_does_and_all_is_stored_in_order_an
     putting = asyncio.create_task(put_all())
     for _ in range(100):
         await asyncio.sleep(0)
-    assert not putting.done(), "there is room for ten"
+    assert not putting.done(), "the queue holds ten"
     storing = asyncio.create_task(uplink.run("subject"))
     async with asyncio.timeout(DEADLINE_S):
         await putting
@@ -59,7 +59,7 @@ async def test_who_sends_waits_while_too_much_does_and_all_is_stored_in_order_an
     await asyncio.wait([storing])
 
 
-async def test_no_stored_message_is_larger_than_it_may_be_but_for_one_item_alone(
+async def test_only_a_message_of_one_item_may_exceed_the_size_limit(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uplink_module, "STORED_BYTES", 2_000)
@@ -75,9 +75,7 @@ async def test_no_stored_message_is_larger_than_it_may_be_but_for_one_item_alone
     await asyncio.wait([storing])
 
 
-async def test_what_was_in_hand_when_it_was_cancelled_is_stored_once(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_items_taken_before_a_cancel_are_stored_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uplink_module, "GATHER_S", 0.0)
     parts: list[Sequence[Item]] = []
     uplink = Uplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)

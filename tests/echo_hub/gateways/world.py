@@ -1,5 +1,7 @@
-"""A real broker, the hub's end and real gateways in this process, nodes that are real sockets; the hub behind them
-writes down what it is told (`Book`)."""
+"""A real broker, the hub's end and real gateways in this process, and nodes on real sockets.
+
+A `Book` behind the hub records all messages.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def rollout(number: int, *, lease_id: int = 1) -> Rollout:
 
 
 class HubEnd:
-    """The hub's own port and its end of the gateways, until `kill`."""
+    """Run the hub's port and its end of the gateways, until `kill`."""
 
     def __init__(self, config: HubConfig, me: Identity, book: Book) -> None:
         self.book = book
@@ -68,13 +70,13 @@ class HubEnd:
     async def open(self) -> None:
         await self.fleet.open()
         await self.server.open(self._routes)
-        self._serving = asyncio.create_task(self.fleet.run(self.book, self._committed))
+        self._serving = asyncio.create_task(self.fleet.run(self.book, self))
 
-    async def _committed(self) -> None:
+    async def settled(self) -> None:
         await self.may_commit.wait()
 
     async def kill(self) -> None:
-        """Says nothing to anybody."""
+        """Stop without any message."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait([self._serving])
@@ -84,7 +86,7 @@ class HubEnd:
 
 
 class World:
-    """Made by `worlds`."""
+    """A broker with hubs and gateways; made by `worlds`."""
 
     def __init__(self, broker: BrokerProcess, stack: AsyncExitStack) -> None:
         self.broker = broker
@@ -116,7 +118,7 @@ class World:
         return node_at(url, self._stack, me)
 
     async def joined(self, url: str, me: Identity | None = None) -> Node:
-        """A node that is in; the hub may not have heard of its gateway yet."""
+        """Return a connected node; the gateway may not be known to the hub at first."""
         who = me or Identity.generate()
         while True:
             node = self.node(url, who)
@@ -130,7 +132,7 @@ class World:
 
 
 class RunningGateway:
-    """One in this process."""
+    """A gateway that runs in this process."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -148,13 +150,13 @@ class RunningGateway:
         return self.process.server.url
 
     async def fall_silent(self) -> None:
-        """It says and does nothing more, and closes nothing."""
+        """Stop answering, but close no connection."""
         assert self._serving is not None
         self._serving.cancel()
         await asyncio.wait([self._serving])
 
     async def stop(self) -> None:
-        """In good order."""
+        """Stop in good order."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait([self._serving])
@@ -164,14 +166,14 @@ class RunningGateway:
 
 @asynccontextmanager
 async def worlds(directory: Path) -> AsyncIterator[World]:
-    """One, with its broker."""
+    """Yield a world with its broker."""
     with broker_process(directory) as broker:
         async with AsyncExitStack() as stack:
             yield World(broker, stack)
 
 
 async def hear_receipts(node: Node, count: int) -> list[str]:
-    """The ids of the next receipts, all of them `received`."""
+    """Return the ids of the next `count` receipts, all of them `received`."""
     found: list[str] = []
     while len(found) < count:
         said: FromHub = await node.hear()

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from echo_hub.core.effects import SendLease
-from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
-from echo_hub.core.payload import Span
+from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.core.trust.numerics import NumericsClass
-from echo_hub.intake.connected import ConnectedNodes, LiveNode
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.intake.connected import ConnectedNodes
 from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations, hash_of
+from echo_hub.net.live_nodes import LiveNode, LiveNodes
 from echo_hub.net.peer_log import BURST
 from echo_hub.scoring.checks import SamplingBounds
+from echo_hub.scoring.stop_strings import NO_STRINGS
 from echo_shared.books import Invite
 from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
 from echo_shared.messages import (
@@ -40,6 +42,7 @@ from echo_shared.messages import (
     VersionSpan,
     Welcome,
 )
+from echo_shared.rollout_books import DrawnSpan
 
 NODE = NodeInfo(
     node_id="a",
@@ -69,8 +72,19 @@ ROLLOUT = Rollout(
 )
 
 
+class Reports(EventQueue):
+    """Gives each event to the hub, and keeps none."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._hub = hub
+
+    async def put(self, event: Event) -> None:
+        await self._hub.report(event)
+
+
 class Hub:
-    """What lies around them, and the order in which it was called."""
+    """Parts around the connected nodes; records the order of calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -80,13 +94,15 @@ class Hub:
         bounds = SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())
         self.partials = Partials(bounds, published_version=5)
         self.invitations = Invitations([INVITE])
+        self.live = LiveNodes()
         self.nodes = ConnectedNodes(
-            report=self.report,
-            check_name=self.check_name,
-            remember=self.remember,
+            queue=Reports(self),
+            live=self.live,
+            register=self,
+            welcoming=self,
             distributor=self,
-            look_up=self.look_up,
-            welcome=self.welcome,
+            look_ups=self,
+            stop_strings=NO_STRINGS,
             partials=self.partials,
             checks=self,
             invitations=self.invitations,
@@ -125,11 +141,11 @@ class Hub:
     def left(self, node_id: str) -> None:
         self.calls.append(("checks nothing", node_id))
 
-    async def look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+    async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         self.calls.append(("look_up", (node_id, rollout_ids)))
 
     def welcome(self, node: NodeInfo) -> Welcome:
-        assert node.node_id in self.nodes.live, "a version that is announced from here on must reach it"
+        assert node.node_id in self.live, "a version that is announced from here on must reach it"
         self.calls.append(("welcome", node))
         offer = ArtefactOffer(manifest=b"", signature=bytes(64), torrent=b"", web_seed_path="/x")
         return Welcome(
@@ -157,7 +173,7 @@ async def test_a_node_is_remembered_then_reported_then_welcomed(hub: Hub) -> Non
     assert (await hub.nodes.node_joined(NODE)).node_id == "a"
     steps = ["remember", "report", "joined", "welcome"]
     assert hub.calls == list(zip(steps, [NODE, NodeConnected(node_id="a", numerics=NUMERICS), NODE, NODE], strict=True))
-    assert hub.nodes.live == {"a": LiveNode(info=NODE)}
+    assert hub.live == {"a": LiveNode(info=NODE)}
 
 
 async def test_fresh_keys_do_not_fill_the_log(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,26 +183,26 @@ async def test_fresh_keys_do_not_fill_the_log(hub: Hub, caplog: pytest.LogCaptur
     assert BURST <= caplog.text.count("joined") < 2 * BURST
 
 
-async def test_a_node_that_cannot_be_remembered_is_not_there(hub: Hub) -> None:
+async def test_a_node_that_cannot_be_stored_is_not_connected(hub: Hub) -> None:
     hub.full = True
     with pytest.raises(StorageError):
         await hub.nodes.node_joined(NODE)
-    assert (hub.nodes.live, hub.calls) == ({}, [])
+    assert (hub.live, hub.calls) == ({}, [])
 
 
-async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> None:
+async def test_a_node_banned_while_joining_is_not_connected(hub: Hub) -> None:
     hub.banned_meanwhile = True
     with pytest.raises(RefusedError):
         await hub.nodes.node_joined(NODE)
-    assert hub.nodes.live == {}
+    assert hub.live == {}
     events = [NodeConnected(node_id="a", numerics=NUMERICS), NodeDisconnected(node_id="a")]
     assert hub.calls == [("remember", NODE), *(("report", event) for event in events)]
 
 
-async def test_a_node_that_left_is_not_there(hub: Hub) -> None:
+async def test_a_node_that_left_is_not_connected(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_left("a")
-    assert hub.nodes.live == {}
+    assert hub.live == {}
     assert hub.calls[-3:] == [("left", "a"), ("checks nothing", "a"), ("report", NodeDisconnected(node_id="a"))]
 
 
@@ -194,10 +210,10 @@ async def test_a_banned_node_is_not_even_remembered(hub: Hub) -> None:
     hub.banned = True
     with pytest.raises(RefusedError):
         await hub.nodes.node_joined(NODE)
-    assert (hub.nodes.live, hub.calls) == ({}, [])
+    assert (hub.live, hub.calls) == ({}, [])
 
 
-async def test_who_was_invited_is_known_by_the_invite_and_only_so_many_come_by_it(hub: Hub) -> None:
+async def test_an_invite_is_stored_with_its_node_and_has_a_limit(hub: Hub) -> None:
     assert (hub.nodes.find_invite("a", "let me in"), hub.nodes.find_invite("b", "let me in")) == (3, 3)
     assert not hub.nodes.knows("a")
     await hub.nodes.node_joined(replace(NODE, invite_id=3))
@@ -206,19 +222,19 @@ async def test_who_was_invited_is_known_by_the_invite_and_only_so_many_come_by_i
     before = list(hub.calls)
     with pytest.raises(RefusedError, match="Ada is used up"):
         await hub.nodes.node_joined(replace(NODE, node_id="b", invite_id=3))
-    assert hub.calls == before, "it was at the door together with the other one, and nothing knows of it"
+    assert hub.calls == before, "both passed the gateway together, but the second one is not recorded"
     await hub.nodes.node_joined(replace(NODE, invite_id=hub.nodes.find_invite("a", None)))
 
 
-async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
+async def test_a_nodes_status_is_shown_and_reported(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_said("a", STATUS)
-    live = hub.nodes.live["a"]
+    live = hub.live["a"]
     assert (live.activity, live.capacity, live.policy_version, live.tokens_per_s) == ("sampling", 5, 3, 9.5)
     assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
     await hub.nodes.node_said("a", STATUS.model_copy(update={"tokens_per_s": 1e308, "precision": "bf16"}))
     assert live.precision == "bf16"
-    assert live.tokens_per_s == 1e9, "sums of such claims are numbers still"
+    assert live.tokens_per_s == 1e9, "sums of such claims stay finite"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +246,7 @@ async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
         KeyframeWanted(policy_version=1),
     ],
 )
-async def test_what_concerns_distribution_is_no_event_of_the_coordinators(
+async def test_distribution_messages_do_not_reach_the_coordinator(
     hub: Hub, message: Fetched | Have | Links | KeyframeWanted
 ) -> None:
     await hub.nodes.node_joined(NODE)
@@ -253,14 +269,14 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
     assert arrived.payload.completion_ids is ROLLOUT.completion_ids
     assert arrived.payload.behavior_logprobs is ROLLOUT.behavior_logprobs
     assert (arrived.payload.finish_reason, arrived.payload.sampling_s) == (FinishReason.LENGTH, 0.25)
-    drawn = tuple(Span(node_id="a", policy_version=version, num_tokens=1) for version in (3, 5))
+    drawn = tuple(DrawnSpan(node_id="a", policy_version=version, num_tokens=1) for version in (3, 5))
     assert arrived.payload.spans == drawn and arrived.problem == ""
     await hub.nodes.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
     expected = LeaseGivenBack(node_id="a", lease_id=4, indices=(0, 2), reason="on battery")
     assert hub.calls[-1] == ("report", expected)
 
 
-async def test_what_a_node_finds_of_others_goes_to_their_checks(hub: Hub) -> None:
+async def test_a_nodes_findings_go_to_the_checks(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_said("a", STATUS.model_copy(update={"checks": 7}))
     assert hub.calls[-1][1].checks == 7
@@ -294,7 +310,7 @@ async def test_parts_are_kept_until_the_rollout_is_there(hub: Hub) -> None:
     assert hub.partials.prefix(4, 1) is None and len(hub.calls) == 1
 
 
-async def test_a_rollout_that_was_begun_elsewhere_says_so_and_begins_as_it_was_given(hub: Hub) -> None:
+async def test_a_continued_rollout_keeps_its_given_prefix_and_spans(hub: Hub) -> None:
     hub.partials.leased("b", 3, (1,), policy_version=3)
     part = RolloutPart(
         lease_id=3,
@@ -337,20 +353,20 @@ async def test_a_node_costs_what_it_asks_for_and_its_power(hub: Hub) -> None:
     await hub.nodes.node_joined(priced)
     (connected,) = [event for what, event in hub.calls if what == "report"]
     assert connected == NodeConnected(node_id="a", cost_per_hour=0.5, numerics=NUMERICS)
-    assert hub.nodes.live["a"].cost_per_hour == 0.5
+    assert hub.live["a"].cost_per_hour == 0.5
 
 
-async def test_what_a_node_is_told_of_its_standing_is_shown_until_it_works_again(hub: Hub) -> None:
+async def test_a_standby_reason_is_shown_until_the_node_works_again(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
-    assert not hub.nodes.stands_by("a") and not hub.nodes.stands_by("b")
-    told = hub.nodes.told("a", StandbyReason.SPEND_CAP, "It costs $9 an hour.")
+    assert not hub.live.stands_by("a") and not hub.live.stands_by("b")
+    told = hub.live.told("a", StandbyReason.SPEND_CAP, "It costs $9 an hour.")
     assert told == Standby(reason=StandbyReason.SPEND_CAP, detail="It costs $9 an hour.")
-    assert hub.nodes.live["a"].standby == "spend cap. It costs $9 an hour." and hub.nodes.stands_by("a")
-    assert not hub.nodes.live["a"].affordable
-    assert hub.nodes.told("a", None, "") == Standby(reason=None)
-    assert hub.nodes.live["a"].affordable
-    assert not hub.nodes.stands_by("a")
-    assert hub.nodes.told("gone", None, "") == Standby(reason=None)
+    assert hub.live["a"].standby == "spend cap. It costs $9 an hour." and hub.live.stands_by("a")
+    assert not hub.live["a"].affordable
+    assert hub.live.told("a", None, "") == Standby(reason=None)
+    assert hub.live["a"].affordable
+    assert not hub.live.stands_by("a")
+    assert hub.live.told("gone", None, "") == Standby(reason=None)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +379,7 @@ async def test_what_a_node_is_told_of_its_standing_is_shown_until_it_works_again
         ("", "cpu"),
     ],
 )
-async def test_where_a_node_is_and_what_it_computes_on_is_told(hub: Hub, device: str, kind: str) -> None:
+async def test_a_nodes_address_and_device_are_reported(hub: Hub, device: str, kind: str) -> None:
     await hub.nodes.node_joined(replace(NODE, device=device, host="2001:db8::7"))
     (connected,) = [event for what, event in hub.calls if what == "report"]
     assert connected.numerics == NumericsClass("torch", "", kind)

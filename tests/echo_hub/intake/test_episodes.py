@@ -10,12 +10,12 @@ from echo_hub.core.effects import DrawnTurn
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.intake.episodes import TrainingBatches, conversation, drawn_rollout, training_rollout
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchTurn, StoredPayload
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 
 
 def ids(*values: int) -> np.ndarray:
@@ -23,18 +23,25 @@ def ids(*values: int) -> np.ndarray:
 
 
 def turn(
-    drawn: np.ndarray, observed: np.ndarray, reason: FinishReason = FinishReason.STOP, *, version: int = 0
+    drawn: np.ndarray,
+    observed: np.ndarray,
+    reason: FinishReason = FinishReason.STOP,
+    *,
+    version: int = 0,
+    spans: tuple[DrawnSpan, ...] = (),
 ) -> BatchTurn:
     return BatchTurn(
         rollout_id="1-0",
-        node_id="a",
         seed=2**64 - 1,
         index=6,
-        spans=(Span(node_id="a", policy_version=version, num_tokens=len(drawn)),),
-        completion_ids=drawn,
-        behavior_logprobs=-np.arange(1, len(drawn) + 1).astype(np.float32),
-        observation_ids=observed,
-        finish_reason=reason,
+        payload=RolloutPayload(
+            completion_ids=drawn,
+            behavior_logprobs=-np.arange(1, len(drawn) + 1).astype(np.float32),
+            finish_reason=reason,
+            sampling_s=0.5,
+            observation_ids=observed,
+            spans=spans or (DrawnSpan(node_id="a", policy_version=version, num_tokens=len(drawn)),),
+        ),
     )
 
 
@@ -48,13 +55,13 @@ def test_a_conversation_is_its_parts_in_order() -> None:
     assert conversation(ids(1, 2), turns).dtype == np.int32
 
 
-def test_what_the_environment_said_is_masked_out() -> None:
+def test_environment_tokens_are_masked_out() -> None:
     episode = BatchEpisode(turns=(turn(ids(3, 4), ids(5, 6, 7)), turn(ids(8), ids())), reward=0.75)
     rollout = training_rollout(episode)
     assert rollout.completion_ids.tolist() == [3, 4, 5, 6, 7, 8]
     assert rollout.loss_mask.tolist() == [True, True, False, False, False, True]
     assert rollout.behavior_logprobs.tolist() == [-1.0, -2.0, 0.0, 0.0, 0.0, -1.0]
-    assert (rollout.reward, rollout.truncated) == (0.75, False)
+    assert (rollout.reward, rollout.truncated, rollout.sampling_s) == (0.75, False, 1.0)
     assert rollout.draws.tolist() == [[2**64 - 1, 6, 2], [2**64 - 1, 6, 1]] and rollout.draws.dtype == np.uint64
     assert (rollout.completion_ids.dtype, rollout.loss_mask.dtype, rollout.behavior_logprobs.dtype) == (
         np.int32,
@@ -63,32 +70,28 @@ def test_what_the_environment_said_is_masked_out() -> None:
     )
 
 
-def test_what_turns_have_earned_is_known_of_all_but_the_last() -> None:
+def test_turn_rewards_are_known_for_all_but_the_last_turn() -> None:
     turns = (replace(turn(ids(3), ids(5)), turn_reward=-0.5), replace(turn(ids(4), ids(5)), turn_reward=0.25))
     rollout = training_rollout(BatchEpisode(turns=(*turns, turn(ids(6), ids())), reward=1.0))
     assert rollout.turn_rewards.tolist() == [-0.5, 0.25] and rollout.turn_rewards.dtype == np.float64
     assert training_rollout(BatchEpisode(turns=(turn(ids(6), ids()),), reward=1.0)).turn_rewards.tolist() == []
 
 
-def test_a_single_turn_is_trained_on_as_it_is() -> None:
+def test_a_single_turn_is_trained_on_unchanged() -> None:
     rollout = training_rollout(BatchEpisode(turns=(turn(ids(3, 4), ids(), FinishReason.LENGTH),), reward=1.0))
     assert rollout.loss_mask.tolist() == [True, True] and rollout.truncated
 
 
-def test_what_is_at_hand_is_as_the_store_has_it() -> None:
-    """Of two who drew it one after the other, and of its own node alone."""
-    spans = (Span(node_id="b", policy_version=1, num_tokens=1), Span(node_id="a", policy_version=4, num_tokens=2))
+def test_a_payload_in_memory_equals_the_stored_one() -> None:
+    """Compare rollouts sampled by two nodes in sequence, and by one node alone."""
+    spans = (
+        DrawnSpan(node_id="b", policy_version=1, num_tokens=1),
+        DrawnSpan(node_id="a", policy_version=4, num_tokens=2),
+    )
     for of_two in (spans, ()):
         seed = turn_seed(77, 0, 1)
-        stored = replace(turn(ids(3, 4, 1), ids(), version=4), seed=seed)
-        stored = replace(stored, spans=of_two or stored.spans)
-        payload = RolloutPayload(
-            completion_ids=stored.completion_ids,
-            behavior_logprobs=stored.behavior_logprobs,
-            finish_reason=stored.finish_reason,
-            sampling_s=0.1,
-            spans=of_two,
-        )
+        stored = replace(turn(ids(3, 4, 1), ids(), version=4, spans=of_two), seed=seed)
+        payload = replace(stored.payload, spans=of_two)
         problems = cast(Any, SimpleNamespace(prompt_ids=lambda group_id: ids(group_id)))
         batches = TrainingBatches(cast(Any, None), problems)
         group = batches.at_hand(9, [DrawnTurn("1-0", "a", 4, 6, 77, 1, payload)])
@@ -105,12 +108,13 @@ def test_a_cut_in_any_turn_counts() -> None:
     assert not training_rollout(BatchEpisode(turns=(turn(ids(3), ids(5)), whole), reward=1.0)).truncated
 
 
-def test_a_rollout_says_how_old_its_tokens_are() -> None:
-    mixed = replace(
-        turn(ids(3, 4, 5), ids()),
+def test_a_rollout_names_the_versions_of_its_tokens() -> None:
+    mixed = turn(
+        ids(3, 4, 5),
+        ids(),
         spans=(
-            Span(node_id="a", policy_version=5, num_tokens=2),
-            Span(node_id="b", policy_version=8, num_tokens=1),
+            DrawnSpan(node_id="a", policy_version=5, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=8, num_tokens=1),
         ),
     )
     rollout = training_rollout(BatchEpisode(turns=(mixed,), reward=1.0))
@@ -121,7 +125,7 @@ def test_a_rollout_says_how_old_its_tokens_are() -> None:
 
 
 class Prompts:
-    """A run's problems, as far as their prompts are asked for."""
+    """Prompts of a run's problems."""
 
     def prompt_ids(self, group_id: int) -> np.ndarray:
         return ids(group_id % 100, 2)
@@ -140,7 +144,7 @@ def stored_draw(group_id: int, *, turns: int = 0, turn: int | None = None, failu
                 behavior_logprobs=np.array([-1, -2], np.float32),
                 finish_reason=FinishReason.STOP,
                 sampling_s=0.1,
-                spans=(Span(node_id="a", policy_version=3, num_tokens=2),),
+                spans=(DrawnSpan(node_id="a", policy_version=3, num_tokens=2),),
             ),
         ),
         index=3,
@@ -154,7 +158,7 @@ def checked(draw: StoredDraw) -> DrawnRollout | str:
     return drawn_rollout(draw, Prompts(), run_seed=9)  # type: ignore[arg-type]
 
 
-def test_a_draw_is_checked_with_what_its_lease_said() -> None:
+def test_a_draw_is_checked_with_its_leases_values() -> None:
     found = checked(stored_draw(4))
     assert isinstance(found, DrawnRollout)
     assert (found.rollout_id, found.index, found.seed, found.prompt_ids.tolist()) == ("7-3", 3, 77, [4, 2])
@@ -168,11 +172,11 @@ def test_a_later_turn_is_checked_behind_the_whole_conversation() -> None:
     assert isinstance(found, DrawnRollout)
     assert (found.prompt_ids.tolist(), found.seed) == ([4, 2, 10, 20, 11, 21], turn_seed(77, 2))
     first = checked(stored_draw(4, turns=2, turn=0))
-    assert isinstance(first, DrawnRollout) and first.prompt_ids.tolist() == [4, 2], "it was answered since"
+    assert isinstance(first, DrawnRollout) and first.prompt_ids.tolist() == [4, 2], "it was answered meanwhile"
     assert "not kept" in str(checked(stored_draw(4, turns=1, turn=2)))
 
 
-def test_evaluations_are_checked_where_they_are_drawn() -> None:
+def test_evaluation_rollouts_are_checked_as_sampled() -> None:
     sampled = EvaluationGroup(policy_version=2, greedy=False, number=11).group_id
     found = checked(stored_draw(sampled))
     assert isinstance(found, DrawnRollout) and found.seed == evaluation_seed(9, 11) and not found.is_greedy

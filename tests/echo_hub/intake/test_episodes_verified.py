@@ -1,4 +1,4 @@
-"""From the store to the verifier's process: honest rollouts of a run's own problems, as nodes would draw them."""
+"""Honest rollouts of a run's own problems, from the store to the verifier's process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.intake.episodes import load_drawn
+from echo_hub.intake.episodes import DrawnRollouts
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
@@ -23,6 +22,7 @@ from echo_hub.store.store import Store
 from echo_hub.verify.drawn import NodeEvidence
 from echo_hub.verify.verifier import Verifier, program, verifier_settings
 from echo_shared.messages import DropReason, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.torch_sampler import sample_groups
 
@@ -42,6 +42,26 @@ def drawn(
         stop_ids=codec.stop_ids,
     )
     return list(sample_groups(AutoModelForCausalLM.from_pretrained(resolve_base("builtin:tiny")), [request]))
+
+
+class Told:
+    """The verifier's answers, until there are `expected` of them."""
+
+    def __init__(self, expected: int) -> None:
+        self.of: dict[str, tuple[NodeEvidence, ...]] = {}
+        self.all = asyncio.Event()
+        self._expected = expected
+
+    async def checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
+        self.of[rollout_id] = spans
+        if len(self.of) == self._expected:
+            self.all.set()
+
+    async def abandoned(self, rollout_id: str, why: str) -> None:
+        raise AssertionError(f"{rollout_id}: {why}")
+
+    async def measured(self, rounding: str, policy_version: int, evidence: Evidence | None, seconds: float) -> None:
+        raise AssertionError(f"Nobody has asked for {rounding}.")
 
 
 async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path) -> None:
@@ -72,40 +92,29 @@ async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path)
             failed = [name for name in expected if name.startswith("2-")]
             await store.apply([RolloutsDropped(rollout_ids=tuple(failed), reason=DropReason.SCORER_FAILED)], now=3.0)
             expected = {name: count for name, count in expected.items() if name not in failed}
-    told: dict[str, tuple[NodeEvidence, ...]] = {}
-    done = asyncio.Event()
-
-    async def report(name: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
-        told[name] = spans
-        if len(told) == len(expected):
-            done.set()
-
-    async def cannot(name: str, why: str) -> None:
-        raise AssertionError(f"{name}: {why}")
-
-    async def measured(rounding: str, evidence: Evidence | None, seconds: float) -> None:
-        raise AssertionError(f"Nobody has asked for {rounding}.")
-
-    async def load(rollout_ids):  # type: ignore[no-untyped-def]
-        return await load_drawn(store, problems, run_seed=config.run.seed, rollout_ids=rollout_ids)
-
+    told = Told(len(expected))
     settings = LearnerSettings.of_run(config, base_dir=base, stop_ids=codec.stop_ids)
     chosen = verifier_settings(config, settings)
     process = ProcessBeside(program(chosen), chosen, logs=tmp_path)
     verifier = Verifier(
-        process, chosen, directory=RunDirectory(tmp_path), kept=1, patience=1, load=load, prompts=lambda: []
+        process,
+        chosen,
+        directory=RunDirectory(tmp_path),
+        kept=1,
+        patience=1,
+        rollouts=DrawnRollouts(store, problems, run_seed=config.run.seed),
     )
     for name in expected:
         verifier.submit(name, is_urgent=True)
-    task = asyncio.create_task(verifier.run(report, cannot, measured))
+    task = asyncio.create_task(verifier.run(told))
     try:
         async with asyncio.timeout(120):
-            await done.wait()
+            await told.all.wait()
     finally:
         task.cancel()
         await asyncio.wait({task})
         await store.close()
     for name, count in expected.items():
-        ((node_id, shown),) = told[name]
+        ((node_id, shown),) = told.of[name]
         assert (node_id, shown.draws[0], shown.num_tokens) == ("a", count, count), name
         assert 0 < shown.claims[0] == shown.num_claims <= count, name

@@ -13,9 +13,9 @@ from echo_hub.core.effects import RevokeLease, SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
-from echo_hub.intake.connected import LiveNode
 from echo_hub.intake.handing_out import HandingOut
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import LiveNode
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_shared.messages import ArtefactOffer, DropReason, FromHub, Lease, LeasedPrefix, LeaseRevoked, VersionSpan
@@ -26,7 +26,8 @@ STOP_IDS = (1, 2)
 
 
 class Around:
-    """Real problems and a real store; what is handed out is kept. `published` are the versions that nodes can fetch."""
+    """Real problems and a real store; all sent messages are kept. `published` lists the versions that nodes can
+    fetch."""
 
     def __init__(self, driven: Any) -> None:
         config = HubConfig()
@@ -43,8 +44,8 @@ class Around:
             problems=self.problems,
             nodes=self.nodes,
             offers=self,
-            send=self._send,
-            sample=self.sampled.append,
+            connections=self,
+            own_device=self,
         )
 
     def has(self, version: int) -> bool:
@@ -55,12 +56,15 @@ class Around:
             manifest=str(version).encode(), signature=bytes(64), torrent=b"", web_seed_path=f"/{node.node_id}"
         )
 
-    def _send(self, node_id: str, message: FromHub) -> None:
+    def sample(self, request: GroupRequest) -> None:
+        self.sampled.append(request)
+
+    def send(self, node_id: str, message: FromHub) -> bool:
         self.sent.append((node_id, message))
         self._news.set()
 
     async def hand_out(self, *actions: SendLease | RevokeLease) -> list[tuple[str, FromHub]]:
-        """What is sent of these: a revocation behind them says that all is handed out."""
+        """Return the messages sent for these actions; a final revocation marks their end."""
         for action in actions:
             self.handing_out.submit(action)
         self.handing_out.submit(RevokeLease(node_id="end", lease_id=0, reason=DropReason.REVOKED))
@@ -106,7 +110,7 @@ async def test_a_lease_carries_the_prompt_and_how_to_sample(around: Around) -> N
     assert np.array_equal(said.prompt_ids, around.problems.prompt_ids(3)) and said.offer is None
 
 
-async def test_a_lease_carries_what_was_drawn_before(around: Around) -> None:
+async def test_a_lease_carries_the_earlier_tokens(around: Around) -> None:
     prefix = LeasedPrefix(
         index=2,
         ids=np.array([5, 9], np.int32),
@@ -118,10 +122,10 @@ async def test_a_lease_carries_what_was_drawn_before(around: Around) -> None:
     assert isinstance(said, Lease)
     (carried,) = said.prefixes
     assert carried == prefix
-    assert said.policy_version == 6, "what follows it is drawn by no older version"
+    assert said.policy_version == 6, "the continuation is sampled with no older version"
 
 
-async def test_a_lease_says_whether_it_is_interrupted_for_a_newer_version(around: Around) -> None:
+async def test_a_lease_says_if_newer_versions_interrupt_it(around: Around) -> None:
     said = await around.hand_out(lease(may_move_on=True), lease(lease_id=10))
     assert [one.on_new_version for _, one in said if isinstance(one, Lease)] == ["interrupt", "finish"]
 
@@ -132,7 +136,7 @@ async def test_leases_and_revocations_keep_their_order(around: Around) -> None:
     assert [type(message) for _, message in said] == [Lease, LeaseRevoked, Lease]
 
 
-async def test_a_node_that_has_left_and_a_turn_without_its_conversation_get_nothing(around: Around) -> None:
+async def test_a_missing_node_or_conversation_sends_no_lease(around: Around) -> None:
     assert await around.hand_out(lease("gone"), lease(turn=1, indices=(0,))) == []
 
 
@@ -143,10 +147,10 @@ async def test_the_hubs_own_lease_goes_to_its_learner(around: Around) -> None:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-async def test_an_evaluation_says_where_its_version_is_fetched(around: Around, greedy: bool) -> None:
+async def test_an_evaluation_lease_offers_its_version(around: Around, greedy: bool) -> None:
     about = EvaluationGroup(policy_version=4, greedy=greedy, number=0)
     wanted = lease(group_id=about.group_id)
-    assert await around.hand_out(wanted) == [], "nodes cannot fetch it any more: the evaluation has ended"
+    assert await around.hand_out(wanted) == [], "nodes cannot fetch it any more, because the evaluation has ended"
     around.published.add(4)
     around.sent.clear()
     ((_, said),) = await around.hand_out(wanted)
@@ -155,10 +159,8 @@ async def test_an_evaluation_says_where_its_version_is_fetched(around: Around, g
 
 
 @pytest.mark.parametrize(("version", "offered"), [(3, True), (4, False), (2, False)])
-async def test_a_lease_of_an_older_version_says_where_it_is_fetched(
-    around: Around, version: int, offered: bool
-) -> None:
-    """The node says that it has version 4; versions 3 and 4 are there for nodes to fetch."""
+async def test_a_lease_of_an_older_version_offers_it(around: Around, version: int, offered: bool) -> None:
+    """Let the node report version 4; nodes can fetch versions 3 and 4."""
     around.published |= {3, 4}
     around.nodes["a"].policy_version = 4
     ((_, said),) = await around.hand_out(lease(policy_version=version))

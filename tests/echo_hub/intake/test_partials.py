@@ -1,4 +1,4 @@
-"""What nodes stream is kept as far as it follows; what does not follow is counted, whoever sends it."""
+"""Streamed parts of rollouts: those that continue the stored prefix are kept, all others are counted as refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def shown(partials: Partials, lease_id: int = 7, index: int = 0) -> list[int] | 
 
 @pytest.fixture
 def partials() -> Partials:
-    """Node a holds lease 7, of indices 0 and 3."""
+    """Return partials in which node a holds lease 7 with indices 0 and 3."""
     partials = Partials(BOUNDS)
     partials.leased("a", 7, (0, 3), policy_version=3)
     return partials
@@ -98,7 +98,7 @@ def test_parts_that_follow_make_a_prefix(partials: Partials) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_does_not_follow_is_refused_with_a_reason_and_the_rest_taken(
+def test_parts_that_do_not_follow_are_refused_with_a_reason(
     partials: Partials, bad: RolloutPart, reason: PartRefusal
 ) -> None:
     partials.take("a", [part(0, [5, 9, 8])])
@@ -118,21 +118,21 @@ def test_another_nodes_lease_is_not_touched(partials: Partials) -> None:
     assert partials.refused == {PartRefusal.NOT_LEASED: 2}
 
 
-def test_a_node_that_is_back_sends_all_of_it_again(partials: Partials) -> None:
-    """From token 0, in pieces, with what was drawn meanwhile; the log-probabilities that came first stay."""
+def test_a_reconnected_node_sends_all_its_parts_again(partials: Partials) -> None:
+    """Send everything from token 0, in pieces, with new tokens; the first log-probabilities are kept."""
     partials.take("a", [part(0, [5, 9, 8])])
     partials.take("a", [part(0, [5, 9], logprobs=[-4.0, -4.0]), part(2, [8, 7, 6])])
     assert shown(partials) == [5, 9, 8, 7, 6]
     assert partials.num_bytes == 2 * ROLLOUT_BYTES + 8 * 5
 
 
-def test_who_goes_on_adds_to_what_was_given() -> None:
+def test_a_continuing_node_extends_the_given_prefix() -> None:
     partials = Partials(BOUNDS)
     partials.leased("b", 9, (0, 1), [prefix(0, [5, 9])], policy_version=3)
     partials.take("b", [part(2, [8], lease_id=9), part(0, [4], lease_id=9, index=1)])
     assert (shown(partials, 9), shown(partials, 9, 1)) == ([5, 9, 8], [4])
     partials.take("b", [part(0, [5, 6, 7, 7], lease_id=9)])
-    assert partials.refused == {PartRefusal.DIFFERENT: 1}, "what another node drew is not to be rewritten"
+    assert partials.refused == {PartRefusal.DIFFERENT: 1}, "another node's tokens cannot be rewritten"
 
 
 def leases(
@@ -175,18 +175,18 @@ def spans(finished: Finished) -> list[tuple[str, int]]:
     return [(span.node_id, span.num_tokens) for span in finished.spans]
 
 
-def test_a_lease_goes_on_with_what_an_earlier_one_has(partials: Partials) -> None:
+def test_a_lease_continues_an_earlier_leases_tokens(partials: Partials) -> None:
     partials.take("a", [part(0, [5, 9]), part(0, [4], index=3)])
     (carried,) = partials.begin(leases(9, "b", 0, 1, goes_on=((0, 7), (1, 7))))
     assert (carried.index, carried.ids.tolist(), carried.logprobs.tolist()) == (0, [5, 9], [-5 / 8, -9 / 8])
     partials.take("a", [part(2, [8])])
     partials.take("b", [part(2, [6], lease_id=9)])
-    assert (shown(partials), shown(partials, 9)) == ([5, 9, 8], [5, 9, 6]), "the first may still win"
+    assert (shown(partials), shown(partials, 9)) == ([5, 9, 8], [5, 9, 6]), "the first lease may still win"
     assert partials.begin(leases(10, "b", 0, goes_on=((0, 77),))) == ()
 
 
-def test_what_was_given_back_is_kept_until_another_has_finished_it(partials: Partials) -> None:
-    """Who goes on with it may be a stranger: what that one adds may be of no use for a third."""
+def test_a_returned_prefix_is_kept_until_another_node_finishes_it(partials: Partials) -> None:
+    """Strangers may continue a prefix, but their additions may be useless for a third node."""
     partials.take("a", [part(0, [5, 9]), part(0, [4], index=3)])
     partials.given_back("a", 7, (0,))
     partials.begin(leases(8, "b", 0, 3, goes_on=((0, 7), (3, 7))))
@@ -196,7 +196,7 @@ def test_what_was_given_back_is_kept_until_another_has_finished_it(partials: Par
     partials.finish("c", rollout(9, [5, 9, 2], num_given=2))
     partials.finish("b", rollout(8, [4, 2], num_given=1, index=3))
     assert (shown(partials), shown(partials, 8)) == (None, None)
-    assert shown(partials, index=3) == [4], "its node goes on with it"
+    assert shown(partials, index=3) == [4], "its node continues it"
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,14 @@ def test_what_was_given_back_is_kept_until_another_has_finished_it(partials: Par
         (rollout(7, [5, 9, 2], num_given=0, logprob=-0.1), "other log-probabilities than were streamed"),
     ],
 )
-def test_a_finished_rollout_begins_as_it_was_streamed(partials: Partials, sent: Rollout, problem: str) -> None:
+def test_a_finished_rollout_must_begin_with_its_streamed_tokens(
+    partials: Partials, sent: Rollout, problem: str
+) -> None:
     partials.take("a", [part(0, [5, 9])])
     assert partials.finish("a", sent).problem == problem
 
 
-def test_what_a_lease_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatch, partials: Partials) -> None:
+def test_a_prefix_too_large_for_a_lease_is_left_out(monkeypatch: pytest.MonkeyPatch, partials: Partials) -> None:
     monkeypatch.setattr("echo_hub.intake.partials.MAX_PREFIX_TOKENS", 4)
     partials.leased("a", 7, (0, 1, 2), policy_version=3)
     partials.take("a", [part(0, [5, 9], index=0), part(0, [4, 4, 4], index=1), part(0, [6], index=2)])
@@ -222,7 +224,7 @@ def test_what_a_lease_has_no_room_for_is_left_out(monkeypatch: pytest.MonkeyPatc
     assert partials.finish("b", rollout(9, [5, 2], num_given=0)).problem == ""
 
 
-def test_a_finished_rollout_says_who_drew_how_much(partials: Partials) -> None:
+def test_a_finished_rollout_names_the_tokens_of_each_node(partials: Partials) -> None:
     partials.take("a", [part(0, [5, 9])])
     partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
     partials.take("b", [part(2, [8], lease_id=8)])
@@ -235,7 +237,7 @@ def test_a_finished_rollout_says_who_drew_how_much(partials: Partials) -> None:
     assert (shown(partials), shown(partials, 8), shown(partials, 9)) == (None, None, None)
 
 
-def test_who_goes_on_with_its_own_is_named_once_and_who_added_nothing_not_at_all(partials: Partials) -> None:
+def test_spans_merge_a_nodes_own_parts_and_omit_empty_ones(partials: Partials) -> None:
     partials.take("a", [part(0, [5, 9])])
     partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
     partials.begin(leases(9, "a", 0, goes_on=((0, 8),)))
@@ -254,7 +256,7 @@ def test_who_goes_on_with_its_own_is_named_once_and_who_added_nothing_not_at_all
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_was_given_comes_back_as_it_was(partials: Partials, sent: Rollout, problem: str) -> None:
+def test_a_given_prefix_must_come_back_unchanged(partials: Partials, sent: Rollout, problem: str) -> None:
     partials.take("a", [part(0, [5, 9])])
     partials.begin(leases(9, "b", 0, 1, goes_on=((0, 7),)))
     finished = partials.finish("b", sent)
@@ -262,8 +264,8 @@ def test_what_was_given_comes_back_as_it_was(partials: Partials, sent: Rollout, 
     assert partials.num_gone_on == 0
 
 
-def test_a_lease_that_is_sent_again_carries_its_own(partials: Partials) -> None:
-    """The node may hold what it was given first, or have lost that and begin with what it is given now."""
+def test_a_lease_sent_again_carries_its_own_tokens(partials: Partials) -> None:
+    """Nodes may hold the first prefix, or have lost it and begin with the second one."""
     partials.take("a", [part(0, [5, 9])])
     for num_given, drawn in ((2, [("a", 2), ("b", 3)]), (3, [("a", 2), ("b", 3)])):
         partials.begin(leases(9, "b", 0, 1, goes_on=((0, 7),)))
@@ -276,7 +278,7 @@ def test_a_lease_that_is_sent_again_carries_its_own(partials: Partials) -> None:
         assert (own.problem, spans(own)) == ("", [])
 
 
-def test_a_lease_that_is_sent_again_in_part_keeps_what_was_given_back_of_it(partials: Partials) -> None:
+def test_a_lease_sent_again_in_part_keeps_its_returned_rest(partials: Partials) -> None:
     partials.take("a", [part(0, [5]), part(0, [6], index=3)])
     partials.given_back("a", 7, (3,))
     partials.begin(leases(7, "a", 0, goes_on=((0, 7),)))
@@ -284,12 +286,12 @@ def test_a_lease_that_is_sent_again_in_part_keeps_what_was_given_back_of_it(part
     assert (shown(partials), shown(partials, index=3), partials.refused.total()) == ([5], [6], 1)
 
 
-def test_of_a_lease_from_before_the_start_nothing_is_held_against_its_node() -> None:
+def test_a_lease_from_before_a_restart_blames_no_node() -> None:
     partials = Partials(BOUNDS)
     partials.begin(leases(7, "a", 0, goes_on=((0, 7),)))
     partials.take("a", [part(0, [5, 9])])
     finished = partials.finish("a", rollout(7, [5, 9, 2], num_given=1))
-    assert (finished.problem, spans(finished)) == ("", []), "nobody else held it before"
+    assert (finished.problem, spans(finished)) == ("", []), "no other node held it before"
     unknown = partials.finish("b", rollout(9, [5, 2], num_given=1))
     assert (unknown.problem, unknown.is_unattributed) == ("", True)
     whole = partials.finish("b", rollout(9, [5, 2], num_given=0))
@@ -298,7 +300,8 @@ def test_of_a_lease_from_before_the_start_nothing_is_held_against_its_node() -> 
 
 @pytest.fixture
 def mixing() -> Partials:
-    """Node a holds lease 7, of indices 0 and 3, by version 3; the run interrupts, and 6 is the newest version."""
+    """Return partials of an interrupting run: node a holds lease 7, indices 0 and 3, of version 3, and version 6 is the
+    newest."""
     partials = Partials(BOUNDS, published_version=6)
     partials.begin(leases(7, "a", 0, 3, may_move_on=True))
     return partials
@@ -330,13 +333,13 @@ def test_every_span_of_tokens_names_its_node_and_its_version(mixing: Partials) -
     assert who(alone) == [("a", 3, 2), ("a", 5, 2)]
 
 
-def test_what_began_later_than_leased_is_not_as_leased(mixing: Partials) -> None:
+def test_a_rollout_begun_with_a_newer_version_has_spans(mixing: Partials) -> None:
     late = rollout(7, [5, 2], num_given=0).model_copy(update={"policy_version_start": 4, "policy_version_end": 4})
     assert who(mixing.finish("a", late)) == [("a", 4, 2)]
 
 
 @pytest.mark.parametrize("version", [2, 7])
-def test_a_part_by_a_version_that_may_not_draw_it_is_refused(mixing: Partials, version: int) -> None:
+def test_a_part_of_a_forbidden_version_is_refused(mixing: Partials, version: int) -> None:
     mixing.take("a", [part(0, [5], version=version)])
     assert mixing.refused == {PartRefusal.BAD_VERSION: 1} and shown(mixing) is None
     mixing.announced(7)
@@ -352,7 +355,7 @@ def test_a_version_between_two_that_are_published_draws_nothing(mixing: Partials
     assert mixing.finish("a", lie).problem == "version 7, which is not published"
 
 
-def test_a_completion_is_as_long_as_one_can_be_whoever_sends_it(partials: Partials) -> None:
+def test_a_completion_never_exceeds_the_maximum_length(partials: Partials) -> None:
     for node_id, lease_id, length in (("a", 7, 11), ("a", 7, 0), ("b", 7, 100_000), ("b", 99, 11)):
         problem = partials.finish(node_id, rollout(lease_id, [5] * length, num_given=0)).problem
         assert problem == f"{length} tokens, of 1 to 10 that a completion has"
@@ -365,7 +368,7 @@ def test_a_part_that_repeats_tokens_under_another_version_is_refused(mixing: Par
     assert mixing.refused == {PartRefusal.DIFFERENT: 1} and shown(mixing) == [5, 9, 8]
 
 
-def test_what_may_not_move_on_is_drawn_by_the_leases_version_alone(partials: Partials) -> None:
+def test_an_uninterruptible_lease_uses_only_its_version(partials: Partials) -> None:
     partials.announced(9)
     partials.take("a", [part(0, [5], version=4)])
     assert partials.refused == {PartRefusal.BAD_VERSION: 1}
@@ -390,14 +393,14 @@ def test_from_before_a_restart_training_may_have_moved_on_and_no_evaluation() ->
         assert shown(partials) == taken
 
 
-def test_the_first_tokens_of_each_rollout_are_told_once(partials: Partials) -> None:
+def test_the_first_tokens_of_each_rollout_are_reported_once(partials: Partials) -> None:
     assert partials.take("a", [part(0, []), part(0, [5, 9]), part(0, [4], index=3)]) == ("7-0", "7-3")
     assert partials.take("a", [part(2, [8]), part(9, [8], index=3), part(0, [4], lease_id=99)]) == ()
     partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
-    assert partials.take("b", [part(3, [4], lease_id=8)]) == (), "it goes on with what is there"
+    assert partials.take("b", [part(3, [4], lease_id=8)]) == (), "it continues the tokens that are there"
 
 
-def test_so_many_versions_are_kept_and_each_counts_as_memory(mixing: Partials) -> None:
+def test_a_limited_number_of_versions_is_kept_and_counted_as_memory(mixing: Partials) -> None:
     bounds = SamplingBounds(vocabulary_size=50, max_tokens=1_000, stop_ids=frozenset())
     partials = Partials(bounds, published_version=900)
     partials.begin(leases(7, "a", 0, may_move_on=True))
@@ -437,7 +440,7 @@ def test_versions_that_cannot_be_are_named(mixing: Partials, sent: Rollout, prob
     assert mixing.finish("b", sent) == Finished(problem=problem)
 
 
-def test_what_a_node_draws_itself_is_no_older_than_its_lease(mixing: Partials) -> None:
+def test_a_nodes_own_tokens_are_no_older_than_its_lease(mixing: Partials) -> None:
     mixing.take("a", [part(0, [5, 9])])
     mixing.begin(replace(leases(8, "b", 0, 1, goes_on=((0, 7),), may_move_on=True), policy_version=5))
     told = "drawn by version 4, leased by 5"
@@ -448,8 +451,8 @@ def test_what_a_node_draws_itself_is_no_older_than_its_lease(mixing: Partials) -
     assert mixing.finish("b", old).problem == told
 
 
-def test_after_a_restart_a_node_sends_again_what_older_versions_drew() -> None:
-    """What it was given then is not known any more."""
+def test_after_a_restart_tokens_of_older_versions_are_accepted() -> None:
+    """Restarted hubs no longer know which prefix was given."""
     row = RolloutRow(
         rollout_id="8-0",
         lease_id=8,
@@ -468,7 +471,7 @@ def test_after_a_restart_a_node_sends_again_what_older_versions_drew() -> None:
     assert end.problem == "" and who(end) == [("b", 3, 2), ("b", 6, 2)]
 
 
-def test_after_a_restart_nobody_answers_for_a_beginning_that_another_may_have_forged() -> None:
+def test_after_a_restart_a_possibly_forged_prefix_blames_no_node() -> None:
     def row(index: int, *, others_held: bool) -> RolloutRow:
         return RolloutRow(
             rollout_id=f"8-{index}",
@@ -485,10 +488,10 @@ def test_after_a_restart_nobody_answers_for_a_beginning_that_another_may_have_fo
 
     partials = partials_of(BOUNDS, [row(0, others_held=True), row(1, others_held=True), row(3, others_held=False)])
     partials.take("b", [part(0, [5, 9], lease_id=8, index=index) for index in (0, 1, 3)])
-    assert [shown(partials, 8, index) for index in (0, 1, 3)] == [None, None, [5, 9]], "nobody goes on with it"
+    assert [shown(partials, 8, index) for index in (0, 1, 3)] == [None, None, [5, 9]], "no lease continues it"
     assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2)) == Finished(is_unattributed=True)
-    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=0, index=1)) == Finished(), "it has drawn all itself"
-    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2, index=3)) == Finished(), "nobody else held it"
+    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=0, index=1)) == Finished(), "the node sampled all of it"
+    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2, index=3)) == Finished(), "no other node held it"
     assert partials.num_bytes == 0
 
 
@@ -498,7 +501,7 @@ def test_another_nodes_rollout_is_not_finished(partials: Partials) -> None:
     assert shown(partials) == [5]
 
 
-def test_a_lease_that_is_told_again_keeps_what_is_there(partials: Partials) -> None:
+def test_a_repeated_lease_keeps_its_tokens(partials: Partials) -> None:
     partials.take("a", [part(0, [5, 9])])
     partials.leased("a", 7, (0, 3), [prefix(0, [5])], policy_version=3)
     partials.take("a", [part(2, [8])])
@@ -523,7 +526,7 @@ def test_a_finished_rollout_is_forgotten_and_so_is_a_revoked_lease(partials: Par
     assert partials.num_bytes == 0
 
 
-def test_what_was_given_back_is_kept_and_does_not_grow(partials: Partials) -> None:
+def test_a_returned_rollout_is_kept_and_does_not_grow(partials: Partials) -> None:
     partials.take("a", [part(0, [5])])
     partials.given_back("a", 7, (0, 9))
     partials.take("a", [part(1, [6]), part(0, [4], index=3)])
@@ -543,10 +546,10 @@ def test_the_longest_untouched_lease_makes_room() -> None:
     partials.take("a", [part(1, [6], lease_id=2)])
     assert partials.refused == {PartRefusal.NOT_LEASED: 1}
     partials.leased("a", 4, range(1_000), policy_version=3)
-    assert partials.num_bytes == 0, "one lease that is larger than all there is room for"
+    assert partials.num_bytes == 0, "one lease that is larger than the limit"
 
 
-def test_a_hub_that_is_back_takes_what_nodes_held() -> None:
+def test_a_restarted_hub_accepts_parts_that_nodes_held() -> None:
     def row(lease_id: int, index: int, state: ReceiptState) -> RolloutRow:
         return RolloutRow(
             rollout_id=f"{lease_id}-{index}",
@@ -582,7 +585,7 @@ TELLINGS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(TELLINGS, st.booleans())
-def test_whatever_is_told_the_books_are_right(
+def test_the_accounts_are_right_after_any_messages(
     tellings: list[tuple[str, str, int, int, int, list[int]]], interrupts: bool
 ) -> None:
     partials = Partials(BOUNDS, published_version=5, budget_bytes=6 * ROLLOUT_BYTES)

@@ -9,23 +9,24 @@ import pytest
 
 from echo_hub.core.effects import LookUpReceipt, Receipt, SendLease, SendTrained
 from echo_hub.intake import receipts as receipts_module
-from echo_hub.intake.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts, as_message
+from echo_hub.intake.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
 from echo_shared.messages import DropReason, FromHub, Receipts, ReceiptState
 
 Drive = Callable[..., Awaitable[Any]]
 
 
 class Sent:
-    """What each node was sent, in order."""
+    """Messages to each node, in order."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, Receipts]] = []
         self.news = asyncio.Event()
 
-    def send(self, node_id: str, message: FromHub) -> None:
+    def send(self, node_id: str, message: FromHub) -> bool:
         assert isinstance(message, Receipts)
         self.messages.append((node_id, message))
         self.news.set()
+        return True
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(60):
@@ -34,13 +35,21 @@ class Sent:
                 await self.news.wait()
 
 
+class Told(ReceiptsOut):
+    """Sends every receipt at once."""
+
+    def tell(self, node_id: str, receipts: Sequence[Receipt]) -> None:
+        super().tell(node_id, receipts)
+        self.flush(node_id)
+
+
 async def test_a_node_hears_what_the_store_knows_of_its_rollouts(drive: Drive) -> None:
     driven = await drive()
     await driven.node("a")
     await driven.until(lambda: driven.of(SendLease) != [])
     lease = driven.of(SendLease)[0]
     sent = Sent()
-    look_ups = ReceiptLookUps(store=driven.async_store, send=sent.send)
+    look_ups = ReceiptLookUps(store=driven.async_store, connections=sent, receipts=ReceiptsOut(sent))
     await look_ups.answer("a", [f"{lease.lease_id}-0", "999-0"])
     ((node_id, message),) = sent.messages
     assert node_id == "a"
@@ -54,14 +63,14 @@ async def test_look_ups_are_answered_in_order_and_bounded(drive: Drive, monkeypa
     monkeypatch.setattr(receipts_module, "LOOK_UPS_WAITING", 2)
     driven = await drive(running=False)
     sent = Sent()
-    look_ups = ReceiptLookUps(store=driven.async_store, send=sent.send)
+    look_ups = ReceiptLookUps(store=driven.async_store, connections=sent, receipts=ReceiptsOut(sent))
     for number in range(3):
         look_ups.submit(LookUpReceipt(node_id=f"n{number}", rollout_id="1-0"))
     working = asyncio.create_task(look_ups.run())
     await sent.until(2)
     look_ups.submit(LookUpReceipt(node_id="n3", rollout_id="1-0"))
     await sent.until(3)
-    assert [node_id for node_id, _ in sent.messages] == ["n0", "n1", "n3"], "the third of three found no room"
+    assert [node_id for node_id, _ in sent.messages] == ["n0", "n1", "n3"], "the queue was full for the third of three"
     working.cancel()
     await asyncio.wait([working])
 
@@ -70,10 +79,7 @@ async def test_nodes_are_told_of_a_trained_batch_part_by_part(monkeypatch: pytes
     monkeypatch.setattr(receipts_module, "TOLD_AT_ONCE", 3)
     sent = Sent()
 
-    def tell(node_id: str, receipts: Sequence[Receipt]) -> None:
-        sent.send(node_id, as_message(receipts))
-
-    trained = TrainedReceipts(tell=tell)
+    trained = TrainedReceipts(Told(sent))
     trained.submit(SendTrained(rollout_ids=("1-0", "2-0", "1-1", "1-2"), node_ids=("a", "b", "a", "a")))
     working = asyncio.create_task(trained.run())
     await sent.until(3)
@@ -94,7 +100,7 @@ def receipts(*states: ReceiptState) -> tuple[Receipt, ...]:
 
 def test_that_a_rollout_is_scored_or_trained_goes_along_with_the_next_ack() -> None:
     sent = Sent()
-    out = ReceiptsOut(send=sent.send)
+    out = ReceiptsOut(sent)
     out.tell("a", receipts(ReceiptState.SCORED))
     out.tell("b", receipts(ReceiptState.RECEIVED, ReceiptState.SCORED))
     assert told(sent) == [("b", ["received", "scored"])]
@@ -108,10 +114,10 @@ def test_that_a_rollout_is_scored_or_trained_goes_along_with_the_next_ack() -> N
     assert told(sent)[3:] == [("b", ["scored"])]
 
 
-async def test_without_one_it_goes_out_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_receipt_without_others_is_sent_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts_module, "WAIT_S", 0.001)
     sent = Sent()
-    out = ReceiptsOut(send=sent.send)
+    out = ReceiptsOut(sent)
     running = asyncio.create_task(out.run())
     for count in (1, 2):
         out.tell("a", receipts(ReceiptState.SCORED))
@@ -121,12 +127,12 @@ async def test_without_one_it_goes_out_soon(monkeypatch: pytest.MonkeyPatch) -> 
     await asyncio.wait([running])
 
 
-async def test_each_node_is_told_when_its_own_have_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_nodes_receipts_wait_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(receipts_module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(receipts_module, "GATHER_S", 0.001)
     sent = Sent()
-    out = ReceiptsOut(send=sent.send)
+    out = ReceiptsOut(sent)
     out.tell("a", receipts(ReceiptState.SCORED))
     now = 0.3
     out.tell("b", receipts(ReceiptState.SCORED))
@@ -141,37 +147,37 @@ async def test_each_node_is_told_when_its_own_have_waited(monkeypatch: pytest.Mo
     await asyncio.wait([running])
 
 
-def test_no_message_holds_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_exceeds_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts_module, "MAX_BATCHED", 3)
     sent = Sent()
-    out = ReceiptsOut(send=sent.send)
+    out = ReceiptsOut(sent)
     for count in (2, 2, 1):
         out.tell("a", receipts(*[ReceiptState.SCORED] * count))
     out.flush("a")
     assert told(sent) == [("a", ["scored"] * 2), ("a", ["scored"] * 3)]
 
 
-async def test_what_is_looked_up_comes_behind_what_waited(drive: Drive) -> None:
+async def test_looked_up_receipts_come_after_waiting_ones(drive: Drive) -> None:
     driven = await drive()
     await driven.node("a")
     await driven.until(lambda: driven.of(SendLease) != [])
     sent = Sent()
-    out = ReceiptsOut(send=sent.send)
+    out = ReceiptsOut(sent)
     out.tell("a", receipts(ReceiptState.SCORED))
-    await ReceiptLookUps(store=driven.async_store, send=sent.send, flush=out.flush).answer("a", ["999-0"])
+    await ReceiptLookUps(store=driven.async_store, connections=sent, receipts=out).answer("a", ["999-0"])
     assert told(sent) == [("a", ["scored"]), ("a", ["dropped"])]
 
 
-async def test_what_all_nodes_are_to_hear_goes_out_some_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_receipts_for_all_nodes_are_sent_a_few_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts_module, "WAIT_S", 0.0)
     monkeypatch.setattr(receipts_module, "GATHER_S", 0.0)
     sent = Sent()
-    out = ReceiptsOut(send=sent.send)
+    out = ReceiptsOut(sent)
     for number in range(3 * receipts_module.AT_LEAST):
         out.tell(f"n{number}", [Receipt("1-0", ReceiptState.TRAINED)])
     working = asyncio.create_task(out.run())
     await sent.until(1)
-    assert len(sent.messages) == receipts_module.AT_LEAST, "others have their turn"
+    assert len(sent.messages) == receipts_module.AT_LEAST, "other tasks have their turn"
     await sent.until(3 * receipts_module.AT_LEAST)
     working.cancel()
     await asyncio.wait([working])

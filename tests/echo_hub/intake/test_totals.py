@@ -36,16 +36,16 @@ class Live:
 
 
 class Bench:
-    """A real store, and what was sent."""
+    """A real store, and the sent messages."""
 
     def __init__(self, store: AsyncStore) -> None:
         self.store = store
         self.nodes: dict[str, Live] = {}
         self.sent: list[tuple[str, FromHub]] = []
         self.news = asyncio.Event()
-        self.totals = TotalsNews(store=store, nodes=self.nodes, send=self._send)
+        self.totals = TotalsNews(store=store, nodes=self.nodes, connections=self)
 
-    def _send(self, node_id: str, message: FromHub) -> None:
+    def send(self, node_id: str, message: FromHub) -> bool:
         self.sent.append((node_id, message))
         self.news.set()
 
@@ -59,7 +59,7 @@ class Bench:
                 await self.news.wait()
 
     def trained(self) -> dict[str, int]:
-        """What each node was told last."""
+        """Return the totals that each node was told last."""
         return {node_id: message.trained_rollouts for node_id, message in self.sent if isinstance(message, Totals)}
 
 
@@ -70,7 +70,7 @@ def bench(tmp_path: Any) -> Iterator[Bench]:
     store.close()
 
 
-async def test_each_is_told_of_itself_once_and_again_when_it_has_changed(bench: Bench) -> None:
+async def test_each_node_is_told_its_totals_once_and_after_changes(bench: Bench) -> None:
     bench.store.store.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
     bench.join("a")
     bench.join("b")
@@ -80,7 +80,7 @@ async def test_each_is_told_of_itself_once_and_again_when_it_has_changed(bench: 
     assert len(bench.sent) == 2, "nothing has changed"
     bench.store.store.apply(Records.one_step(2, lease_id=2, group_id=1, node_id="b"), now=1.0)
     await bench.totals.tell_all()
-    assert bench.trained() == {"a": 2, "b": 2} and len(bench.sent) == 4, "the share of the other changed, too"
+    assert bench.trained() == {"a": 2, "b": 2} and len(bench.sent) == 4, "the other node's share changed too"
 
 
 async def test_a_node_that_connects_again_is_told_again(bench: Bench) -> None:
@@ -105,7 +105,7 @@ async def test_a_node_that_does_not_know_the_message_is_not_sent_it(bench: Bench
     assert bench.sent == []
 
 
-async def test_new_nodes_and_changes_are_told_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_nodes_and_changes_are_reported_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(totals_module, "FIRST_S", 0.001)
     monkeypatch.setattr(totals_module, "EVERY_S", 0.01)
     telling = asyncio.create_task(bench.totals.run())
@@ -117,7 +117,7 @@ async def test_new_nodes_and_changes_are_told_for_ever(bench: Bench, monkeypatch
     await asyncio.wait([telling])
 
 
-def test_the_message_says_what_the_books_say() -> None:
+def test_the_message_equals_the_stored_totals() -> None:
     credit = Credit(trained=1, trained_tokens=9, evaluated=2, dropped={"stale": 3}, share=0.5, rank=4, num_ranked=5)
     told = as_message("0123456789abcdef" * 2, credit)
     assert told.dropped == (DroppedCount(reason="stale", rollouts=3),)

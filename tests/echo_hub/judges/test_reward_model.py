@@ -17,7 +17,7 @@ from echo_hub.judges.reward_model import RewardModel
 from echo_shared.errors import ScorerError
 from tests.echo_hub.judges.tiny_reward_model import make, plainly
 
-pytestmark = pytest.mark.slow  # Each starts processes that load torch.
+pytestmark = pytest.mark.slow  # Each test starts processes that load torch.
 ASKED = [Asked(prompt="Say hello.", completion="Hello" + "!" * number) for number in range(20)]
 
 
@@ -51,7 +51,7 @@ async def test_scores_are_those_of_a_plain_call_and_survive_a_kill(
     assert style.counts.tokens_read > 0 and style.absence.reason == ""
 
 
-async def test_what_the_model_has_no_room_for_has_no_score_and_others_do(
+async def test_a_completion_too_long_for_the_model_has_no_score(
     tmp_path: Path, model: Callable[..., RewardModel]
 ) -> None:
     directory = make(tmp_path / "model")
@@ -62,18 +62,16 @@ async def test_what_the_model_has_no_room_for_has_no_score_and_others_do(
     assert isinstance(values[1], float) and 0 < values[1] < 1
 
 
-async def test_a_model_that_cannot_be_loaded_is_waited_for_and_who_does_not_wait_is_told(
-    tmp_path: Path, model: Callable[..., RewardModel]
-) -> None:
+async def test_an_unloadable_model_is_awaited_or_reported(tmp_path: Path, model: Callable[..., RewardModel]) -> None:
     directory = tmp_path / "model"
     async with asyncio.timeout(120), model(directory).working() as style:
         waiting = asyncio.create_task(style.value(ASKED[0]))
         while not style.absence.reason:  # noqa: ASYNC110 - nobody is told.
             await asyncio.sleep(0.01)
-        assert "no such base model" in style.absence.reason
+        assert "base model does not exist" in style.absence.reason
         assert not waiting.done()
-        make(directory)  # It is mended,
-        assert 0 < await waiting < 1  # and what waited goes on.
+        make(directory)  # The model is repaired,
+        assert 0 < await waiting < 1  # and the waiting request continues.
         assert style.absence.reason == ""
     two = make(tmp_path / "two", labels=2)
     async with asyncio.timeout(120), model(two, is_patient=False).working() as style:

@@ -9,7 +9,7 @@ from echo_hub.judges.worker import Classifier, _batches
 from tests.echo_hub.judges.tiny_reward_model import make
 
 
-def test_a_batch_keeps_its_budget_with_padding_and_takes_one_at_least() -> None:
+def test_a_batch_fits_its_budget_with_padding_or_has_one_item() -> None:
     lengths = {0: 5, 1: 50, 2: 6, 3: 10, 4: 200}
     batches = list(_batches(lengths, 30))
     assert batches == [[0, 2, 3], [1], [4]]

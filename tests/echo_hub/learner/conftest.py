@@ -1,4 +1,4 @@
-"""A random base model small enough to train in milliseconds, and batches for it."""
+"""A random base model that trains in milliseconds, and batches for it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.section import Precision
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_shared.messages import FinishReason
 
 VOCABULARY = 40
 
@@ -51,7 +52,7 @@ def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_settings(base_dir: Path) -> Callable[..., LearnerSettings]:
-    """Small settings; sections are given as dicts and go over them: make_settings(training={"steps": 2})."""
+    """Return a function that makes small settings; sections override them: make_settings(training={"steps": 2})."""
 
     def make(*, publish_precision: Precision = "auto", **sections: dict[str, Any]) -> LearnerSettings:
         training = {"lora_rank": 4, "lora_alpha": 8, "learning_rate": 1e-2, **sections.get("training", {})}
@@ -80,7 +81,7 @@ def settings(make_settings: Callable[..., LearnerSettings]) -> LearnerSettings:
 
 @pytest.fixture
 def make_groups() -> Callable[[int], list[TrainingGroup]]:
-    """Six groups of four, of mixed lengths, from a seed; the fifth group's rewards are all equal."""
+    """Return a function that makes six groups of four by seed, with mixed lengths; the fifth has equal rewards."""
 
     def make(seed: int) -> list[TrainingGroup]:
         rng = np.random.default_rng(seed)
@@ -95,7 +96,8 @@ def make_groups() -> Callable[[int], list[TrainingGroup]]:
                         loss_mask=np.ones(length, dtype=bool),
                         behavior_logprobs=rng.uniform(-5, -1, length).astype(np.float32),
                         reward=0.25 if number == 4 else float(index % 2) + float(rng.random()),
-                        truncated=False,
+                        finish_reason=FinishReason.STOP,
+                        sampling_s=0.0,
                     )
                 )
             prompt = rng.integers(0, VOCABULARY, int(rng.integers(2, 10))).astype(np.int32)

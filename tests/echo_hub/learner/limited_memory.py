@@ -1,4 +1,4 @@
-"""A device of little memory: what the backward pass keeps is counted to the byte, and refused beyond a limit."""
+"""A device of little memory: bytes kept for the backward pass are counted exactly, and refused beyond a limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Kept:
 
 
 class LimitedMemory:
-    """Also a `probe.Meter`. Weights that are kept count as well: they are the same, however many tokens there are."""
+    """Also a `probe.Meter`. Kept weights count as well; they do not depend on the number of tokens."""
 
     def __init__(self, limit_bytes: float = float("inf")) -> None:
         self.limit_bytes = limit_bytes
@@ -31,7 +31,7 @@ class LimitedMemory:
 
     @contextmanager
     def holds(self) -> Iterator[None]:
-        """For as long as the block runs, a graph that keeps too much raises torch.OutOfMemoryError."""
+        """Raise torch.OutOfMemoryError in the block if a graph keeps too much."""
         self.most_bytes = 0
         with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept.tensor):
             yield

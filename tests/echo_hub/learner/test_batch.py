@@ -37,7 +37,7 @@ def weighted(groups: Sequence[TrainingGroup]) -> list[WeightedGroup]:
 
 
 def rows_of(batch: MicroBatch) -> list[list[int]]:
-    """The token ids of each row, what is behind its end included."""
+    """Return the token ids of each row, including those after its end."""
     return [row for positions in batch.rows.positions_RL for row in batch.input_ids_T[positions].tolist()]
 
 
@@ -47,12 +47,14 @@ def test_a_micro_batch_by_hand() -> None:
         micro_batch_tokens=ANY_BUDGET,
     )
     assert batch.input_ids_T.tolist() == [7, 8, 1, 2, 5, 9, 1], "no padding, and a prompt once"
-    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 2, 0, 1], "a completion counts on from the prompt"
+    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 2, 0, 1], (
+        "positions of a completion continue those of the prompt"
+    )
     assert [positions.tolist() for positions in batch.rows.positions_RL] == [
         [[0, 1, 2, 3], [0, 1, 4, 4]],
         [[0, 1], [5, 6]],
     ]
-    assert batch.rows.places_T.tolist() == [0, 1, 2, 3, 6, 10, 11], "the prompt's own are in its first row"
+    assert batch.rows.places_T.tolist() == [0, 1, 2, 3, 6, 10, 11], "the prompt's own tokens are in its first row"
     assert batch.predictors_N.tolist() == [1, 2, 3, 1, 1, 4, 5, 6]
     assert batch.target_ids_N.tolist() == [1, 2, 3, 4, 5, 6, 1, 2]
     assert batch.behavior_logprobs_N.tolist() == [-1, -2, -3, -1, -1, -2, -1, -2]
@@ -86,8 +88,10 @@ def test_a_rollout_that_exceeds_the_budget_goes_alone() -> None:
 
 
 def largest_of_fewest(lengths: Sequence[int], budget: int) -> tuple[int, int]:
-    """Of all ways to cut the row so that no part of several is above the budget: how many parts the fewest are, and the
-    largest of them at its smallest, by trying each place of the first cut."""
+    """Return the fewest parts within the budget, and their smallest possible maximum, over all cuts.
+
+    Tries each place of the first cut.
+    """
 
     @cache
     def best(begin: int) -> tuple[int, int]:
@@ -103,7 +107,7 @@ def largest_of_fewest(lengths: Sequence[int], budget: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_they_are_as_few_as_can_be_and_the_largest_is_as_small_as_it_can_be_then(seed: int) -> None:
+def test_parts_are_fewest_with_the_smallest_maximum(seed: int) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 30, rng.integers(1, 16)).tolist()
     budget = int(rng.integers(10, 80))

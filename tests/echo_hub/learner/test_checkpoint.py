@@ -50,7 +50,7 @@ def test_resume_is_exact_to_the_bit(settings: LearnerSettings, make_groups: Make
     taken = checkpoint.take(policy, optimizer)
     noise = torch.rand(4)
     train_step(policy, optimizer, make_groups(3), settings)
-    # What has happened since changes nothing of it.
+    # Later steps must not change the checkpoint.
     checkpoint.save(tmp_path, policy, taken, checkpoint.State(step=2, told={2: told_of(2)}))
 
     resumed, resumed_optimizer = started(settings)
@@ -80,7 +80,7 @@ def test_the_newest_are_kept(settings: LearnerSettings, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000005"]
 
 
-def test_one_that_was_written_without_screens_is_read(settings: LearnerSettings, tmp_path: Path) -> None:
+def test_a_checkpoint_written_without_screens_is_read(settings: LearnerSettings, tmp_path: Path) -> None:
     write(tmp_path, settings, steps=2)
     marker = tmp_path / "step-000002" / checkpoint.MARKER
     said = json.loads(marker.read_bytes())

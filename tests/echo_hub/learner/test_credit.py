@@ -25,35 +25,35 @@ def found(
     return [[of_episode.tolist() for of_episode in of_group] for of_group in values]
 
 
-def test_an_episodes_advantage_is_each_of_its_turns() -> None:
+def test_an_episodes_advantage_applies_to_each_turn() -> None:
     assert found([GROUP, [EpisodeRewards(reward=2.0), EpisodeRewards(reward=0.0)]], TrainingConfig()) == [
         [[0.5, 0.5, 0.5], [-0.5, -0.5], [0.0]],
         [[1.0], [-1.0]],
     ]
 
 
-def test_a_turns_advantage_is_that_of_what_is_to_come_by_hand() -> None:
-    """Returns: 1, 0.75, 1.25; 0, -0.25; 0.5. The third turn has none to be compared with."""
+def test_a_turns_advantage_equals_its_hand_computed_return() -> None:
+    """Returns are 1, 0.75, 1.25; 0, -0.25; 0.5. Turn 3 has no other turn to compare with."""
     assert found([GROUP], BY_TURN) == [[[0.5, 0.5, 0.0], [-0.5, -0.5], [0.0]]]
     assert found([GROUP], BY_TURN, "leave_one_out") == [[[0.75, 1.0, 0.0], [-0.75, -1.0], [0.0]]]
 
 
-def test_what_comes_later_counts_less_by_the_discount() -> None:
-    """Returns: 0.3125, 0.125, 1.25; 0.125, -0.25; 0.5. Their means: 0.3125, -0.0625."""
+def test_later_rewards_are_discounted() -> None:
+    """Returns are 0.3125, 0.125, 1.25; 0.125, -0.25; 0.5. Their means are 0.3125 and -0.0625."""
     assert found([GROUP], TrainingConfig(credit="turn", discount=0.5)) == [
         [[0.0, 0.1875, 0.0], [-0.1875, -0.1875], [0.1875]]
     ]
 
 
-def test_an_early_end_does_not_speak_against_those_who_went_on() -> None:
-    """Of four, two are solved at once; of those that go on, one is solved, by its last turn alone."""
+def test_an_early_end_does_not_lower_longer_episodes() -> None:
+    """Two of four episodes are solved at once, one by its last turn."""
     group = [EpisodeRewards(reward=1.0)] * 2 + [EpisodeRewards(reward=r, turn_rewards=(0.0,)) for r in (1.0, 0.0)]
     assert found([group], TrainingConfig())[0][2] == [0.25, 0.25]
     assert found([group], BY_TURN)[0][2] == [0.25, 0.5]
 
 
-def test_a_groups_turns_are_measured_by_one_deviation() -> None:
-    """Around their turns' means the returns are off by 0.5, 0.5, 0 and 0.5, 0.5: six in three turns."""
+def test_a_groups_turns_share_one_deviation() -> None:
+    """Returns differ from their turns' means by 0.5, 0.5, 0 and 0.5, 0.5: six returns in three turns."""
     std = (4 * 0.25 / 3) ** 0.5 + 1e-4
     assert found([GROUP], BY_TURN, "mean_std")[0] == [
         pytest.approx([0.5 / std, 0.5 / std, 0.0]),
@@ -62,7 +62,7 @@ def test_a_groups_turns_are_measured_by_one_deviation() -> None:
     ]
 
 
-def test_a_steps_turns_are_measured_by_the_deviation_of_all_its_returns() -> None:
+def test_a_steps_turns_share_the_deviation_of_all_returns() -> None:
     std = np.std([1, 0.75, 1.25, 0, -0.25, 0.5, 7], ddof=1) + 1e-4
     values = found([GROUP, [EpisodeRewards(reward=7.0)]], BY_TURN, "batch_std")
     assert values[0][0] == pytest.approx([0.5 / std, 0.5 / std, 0.0]) and values[1] == [[0.0]]
@@ -75,15 +75,18 @@ def test_groups_are_compared_with_none_but_themselves() -> None:
 
 @pytest.mark.parametrize("training", [BY_TURN, TrainingConfig(), TrainingConfig(credit="turn", discount=0.9)])
 @pytest.mark.parametrize("kind", ["mean", "mean_std", "batch_std", "leave_one_out"])
-def test_of_one_turn_each_credit_is_the_same(training: TrainingConfig, kind: Advantage) -> None:
+def test_for_one_turn_all_credits_are_equal(training: TrainingConfig, kind: Advantage) -> None:
     groups = [[EpisodeRewards(reward=r) for r in rewards] for rewards in ((0.0, 2.0, 1.0), (5.0, 5.0))]
     expected = advantages([np.array([0.0, 2.0, 1.0]), np.array([5.0, 5.0])], kind)
     assert found(groups, training, kind) == [[[value] for value in values.tolist()] for values in expected]
 
 
 def test_without_a_discount_the_gradient_has_the_direction_of_the_episodes_reward() -> None:
-    """A game of two turns of one bit each, every outcome of two independent players once: with credit by turn the mean
-    of advantage times score (the gradient of a policy at 1/2) is that of the reward, whatever the turns have earned."""
+    """Play a game of two turns of one bit, with every outcome of two independent players once.
+
+    By turn, the mean of advantage times score (the gradient of a policy at 1/2) equals the reward's, whatever turns
+    earned.
+    """
     bits = [(a, b) for a in (0, 1) for b in (0, 1)]
 
     def reward(a: int, b: int) -> float:

@@ -18,7 +18,7 @@ def tokens_at(cuts: Cuts, *steps: int) -> list[int | None]:
     return [one and one.micro_batch_tokens for one in found]
 
 
-def test_each_holds_from_its_step_on_also_for_who_reads_them_again(tmp_path: Path) -> None:
+def test_a_cut_holds_from_its_step_on_also_after_a_restart(tmp_path: Path) -> None:
     cuts = Cuts(tmp_path / "checkpoints", place=PLACE)
     assert tokens_at(cuts, 1) == [None]
     cuts.put(3, cut(400), write=False)
@@ -29,11 +29,11 @@ def test_each_holds_from_its_step_on_also_for_who_reads_them_again(tmp_path: Pat
         assert tokens_at(one, 2, 3, 4, 5, 60) == [None, 400, 400, 99, 99]
     assert again.at(5) == cut(99)
     again.put(4, cut(200))
-    assert tokens_at(again, 3, 4, 5) == [400, 200, 200], "what came after it does not count any more"
+    assert tokens_at(again, 3, 4, 5) == [400, 200, 200], "later cuts are dropped"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [FILE]
 
 
-def test_another_rank_takes_them_over(tmp_path: Path) -> None:
+def test_another_rank_reads_the_cuts(tmp_path: Path) -> None:
     cuts, other = Cuts(tmp_path / "a", place=PLACE), Cuts(tmp_path / "b")
     cuts.put(1, cut(400))
     other.take(cuts.frame())
@@ -58,12 +58,12 @@ def test_another_rank_takes_them_over(tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_a_broken_file_or_one_of_another_place_counts_as_none(text: str, tmp_path: Path) -> None:
+def test_a_broken_or_foreign_file_counts_as_missing(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     assert tokens_at(Cuts.read(tmp_path, place=PLACE), 1, 9) == [None, None]
 
 
-def test_a_host_without_the_run_and_a_disk_that_refuses_cost_only_the_memory_of_it(tmp_path: Path) -> None:
+def test_without_a_writable_run_only_the_stored_cuts_are_lost(tmp_path: Path) -> None:
     for place in (tmp_path / "nowhere" / "checkpoints", tmp_path / "file" / "checkpoints"):
         (tmp_path / "file").touch()
         cuts = Cuts(place, place=PLACE)

@@ -19,7 +19,7 @@ def mode() -> tuple[bool, bool]:
 
 
 class _Notes(Function):
-    """Notes the mode of its backward pass, and puts a value where PyTorch says that the order decides."""
+    """A function that records its backward mode, and writes where PyTorch's result depends on the order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, puts: bool) -> Tensor:
@@ -57,9 +57,9 @@ def test_the_backward_pass_alone_is_strict() -> None:
     assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
 
 
-def test_what_has_no_deterministic_gradient_is_told_with_what_to_do() -> None:
+def test_an_operation_without_deterministic_gradient_is_named() -> None:
     choose(deterministic=True)
-    with pytest.raises(LearnerError, match="very same adapter") as error:
+    with pytest.raises(LearnerError, match="without a deterministic gradient") as error:
         backward(computed(puts=True)[1])
     assert "put_" in error.value.got and "learner.deterministic to false" in error.value.do
     assert mode() == (True, True)
@@ -68,7 +68,7 @@ def test_what_has_no_deterministic_gradient_is_told_with_what_to_do() -> None:
     assert not modes[-1][0] and torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     choose(deterministic=True)
     with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar"):
         backward(torch.ones(2, requires_grad=True) * 2)

@@ -25,7 +25,7 @@ def policy(settings: LearnerSettings) -> Policy:
 
 
 def requests(*prompts: int) -> list[GroupRequest]:
-    """Groups of four; nothing ends before `LENGTH` tokens but by chance."""
+    """Return requests of groups of four; an end before `LENGTH` tokens is only by chance."""
     rng = np.random.default_rng(0)
     return [
         GroupRequest(
@@ -45,7 +45,7 @@ def requests(*prompts: int) -> list[GroupRequest]:
 
 @contextmanager
 def rows_in(policy: Policy, *, most: int = 10_000) -> Iterator[list[int]]:
-    """The rows of each forward pass; a device that has memory for `most`."""
+    """Yield the list of each forward pass's rows, on a device with memory for `most` rows."""
     seen: list[int] = []
 
     def before(model: Any, args: Any, kwargs: Any) -> None:
@@ -66,7 +66,7 @@ def drawn(rollouts: Iterator[FinishedRollout]) -> dict[tuple[int, int], list[int
     return dict(found)
 
 
-def test_all_groups_are_drawn_in_one_batch_however_small_a_micro_batch_is(policy: Policy) -> None:
+def test_all_groups_are_sampled_in_one_batch_for_any_micro_batch_size(policy: Policy) -> None:
     with rows_in(policy) as rows:
         found = drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5, 4, 6), draw))
     assert set(found) == {(group, index) for group in range(4) for index in range(4)}
@@ -82,7 +82,7 @@ def test_a_small_budget_of_keys_and_values_makes_the_batch_narrower_and_draws_th
     assert len(rows) > 2 * LENGTH
 
 
-def test_what_does_not_fit_goes_on_in_halves_and_the_next_batch_begins_so(policy: Policy) -> None:
+def test_a_batch_too_large_for_memory_is_halved(policy: Policy) -> None:
     whole = drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5, 4, 6), draw))
     drawing = Drawing(policy, kv_cache_bytes=0)
     with rows_in(policy, most=5) as rows:
@@ -93,8 +93,8 @@ def test_what_does_not_fit_goes_on_in_halves_and_the_next_batch_begins_so(policy
         assert max(rows) <= 4
 
 
-def test_what_is_finished_before_memory_runs_out_is_not_drawn_again(policy: Policy) -> None:
-    """The second group's prompt is the one that does not fit."""
+def test_finished_rollouts_are_kept_if_memory_runs_out(policy: Policy) -> None:
+    """Make only the second group's prompt too large."""
     one, other = requests(3, 60)
     drawing = Drawing(policy, kv_cache_bytes=0)
     found: list[tuple[int, int]] = []
@@ -111,7 +111,7 @@ def test_what_is_finished_before_memory_runs_out_is_not_drawn_again(policy: Poli
     assert sorted(found) == [(group, index) for group in range(2) for index in range(4)]
 
 
-def test_too_little_memory_for_a_single_rollout_is_said_and_so_is_any_other_error(policy: Policy) -> None:
+def test_too_little_memory_for_one_rollout_and_other_errors_are_reported(policy: Policy) -> None:
     with rows_in(policy, most=0), pytest.raises(torch.OutOfMemoryError, match="1 rows"):
         drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5), draw))
 
@@ -125,7 +125,7 @@ def test_too_little_memory_for_a_single_rollout_is_said_and_so_is_any_other_erro
 
 
 def _next_turn(first: list[GroupRequest], said: dict[tuple[int, int], list[int]]) -> list[GroupRequest]:
-    """Each rollout goes on alone, behind what it has drawn and three more tokens."""
+    """Return each rollout's next turn: its own tokens and three more."""
     return [
         dataclasses.replace(
             one,
@@ -139,7 +139,7 @@ def _next_turn(first: list[GroupRequest], said: dict[tuple[int, int], list[int]]
 
 
 def _tokens_of(policy: Policy, run: Callable[[], Any]) -> tuple[Any, int]:
-    """What a call gives, and how many tokens the model computes for it, padding included."""
+    """Return the call's result, and the number of tokens that the model computes for it, with padding."""
     computed = 0
 
     def before(model: Any, args: Any, kwargs: Any) -> None:
@@ -152,7 +152,7 @@ def _tokens_of(policy: Policy, run: Callable[[], Any]) -> tuple[Any, int]:
     return found, computed
 
 
-def test_a_next_turn_goes_on_from_the_last_by_the_same_weights_alone(policy: Policy) -> None:
+def test_a_next_turn_continues_from_the_last_by_the_same_weights_alone(policy: Policy) -> None:
     def turn(drawing: Drawing, groups: list[GroupRequest]) -> tuple[dict[tuple[int, int], list[int]], int]:
         found: tuple[dict[tuple[int, int], list[int]], int] = _tokens_of(
             policy, lambda: drawn(drawing.draw(groups, draw))
@@ -168,13 +168,13 @@ def test_a_next_turn_goes_on_from_the_last_by_the_same_weights_alone(policy: Pol
     other = {name: torch.randn_like(weight) for name, weight in policy.published().items()}
     with policy.holding(other):
         expected, all_tokens = turn(anew, second)
-        assert turn(multi, second) == (expected, all_tokens), "of an older policy nothing is kept"
+        assert turn(multi, second) == (expected, all_tokens), "nothing of an older policy is kept"
     with policy.model.disable_adapter():
         expected, all_tokens = turn(anew, second)
-        assert turn(multi, second) == (expected, all_tokens), "nor of an adapter for the base"
+        assert turn(multi, second) == (expected, all_tokens), "an adapter's cache is not used for the base"
 
 
-def test_what_was_sampled_is_forgotten_before_a_step(policy: Policy) -> None:
+def test_cached_samples_are_dropped_before_a_step(policy: Policy) -> None:
     drawing = Drawing(policy, kv_cache_bytes=0, multi_turn=True)
     first = requests(3, 5)
     second = _next_turn(first, drawn(drawing.draw(first, draw)))
@@ -186,7 +186,9 @@ def test_what_was_sampled_is_forgotten_before_a_step(policy: Policy) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("base_bits", [0, 4])
-def test_a_base_and_its_adapter_are_told_apart(base_bits: int, make_settings: Callable[..., LearnerSettings]) -> None:
+def test_a_base_and_its_adapter_have_separate_caches(
+    base_bits: int, make_settings: Callable[..., LearnerSettings]
+) -> None:
     if base_bits:
         pytest.importorskip("bitsandbytes")
     policy = Policy.load(make_settings(learner={"base_bits": base_bits}))

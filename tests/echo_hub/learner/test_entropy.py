@@ -9,20 +9,20 @@ from echo_hub.learner.history import NO_HISTORY, History
 HELD = ObjectiveConfig(entropy_coefficient=0.02, entropy_target=0.5, entropy_delta=0.01, entropy_max=0.035)
 
 
-def test_without_a_target_it_is_what_is_set_and_nothing_is_kept() -> None:
+def test_without_a_target_the_coefficient_is_the_setting() -> None:
     before = History(norms=(1.0,), newest_entropy=0.1, entropy_coefficient=0.3)
     assert adapt(before, ObjectiveConfig()) == (History(norms=(1.0,), newest_entropy=0.1), 0.0)
     assert adapt(before, ObjectiveConfig(entropy_coefficient=0.2)) == (History(norms=(1.0,), newest_entropy=0.1), 0.2)
 
 
 def test_a_run_with_a_target_by_hand() -> None:
-    """What each step is given to know, and what it makes of it."""
+    """Check each step's inputs and results."""
     history = NO_HISTORY
     steps = [
         (None, 0.02, 0.0),  # Nothing is measured yet.
         (0.4, 0.03, 0.03),
-        (0.3, 0.035, 0.035),  # As much as there may be.
-        (0.5, 0.035, 0.035),  # At the target: as it is.
+        (0.3, 0.035, 0.035),  # At the maximum.
+        (0.5, 0.035, 0.035),  # At the target: unchanged.
         (0.6, 0.025, 0.0),
         (0.7, 0.015, 0.0),
         (0.8, 0.005, 0.0),
@@ -35,7 +35,7 @@ def test_a_run_with_a_target_by_hand() -> None:
         assert history.newest_entropy == entropy
 
 
-def test_a_target_that_comes_later_begins_with_what_is_set() -> None:
+def test_a_target_set_later_begins_with_the_settings_coefficient() -> None:
     history, _ = adapt(History(newest_entropy=0.4), ObjectiveConfig())
     assert adapt(history, HELD) == (History(newest_entropy=0.4, entropy_coefficient=0.02), 0.02)
 
@@ -50,6 +50,6 @@ def test_a_target_that_comes_later_begins_with_what_is_set() -> None:
         ({"entropy_coefficient": -1.0}, "greater than or equal to 0"),
     ],
 )
-def test_what_has_no_meaning_is_refused(section: dict[str, float], why: str) -> None:
+def test_meaningless_settings_are_refused(section: dict[str, float], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ObjectiveConfig(**section)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ MIB = 2**20
 
 
 def device(memory_bytes: float = float("inf"), *, plain: int = 4 * MIB, again: int = MIB, fixed: int = GIB) -> Measure:
-    """Takes so many bytes a token, and as many whatever the number."""
+    """Return a device's measure: bytes for each token, and fixed bytes."""
 
     def measure(gradient_checkpointing: bool, tokens: int) -> int | None:
         peak = fixed + tokens * (again if gradient_checkpointing else plain)
@@ -53,7 +53,7 @@ def test_layers_are_computed_twice_only_where_memory_is_short(free_gib: int, exp
     assert free_gib == 1 or (peak is not None and peak <= 0.9 * free_gib * GIB)
 
 
-def test_what_is_given_is_kept() -> None:
+def test_given_values_are_kept() -> None:
     free = 16 * GIB
     for tokens, again in ((3_000, False), (8_000, True), (10**6, True)):
         cut = choose(
@@ -64,7 +64,7 @@ def test_what_is_given_is_kept() -> None:
     assert found == Cut(micro_batch_tokens=3_392, gradient_checkpointing=False)
 
 
-def test_a_rollout_that_does_not_fit_otherwise_has_its_layers_computed_twice() -> None:
+def test_a_rollout_that_does_not_fit_uses_gradient_checkpointing() -> None:
     for longest, again in ((15_000, False), (20_000, True)):
         cut = choose(
             device(), micro_batch_tokens=0, gradient_checkpointing=None, longest_tokens=longest, free_bytes=70 * GIB

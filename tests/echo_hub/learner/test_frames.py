@@ -10,6 +10,7 @@ from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_shared.child import pack_frame, unpack_frame
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 
 
@@ -28,7 +29,7 @@ def assert_same(left: object, right: object) -> None:
             assert a == b and type(a) is type(b)
 
 
-def test_a_request_and_a_rollout_arrive_as_they_were() -> None:
+def test_a_request_and_a_rollout_arrive_unchanged() -> None:
     request = GroupRequest(
         lease_id=1,
         group_id=2,
@@ -58,13 +59,15 @@ def test_a_request_and_a_rollout_arrive_as_they_were() -> None:
     assert_same(frames.unpack_rollout(travelled(frames.pack_rollout(rollout))), rollout)  # type: ignore[arg-type]
 
 
-def test_groups_arrive_as_they_were() -> None:
+def test_groups_arrive_unchanged() -> None:
     rollout = TrainingRollout(
         completion_ids=np.array([8], dtype=np.int32),
         loss_mask=np.array([True]),
         behavior_logprobs=np.array([-0.25], dtype=np.float32),
         reward=0.5,
-        truncated=True,
+        finish_reason=FinishReason.LENGTH,
+        sampling_s=0.25,
+        spans=(DrawnSpan(node_id="a", policy_version=6, num_tokens=1),),
         draws=np.array([[2**64 - 1, 3, 1]], np.uint64),
     )
     group = TrainingGroup(prompt_ids=np.array([3, 4], dtype=np.int32), rollouts=(rollout, rollout))

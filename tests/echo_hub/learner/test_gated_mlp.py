@@ -25,7 +25,7 @@ ALL = ("gate_proj", "up_proj", "down_proj")
 
 
 class Body(nn.Module):
-    """Two MLPs, one after the other."""
+    """Two MLPs in sequence."""
 
     config = PreTrainedConfig()
 
@@ -53,7 +53,7 @@ def adapted(make: Any, targets: Sequence[str], dtype: torch.dtype) -> Any:
 
 
 def computed(model: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], int]:
-    """Outputs and all gradients, and the bytes that are kept for the backward pass, weights aside."""
+    """Return outputs and all gradients, and the bytes kept for the backward pass without weights."""
     kept: dict[int, int] = {}
     weights = {parameter.data_ptr() for parameter in model.parameters()}
 
@@ -86,7 +86,7 @@ def test_all_is_the_same_to_the_bit_and_less_is_kept(kind: str, dtype: torch.dty
     assert bytes_after < (0.72 if "down_proj" in targets else 0.8) * bytes_before
 
 
-def test_with_the_adapter_off_or_of_several_it_computes_as_before() -> None:
+def test_with_adapters_off_or_several_it_computes_the_same() -> None:
     model = adapted(MLPS["Qwen3"], ALL, torch.float32)
     x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(1))
     weights = {name.replace(".default.", "."): p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -105,14 +105,14 @@ def test_with_the_adapter_off_or_of_several_it_computes_as_before() -> None:
 
 
 class Scaled(Qwen3MLP):
-    """Looks like one and computes something else."""
+    """A module that looks like a gated MLP but computes something else."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = 2.0 * super().forward(x)
         return y
 
 
-def test_what_computes_anything_else_is_left_as_it_is() -> None:
+def test_other_modules_are_left_unchanged() -> None:
     model = adapted(lambda: Scaled(Qwen3Config(**SHAPE)), ALL, torch.float32)
     x = torch.randn(1, 3, 32)
     expected = model(x)

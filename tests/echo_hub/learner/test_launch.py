@@ -17,16 +17,22 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from echo_hub.core.events import LearnerLost, LearnerReady, StepComputed, StepDone
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.events import Event, LearnerLost, LearnerReady, StepComputed, StepDone
+from echo_hub.dashboard.source import Changes
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.launch import Launch, run
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.worker import Worker
+from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
-from echo_hub.training.trainer import LearnerEvent, Trainer
+from echo_hub.training.trainer import Trainer
 from echo_shared.child import Frame
 from echo_shared.errors import LearnerError
+from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
@@ -52,7 +58,7 @@ Drawn = dict[tuple[int, int], list[int]]
 
 
 def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> tuple[Path, Drawn, Drawn]:
-    """Three steps by one process, which is this one: the adapter, and what the third version and the base draw."""
+    """Train three steps in this process; return the adapter, and rollouts of version 3 and of the base."""
     run_dir.mkdir()
     worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
 
@@ -81,7 +87,7 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 def ranks_below(pid: int | None) -> list[psutil.Process]:
-    """The processes below a launcher, by rank."""
+    """Return the processes of a launcher, by rank."""
     found = {process.environ()["RANK"]: process for process in psutil.Process(pid).children(recursive=True)}
     return [found[rank] for rank in sorted(found)]
 
@@ -91,11 +97,36 @@ def assert_gone(processes: Sequence[psutil.Process]) -> None:
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
+class AllSteps:
+    """Exports the adapter of each step, with the learner's own settings."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def export_path(self, step: int) -> Path:
+        return self._run_dir / f"v{step}"
+
+    def learning_rate(self, step: int) -> None: ...
+
+    def objective(self, step: int) -> None: ...
+
+
+class Reports(EventQueue):
+    """Gives each event to the hub, and keeps none."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._hub = hub
+
+    async def put(self, event: Event) -> None:
+        await self._hub.report(event)
+
+
 class Hub:
-    """As the coordinator does: asks for the step after the version that the learner holds, until the third is done."""
+    """Act like the coordinator: request the step after the learner's version, until step 3 is done."""
 
     def __init__(self, settings: LearnerSettings, run_dir: Path, make_groups: MakeGroups) -> None:
-        self.events: list[LearnerEvent] = []
+        self.events: list[Event] = []
         self.killed: list[psutil.Process] = []
         self.done = asyncio.Event()
         self._make_groups = make_groups
@@ -103,13 +134,17 @@ class Hub:
             settings=settings,
             run_dir=run_dir,
             batches=self,
-            export_path=lambda step: run_dir / f"v{step}",
+            steps=AllSteps(run_dir),
+            queue=Reports(self),
+            due=DueVersions(HubConfig(), RunDirectory(run_dir), done=()),
+            pages=Changes(),
+            room=Room(),
         )
 
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
         if step == 3 and not self.killed:
             self.killed = ranks_below(self.trainer.pid)
-            # Rank 0 takes the step up and waits for rank 1, which is dead before it has done its part.
+            # Rank 0 begins the step and waits for rank 1, which dies before its part is done.
             self.killed[1].suspend()
             asyncio.get_running_loop().call_later(0.3, self.killed[1].kill)
         return self._make_groups(step)
@@ -117,7 +152,7 @@ class Hub:
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
         raise AssertionError("nothing is handed over")
 
-    async def report(self, event: LearnerEvent) -> None:
+    async def report(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, LearnerReady):
             self.trainer.train(event.policy_version + 1)
@@ -138,7 +173,7 @@ async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     training = {"steps": 3}
     hub = Hub(make_settings(training=training, learner={"processes": 2}), tmp_path, make_groups)
-    running = asyncio.create_task(hub.trainer.run(hub.report))
+    running = asyncio.create_task(hub.trainer.run())
     try:
         async with asyncio.timeout(240):
             await hub.done.wait()
@@ -159,7 +194,7 @@ async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
     assert_gone(hub.killed)
     expected, _, _ = alone(make_settings(training=training), make_groups, tmp_path / "alone")
     assert_close(expected, tmp_path / "v3")
-    # What two processes wrote, one goes on with.
+    # One process must resume from what two processes wrote.
     worker = Worker.open({"settings": make_settings().model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert worker.policy_version == 3 == checkpoint.complete(tmp_path / "checkpoints")[0].step
 
@@ -201,7 +236,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-async def test_two_hosts_train_as_one_process_and_outlive_the_hub(
+async def test_two_hosts_train_like_one_process_and_survive_the_hub(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, base_dir: Path, tmp_path: Path
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -218,8 +253,8 @@ async def test_two_hosts_train_as_one_process_and_outlive_the_hub(
         killed.kill()
         await killed.wait()
         await asyncio.to_thread(assert_gone, [launcher, *ranks])
-        assert host.returncode is None, "it waits for the hub to come back"
-        # A learner that starts anew finds the other host at the same address.
+        assert host.returncode is None, "the host waits for the hub to come back"
+        # A restarted learner finds the other host at the same address.
         learner = await Learner.start(settings, tmp_path)
         for step in (1, 2, 3):
             under_way = await learner.train(step, make_groups(step), tmp_path / f"v{step}")
@@ -236,9 +271,9 @@ async def test_two_hosts_train_as_one_process_and_outlive_the_hub(
     assert_close(expected, tmp_path / "v3")
 
 
-def test_an_address_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(variable, "lo")  # So that it is put back.
+        monkeypatch.setenv(variable, "lo")  # Set it here so that monkeypatch restores it.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         launch = Launch(processes=1, hosts=2, address=f"127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(LearnerError, match=r"(?s)cannot listen on its address.*learner\.address"):

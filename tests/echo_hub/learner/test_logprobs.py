@@ -41,7 +41,7 @@ def test_chunks_give_the_full_softmax_and_its_gradient(chunk_elements: int, bias
 
 
 @pytest.mark.parametrize("vocabulary", [1, 50, 1_024, 1_025, 3_000])
-def test_what_was_drawn_with_u_is_inside_and_what_was_not_is_as_far_outside_as_by_hand(vocabulary: int) -> None:
+def test_tokens_sampled_with_u_are_inside_and_others_outside_as_by_hand(vocabulary: int) -> None:
     rng = np.random.default_rng(vocabulary)
     head = torch.nn.Linear(H, vocabulary, bias=False, dtype=torch.float64).requires_grad_(False)
     logits = head(HIDDEN).numpy()
@@ -82,7 +82,7 @@ def test_the_distance_has_no_gradient_and_needs_a_u() -> None:
 def test_the_entropy_is_that_of_the_whole_distribution(
     monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int, grad: bool
 ) -> None:
-    """However the chunks, and the rows within one, are cut."""
+    """Cut the chunks, and the rows within a chunk, at different places."""
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
     torch.manual_seed(vocabulary)
     head = torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False)
@@ -97,10 +97,10 @@ def test_the_entropy_is_that_of_the_whole_distribution(
 
 @pytest.mark.parametrize("vocabulary", [2, 50, 3_000])
 @pytest.mark.parametrize("rows", [1, 2, 100])
-def test_the_gradient_of_the_entropy_is_autograds_beside_that_of_the_tokens(
+def test_the_entropys_gradient_equals_autograds_with_the_tokens(
     monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int
 ) -> None:
-    """On random batches, however the chunks, and the rows within one, are cut."""
+    """Use random batches, with chunks and their rows cut at different places."""
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
     generator = torch.Generator().manual_seed(vocabulary + rows)
     head = torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False)
@@ -121,7 +121,7 @@ def test_the_gradient_of_the_entropy_is_autograds_beside_that_of_the_tokens(
         torch.testing.assert_close(hidden.grad, plain.grad, atol=1e-11, rtol=1e-11)
 
 
-def test_the_gradient_of_the_tokens_is_the_same_to_the_bit_beside_that_of_the_entropy() -> None:
+def test_the_tokens_gradient_is_bit_identical_with_the_entropys() -> None:
     gradients = []
     for entropy_gradient in (False, True):
         hidden = HIDDEN.float().requires_grad_()
@@ -142,10 +142,10 @@ def test_the_gradient_of_the_entropy_is_finite_where_probabilities_vanish() -> N
         found = screened_logprobs(hidden, make_head(dtype), IDS, u, temperature=0.1, entropy_gradient=True)
         found.entropies_N.sum().backward()
         assert hidden.grad is not None
-        assert hidden.grad.isfinite().all() and float(hidden.grad.abs().max()) < 1e-2, "they are certain"
+        assert hidden.grad.isfinite().all() and float(hidden.grad.abs().max()) < 1e-2, "the tokens are certain"
 
 
-def test_the_entropy_of_a_float32_head_is_float32_and_finite_however_far_apart_logits_are() -> None:
+def test_the_entropy_of_a_float32_head_is_float32_and_finite_for_any_logits() -> None:
     u = torch.full((N,), 0.5)
     for scale in (0.0, 1.0, 1e4):
         hidden, head = (scale * HIDDEN).float(), make_head(torch.float32)
@@ -182,7 +182,7 @@ def test_logits_far_apart_stay_finite() -> None:
 
 
 def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
-    """p - 1 is far below what bfloat16 can tell from p = 1."""
+    """bfloat16 cannot represent p - 1 this close to p = 1."""
     head = make_head(torch.bfloat16)
     with torch.no_grad():
         head.weight.zero_()
@@ -196,7 +196,7 @@ def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
 
 @pytest.mark.parametrize("cast_elements", [1, H * 7, 10_000])
 def test_in_bfloat16_logits_are_not_rounded(monkeypatch: pytest.MonkeyPatch, cast_elements: int) -> None:
-    """Logits of tens, as of a trained model: in bfloat16 they are off by tenths."""
+    """Use logits of tens, as in a trained model: bfloat16 rounds them by tenths."""
     monkeypatch.setattr("echo_hub.learner.logprobs.CAST_ELEMENTS", cast_elements)
     head, hidden = make_head(torch.bfloat16, bias=True), (40 * HIDDEN).bfloat16()
     logits = hidden.double() @ head.weight.double().T + head.bias.double()
@@ -212,7 +212,7 @@ def test_no_tokens_are_no_work() -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation gives back, in elements."""
+    """Records the number of elements of the largest tensor that any operation returns."""
 
     elements = 0
 
@@ -242,9 +242,7 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int, entropy:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("chunk_elements", [1, V * 7, 10_000])
-def test_intervals_are_those_of_the_whole_softmax(
-    monkeypatch: pytest.MonkeyPatch, chunk_elements: int, bias: bool
-) -> None:
+def test_intervals_equal_the_whole_softmaxs(monkeypatch: pytest.MonkeyPatch, chunk_elements: int, bias: bool) -> None:
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, ids = make_head(bias=bias), IDS.clone()
     ids[:2] = torch.tensor([0, V - 1])  # The first and the last id of the vocabulary.
@@ -256,8 +254,8 @@ def test_intervals_are_those_of_the_whole_softmax(
 
 
 @pytest.mark.parametrize("chunk_elements", [1, V * 7])
-def test_of_greedy_choices_the_shortfall_is_told(monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
-    """By how many nats the most likely id is likelier, at this temperature, in place of the interval's beginning."""
+def test_greedy_choices_return_their_shortfall(monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
+    """Expect, for greedy choices, the distance to the most likely id in nats instead of the interval's lower end."""
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, greedy = make_head(), torch.arange(N) % 2 == 0
     below, found = intervals(HIDDEN, head, IDS, greedy, temperature=0.7)

@@ -46,7 +46,7 @@ def make(*, ours: bool) -> Any:
 
 
 @pytest.mark.parametrize("input_gradient", [True, False])
-def test_values_and_gradients_are_those_of_peft(input_gradient: bool) -> None:
+def test_values_and_gradients_equal_pefts(input_gradient: bool) -> None:
     found = []
     for ours in (True, False):
         model = make(ours=ours)
@@ -61,7 +61,7 @@ def test_values_and_gradients_are_those_of_peft(input_gradient: bool) -> None:
     torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=1e-10)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+def test_gradients_equal_finite_differences() -> None:
     layer = make(ours=True).base_model.model.up
     assert isinstance(layer, lora.LoraLinear)
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight

@@ -8,13 +8,13 @@ import pytest
 from echo_hub.learner.norms import WARM_UP, WINDOW, limit
 
 
-def test_there_is_no_limit_before_there_is_a_history() -> None:
+def test_without_a_history_there_is_no_limit() -> None:
     assert limit([1.0] * (WARM_UP - 1)) == inf
     assert limit([1.0] * WARM_UP) == pytest.approx(10)
 
 
 def test_the_limit_by_hand() -> None:
-    """Logarithms -1, 0, 1: their median is 0, the median absolute deviation 1 (of -1 and 1 alone) or 0."""
+    """Logarithms -1, 0, 1 have median 0, and median absolute deviation 1 (of -1 and 1 alone) or 0."""
     recent = [exp(-1), exp(1)] * 5
     assert limit(recent) == pytest.approx(exp(8 / 0.6745))
     assert limit([exp(-1), 1.0, 1.0, 1.0, exp(1)] * 2) == pytest.approx(10)

@@ -62,7 +62,7 @@ def test_packed_and_separate_rows_have_the_same_gradient(bodies: dict[str, Any])
     torch.testing.assert_close(gradients[0] / scale, gradients[1] / scale, atol=1e-6, rtol=0)
 
 
-def test_without_rows_it_is_sdpa(bodies: dict[str, Any]) -> None:
+def test_without_rows_packing_equals_sdpa(bodies: dict[str, Any]) -> None:
     body = bodies["qwen3"]
     mask = torch.tensor([[0, 0, 1, 1, 1]])
     ours = body(input_ids=IDS[None, :5], attention_mask=mask).last_hidden_state
@@ -77,8 +77,8 @@ def test_transformers_of_attention_alone_pack(bodies: dict[str, Any]) -> None:
     assert packing.can_pack(bodies["llama"], CPU)
 
 
-@pytest.mark.filterwarnings("ignore")  # Both warn that their fast kernels are not installed.
-def test_models_that_mix_tokens_otherwise_do_not_pack() -> None:
+@pytest.mark.filterwarnings("ignore")  # Both models warn that their fast kernels are not installed.
+def test_models_with_other_token_mixing_do_not_pack() -> None:
     linear = Qwen3NextConfig(
         **SMALL,
         **ATTENTION,
@@ -93,7 +93,7 @@ def test_models_that_mix_tokens_otherwise_do_not_pack() -> None:
     assert not packing.can_pack(make_body(MambaConfig(**SMALL, state_size=4)), CPU)
 
 
-def test_take_sums_the_gradient_of_what_is_taken_twice() -> None:
+def test_take_sums_the_gradients_of_repeated_rows() -> None:
     values = torch.arange(6.0).reshape(3, 2).requires_grad_()
     taken = packing.take(values, torch.tensor([[0, 2], [2, 2]]))
     assert taken.tolist() == [[[0, 1], [4, 5]], [[4, 5], [4, 5]]]

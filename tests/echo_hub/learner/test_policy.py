@@ -42,12 +42,12 @@ for text in sys.argv[1:]:
 
 @pytest.fixture
 def policy(settings: LearnerSettings) -> Policy:
-    """With an adapter that is not zero."""
+    """Return a policy with a nonzero adapter."""
     return randomised(Policy.load(settings))
 
 
 def kept_elements(policy: Policy, batch: MicroBatch) -> int:
-    """What the forward pass keeps for the backward pass."""
+    """Return the number of elements that the forward pass keeps for the backward pass."""
     sizes: list[int] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,14 +60,14 @@ def kept_elements(policy: Policy, batch: MicroBatch) -> int:
 
 
 def unpacked(policy: Policy) -> Policy:
-    """The same policy, for a model whose attention has a window of one token."""
+    """Return the same policy with an attention window of one token."""
     twin = copy(policy)
     twin._packs_up_to = 1
     return twin
 
 
 def naive_logprobs(policy: Policy, groups: list[WeightedGroup], temperature: float) -> Iterator[tuple[int, float]]:
-    """(token, logprob) of every completion token, one unpadded sequence after the other, by the full softmax."""
+    """Yield (token, logprob) of every completion token by the full softmax, one unpadded sequence at a time."""
     for group in groups:
         for rollout in group.rollouts:
             ids = np.concatenate([group.prompt_ids, rollout.completion_ids]).astype(np.int64)
@@ -82,7 +82,7 @@ def weighted(groups: list[TrainingGroup], settings: LearnerSettings) -> list[Wei
 
 
 def gradient(policy: Policy, batches: list[MicroBatch]) -> torch.Tensor:
-    """Of the sum of all log-probabilities, each times its advantage."""
+    """Return the gradient of the sum of all log-probabilities times their advantages."""
     policy.model.zero_grad(set_to_none=True)
     for batch in batches:
         torch.autograd.backward((policy.logprobs(batch) * batch.advantages_N).sum())
@@ -97,14 +97,14 @@ def randomised(policy: Policy) -> Policy:
 
 
 def own_bytes() -> int:
-    """Memory of this process that no file backs."""
+    """Return the memory of this process that no file backs."""
     gc.collect()
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
     return 1024 * int(line.split()[1])
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_logprobs_are_those_of_each_sequence_alone(
+def test_logprobs_equal_those_of_each_sequence_alone(
     policy: Policy, make_groups: MakeGroups, settings: LearnerSettings, packed: bool
 ) -> None:
     policy = policy if packed else unpacked(policy)
@@ -156,7 +156,7 @@ def test_the_rest_of_a_row_changes_nothing(policy: Policy, make_groups: MakeGrou
     behind = torch.cat(
         [(positions == positions.roll(1, dims=1)).cumsum(dim=1).bool().flatten() for positions in rows.positions_RL]
     )
-    assert behind.any(), "some rows are shorter than those they are computed with"
+    assert behind.any(), "some rows are shorter than others in their batch"
     places[behind] = 0
     sizes = [positions.numel() for positions in rows.positions_RL]
     filled = [part.view_as(positions) for part, positions in zip(places.split(sizes), rows.positions_RL, strict=True)]
@@ -230,7 +230,7 @@ def test_bfloat16_is_close_to_float32(
 
 
 @pytest.mark.skipif(not CPUINFO.exists() or " avx2 " not in CPUINFO.read_text(), reason="this processor has no AVX2")
-def test_bfloat16_on_a_processor_without_it_is_told(make_settings: Callable[..., LearnerSettings]) -> None:
+def test_bfloat16_on_a_processor_without_it_is_reported(make_settings: Callable[..., LearnerSettings]) -> None:
     settings = [make_settings(learner={"precision": name}) for name in ("bfloat16", "float32", "auto")]
     run = subprocess.run(
         [sys.executable, "-c", LOAD, *(one.model_dump_json() for one in settings)],
@@ -240,7 +240,7 @@ def test_bfloat16_on_a_processor_without_it_is_told(make_settings: Callable[...,
         check=True,
     )
     assert run.stdout.split() == ["torch.bfloat16", "torch.float32", "torch.float32"]
-    told = ["This processor does not multiply bfloat16" in said for said in run.stderr.split("--\n")]
+    told = ["This processor cannot multiply bfloat16" in said for said in run.stderr.split("--\n")]
     assert told == [True, False, False, False]
 
 
@@ -256,7 +256,7 @@ def test_eight_bits_are_close_to_all(
     assert (gradient(small, batches) - exact).norm() < 0.1 * exact.norm()
 
 
-def test_four_bits_train_as_the_weights_that_they_stand_for(
+def test_four_bits_train_like_their_dequantized_weights(
     policy: Policy, make_groups: MakeGroups, make_settings: Callable[..., LearnerSettings]
 ) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -283,7 +283,7 @@ def test_without_bitsandbytes_fewer_bits_are_a_clear_error(
     make_settings: Callable[..., LearnerSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.quantizers.quantizer_bnb_8bit.is_bitsandbytes_available", lambda: False)
-    with pytest.raises(LearnerError, match="fewer bits"):
+    with pytest.raises(LearnerError, match="quantised form"):
         Policy.load(make_settings(learner={"base_bits": 8}))
 
 
@@ -301,10 +301,8 @@ def test_a_fresh_policy_is_the_base_and_the_seed_decides_it(settings: LearnerSet
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the books of Linux")
-def test_a_base_in_its_own_precision_is_mapped_and_takes_no_memory_of_the_process(
-    settings: LearnerSettings, tmp_path: Path
-) -> None:
-    """So processes of one host share its pages."""
+def test_a_base_in_its_own_precision_is_memory_mapped(settings: LearnerSettings, tmp_path: Path) -> None:
+    """Mapped weights are shared by the processes of one host."""
     config = Qwen3Config(
         vocab_size=60_000,
         hidden_size=512,
@@ -324,7 +322,7 @@ def test_a_base_in_its_own_precision_is_mapped_and_takes_no_memory_of_the_proces
         return own_bytes() - before if policy else 0
 
     assert taken("bfloat16") < size / 4
-    assert taken("float32") > size, "in another precision it is made anew"
+    assert taken("float32") > size, "another precision needs a copy"
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -359,17 +357,17 @@ def test_save_is_deterministic_and_load_gives_the_same_bits(
 
 
 def nearest_bfloat16(weight: torch.Tensor) -> torch.Tensor:
-    """Rounded to nearest, ties to even, by the bits of float32."""
+    """Round to nearest, ties to even, by the bits of float32."""
     bits = weight.detach().numpy().view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return torch.from_numpy(rounded.astype(np.uint32).view(np.float32))
 
 
-def test_what_is_published_is_rounded_and_what_is_trained_is_not(
+def test_published_weights_are_rounded_and_trained_ones_are_not(
     make_settings: Callable[..., LearnerSettings], tmp_path: Path
 ) -> None:
     policy = randomised(Policy.load(make_settings(publish_precision="bfloat16")))
-    with torch.no_grad():  # Exactly between two neighbours, once above an even one and once above an odd one.
+    with torch.no_grad():  # Ties between two neighbours: once above an even value and once above an odd one.
         next(iter(policy.parameters.values())).view(-1)[:2].copy_(torch.tensor([1 + 2**-8, 1 + 3 * 2**-8]))
     before = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     policy.save_adapter(tmp_path, policy.published())
@@ -461,5 +459,5 @@ def test_a_base_with_processed_logits_is_refused(settings: LearnerSettings, base
     shutil.copytree(base_dir, capped)
     config = json.loads((capped / "config.json").read_text())
     (capped / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
-    with pytest.raises(LearnerError, match="changes its logits"):
+    with pytest.raises(LearnerError, match="transforms its logits"):
         Policy.load(settings.model_copy(update={"base_dir": capped}))

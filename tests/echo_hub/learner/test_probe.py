@@ -32,7 +32,7 @@ def test_on_a_cpu_nothing_is_measured(make_settings: MakeSettings, learner: dict
     assert place(policy, settings.learner).startswith("1 x cpu, ")
 
 
-def test_what_it_chooses_fits_and_leaves_little(make_settings: MakeSettings) -> None:
+def test_the_chosen_size_fits_and_leaves_little_memory(make_settings: MakeSettings) -> None:
     settings = make_settings(learner={"gradient_checkpointing": False})
     policy = Policy.load(settings)
     loss = StepLoss(settings.objective)
@@ -50,7 +50,7 @@ def test_what_it_chooses_fits_and_leaves_little(make_settings: MakeSettings) -> 
     assert peak_bytes(cut.micro_batch_tokens * 5 // 4 + 512) > memory.limit_bytes
     for parameter in policy.parameters.values():
         parameter.grad = None
-    assert torch.get_rng_state().equal(state), "a run is the same whether or not it was measured"
+    assert torch.get_rng_state().equal(state), "measuring does not change the run"
 
 
 def test_little_memory_has_layers_computed_twice_and_no_gradient_is_left(make_settings: MakeSettings) -> None:

@@ -19,6 +19,7 @@ from echo_hub.learner import process, unquantized
 from echo_hub.learner.process import LIMITS, WORKER, Learner, _command, begun
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.child import ChildExited, Death
+from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 from tests.small_disk import SmallDisk
 
@@ -61,7 +62,7 @@ async def test_a_cancelled_command_leaves_the_stream_whole(
         async for _ in (rollouts := learner.sample([request])):
             break
         await rollouts.aclose()
-        assert learner.policy_version == 1, "nobody waited for the step, and yet it was trained"
+        assert learner.policy_version == 1, "the step was trained without a waiting caller"
         seen = [rollout.index async for rollout in learner.sample([request])]
         assert sorted(seen) == list(range(16))
         steps = [await learner.train(step, make_groups(step), tmp_path / f"v{step}") for step in (2, 3)]
@@ -89,7 +90,7 @@ async def test_a_process_that_was_begun_is_the_learners_and_ends_with_the_block(
     assert not psutil.pid_exists(unused.pid)
 
 
-async def test_one_that_cannot_be_begun_is_told_of_when_the_learner_is_started(
+async def test_a_process_that_cannot_start_is_reported_at_start(
     settings: LearnerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "there is none"))
@@ -119,7 +120,7 @@ sys.exit(serve.main())
 
 
 @pytest.mark.slow
-async def test_one_that_gives_no_sign_of_life_or_does_not_get_on_is_ended(
+async def test_a_process_without_heartbeat_or_progress_is_ended(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "LIMITS", replace(LIMITS, silent_s=1.0, beat_s=0.05, look_s=0.05))
@@ -133,7 +134,7 @@ async def test_one_that_gives_no_sign_of_life_or_does_not_get_on_is_ended(
         await learner.stop()
 
     (tmp_path / "hung.py").write_text(HUNG)
-    # On a busy machine, one that hangs may say nothing for a second, too.
+    # On a busy machine a hung process may also be silent for a second.
     monkeypatch.setattr(process, "LIMITS", replace(LIMITS, beat_s=0.05, look_s=0.05))
     monkeypatch.setattr(process, "WORKER", "hung")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
@@ -147,13 +148,14 @@ async def test_one_that_gives_no_sign_of_life_or_does_not_get_on_is_ended(
         await learner.stop()
 
 
-async def test_what_a_full_disk_says_to_the_process_the_hub_is_told(
+async def test_a_full_disk_in_the_process_is_reported_to_the_hub(
     settings: LearnerSettings, make_groups: MakeGroups, small_disk: SmallDisk
 ) -> None:
     said: asyncio.Queue[str] = asyncio.Queue()
+    room = Room(full=said.put_nowait, over=lambda: said.put_nowait(""))
     run_dir = small_disk.directory / "run"
     run_dir.mkdir()
-    learner = await Learner.start(settings, run_dir, disk=said.put_nowait)
+    learner = await Learner.start(settings, run_dir, room=room)
     try:
         small_disk.fill()
         step = await learner.train(1, make_groups(1), run_dir / "v1")
@@ -187,6 +189,6 @@ async def test_when_the_hub_is_gone_the_process_ends(settings: LearnerSettings, 
     assert int(await hub.stdout.readline()) > 0
     hub.kill()
     await hub.wait()
-    # A process that lives on would hold the lock.
+    # A surviving process would still hold the lock.
     with FileLock(tmp_path / "learner.lock").acquire(timeout=60):
         pass

@@ -1,4 +1,4 @@
-"""Two real processes over gloo, which compare themselves with one (`two_ranks.py`)."""
+"""Two real processes over gloo, compared with one process (`two_ranks.py`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_two_processes_train_as_one_does(
         return {"settings": settings, "steps": [frames.pack_groups(groups) for groups in steps], "tolerance": tolerance}
 
     def forged(groups: list[TrainingGroup]) -> list[TrainingGroup]:
-        """The best rollouts of the first and the third group claim what no honest engine does."""
+        """Give the best rollouts of groups 0 and 2 claims that no honest engine makes."""
 
         def claimed(group: TrainingGroup) -> TrainingGroup:
             best = max(group.rollouts, key=lambda rollout: rollout.reward)
@@ -49,8 +49,8 @@ def test_two_processes_train_as_one_does(
     }
     cases = {
         "plain": case(steps),
-        # Many tokens are clipped: Adam makes full steps of gradients that are of rounding's own size. The weights of
-        # one process differ as much when the same step is split into other micro-batches.
+        # Many tokens are clipped, so Adam makes full steps on gradients of the size of rounding errors. Weights of a
+        # single process differ as much when its micro-batches are split differently.
         "uneven": case(steps, 1e-4, learner={"micro_batch_tokens": 72}),
         "several updates": case(
             steps,
@@ -59,11 +59,11 @@ def test_two_processes_train_as_one_does(
             learner={"micro_batch_tokens": 64, "gradient_checkpointing": True},
         ),
         "by sequence": case(steps, 1e-4, training={"lora_targets": "attention"}, objective={"name": "gspo"}),
-        # Groups are split over the ranks, and one rank alone finds out each.
+        # Ranks have parts of groups, so only one rank finds each forgery.
         "left out": case([forged(groups) for groups in steps], 1e-4, learner={"micro_batch_tokens": 64}),
         "sub-batches over updates": case(steps, 1e-4, **shuffled),
         "left out, of sub-batches over updates": case([forged(groups) for groups in steps], 1e-4, **shuffled),
-        # From the second step on it counts.
+        # The entropy coefficient counts from the second step on.
         "entropy": case(
             steps,
             1e-4,

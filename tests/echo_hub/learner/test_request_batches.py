@@ -25,7 +25,7 @@ def request(rollouts: int, prompt: int, max_tokens: int) -> GroupRequest:
     ("sizes", "expected"),
     [([], []), ([4, 4, 2], [(0, 3)]), ([4, 4, 3], [(0, 2), (2, 3)]), ([99, 1, 99], [(0, 1), (1, 2), (2, 3)])],
 )
-def test_neighbours_go_together_as_far_as_they_fit(sizes: list[int], expected: list[tuple[int, int]]) -> None:
+def test_consecutive_requests_are_batched_as_far_as_they_fit(sizes: list[int], expected: list[tuple[int, int]]) -> None:
     requests = [request(1, size - 1, 1) for size in sizes]
     assert [(part.start, part.stop) for part in batches(requests, 10)] == expected
 

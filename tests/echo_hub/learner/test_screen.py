@@ -24,10 +24,11 @@ def tokens(claims: list[float], learner: list[float], distances: list[float] | N
         ([-0.5] * 3, [-0.5] * 3, False),
         ([-19.5, -0.1], [-0.1, -0.1], True),
         ([-10.0] * 3, [-1.0] * 3, True),
-        ([-10.0], [-0.1], False),  # A draw of one in 20,000, once.
-        ([-19.5, *[0.0] * 30], [-0.1, *[-25.0] * 30], True),  # Claims above the truth do not make up for it.
-        ([0.0] * 50, [-30.0] * 50, False),  # They make tokens count less, and a quantised engine may be far off.
-        ([-0.5] * 2000, [-0.46] * 2000, False),  # Within what rounding may add to each token.
+        ([-10.0], [-0.1], False),  # One draw of one in 20,000.
+        ([-19.5, *[0.0] * 30], [-0.1, *[-25.0] * 30], True),  # Claims above the truth do not compensate.
+        # Such claims lower the tokens' weight, and a quantised engine may deviate far.
+        ([0.0] * 50, [-30.0] * 50, False),
+        ([-0.5] * 2000, [-0.46] * 2000, False),  # Within the rounding error allowed for each token.
         ([-1.0], [float("nan")], False),
     ],
 )
@@ -42,7 +43,7 @@ def test_claims(claims: list[float], learner: list[float], out: bool) -> None:
         ([0.9] * 6, True),
         (([0.0] * 4 + [0.3]) * 10, False),
         (([0.0] * 4 + [0.4]) * 40, True),
-        ([1e-3] * 10_000, False),  # An engine of other rounding, a flat distribution over a large vocabulary.
+        ([1e-3] * 10_000, False),  # An engine with other rounding, and a flat distribution over a large vocabulary.
         ([float("nan")] * 100, False),
     ],
 )
@@ -56,8 +57,8 @@ def test_each_rollout_is_judged_by_its_own_tokens() -> None:
     assert found.tolist() == [False, True, False]
 
 
-def test_an_honest_draw_from_any_other_policy_stays() -> None:
-    """Two random policies that differ by far more than training does in any number of steps."""
+def test_an_honest_draw_from_another_policy_is_kept() -> None:
+    """Take two random policies that differ far more than any number of training steps causes."""
     rng = np.random.default_rng(0)
     count_, vocabulary = 4_000, 50
     drawer, learner = (rng.standard_normal((count_, vocabulary)) for _ in range(2))
@@ -75,14 +76,14 @@ def test_counts_by_rollout_and_turn() -> None:
         lengths=[3, 1, 1],
     )
     counts = count(given, np.array([0, 0, 1, 0, 0]))
-    assert counts.keys() == {(0, 0), (0, 1), (1, 0)}, "nothing is counted of what is drawn with an unknown u"
+    assert counts.keys() == {(0, 0), (0, 1), (1, 0)}, "tokens sampled with an unknown u are not counted"
     assert counts[0, 0][:2] == ([1, 0, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0])
     assert counts[0, 1][:2] == ([0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1])
     assert counts[1, 0] == ([0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], 0.0)
     assert counts[0, 1][2] == pytest.approx(np.exp(-2) - 1 + 2)
 
 
-def test_what_is_found_is_told_by_places_among_all_turns() -> None:
+def test_findings_are_reported_by_place_among_all_turns() -> None:
     found = Findings(left_out={2, 0}, suspects={1})
     found.add_counts([{"counts": [[1, 1, [1], [2], 0.5]]}, {"counts": [[0, 0, [3], [4], 0.25]]}])
     assert found.frame([1, 2, 1]) == {

@@ -13,8 +13,8 @@ from echo_hub.learner.selection import most_unlike, shuffled, times_trained
     [
         ([0.1, 0.9, -0.8, 0.2, -0.1, 0.3, -0.5, -0.1], [1, 2, 5, 6]),
         ([3.0, 1.0, 2.0, 0.0], [0, 3]),
-        ([3.0, 1.0, 2.0, 0.0, 2.5, 0.5], [0, 3, 4, 5]),  # two of three pairs
-        ([1.0, 0.0, 0.5], [0, 1]),  # the middle one has no pair
+        ([3.0, 1.0, 2.0, 0.0, 2.5, 0.5], [0, 3, 4, 5]),  # Two of three pairs.
+        ([1.0, 0.0, 0.5], [0, 1]),  # The middle one has no pair.
         ([1.0, 0.0], [0, 1]),
         ([0.0], [0]),
         ([0.0, 0.0, 0.0, 0.0], [0, 3]),
@@ -29,7 +29,7 @@ def test_the_largest_goes_with_the_smallest() -> None:
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=33))
-def test_it_keeps_half_of_the_pairs_and_the_most_unlike(advantages: list[float]) -> None:
+def test_selection_keeps_the_half_of_pairs_that_differ_most(advantages: list[float]) -> None:
     values = np.array(advantages)
     kept = np.zeros(len(values), bool)
     kept[most_unlike(values)] = True
@@ -43,7 +43,7 @@ def test_it_keeps_half_of_the_pairs_and_the_most_unlike(advantages: list[float])
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 99))
-def test_a_pair_is_at_most_once_in_a_sub_batch_and_one_without_advantage_in_none(
+def test_a_pair_is_once_in_a_sub_batch_and_never_without_advantage(
     strengths: list[float], sub_batches: int, seed: int
 ) -> None:
     values = np.array(strengths)
@@ -57,7 +57,7 @@ def test_a_pair_is_at_most_once_in_a_sub_batch_and_one_without_advantage_in_none
     assert (times.sum(axis=1) == min(-(-len(values) // sub_batches), np.count_nonzero(values / values.sum()))).all()
 
 
-def test_what_is_twice_as_strong_is_drawn_about_twice_as_often() -> None:
+def test_a_pair_twice_as_strong_is_chosen_about_twice_as_often() -> None:
     values = np.array([1.0, 2.0] * 200)
     times = np.concatenate([shuffled(values, 40, np.random.default_rng(seed)) for seed in range(50)])
     assert times[:, 1::2].sum() / times[:, ::2].sum() == pytest.approx(2, rel=0.05)

@@ -25,17 +25,17 @@ def test_a_run_names_its_base(name: str) -> None:
     assert settings.base_name == name
 
 
-def test_a_run_says_what_its_adapters_are_published_in() -> None:
+def test_settings_name_the_precision_of_published_adapters() -> None:
     config = HubConfig(dissemination=DisseminationConfig(precision="bfloat16"))
     assert LearnerSettings.of_run(config, base_dir=Path("x"), stop_ids=(1,)).publish_precision == "bfloat16"
 
 
-def test_a_run_keeps_its_paths_to_itself(tmp_path: Path) -> None:
+def test_a_base_given_by_path_is_named_without_its_path(tmp_path: Path) -> None:
     config = HubConfig(model=ModelConfig(base=str(tmp_path)))
     assert LearnerSettings.of_run(config, base_dir=tmp_path, stop_ids=(1,)).base_name == tmp_path.name
 
 
-def test_it_is_told_whether_a_game_has_several_turns() -> None:
+def test_settings_say_if_a_task_has_several_turns() -> None:
     made = [
         LearnerSettings.of_run(HubConfig(), base_dir=Path("x"), stop_ids=(1,), multi_turn=several)
         for several in (False, True)

@@ -1,4 +1,4 @@
-"""Fine-tuning is the cross-entropy that TRL trains, whatever it is cut into, and wherever it was broken off."""
+"""Fine-tuning equals TRL's cross-entropy for any micro-batches, and resumes exactly after an interruption."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BASE = resolve_base("builtin:tiny")
 
 
 def demonstrations(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[Demonstration]:
-    """Every third one is of two replies, with an answer of four tokens between them."""
+    """Return demonstrations; every third one has two replies with an answer of four tokens between them."""
     rng, found = np.random.default_rng(seed), []
     for number in range(count):
         lengths = rng.integers(2, 7, 2)
@@ -43,7 +43,7 @@ def demonstrations(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> l
 
 
 def stirred(policy: Policy) -> Policy:
-    """With a B that is not 0, so that every weight has a gradient."""
+    """Return the policy with a nonzero B, so that every weight has a gradient."""
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in policy.parameters.values():
@@ -59,7 +59,7 @@ def gradient(policy: Policy, examples: list[Demonstration], cut: Cut = PLENTY) -
     return loss, gradients
 
 
-@pytest.mark.filterwarnings("ignore")  # Of TRL's, PEFT's and transformers' own calls of each other.
+@pytest.mark.filterwarnings("ignore")  # TRL, PEFT and transformers warn about their calls of each other.
 def test_a_batch_has_the_loss_and_the_gradient_of_trls_trainer(make_settings: MakeSettings, tmp_path: Path) -> None:
     peft, datasets, trl = (pytest.importorskip(name) for name in ("peft", "datasets", "trl"))
     settings = make_settings().model_copy(update={"base_dir": BASE, "temperature": 1.0})
@@ -130,8 +130,8 @@ def test_micro_batches_of_any_size_come_to_the_same(make_settings: MakeSettings)
     assert mean_loss(policy, examples, small) == pytest.approx(whole_loss, rel=1e-5)
 
 
-def test_what_is_not_of_a_reply_is_context_alone(make_settings: MakeSettings) -> None:
-    """Its own probability has no weight: the loss is that of the replies, read off the plain model's logits."""
+def test_tokens_outside_replies_are_only_context(make_settings: MakeSettings) -> None:
+    """Compare with the replies' mean loss from the plain model's logits; other tokens have no weight."""
     policy = Policy.load(make_settings().model_copy(update={"temperature": 1.0}))
     (example,) = demonstrations(1)
     assert not example.loss_mask.all()
@@ -150,7 +150,7 @@ def plan_of(settings: LearnerSettings, **options: Any) -> tuple[LearnerSettings,
 
 
 def run(settings: LearnerSettings, plan: SftPlan, folder: Path, *, updates: int | None = None) -> Finetuning:
-    """Up to the end, or to be stopped behind so many updates."""
+    """Train to the end, or stop after this number of updates."""
     training = Finetuning.open(settings, plan, folder, start_from=None)
     ended = training.run(
         told=lambda progress: None, stopping=lambda: updates is not None and training.progress.update >= updates
@@ -160,7 +160,7 @@ def run(settings: LearnerSettings, plan: SftPlan, folder: Path, *, updates: int 
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_what_goes_on_comes_to_the_same_bits(make_settings: MakeSettings, tmp_path: Path, every: int) -> None:
+def test_resumed_training_gives_the_same_bits(make_settings: MakeSettings, tmp_path: Path, every: int) -> None:
     settings, plan = plan_of(make_settings(learner={"checkpoint_every": every}))
     whole = run(settings, plan, tmp_path / "whole")
     assert len(whole.progress.heldout_losses) == 3 and len(whole.progress.training_losses) == 2
@@ -171,18 +171,18 @@ def test_what_goes_on_comes_to_the_same_bits(make_settings: MakeSettings, tmp_pa
     for name, weight in whole.policy.parameters.items():
         assert parts.policy.parameters[name].equal(weight), name
     again = run(settings, plan, tmp_path / "parts")
-    assert again.progress == whole.progress, "there is nothing left to do"
+    assert again.progress == whole.progress, "nothing is left to do"
     assert [path.name for path in (tmp_path / "parts").glob("step-*")] == [f"step-{plan.epoch_ends[-1]:06d}"]
 
 
-def test_it_learns_and_says_so(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_fine_tuning_lowers_its_reported_loss(make_settings: MakeSettings, tmp_path: Path) -> None:
     settings, plan = plan_of(make_settings(), epochs=8, heldout=0)
     progress = run(settings, plan, tmp_path).progress
     assert progress.heldout_losses == ()
     assert progress.training_losses[-1] < 0.8 * progress.training_losses[0]
 
 
-def test_it_begins_with_the_adapter_that_it_is_given(make_settings: MakeSettings, tmp_path: Path) -> None:
+def test_fine_tuning_starts_with_the_given_adapter(make_settings: MakeSettings, tmp_path: Path) -> None:
     settings, plan = plan_of(make_settings())
     given = stirred(Policy.load(settings))
     given.save_adapter(tmp_path)

@@ -23,18 +23,18 @@ MANY = [demonstration(number // 2, number) for number in range(40)]
 
 
 def numbers(plan: SftPlan, epoch: int) -> list[int]:
-    """Which are trained on in an epoch, in order."""
+    """Return the numbers trained on in an epoch, in order."""
     begin = (0, *plan.epoch_ends)[epoch]
     return [int(one.completion_ids[0]) for batch in plan.batches[begin : plan.epoch_ends[epoch]] for one in batch]
 
 
-def test_every_epoch_trains_all_that_is_not_held_out_once_in_an_order_of_its_own() -> None:
+def test_every_epoch_trains_each_example_once_in_its_own_order() -> None:
     plan = make_plan(MANY, SftSettings(epochs=2, heldout=0.1, batch_tokens=15, seed=1))
     held = {int(one.completion_ids[0]) for one in plan.heldout}
     first, second = numbers(plan, 0), numbers(plan, 1)
     assert sorted(first) == sorted(second) == sorted({*range(40)} - held)
     assert first != second
-    assert [len(batch) for batch in plan.batches] == [3] * 24, "of 5 tokens each, prompts included"
+    assert [len(batch) for batch in plan.batches] == [3] * 24, "each has 5 tokens with its prompt"
     assert plan.epoch_ends == (12, 24)
 
 
@@ -48,7 +48,7 @@ def test_whole_prompts_are_held_out_and_the_same_ones_when_others_are_added() ->
     }
 
 
-def test_the_same_seed_makes_the_same_plan_and_another_one_another() -> None:
+def test_the_plan_depends_only_on_the_seed() -> None:
     def order(seed: int) -> list[int]:
         return numbers(make_plan(MANY, SftSettings(epochs=1, heldout=0, seed=seed)), 0)
 
@@ -57,7 +57,7 @@ def test_the_same_seed_makes_the_same_plan_and_another_one_another() -> None:
 
 def test_nothing_may_be_held_out_but_not_everything() -> None:
     assert make_plan(MANY, SftSettings(heldout=0)).heldout == ()
-    with pytest.raises(LearnerError, match="Nothing is left to train on") as error:
+    with pytest.raises(LearnerError, match="No demonstration is left to train on") as error:
         make_plan(MANY[:2], SftSettings(heldout=0.05))
     assert "--heldout 0" in str(error.value)
 

@@ -22,6 +22,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import accumulate_gradient, make_optimizer, screened_step, train_step
 from echo_hub.learner.weighting import weigh
 from echo_shared.draws import derive_seed
+from echo_shared.messages import FinishReason
 from echo_shared.sampling import GroupRequest
 from echo_shared.step_figures import ENTROPY, ENTROPY_COEFFICIENT
 from echo_shared.torch_sampler import sample_groups
@@ -44,11 +45,11 @@ CORRECTED: list[dict[str, Any]] = [
     {"entropy_coefficient": 0.3, "sequence_veto": 0.02},
     {"name": "gspo", "entropy_coefficient": 0.3, "kl_coefficient": 0.1},
 ]
-"""Every objective, and the corrections in company."""
+"""Every objective, and combined corrections."""
 
 
 def gradient(policy: Policy, groups: list[TrainingGroup], settings: LearnerSettings, *, tokens: int) -> torch.Tensor:
-    """The whole step's gradient, in micro-batches of at most `tokens` tokens."""
+    """Return the whole step's gradient, in micro-batches of at most `tokens` tokens."""
     policy.model.zero_grad(set_to_none=True)
     loss = StepLoss(settings.objective)
     for batch in build_micro_batches(weigh(groups, settings).updates[0], micro_batch_tokens=tokens):
@@ -57,7 +58,7 @@ def gradient(policy: Policy, groups: list[TrainingGroup], settings: LearnerSetti
 
 
 def with_turns(groups: Sequence[TrainingGroup], seed: int = 0) -> list[TrainingGroup]:
-    """The same, but an environment said about half of the tokens before each last one."""
+    """Mark about half of the earlier tokens of each rollout as an environment's."""
     rng = np.random.default_rng(seed)
 
     def masked(rollout: TrainingRollout) -> TrainingRollout:
@@ -86,7 +87,7 @@ def loaded(base_dir: Path) -> Policy:
 
 @pytest.fixture
 def policy(loaded: Policy) -> Policy:
-    """Always the same one, and not the base."""
+    """Return a fixed policy that differs from the base."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in loaded.parameters.values():
@@ -103,7 +104,7 @@ def test_the_split_does_not_change_the_gradient(
     groups = with_turns(groups) if turns else groups
     settings = make_settings(objective=objective)
     weighted = weigh(groups, settings).updates[0]
-    # The budget that makes seven of one.
+    # Find the budget that gives seven micro-batches.
     seven = bisect_left(
         range(10_000), True, key=lambda budget: len(build_micro_batches(weighted, micro_batch_tokens=budget)) <= 7
     )
@@ -133,7 +134,7 @@ def test_groups_without_advantage_only_count_in_the_denominator(
 def plain_logits(
     policy: Policy, group: TrainingGroup, rollout: TrainingRollout, settings: LearnerSettings
 ) -> torch.Tensor:
-    """Of all tokens after the prompt [T, V], over one unpadded sequence."""
+    """Return the logits of all tokens after the prompt [T, V], computed over one unpadded sequence."""
     ids = torch.from_numpy(np.concatenate([group.prompt_ids, rollout.completion_ids]).astype(np.int64))
     logits: torch.Tensor = policy.model(input_ids=ids[None]).logits[0] / settings.temperature
     return logits[len(group.prompt_ids) - 1 : len(ids) - 1]
@@ -142,7 +143,7 @@ def plain_logits(
 def plain_logprobs(
     policy: Policy, group: TrainingGroup, rollout: TrainingRollout, settings: LearnerSettings
 ) -> torch.Tensor:
-    """Of all tokens after the prompt, by the full softmax."""
+    """Return the log-probabilities of all tokens after the prompt, by the full softmax."""
     ids = torch.from_numpy(rollout.completion_ids.astype(np.int64))
     return plain_logits(policy, group, rollout, settings).log_softmax(-1)[torch.arange(len(ids)), ids]
 
@@ -152,7 +153,7 @@ def plain_logprobs(
 def test_a_step_against_the_plain_formula(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, turns: bool, kl: float, bonus: float
 ) -> None:
-    """GRPO as its paper has it: the mean over rollouts of the means over their drawn tokens."""
+    """Compare with GRPO's paper: the mean over rollouts of the means over their sampled tokens."""
     settings = make_settings(objective={"name": "grpo", "kl_coefficient": kl, "entropy_coefficient": bonus})
     groups = with_turns(make_groups(2)) if turns else make_groups(2)
     policy.model.zero_grad(set_to_none=True)
@@ -193,10 +194,10 @@ def test_a_step_against_the_plain_formula(
 
 
 @pytest.mark.parametrize("tokens", [64, 10_000])
-def test_the_entropy_is_the_mean_over_the_tokens_that_are_trained(
+def test_the_entropy_is_the_mean_over_trained_tokens(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, tokens: int
 ) -> None:
-    """Not over what the environment said, nor over groups that teach nothing."""
+    """Exclude the environment's tokens, and groups without advantage."""
     settings = make_settings(learner={"micro_batch_tokens": tokens})
     groups = with_turns(make_groups(3))
     with torch.no_grad():
@@ -214,10 +215,10 @@ def test_the_entropy_is_the_mean_over_the_tokens_that_are_trained(
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_what_the_environment_said_is_not_trained_on(
+def test_environment_tokens_are_not_trained_on(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, name: str
 ) -> None:
-    """Its logprobs mean nothing: a gradient that knew of them would change with them, or be infinite."""
+    """Set their log-probabilities to -inf, which would change any gradient that used them."""
     settings = make_settings(objective={"name": name, "sequence_veto": 1e-4})
     groups = with_turns(make_groups(3))
     noisy = [
@@ -234,16 +235,19 @@ def test_what_the_environment_said_is_not_trained_on(
     assert torch.equal(before, after) and before.abs().max() > 0
 
 
-def test_vetoed_rollouts_cost_their_weight_and_nothing_else(
+def test_vetoed_rollouts_lose_only_their_weight(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
-    """A step without them, scaled by what the denominator still holds of them, is the same step."""
+    """Compare with a step without vetoed rollouts, scaled by their weight in the denominator."""
     groups = make_groups(0)
     first = groups[0].rollouts[0]
     impossible = replace(first, behavior_logprobs=np.full(len(first.completion_ids), 20.0, dtype=np.float32))
     vetoed = [replace(groups[0], rollouts=(impossible, *groups[0].rollouts[1:])), *groups[1:]]
     settings = make_settings(objective={"name": "dapo", "sequence_veto": 1e-8})
-    masked = [replace(groups[0], rollouts=(replace(first, truncated=True), *groups[0].rollouts[1:])), *groups[1:]]
+    masked = [
+        replace(groups[0], rollouts=(replace(first, finish_reason=FinishReason.LENGTH), *groups[0].rollouts[1:])),
+        *groups[1:],
+    ]
     leaving_out = make_settings(objective={"name": "dapo", "overlong": "mask"})
     tokens = sum(len(r.completion_ids) for group in groups for r in group.rollouts)
     expected = gradient(policy, masked, leaving_out, tokens=100) * (tokens - len(first.completion_ids)) / tokens
@@ -252,12 +256,12 @@ def test_vetoed_rollouts_cost_their_weight_and_nothing_else(
     assert metrics["rollouts_vetoed"] == 1
 
 
-def test_a_step_whose_rollouts_are_all_vetoed_leaves_the_policy_alone(
+def test_a_step_with_only_vetoed_rollouts_leaves_the_policy_unchanged(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
     settings = make_settings(objective={"sequence_veto": 0.9})
     optimizer = make_optimizer(policy, settings.training)
-    train_step(policy, optimizer, make_groups(0), make_settings())  # Adam now has momentum.
+    train_step(policy, optimizer, make_groups(0), make_settings())  # Gives Adam momentum.
     before = [parameter.detach().clone() for parameter in policy.parameters.values()]
     groups = [
         replace(
@@ -282,8 +286,8 @@ def trained(
 
 
 def test_several_updates_are_steps_on_the_shares(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
-    """With the sampler's logprobs as the old ones, two updates are two steps, each on every other group."""
-    groups = make_groups(0)[:4]  # All with an advantage, so that the shares are as large as each other.
+    """Use the sampler's log-probabilities as the old ones: two updates are two steps, each on every other group."""
+    groups = make_groups(0)[:4]  # All groups have an advantage, so the shares are equal.
     constant = {"objective": {"name": "dr_grpo"}}
     expected = Policy.load(make_settings(**constant))
     optimizer = make_optimizer(expected, make_settings().training)
@@ -307,7 +311,7 @@ def test_updates_are_deterministic_and_never_more_than_groups(
 
 
 def of_eight(make_groups: MakeGroups) -> list[TrainingGroup]:
-    """Five groups, of which two pairs are kept each."""
+    """Return five groups; two pairs of each are kept."""
     return [
         replace(one, rollouts=one.rollouts + other.rollouts)
         for number, (one, other) in enumerate(zip(make_groups(0), make_groups(1), strict=True))
@@ -322,7 +326,7 @@ SHUFFLED = {
 
 
 def by_hand(settings: LearnerSettings, groups: list[TrainingGroup], *, without: int | None = None) -> Policy:
-    """Trained by two updates on the sub-batches of each."""
+    """Return a policy trained by two updates on their sub-batches."""
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
     for update in weigh(groups, settings).updates:
@@ -347,9 +351,7 @@ def test_each_update_is_a_step_on_its_own_sub_batches(make_groups: MakeGroups, m
     assert all(torch.equal(a, b) for a, b in zip(weights, again, strict=True))
 
 
-def test_a_group_is_in_no_update_when_what_a_later_one_has_of_it_is_forged(
-    make_groups: MakeGroups, make_settings: MakeSettings
-) -> None:
+def test_a_group_forged_in_a_later_update_is_in_no_update(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
     settings = make_settings(**SHUFFLED)
     honest = of_eight(make_groups)
     first, second = weigh(honest, settings).updates
@@ -366,10 +368,10 @@ def test_a_group_is_in_no_update_when_what_a_later_one_has_of_it_is_forged(
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
-def test_the_proximal_policy_is_that_of_the_start_of_the_step(
+def test_the_proximal_policy_is_from_the_start_of_the_step(
     make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
-    """One update: nothing has moved, so nothing is clipped. Several: what the first ones moved is."""
+    """Nothing has moved before the first update, so nothing is clipped; later updates are clipped."""
     objective = {"name": "grpo", "old_policy": "proximal", "clip_low": 1e-6, "clip_high": 1e-6}
     _, one = trained(make_settings(objective=objective), make_groups(0))
     assert one["clip_fraction"] == 0
@@ -390,7 +392,7 @@ def test_equal_rewards_leave_the_policy_alone(
     policy: Policy, make_groups: MakeGroups, settings: LearnerSettings
 ) -> None:
     optimizer = make_optimizer(policy, settings.training)
-    train_step(policy, optimizer, make_groups(0), settings)  # Adam now has momentum.
+    train_step(policy, optimizer, make_groups(0), settings)  # Gives Adam momentum.
     before = [parameter.detach().clone() for parameter in policy.parameters.values()]
     equal = [
         replace(group, rollouts=tuple(replace(rollout, reward=0.1) for rollout in group.rollouts))
@@ -406,7 +408,7 @@ def test_equal_rewards_leave_the_policy_alone(
 def test_only_finite_metrics_leave_a_step(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A weight that is no number spoils everything that is computed, and neither the weights nor the report."""
+    """Set a weight to NaN, which spoils all computed values but must not reach weights or metrics."""
     settings = make_settings(objective={"kl_coefficient": 0.1})
     optimizer = make_optimizer(policy, settings.training)
     name, poisoned = list(policy.parameters.items())[-1]
@@ -421,7 +423,7 @@ def test_only_finite_metrics_leave_a_step(
 
 
 def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, float]]:
-    """The metrics of steps on what the policy itself samples, with a reward for tokens below 10."""
+    """Return the metrics of steps on rollouts of the policy itself, with a reward for tokens below 10."""
     settings = settings.model_copy(update={"temperature": 1.0})
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
@@ -445,11 +447,9 @@ def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, fl
         for rollout in sample_groups(policy.model, requests):
             by_group[rollout.group_id].append(
                 TrainingRollout(
-                    completion_ids=rollout.completion_ids,
+                    **rollout.content(),
                     loss_mask=np.ones(len(rollout.completion_ids), dtype=bool),
-                    behavior_logprobs=rollout.behavior_logprobs,
                     reward=float((rollout.completion_ids < 10).mean()),
-                    truncated=False,
                 )
             )
         groups = [
@@ -462,8 +462,8 @@ def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, fl
     return curve
 
 
-def test_it_learns(make_settings: MakeSettings) -> None:
-    """The share of tokens below 10 rises well above a random policy's quarter."""
+def test_steps_raise_the_reward(make_settings: MakeSettings) -> None:
+    """Check that the share of tokens below 10 rises far above a random policy's quarter."""
     curve = run_below_ten(make_settings(training={"learning_rate": 2e-2}), steps=12)
     rewards = [metrics["mean_reward"] for metrics in curve]
     assert np.mean(rewards[:2]) < 0.45
@@ -483,7 +483,7 @@ def test_an_entropy_that_collapses_stays_near_a_target(make_settings: MakeSettin
 
 
 def forged(groups: list[TrainingGroup], number: int, index: int, claim: float) -> list[TrainingGroup]:
-    """With one rollout that claims so much for each of its tokens."""
+    """Replace the claims of one rollout's tokens by `claim`."""
     rollouts = list(groups[number].rollouts)
     claims = np.full_like(rollouts[index].behavior_logprobs, claim)
     rollouts[index] = replace(rollouts[index], behavior_logprobs=claims)
@@ -495,14 +495,14 @@ def weights_of(policy: Policy) -> torch.Tensor:
 
 
 def left_in(policy: Policy) -> torch.Tensor:
-    """The gradient that is there."""
+    """Return the current gradient."""
     return torch.cat([p.grad.flatten() for p in policy.parameters.values() if p.grad is not None])
 
 
 @pytest.mark.parametrize("index", [0, 3], ids=["its first", "its last"])
 @pytest.mark.parametrize("is_split", [True, False], ids=["split", "whole"])
 @pytest.mark.parametrize("objective", [{}, {"name": "gspo", "old_policy": "proximal", "kl_coefficient": 0.1}], ids=str)
-def test_what_no_honest_engine_gives_leaves_the_step_with_its_group(
+def test_an_impossible_rollout_is_dropped_with_its_group(
     policy: Policy,
     make_groups: MakeGroups,
     make_settings: MakeSettings,
@@ -547,7 +547,7 @@ def test_a_step_of_which_all_is_left_out_changes_nothing(
 
 
 @pytest.mark.parametrize("objective", ["grpo", "two_sided", "sapo"])
-def test_an_outlying_gradient_is_held_back_and_who_dominates_it_is_named(
+def test_an_outlying_gradient_is_skipped_and_its_rollout_named(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, objective: str
 ) -> None:
     settings = make_settings(objective={"name": objective})
@@ -555,7 +555,7 @@ def test_an_outlying_gradient_is_held_back_and_who_dominates_it_is_named(
     worst = min(range(4), key=lambda index: groups[3].rollouts[index].reward)
     rollout = groups[3].rollouts[worst]
     claims = rollout.behavior_logprobs.copy()
-    claims[0] = -18.0  # One token, of one in a hundred million: no proof by itself.
+    claims[0] = -18.0  # One token of probability 1e-8 proves nothing.
     rollouts = [*groups[3].rollouts]
     rollouts[worst] = replace(rollout, behavior_logprobs=claims)
     groups[3] = replace(groups[3], rollouts=tuple(rollouts))
@@ -567,14 +567,12 @@ def test_an_outlying_gradient_is_held_back_and_who_dominates_it_is_named(
     bounded = objective != "grpo"
     assert (outcome.metrics["updated"], outcome.metrics["held_back"]) == ((1, 0) if bounded else (0, 1))
     assert torch.equal(weights_of(policy), start) is not bounded
-    assert bool(optimizer.state) is bounded, "Adam's momentum stays as it is, too"
+    assert bool(optimizer.state) is bounded, "Adam's momentum is unchanged too"
     assert outcome.screen["suspects"] == ([] if bounded else [3 * 4 + worst])
-    assert len(outcome.history.norms) == 9, "the history goes on, so that a lasting change is followed"
+    assert len(outcome.history.norms) == 9, "the history continues, so that a lasting change is followed"
 
 
-def test_a_step_says_how_what_it_computed_looks(
-    policy: Policy, make_groups: MakeGroups, settings: LearnerSettings
-) -> None:
+def test_a_step_reports_its_screening(policy: Policy, make_groups: MakeGroups, settings: LearnerSettings) -> None:
     groups = make_groups(0)
     drawn = tuple(
         replace(rollout, draws=np.array([[7, index, len(rollout.completion_ids)]], np.uint64))
@@ -582,6 +580,6 @@ def test_a_step_says_how_what_it_computed_looks(
     )
     groups[1] = replace(groups[1], rollouts=drawn)
     said = screened_step(policy, make_optimizer(policy, settings.training), groups, settings).screen
-    assert said["screened"] == [4, 5, 6, 7], "of the others it is not known what they were drawn with"
+    assert said["screened"] == [4, 5, 6, 7], "the other rollouts' uniforms are unknown"
     tokens = [len(rollout.completion_ids) for rollout in drawn]
     assert [sum(counts) for counts in said["draws"]] == [sum(counts) for counts in said["claims"]] == tokens

@@ -1,4 +1,4 @@
-"""Programs that look for bitsandbytes and SciPy, run as the learner's process is."""
+"""Programs that look for bitsandbytes and SciPy, run like the learner's process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ assert not gc.isenabled()
 
 
 @pytest.mark.parametrize("name", ["looks_for_it", "package_of.looks_for_it"])
-def test_a_module_runs_as_a_program_without_it(tmp_path: Path, name: str) -> None:
+def test_a_module_runs_as_a_program_without_bitsandbytes_and_scipy(tmp_path: Path, name: str) -> None:
     file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
     file.parent.mkdir(exist_ok=True)
     file.write_text(PROGRAM)

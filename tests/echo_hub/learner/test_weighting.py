@@ -8,6 +8,7 @@ import pytest
 
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.weighting import weigh
+from echo_shared.messages import FinishReason
 
 MakeSettings = Callable[..., LearnerSettings]
 
@@ -19,7 +20,8 @@ def rollout(length: int, reward: float, *, truncated: bool = False, mask: Sequen
         loss_mask=np.array(mask, dtype=bool) if mask else np.ones(length, dtype=bool),
         behavior_logprobs=np.zeros(length, dtype=np.float32),
         reward=reward,
-        truncated=truncated,
+        finish_reason=FinishReason.LENGTH if truncated else FinishReason.STOP,
+        sampling_s=0.0,
     )
 
 
@@ -32,7 +34,7 @@ STEP = [
     group(rollout(2, 0.0), rollout(2, 4.0), rollout(4, 2.0)),
     group(rollout(5, 1.0), rollout(3, 1.0)),
 ]
-"""20 tokens, 7 rollouts, 3 groups, the last without advantage."""
+"""20 tokens, 7 rollouts, 3 groups; the last group has no advantage."""
 
 
 def weights_of(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> list[list[float]]:
@@ -55,7 +57,7 @@ def advantages_of(groups: Sequence[TrainingGroup], settings: LearnerSettings) ->
     ],
 )
 def test_aggregations_by_hand(make_settings: MakeSettings, aggregation: str, weights: list[list[float]]) -> None:
-    """What has no advantage, a rollout or a group, is not computed and counts in the denominators."""
+    """Rollouts and groups without advantage are not computed, but count in the denominators."""
     settings = make_settings(objective={"aggregation": aggregation, "advantage": "mean"})
     assert weights_of(STEP, settings) == [pytest.approx(expected) for expected in weights]
     assert advantages_of(STEP, settings) == [[0.5, -0.5], [-2, 2]]
@@ -106,8 +108,8 @@ def test_masked_rollouts_leave_the_loss_and_stay_in_the_advantages(make_settings
     settings = make_settings(objective={"overlong": "mask", "aggregation": "token_mean", "advantage": "mean"})
     found = weigh(step, settings)
     assert found.rollouts_masked == 1
-    assert weights_of(step, settings) == [pytest.approx([1 / 8] * 2)], "the denominator is without it"
-    assert advantages_of(step, settings) == [pytest.approx([2 / 3, -1 / 3])], "the mean is with it"
+    assert weights_of(step, settings) == [pytest.approx([1 / 8] * 2)], "the denominator excludes it"
+    assert advantages_of(step, settings) == [pytest.approx([2 / 3, -1 / 3])], "the mean includes it"
 
 
 def test_a_step_of_nothing_but_masked_rollouts_is_empty(make_settings: MakeSettings) -> None:
@@ -117,14 +119,14 @@ def test_a_step_of_nothing_but_masked_rollouts_is_empty(make_settings: MakeSetti
 
 
 def turns(*lengths: int, reward: float, earned: Sequence[float] = ()) -> TrainingRollout:
-    """A token of an environment between any two turns."""
+    """Return a rollout of turns, with one environment token between turns."""
     mask = [drawn for length in lengths for drawn in (*([1] * length), 0)][:-1]
     draws = np.array([(7, 0, length) for length in lengths], np.uint64)
     return replace(rollout(0, reward, mask=mask), draws=draws, turn_rewards=np.array(earned))
 
 
 def test_with_credit_by_turn_each_token_has_its_turns_advantage(make_settings: MakeSettings) -> None:
-    """Returns 1, 0.75 and 0, 0 and 0.5; what has earned nothing before its last turn need not say so."""
+    """Returns are 1, 0.75 and 0, 0 and 0.5; a missing turn reward counts as 0."""
     step = [group(turns(2, 1, reward=1.0, earned=[0.25]), turns(1, 3, reward=0.0), turns(2, reward=0.5))]
     settings = make_settings(objective={"advantage": "mean"}, training={"credit": "turn"})
     (found,) = weigh(step, settings).updates[0]
@@ -152,7 +154,7 @@ def test_a_penalty_for_length_is_the_last_turns(make_settings: MakeSettings) -> 
     ("length", "penalty"), [(1, 0.0), (2, 0.0), (3, -0.25), (4, -0.5), (5, -0.75), (6, -1.0), (9, -1.0)]
 )
 def test_the_soft_penalty_by_hand(make_settings: MakeSettings, length: int, penalty: float) -> None:
-    """sampling.max_tokens is 6, the buffer 4; the other rollout has reward 0 and no penalty."""
+    """sampling.max_tokens is 6 and the buffer 4; the other rollout has reward 0 and no penalty."""
     objective = {"overlong": "penalty", "overlong_buffer_tokens": 4, "advantage": "mean"}
     found = advantages_of([group(rollout(length, 2.0), rollout(1, 0.0))], make_settings(objective=objective))
     assert found == [pytest.approx([(2 + penalty) / 2, -(2 + penalty) / 2])]
@@ -168,12 +170,12 @@ def test_the_penalty_is_for_the_last_turn(make_settings: MakeSettings) -> None:
 def test_selection_counts_and_shares_the_denominator(make_settings: MakeSettings) -> None:
     step = [group(rollout(1, 4.0), rollout(2, 2.0), rollout(3, 1.0), rollout(4, -3.0))]
     settings = make_settings(objective={"selection": "shuffle_r1", "aggregation": "token_mean", "advantage": "mean"})
-    assert advantages_of(step, settings) == [[3, -4]], "of the whole group's mean"
+    assert advantages_of(step, settings) == [[3, -4]], "by the whole group's mean"
     assert weights_of(step, settings) == [[1 / 5] * 2]
     assert weigh(step, settings).rollouts_unselected == 2
 
 
-def test_what_is_drawn_several_times_counts_as_often(make_settings: MakeSettings) -> None:
+def test_a_pair_chosen_several_times_counts_as_often(make_settings: MakeSettings) -> None:
     strong = group(rollout(1, 9.0), rollout(2, -9.0))
     weak = [group(rollout(1, 1e-9), rollout(2, 0.0)) for _ in range(3)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "aggregation": "token_mean", "advantage": "mean"}
@@ -183,7 +185,7 @@ def test_what_is_drawn_several_times_counts_as_often(make_settings: MakeSettings
     assert weigh([strong, *weak], settings).rollouts_unselected == 6
 
 
-def test_a_group_mean_counts_a_group_once_however_often_its_pairs_are_drawn(make_settings: MakeSettings) -> None:
+def test_a_group_mean_counts_a_group_once_despite_repeated_pairs(make_settings: MakeSettings) -> None:
     step = [group(rollout(1, reward), rollout(3, -reward)) for reward in (9.0, 1.0)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 3, "aggregation": "group_mean", "advantage": "mean"}
     found = weigh(step, make_settings(objective=objective)).updates[0]
@@ -203,8 +205,8 @@ def test_a_step_that_is_trained_again_draws_the_same_pairs(make_settings: MakeSe
     assert drawn(3) == drawn(3) != drawn(4)
 
 
-def test_each_update_has_sub_batches_of_its_own(make_settings: MakeSettings) -> None:
-    """Together they are what one update had been, each its own draws, and none is larger than another."""
+def test_each_update_has_its_own_sub_batches(make_settings: MakeSettings) -> None:
+    """Together the updates have the weights of a single update, and all are equally large."""
     step = [group(*(rollout(3, reward) for reward in (2.0, 1.0, -1.0, -2.0, 0.5, -0.5))) for _ in range(8)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "aggregation": "token_mean", "advantage": "mean"}
 
@@ -217,12 +219,12 @@ def test_each_update_has_sub_batches_of_its_own(make_settings: MakeSettings) -> 
     assert {number: sum(share.get(number, 0) for share in shares) for number in whole} == pytest.approx(whole)
     assert set(shares[0]) != set(shares[1]) and set(shares[0]) & set(shares[1]), "some pairs are in both"
     assert [sum(share.values()) for share in shares] == [pytest.approx(sum(whole.values()) / 2)] * 2
-    # 16 kept pairs of 6 tokens, drawn anew: each share is 2 sub-batches of 4, in which a pair is once or twice.
+    # 16 kept pairs of 6 tokens, chosen again: each share is 2 sub-batches of 4, with each pair once or twice.
     assert {round(96 * weight) for share in shares for weight in share.values()} == {1, 2}
 
 
-def test_pairs_that_are_all_alike_are_dealt_out_to_the_updates(make_settings: MakeSettings) -> None:
-    """A weight for the divergence: nothing has an advantage, and all is computed once."""
+def test_pairs_without_advantage_are_spread_over_the_updates(make_settings: MakeSettings) -> None:
+    """Only the divergence has a weight: no pair has an advantage, and each is computed once."""
     step = [group(rollout(1, 1.0), rollout(2, 1.0)) for _ in range(5)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "kl_coefficient": 0.1}
     found = weigh(step, make_settings(objective=objective, training={"updates_per_step": 2})).updates
@@ -230,11 +232,9 @@ def test_pairs_that_are_all_alike_are_dealt_out_to_the_updates(make_settings: Ma
     assert [len(update) for update in found] == [3, 2]
 
 
-def test_what_is_cut_off_is_not_selected(make_settings: MakeSettings) -> None:
+def test_truncated_rollouts_are_not_selected(make_settings: MakeSettings) -> None:
     step = [group(rollout(1, 4.0), rollout(2, 2.0), rollout(3, 1.0), rollout(6, -3.0, truncated=True))]
     objective = {"selection": "shuffle_r1", "overlong": "mask", "advantage": "mean"}
     found = weigh(step, make_settings(objective=objective))
-    assert advantages_of(step, make_settings(objective=objective)) == [[3]], (
-        "1 - mean is nothing, and so is not computed"
-    )
+    assert advantages_of(step, make_settings(objective=objective)) == [[3]], "1 - mean is 0, so it is not computed"
     assert (found.rollouts_masked, found.rollouts_unselected) == (1, 1)

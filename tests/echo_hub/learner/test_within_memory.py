@@ -50,10 +50,10 @@ def trained(
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_a_step_that_does_not_fit_is_begun_anew_in_halves_and_comes_to_the_same(
+def test_a_step_too_large_for_memory_is_repeated_in_halves_with_equal_result(
     make_groups: MakeGroups, make_settings: MakeSettings, tmp_path: Path, updates: int
 ) -> None:
-    # The ratio's clipping looks at the weights, which the first of several updates has moved.
+    # Ratio clipping depends on the weights, which the first of several updates has moved.
     settings = make_settings(training={"updates_per_step": updates})
     memory = LimitedMemory()
     whole, expected = trained(settings, make_groups(0), cuts_in(tmp_path / "whole"), memory)
@@ -63,7 +63,7 @@ def test_a_step_that_does_not_fit_is_begun_anew_in_halves_and_comes_to_the_same(
     halves, outcomes = trained(settings, make_groups(0), cuts, little)
     torch.testing.assert_close(halves, whole, rtol=0, atol=2e-5)
     first, second = (outcome.metrics for outcome in outcomes)
-    assert first["out_of_memory"] == little.refused > 0 == second["out_of_memory"], "it is remembered"
+    assert first["out_of_memory"] == little.refused > 0 == second["out_of_memory"], "the smaller size is remembered"
     assert 1 < first["fitted_tokens"] == second["fitted_tokens"] < PLENTY
     for ours, theirs in zip(outcomes, expected, strict=True):
         for key in {*ours.metrics} - {"train_s", "fitted_tokens", "out_of_memory"}:
@@ -89,7 +89,7 @@ def test_a_single_rollout_is_the_floor_and_nothing_is_left_of_the_attempts(
         assert weight.grad is None and weight.equal(before[name])
 
 
-def test_other_errors_are_not_taken_for_it(
+def test_other_errors_are_not_treated_as_out_of_memory(
     make_groups: MakeGroups, make_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings()
@@ -102,7 +102,7 @@ def test_other_errors_are_not_taken_for_it(
 
 
 class _TwoRanks(Ranks):
-    """The first of two, as far as a micro-batch goes that is broken off."""
+    """Ranks that act as the first of two for an interrupted micro-batch."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, count=2)

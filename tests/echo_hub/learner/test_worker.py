@@ -1,4 +1,4 @@
-"""The real process: started, driven through its frames, killed and started again."""
+"""Real learner processes: started, driven through their frames, killed and restarted."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def learner_in(settings: LearnerSettings, run_dir: Path) -> AsyncIterator[
 
 
 def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[TrainingGroup]]) -> list[str]:
-    """Digests of the versions that a learner in this process makes, of steps that come with nothing of their own."""
+    """Return the digests of the versions that a learner in this process trains with plain settings."""
     run_dir.mkdir(exist_ok=True)
     worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
     for step, groups in enumerate(steps, start=1):
@@ -87,20 +87,20 @@ def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[
 async def test_a_step_is_trained_at_the_rate_that_comes_with_it(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """And one that comes with none as the settings have it."""
+    """Steps without a rate use the settings' one."""
     settings, told = make_settings(training={"learning_rate": 1e-2}), tmp_path / "told"
     async with learner_in(settings, told) as learner:
         for step, rate in enumerate((1e-2, 1e-4, None), start=1):
             await (await learner.train(step, make_groups(step), told / f"v{step}", learning_rate=rate)).told()
     assert digest(told / "v1") == trained_here(settings, tmp_path / "as set", [make_groups(1)])[0]
     first, second, third = (load_file(told / f"v{step}" / WEIGHTS_FILE) for step in (1, 2, 3))
-    assert 0 < moved(first, second) < 0.1 * moved(second, third), "of Adam's steps the rate is the size"
+    assert 0 < moved(first, second) < 0.1 * moved(second, third), "Adam's steps are as large as the rate"
 
 
-async def test_a_step_minimises_what_comes_with_it(
+async def test_a_step_uses_the_objective_sent_with_it(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """And the one after it what the settings have, if it comes with nothing."""
+    """Steps without an objective use the settings' one."""
     other = {"name": "aipo", "kl_coefficient": 0.5}
     plain, changed, steps = make_settings(), make_settings(objective=other), [make_groups(1), make_groups(2)]
     async with learner_in(plain, tmp_path / "told") as learner:
@@ -111,7 +111,9 @@ async def test_a_step_minimises_what_comes_with_it(
     as_set = trained_here(plain, tmp_path / "as set", steps)
     set_so = trained_here(changed, tmp_path / "set", steps)
     assert told[0] == set_so[0] != as_set[0]
-    assert len({told[1], set_so[1], as_set[1]}) == 3, "the second goes on from the first, as set"
+    assert len({told[1], set_so[1], as_set[1]}) == 3, (
+        "the second continues from the first, with the settings' objective"
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
     successor = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert successor.policy_version == 2, "step 3 was not in a checkpoint yet"
     assert successor.told == {1: told[1], 2: told[2]}
-    assert told[1].metrics.keys() == told[2].metrics.keys() - {"gap_s"}, "before its first step there is no other"
+    assert told[1].metrics.keys() == told[2].metrics.keys() - {"gap_s"}, "the first step has no gap before it"
     ask(
         successor,
         "train",
@@ -155,12 +157,12 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
     torch.use_deterministic_algorithms(False)
     assert digest(tmp_path / "v3-again") == before
     used = {step: of_step.metrics.get(ENTROPY_COEFFICIENT.key) for step, of_step in {**told, **successor.told}.items()}
-    # A coefficient that follows a target has been raised twice, and the second time nobody was killed yet.
+    # A coefficient that follows a target was raised twice, the second time before the kill.
     assert used == ({1: 0.0, 2: 0.02 + 0.005, 3: 0.02 + 0.005 + 0.005} if objective else dict.fromkeys((1, 2, 3)))
     assert digest(tmp_path / "v2") != before
 
 
-async def test_it_does_what_the_same_code_does_in_this_process(
+async def test_the_process_gives_the_same_results_as_this_one(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
     policy = Policy.load(settings)
@@ -197,20 +199,20 @@ async def test_it_does_what_the_same_code_does_in_this_process(
 
 @pytest.fixture
 def worker(settings: LearnerSettings, tmp_path: Path) -> Iterator[Worker]:
-    """In this process, which takes over its choice of algorithms for as long."""
+    """Yield a worker in this process, which uses its choice of algorithms meanwhile."""
     yield Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     torch.use_deterministic_algorithms(False)
 
 
 def ask(worker: Worker, command: str, **fields: object) -> list[Frame]:
-    """All answers to a command, once what it leaves is written."""
+    """Return all answers to a command, once its files are written."""
     answers: list[Frame] = []
     worker.handle(worker.admitted({"command": command, **fields}), answers.append)
     worker.close()
     return answers
 
 
-def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups, tmp_path: Path) -> None:
+def test_a_refused_command_changes_nothing(worker: Worker, make_groups: MakeGroups, tmp_path: Path) -> None:
     groups = make_groups(1)
     first = groups[0].rollouts[0]
     short = replace(first, behavior_logprobs=first.behavior_logprobs[:-1])
@@ -229,11 +231,11 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
     turns = np.array([[1, 0, 1], [1, 0, len(first.completion_ids) - 1]], np.uint64)
     endless = replace(first, draws=turns, turn_rewards=np.array([np.inf]))
     for bad in (short, infinite, undrawn, more, unknown, endless, replace(first, reward=float("nan"))):
-        with pytest.raises(LearnerError, match="A rollout needs"):
+        with pytest.raises(LearnerError, match="A rollout is invalid"):
             train(1, [replace(groups[0], rollouts=(bad, *groups[0].rollouts[1:]))])
     with pytest.raises(LearnerError, match="A group needs"):
         train(1, [replace(groups[0], rollouts=())])
-    with pytest.raises(LearnerError, match="samples from the version that it holds"):
+    with pytest.raises(LearnerError, match="can sample only from the version that it holds"):
         ask(worker, "sample", groups=[frames.pack_request(request(1))])
     with pytest.raises(LearnerError, match="adapter cannot be read"):
         ask(worker, "evaluate", groups=[], greedy=True, adapter=str(tmp_path / "nothing"))
@@ -243,10 +245,8 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
     assert train(1, groups)[-1]["told"][0]["metrics"]["updated"] == 1
 
 
-def test_of_weights_that_are_not_finite_nothing_is_written(
-    worker: Worker, make_groups: MakeGroups, tmp_path: Path
-) -> None:
-    """The step is told as a failure, and a start goes on from the step before it."""
+def test_nonfinite_weights_are_never_written(worker: Worker, make_groups: MakeGroups, tmp_path: Path) -> None:
+    """Report the step as failed; a restart resumes from the step before."""
     answers: list[Frame] = []
     for step, rate in ((1, 1e-3), (2, float("inf"))):
         groups = frames.pack_groups(make_groups(step))
@@ -260,11 +260,13 @@ def test_of_weights_that_are_not_finite_nothing_is_written(
     assert [kept.step for kept in checkpoint.complete(tmp_path / "checkpoints")] == [1]
 
 
-def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
+def test_files_written_during_the_next_step_are_unchanged(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Each step has its result once its adapter and its checkpoint are there, in order; to the byte those of a learner
-    that waits after each step. That it is computed is told before anything of it is there."""
+    """Report each step once its adapter and checkpoint are written, in order, with the bytes of a learner that waits.
+
+    The computation is reported before any file exists.
+    """
     steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
     computed: list[tuple[int, bool]] = []
     for name in ("beside", "one by one"):
@@ -299,7 +301,7 @@ def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
 
 
 def begun(worker: Worker, step: int, groups: Sequence[TrainingGroup], export_to: Path) -> list[Frame]:
-    """Answers to a step whose groups were held before they had rewards."""
+    """Return the answers to a step whose groups were held before they had rewards."""
     worker.hold({number: _unrewarded(frames.pack_group(group)) for number, group in enumerate(groups)})
     rewards = [[number, [rollout.reward for rollout in group.rollouts]] for number, group in enumerate(groups)]
     return ask(worker, "begin", step=step, rewards=rewards, let_go=[], export_to=str(export_to))
@@ -309,10 +311,10 @@ def _unrewarded(group: Frame) -> Frame:
     return {**group, "rollouts": [{**rollout, "reward": float("nan")} for rollout in group["rollouts"]]}
 
 
-def test_of_a_step_that_is_begun_nothing_is_left_before_it_is_confirmed(
+def test_an_unconfirmed_step_leaves_no_files(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Then it is to the byte what it is with its batch known from the start."""
+    """After the confirmation, files equal those of a step with a known batch."""
     kept = {}
     for name in ("begun", "trained"):
         run = tmp_path / name
@@ -329,7 +331,7 @@ def test_of_a_step_that_is_begun_nothing_is_left_before_it_is_confirmed(
                 ask(worker, "train", step=step + 1, groups=frames.pack_groups(groups), export_to=None)
             worker.confirm(step)
             worker.close()
-            worker.confirm(step)  # Once more changes nothing.
+            worker.confirm(step)  # Repeated confirmations change nothing.
         kept[name] = [
             (run / file).read_bytes()
             for file in ("v2/" + WEIGHTS_FILE, f"checkpoints/step-000002/{checkpoint.OPTIMIZER}")
@@ -338,7 +340,7 @@ def test_of_a_step_that_is_begun_nothing_is_left_before_it_is_confirmed(
     assert kept["begun"] == kept["trained"]
 
 
-async def test_a_hub_that_is_gone_before_it_has_confirmed_leaves_no_step(
+async def test_a_hub_that_dies_before_its_confirmation_leaves_no_step(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
     async with learner_in(settings, tmp_path) as learner:
@@ -356,7 +358,7 @@ async def test_a_hub_that_is_gone_before_it_has_confirmed_leaves_no_step(
 
 
 def drawn(worker: Worker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-    """Tokens and log-probabilities of every rollout, to the bit."""
+    """Return the tokens and log-probabilities of every rollout, as bytes."""
     requests = [frames.pack_request(request(2, number)) for number in range(9)]
     rollouts = [f["rollout"] for f in ask(worker, command, groups=requests, **fields) if f["kind"] == "item"]
     return {
@@ -364,7 +366,7 @@ def drawn(worker: Worker, command: str, **fields: object) -> dict[tuple[int, int
     }
 
 
-def test_the_hub_samples_from_what_it_publishes_and_trains_on_what_it_does_not(
+def test_sampling_uses_published_weights_and_training_unrounded_ones(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
     samples, versions, masters = [], [], []
@@ -383,7 +385,7 @@ def test_the_hub_samples_from_what_it_publishes_and_trains_on_what_it_does_not(
         masters.append(digest(checkpoint.complete(run / "checkpoints")[0].directory))
     torch.use_deterministic_algorithms(False)
     assert samples[0] != samples[1] and versions[0] != versions[1]
-    assert masters[0] == masters[1], "three steps on, with sampling in between, nothing has seen the rounding"
+    assert masters[0] == masters[1], "three steps with sampling in between give the same unrounded weights"
 
 
 @pytest.mark.parametrize("budget", [64, 16_384])
@@ -414,13 +416,13 @@ def test_a_run_directory_has_one_learner(settings: LearnerSettings, tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_a_start_that_fails_is_told(settings: LearnerSettings, tmp_path: Path) -> None:
+async def test_a_start_that_fails_is_reported(settings: LearnerSettings, tmp_path: Path) -> None:
     with FileLock(tmp_path / "learner.lock"), pytest.raises(LearnerError, match="Another learner works"):
         await Learner.start(settings, tmp_path)
 
 
 @pytest.mark.slow
-async def test_a_failure_in_mid_step_ends_the_process_and_is_told(
+async def test_a_failure_in_mid_step_ends_the_process_and_is_reported(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way of the adapter")
@@ -429,4 +431,4 @@ async def test_a_failure_in_mid_step_ends_the_process_and_is_told(
             await (await learner.train(1, make_groups(1), tmp_path / "file" / "v1")).metrics()
         with pytest.raises(ChildExited):
             await learner.evaluate([request(0)], adapter=None, greedy=True)
-    assert checkpoint.complete(tmp_path / "checkpoints") == [], "a step that was not exported is not in a checkpoint"
+    assert checkpoint.complete(tmp_path / "checkpoints") == [], "a step without an export is in no checkpoint"

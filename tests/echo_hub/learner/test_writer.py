@@ -7,7 +7,7 @@ import pytest
 from echo_hub.learner.writer import Writer
 
 
-def test_a_write_goes_on_beside_what_the_others_do() -> None:
+def test_a_write_runs_concurrently_with_other_work() -> None:
     writer, may_end, threads = Writer(), threading.Event(), []
 
     def write() -> None:
@@ -24,7 +24,7 @@ def test_a_write_goes_on_beside_what_the_others_do() -> None:
     assert len(threads) == 2 and threading.current_thread() not in threads
 
 
-def test_what_a_write_raises_is_raised_once() -> None:
+def test_a_writes_error_is_raised_once() -> None:
     writer = Writer()
     writer.start(lambda: [][0])
     with pytest.raises(IndexError):

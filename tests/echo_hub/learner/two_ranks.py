@@ -1,4 +1,4 @@
-"""One of two ranks that train what `test_ranks` gives them; rank 0 does the same alone and compares.
+"""One of two ranks that train the cases of `test_ranks`; rank 0 trains them alone too, and compares.
 
 `python two_ranks.py CASES`, with torchrun's environment variables.
 """
@@ -66,7 +66,7 @@ def check_training(
 
 
 def check_shares(settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: Ranks) -> None:
-    """As many everywhere, nothing twice and nothing left out, and there was something to fill up."""
+    """Check that the ranks' shares have equal sizes and cover each batch once, with some padding."""
     groups = weigh(steps[0], settings).updates[0]
     mine = ranks.micro_batches(groups, micro_batch_tokens=settings.learner.micro_batch_tokens)
     tokens = [len(batch.target_ids_N) for batch in mine]

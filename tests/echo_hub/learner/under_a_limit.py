@@ -1,6 +1,6 @@
-"""A step, and the same again with so little address space that it does not fit at once: `test_within_memory` runs it.
+"""Run a step, and the same step with too little address space; `test_within_memory` runs this program.
 
-`python under_a_limit.py BASE_DIR RUN_DIR`; prints a JSON object.
+`python under_a_limit.py BASE_DIR RUN_DIR` prints a JSON object.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from echo_hub.learner.probe import first_cut
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
+from echo_shared.messages import FinishReason
 
 SPARE_BYTES = 40 * 2**20
 LENGTH = 200
@@ -37,7 +38,8 @@ def batch(groups: int) -> list[TrainingGroup]:
                     loss_mask=np.ones(LENGTH, dtype=bool),
                     behavior_logprobs=rng.normal(-3.0, 0.1, LENGTH).astype(np.float32),
                     reward=float(reward),
-                    truncated=False,
+                    finish_reason=FinishReason.STOP,
+                    sampling_s=0.0,
                 )
                 for reward in rng.random(4)
             ),

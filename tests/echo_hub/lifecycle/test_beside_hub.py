@@ -13,7 +13,7 @@ from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
 
 
-def test_the_store_is_the_runs_once_a_hub_has_made_it(tmp_path: Path) -> None:
+def test_a_runs_store_opens_once_a_hub_has_made_it(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     make_run(directory, HubConfig())
     with pytest.raises(ConfigError, match="not been served yet"), store_of(directory):

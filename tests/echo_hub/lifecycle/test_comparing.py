@@ -20,12 +20,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def test_curves_are_what_the_books_say(store: Store) -> None:
+def test_curves_equal_the_stored_steps(store: Store) -> None:
     write_books(store, steps=6)
     curves = curves_of(store)
     assert curves["mean_reward"].points == tuple((step, 0.5) for step in range(1, 7))
     assert curves["completion_tokens_mean"].last == 3
-    assert [step for step, _ in curves["idle_share"].points] == [2, 3, 4, 5, 6], "of the first nobody knows"
+    assert [step for step, _ in curves["idle_share"].points] == [2, 3, 4, 5, 6], "the first step's value is unknown"
     assert curves["idle_share"].last == pytest.approx(1 - TRAIN_S / PERIOD_S)
     assert curves["rollouts_per_s"].last == pytest.approx(8 / PERIOD_S)
     assert curves["seconds"].last == TRAIN_S and HAND_OFF_S > 0
@@ -52,7 +52,7 @@ def test_a_run_without_a_step_has_no_curves(store: Store) -> None:
     assert curves_of(store) == {}
 
 
-def test_only_settings_that_differ_are_told_and_no_secret() -> None:
+def test_only_settings_that_differ_are_reported_and_no_secret() -> None:
     one = load_config(None, {"training": {"steps": 5}, "store": {"url": "postgresql://me:hunter2@host/db"}})
     two = load_config(None, {"training": {"steps": 7}, "server": {"invite_tokens": ["open-sesame"]}})
     found = differing([one, two, one])

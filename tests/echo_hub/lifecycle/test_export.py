@@ -1,4 +1,4 @@
-"""A real adapter: trained by the real learner, exported, and evaluated beside the run."""
+"""A real adapter: trained by the real learner, exported, and evaluated while the run continues."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_shared.errors import ConfigError
+from echo_shared.messages import FinishReason
 
 CONFIG = HubConfig(
     sampling=SamplingConfig(max_tokens=6),
@@ -48,7 +49,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def test_the_newest_version_or_the_one_asked_for(run: RunDirectory, tmp_path: Path) -> None:
+def test_the_newest_or_the_requested_version_is_exported(run: RunDirectory, tmp_path: Path) -> None:
     assert export_adapter(run, tmp_path / "deep" / "newest", policy_version=None) == 10
     assert contents(tmp_path / "deep" / "newest") == contents(run.adapter(10))
     assert export_adapter(run, tmp_path / "second", policy_version=2) == 2
@@ -64,8 +65,8 @@ def test_nothing_is_ever_overwritten(run: RunDirectory, tmp_path: Path) -> None:
     assert contents(tmp_path / "mine") == {"notes": b"mine"}
 
 
-def test_a_version_that_is_not_there(run: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)no such policy version.*asked for 3.*1, 2, 10"):
+def test_a_missing_version_is_refused(run: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)policy version does not exist.*asked for 3.*1, 2, 10"):
         export_adapter(run, tmp_path / "out", policy_version=3)
     with pytest.raises(ConfigError, match=r"(?s)no policy version yet.*none yet"):
         export_adapter(RunDirectory(tmp_path / "new"), tmp_path / "out", policy_version=None)
@@ -80,7 +81,7 @@ def test_a_destination_that_cannot_be_made(run: RunDirectory, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_an_exported_adapter_finds_its_base_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By PEFT alone, as its README says: the base is a directory, named from elsewhere when the run was made."""
+    """Load it with PEFT alone, as its README says; the base is a directory given by a relative path."""
     from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -96,7 +97,7 @@ def test_an_exported_adapter_finds_its_base_from_anywhere(tmp_path: Path, monkey
     model.save_pretrained(directory.adapter(1))
     export_adapter(directory, tmp_path / "out", policy_version=1)
     published = json.loads((directory.adapter(1) / "adapter_config.json").read_text())
-    assert published["base_model_name_or_path"] == "base", "nodes are told no path of this machine"
+    assert published["base_model_name_or_path"] == "base", "nodes get no path of this machine"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -116,7 +117,7 @@ def test_an_exported_adapter_finds_its_base_from_anywhere(tmp_path: Path, monkey
         ("builtin:tiny", None, str(resolve_base("builtin:tiny")), None),
     ],
 )
-def test_a_base_is_named_as_peft_finds_it(
+def test_an_exported_adapter_names_its_base_for_peft(
     run: RunDirectory, tmp_path: Path, base: str, given: str | None, named: str, revision: str | None
 ) -> None:
     make_run(run, HubConfig(model=ModelConfig(base=base)))
@@ -128,8 +129,8 @@ def test_a_base_is_named_as_peft_finds_it(
 
 
 @pytest.mark.slow
-async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
-    """One step at an absurd learning rate ruins the base's additions, so that the two versions must differ."""
+async def test_versions_are_evaluated_while_the_run_continues(tmp_path: Path) -> None:
+    """Ruin the base's additions by one step at an absurd learning rate, so that the versions differ."""
     directory = RunDirectory(tmp_path / "run")
     directory.root.mkdir()
     codec = PromptCodec.load(base_dir := resolve_base("builtin:tiny"))
@@ -140,7 +141,8 @@ async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
             loss_mask=np.ones(len(ids), dtype=bool),
             behavior_logprobs=np.full(len(ids), -1.0, np.float32),
             reward=float(index),
-            truncated=False,
+            finish_reason=FinishReason.STOP,
+            sampling_s=0.0,
         )
         for index in range(2)
     )
@@ -149,7 +151,7 @@ async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
     learner = await Learner.start(settings, directory.root)
     try:
         await (await learner.train(1, [group], directory.adapter(1))).metrics()
-        # The run's own learner is still there and holds its lock.
+        # The run's own learner still holds its lock.
         found = await evaluate_versions(CONFIG, directory, policy_versions=None)
         again = await evaluate_versions(CONFIG, directory, policy_versions=[1, 0])
     finally:
@@ -167,7 +169,7 @@ async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
     by_chance = {"seconds": 0.0, "evaluated_at": 0.0}
     assert [replace(row, **by_chance) for row in again] == [
         replace(row, **by_chance) for row in (ruined, ruined_sampled, base, base_sampled)
-    ], "the same versions have the same figures, in whatever order"
+    ], "the same versions have the same figures in any order"
 
 
 async def test_an_unknown_version_is_refused_before_anything_starts(run: RunDirectory) -> None:

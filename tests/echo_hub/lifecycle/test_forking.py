@@ -1,4 +1,4 @@
-"""Forks of a run whose version 3 has a checkpoint with an optimizer's state, and whose version 2 has none."""
+"""Forks of a run whose version 3 has a checkpoint with optimizer state, and whose version 2 has none."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def forked(parent: RunDirectory, *changes: str, at: int | None = None) -> tuple[
     return target, fork(parent, target, at=at, changes=changes)
 
 
-def test_a_fork_has_the_checkpoint_and_all_else_of_its_own(parent: RunDirectory) -> None:
+def test_a_fork_shares_only_the_checkpoint(parent: RunDirectory) -> None:
     target, _ = forked(parent, "training.learning_rate=1e-5", "objective.name=grpo")
     start = read_start(target)
     assert start is not None
@@ -70,24 +70,24 @@ def test_a_fork_has_the_checkpoint_and_all_else_of_its_own(parent: RunDirectory)
     config = load_config(target.config, {})
     assert (config.training.learning_rate, config.objective.name, config.run.name) == (1e-5, "grpo", "first")
     assert config.model.start_from == f"{parent.root.resolve()}@3"
-    assert config.server.port == 8001, "both can be served"
+    assert config.server.port == 8001, "both runs can be served"
     assert key_file.load(target.key).public_key != key_file.load(parent.key).public_key
     assert not (target.root / "echo.db").exists()
 
 
-def test_without_a_checkpoint_the_optimizer_begins_anew(parent: RunDirectory) -> None:
+def test_without_a_checkpoint_the_optimizer_starts_fresh(parent: RunDirectory) -> None:
     target, result = forked(parent, at=2)
     assert (result.start.has_optimizer, result.start.first_group, result.checkpoints) == (False, 15, (3,))
     assert (target.start / CHECKPOINT / "optimizer.safetensors").read_bytes() == save({})
 
 
-def test_a_checkpoint_that_is_not_whole_is_none(parent: RunDirectory) -> None:
+def test_an_incomplete_checkpoint_does_not_count(parent: RunDirectory) -> None:
     (parent.checkpoint(3) / "optimizer.safetensors").write_bytes(b"")
     _, result = forked(parent)
     assert (result.start.policy_version, result.start.has_optimizer) == (3, False)
 
 
-def test_what_operators_have_changed_is_taken_along(parent: RunDirectory) -> None:
+def test_operators_changes_are_inherited(parent: RunDirectory) -> None:
     store = Store.open(parent.database_url)
     noted(store, SetLearningRate(value=0.25))
     with store.engine.begin() as connection:
@@ -100,38 +100,39 @@ def test_what_operators_have_changed_is_taken_along(parent: RunDirectory) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["training.lora_rank=4"], r"(?s)keeps what its adapter.*training\.lora_rank = 4, was 2"),
-        (["training.lora_targets=mlp"], r"(?s)keeps what its adapter.*training\.lora_targets = 'mlp', was 'all'"),
-        (["training.rslora=true"], r"(?s)keeps what its adapter.*training\.rslora = True, was False"),
-        (["model.base=x/y"], r"(?s)keeps what its adapter.*model\.base"),
-        (["model.start_from="], "keeps what its adapter"),
+        (["training.lora_rank=4"], r"(?s)cannot change settings that its adapter.*training\.lora_rank = 4, was 2"),
+        (
+            ["training.lora_targets=mlp"],
+            r"(?s)cannot change settings that its adapter.*training\.lora_targets = 'mlp', was 'all'",
+        ),
+        (["training.rslora=true"], r"(?s)cannot change settings that its adapter.*training\.rslora = True, was False"),
+        (["model.base=x/y"], r"(?s)cannot change settings that its adapter.*model\.base"),
+        (["model.start_from="], "cannot change settings that its adapter"),
         (["training.steps=3"], r"training\.steps to 4"),
         (["training.stepz=3"], "did you mean"),
         (["training.learning_rate=fast"], r"training\.learning_rate"),
         (["objective.name=aipo", "objective.clip_low=0.1"], "aipo does not use clip_low"),
-        (["nothing"], r"Write section\.key=value"),
+        (["nothing"], r"form section\.key=value"),
     ],
 )
-def test_what_cannot_change_is_refused_and_nothing_is_made(parent: RunDirectory, changes: Any, said: str) -> None:
+def test_a_forbidden_change_is_refused_and_no_run_is_made(parent: RunDirectory, changes: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         forked(parent, *changes)
     assert not (parent.root.parent / "fork").exists()
 
 
-def test_versions_that_are_not_there(parent: RunDirectory, tmp_path: Path) -> None:
+def test_missing_versions_are_refused(parent: RunDirectory, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"(?s)asked for 7.*2, 3"):
         forked(parent, at=7)
     empty, _ = made(tmp_path / "empty")
     Store.open(empty.database_url).close()
     with pytest.raises(ConfigError, match="no version yet"):
         forked(empty)
-    with pytest.raises(ConfigError, match="a run in this directory already"):
+    with pytest.raises(ConfigError, match="directory already contains a run"):
         fork(parent, empty, at=None, changes=())
 
 
-def test_a_kill_in_between_leaves_no_run_and_the_next_try_makes_it(
-    parent: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_fork_leaves_no_run_and_can_be_repeated(parent: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
 

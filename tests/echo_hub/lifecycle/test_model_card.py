@@ -5,7 +5,7 @@ from echo_hub.config.task_sections import TaskConfig
 from echo_hub.lifecycle.model_card import model_card
 
 
-def test_it_says_what_the_adapter_is_and_where_it_is_from() -> None:
+def test_the_card_describes_the_adapter_and_its_origin() -> None:
     config = HubConfig(model=ModelConfig(base="owner/name@abc"), run=RunConfig(name="spring"))
     card = model_card(config, policy_version=7, lineage=("version 3 of a (id)", "the adapter x"), base_id="owner/name")
     assert 'base_model: "owner/name"\n' in card
@@ -17,13 +17,13 @@ def test_it_says_what_the_adapter_is_and_where_it_is_from() -> None:
 def test_names_are_text_and_paths_stay_here() -> None:
     config = HubConfig(model=ModelConfig(base="/home/me/model"), run=RunConfig(name="a\n---\n# <b> [x](y)"))
     card = model_card(config, policy_version=1, lineage=(), base_id=None)
-    assert "lay at the export" in card and "--base owner/name" in card
+    assert "its path at the export" in card and "--base owner/name" in card
     assert "/home/me" not in card and "base_model:" not in card
     assert "\n# \\<b\\>" not in card and "a --- \\# \\<b\\> \\[x\\](y)" in card
 
 
-def test_what_stood_around_prompts_is_told() -> None:
+def test_the_card_shows_the_text_around_prompts() -> None:
     config = HubConfig(task=TaskConfig(system_prompt="Be brief.\nVery.", prompt_suffix="\nAnswer:"))
     card = model_card(config, policy_version=1, lineage=(), base_id="owner/name")
     assert '- system prompt: "Be brief.\\nVery."\n- text behind each problem: "\\nAnswer:"' in card
-    assert "lay at the export" not in card and "AutoPeftModelForCausalLM" in card
+    assert "its path at the export" not in card and "AutoPeftModelForCausalLM" in card

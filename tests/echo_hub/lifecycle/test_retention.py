@@ -24,7 +24,9 @@ from tests.echo_hub.written_steps import train
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     is_file = request.param == "sqlite"
-    opened = Store.open(f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("empty_postgresql"))
+    opened = Store.open(
+        f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("postgresql_without_rows")
+    )
     yield opened
     opened.close()
 
@@ -35,8 +37,8 @@ def steps_there(store: Store) -> list[int]:
 
 
 def retention(store: Store, steps: int, trained: int) -> Retention:
-    status: Any = SimpleNamespace(trained_steps=trained)
-    return Retention(steps, store=AsyncStore(store), status=lambda: status)
+    coordinator: Any = SimpleNamespace(status=lambda: SimpleNamespace(trained_steps=trained))
+    return Retention(steps, store=AsyncStore(store), coordinator=coordinator)
 
 
 async def test_the_newest_steps_stay(store: Store) -> None:
@@ -51,7 +53,7 @@ async def test_the_newest_steps_stay(store: Store) -> None:
     await retention(store, 3, 8).let_go()
     assert steps_there(store) == [6, 7, 8]
     await retention(store, 1, 8).let_go()
-    assert steps_there(store) == [7, 8], "what is not pruned yet may have to be trained again"
+    assert steps_there(store) == [7, 8], "an unpruned step may have to be trained again"
     assert (
         store.read(read_leaderboard),
         store.read(read_accounting),
@@ -59,7 +61,7 @@ async def test_the_newest_steps_stay(store: Store) -> None:
     ) == before
 
 
-async def test_a_hub_that_was_stopped_in_the_middle_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_that_was_stopped_in_the_middle_continues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 1)
     for step in (1, 2, 3):
         train(store, step)
@@ -92,15 +94,15 @@ async def test_a_hub_that_was_stopped_in_the_middle_goes_on(store: Store, monkey
     assert steps_there(store) == [3]
 
 
-async def test_nothing_goes_unless_it_is_asked_for(store: Store) -> None:
+async def test_without_a_setting_nothing_is_removed(store: Store) -> None:
     train(store, 1)
     store.prune(1)
     await retention(store, 0, 1).run()
     assert steps_there(store) == [1]
 
 
-def test_rows_leave_while_others_come(store: Store) -> None:
-    """By another process than the hub's, here another connection: both write, and neither loses anything."""
+def test_old_rows_are_removed_while_new_ones_are_written(store: Store) -> None:
+    """Write with two connections, like two processes: neither loses rows."""
     for step in range(1, 41):
         train(store, step)
     store.prune(40)

@@ -1,4 +1,4 @@
-"""The reader on a real store, with a real tokenizer and real problems."""
+"""The rollout reader on a real store, with a real tokenizer and real problems."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def make(store: Store) -> Make:
-    """A reader of a run with these settings and texts."""
+    """Return a function that makes a reader of a run with these settings and texts."""
 
     def made(texts: tuple[str, ...] = TEXTS, **objective: Any) -> RolloutReader:
         codec = codec_of_bytes()
         config = HubConfig(objective=ObjectiveConfig(**objective))
         write_rollouts(store, codec, texts)
         problems = Problems.of_run(config, codec)
-        return RolloutReader(config, store=store, codec=codec, problems=lambda: problems)
+        return RolloutReader(config, store=store, codec=codec, problems=problems)
 
     return made
 
 
-def test_a_page_has_the_texts_and_the_next_one_goes_on(make: Make) -> None:
+def test_pages_of_texts_continue_each_other(make: Make) -> None:
     reader = make()
     first = reader.page(RolloutFilter(), before="", limit=4)
     assert [row.summary.rollout_id for row in first.rollouts] == ALL[:4]
@@ -69,9 +69,7 @@ def test_a_text_is_looked_for_in_any_case_and_with_other_conditions(make: Make) 
     assert found(text="nowhere") == []
 
 
-def test_a_search_stops_after_so_many_tokens_and_goes_on_where_it_stopped(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_stops_after_a_token_limit_and_can_continue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = make()
     monkeypatch.setattr(module, "TOKENS_READ", 30)
     found, before, answers = [], "", 0
@@ -98,10 +96,10 @@ def test_a_group_in_full(make: Make) -> None:
     assert drawn.text == "".join(piece.text for piece in drawn.pieces) == f"{TEXTS[0]}<end>"
     assert [piece.logprob for piece in drawn.pieces] == pytest.approx([-0.05 * n for n in range(len(drawn.pieces))])
     assert [piece.version for piece in drawn.pieces] == [0] * 3 + [1] * (len(drawn.pieces) - 3)
-    assert [(span.node_id, span.policy_version) for span in drawn.spans] == [(NODE, 0), (OTHER, 1)]
+    assert [(span.node_id, span.policy_version) for span in drawn.payload.spans] == [(NODE, 0), (OTHER, 1)]
     assert {piece.version for piece in second.drawn.pieces} == {0}
-    assert (drawn.finish_reason, drawn.sampling_s, drawn.observation) == ("stop", 0.5, "")
-    assert len(drawn.completion_ids) == len(drawn.behavior_logprobs) == len(drawn.pieces)
+    assert (drawn.payload.finish_reason, drawn.payload.sampling_s, drawn.observation) == ("stop", 0.5, "")
+    assert len(drawn.payload.completion_ids) == len(drawn.payload.behavior_logprobs) == len(drawn.pieces)
     summary = first.summary
     assert (summary.leased_at, summary.received_at, summary.scored_at, summary.final_at) == (2.0, 6.0, 7.0, 10.0)
 
@@ -132,7 +130,7 @@ def test_a_dropped_group_has_no_advantage_and_still_its_texts(make: Make) -> Non
     assert [each.drawn.text for each in group.rollouts if each.drawn] == ["All wrong<end>", "all wrong<end>"]
 
 
-def test_of_what_is_not_kept_all_but_the_text_is_there(make: Make, store: Store) -> None:
+def test_a_rollout_without_kept_tokens_lacks_only_its_text(make: Make, store: Store) -> None:
     store.keeping = Keeping(share=0.0)
     reader = make()
     page = reader.page(RolloutFilter(), before="", limit=10)

@@ -1,4 +1,4 @@
-"""What comes of demonstrations is what the run starts with, once, whatever it started with before."""
+"""Fine-tuning on demonstrations: a run starts with the resulting adapter, exactly once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trained(
     anew: bool = False,
     updates: int | None = None,
 ) -> sft.Finetuned | None:
-    """To the end, or up to so many updates."""
+    """Train to the end, or up to this number of updates."""
     told: list[SftProgress] = []
     prepared = sft.prepare(directory, load_config(directory.config, {}), file, options)
     return sft.finetune(
@@ -57,7 +57,7 @@ def weights(folder: Path) -> dict[str, list[Any]]:
     return {name: tensor.tolist() for name, tensor in load_file(folder / "adapter_model.safetensors").items()}
 
 
-async def test_the_run_starts_with_it(tmp_path: Path, file: Path) -> None:
+async def test_a_run_starts_with_the_fine_tuned_adapter(tmp_path: Path, file: Path) -> None:
     directory, _ = made(tmp_path / "run")
     done = trained(directory, file)
     assert done is not None and done.began_with is None and done.adapter == directory.root / "sft"
@@ -72,7 +72,7 @@ async def test_the_run_starts_with_it(tmp_path: Path, file: Path) -> None:
     await store.close()
     assert start is not None and start.lineage == ("the base, fine-tuned on sums.jsonl",)
     assert weights(directory.adapter(1)) == weights(done.adapter)
-    with pytest.raises(ConfigError, match="begun already") as error:
+    with pytest.raises(ConfigError, match="already begun") as error:
         sft.prepare(directory, config, file, OPTIONS)
     assert f"echo-hub fork {directory.root} NEWRUN, echo-hub sft NEWRUN FILE" in str(error.value)
 
@@ -99,17 +99,19 @@ def test_other_options_need_a_word(tmp_path: Path, file: Path, monkeypatch: pyte
         trained(directory, file, other)
     assert error.value.got == "learning_rate = 0.02, was 0.01"
     file.write_text(file.read_text() + json.dumps({"prompt": "7+7=", "completion": "14"}))
-    with pytest.raises(ConfigError, match="other options, or other demonstrations"):
+    with pytest.raises(ConfigError, match="other options or demonstrations"):
         trained(directory, file)
     assert weights(directory.root / "sft") == first
     monkeypatch.chdir(tmp_path)
     set_in_file(directory.config, "model", "start_from", "run/sft")
     done = trained(directory, file, other, anew=True)
-    assert done is not None and done.began_with is None, "it begins with what the run began with, not with its own"
+    assert done is not None and done.began_with is None, (
+        "it starts with the run's first adapter, not with its own result"
+    )
     assert weights(directory.root / "sft") != first
 
 
-def test_it_begins_with_the_adapter_that_the_run_would_start_with(tmp_path: Path, file: Path) -> None:
+def test_fine_tuning_starts_with_the_runs_start_adapter(tmp_path: Path, file: Path) -> None:
     adapter = adapter_of(made(tmp_path / "other")[1], tmp_path / "mine")
     directory, _ = made(tmp_path / "run", model={"start_from": str(adapter)})
     for anew in (False, True):
@@ -129,7 +131,7 @@ def test_a_version_of_another_run_stays_the_ancestor(parent: RunDirectory, tmp_p
     assert start.lineage == ("version 2 of first (id-of-first), fine-tuned on sums.jsonl",)
 
 
-def test_a_fork_goes_on_from_it_at_its_step(parent: RunDirectory, tmp_path: Path, file: Path) -> None:
+def test_a_forks_fine_tuning_starts_at_the_forked_step(parent: RunDirectory, tmp_path: Path, file: Path) -> None:
     target = RunDirectory(tmp_path / "fork")
     made_fork = fork(parent, target, at=3, changes=())
     before = weights(target.start / CHECKPOINT)
@@ -145,7 +147,7 @@ def test_a_fork_goes_on_from_it_at_its_step(parent: RunDirectory, tmp_path: Path
     assert load_config(target.config, {}).model.start_from == f"{parent.root.resolve()}@3"
 
 
-def test_a_fork_is_whole_wherever_it_is_killed(
+def test_a_killed_fine_tuning_leaves_a_fork_complete(
     parent: RunDirectory, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = RunDirectory(tmp_path / "fork")
@@ -165,20 +167,20 @@ def test_a_fork_is_whole_wherever_it_is_killed(
     assert weights(target.start / CHECKPOINT) == weights(done.adapter)
 
 
-def test_work_that_cannot_be_read_says_so(tmp_path: Path, file: Path) -> None:
+def test_unreadable_work_is_reported(tmp_path: Path, file: Path) -> None:
     directory, _ = made(tmp_path / "run")
     trained(directory, file, updates=1)
     (sft.work_of(directory) / "sft.json").write_text("{}")
-    with pytest.raises(StorageError, match="how far fine-tuning has come"):
+    with pytest.raises(StorageError, match="record of fine-tuning cannot be read"):
         trained(directory, file)
 
 
-def test_what_is_beside_an_adapter_has_to_say_where_it_is_from(tmp_path: Path) -> None:
+def test_an_adapters_side_file_must_name_its_origin(tmp_path: Path) -> None:
     config = made(tmp_path / "other")[1]
     adapter = adapter_of(config, tmp_path / "mine")
     (adapter / "sft.json").write_text("[]")
     directory, config = made(tmp_path / "run", model={"start_from": str(adapter)})
-    with pytest.raises(ConfigError, match="where an adapter is from"):
+    with pytest.raises(ConfigError, match="origin of an adapter"):
         starting.take_start(directory, config, BASE)
 
 
@@ -187,6 +189,6 @@ def test_a_run_without_a_version_is_not_to_be_forked(tmp_path: Path, file: Path)
     store = Store.open(directory.database_url)
     store.write(write_meta, "fixed_settings", "{}")
     store.close()
-    with pytest.raises(ConfigError, match="begun already") as error:
+    with pytest.raises(ConfigError, match="already begun") as error:
         sft.prepare(directory, config, file, OPTIONS)
     assert error.value.do is not None and "echo-hub init NEWRUN" in error.value.do

@@ -1,4 +1,4 @@
-"""Several runs of one hub, each with its own store, as their processes see each other."""
+"""Several runs of one hub with separate stores, as their processes see each other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from echo_hub.config.file import load_config
+from echo_hub.dashboard.source import Changes
 from echo_hub.lifecycle.sibling_runs import ADDRESS, SiblingRuns
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
@@ -38,7 +39,7 @@ def serve(run: RunDirectory, number: int) -> Store:
 
 
 def work(store: Store, step: int) -> None:
-    """A step of two rollouts, five tokens in all."""
+    """Record a step of two rollouts, five tokens in total."""
     store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     store.apply(Records.one_step(step, lease_id=step, group_id=step, node_id="a"), now=float(step))
 
@@ -47,7 +48,7 @@ def work(store: Store, step: int) -> None:
 async def looking(run: RunDirectory, store: Store, number: int) -> AsyncIterator[SiblingRuns]:
     opened = AsyncStore(store)
     key = key_file.load(run.key)
-    yield SiblingRuns(run, opened, run_id=f"{key.node_id}-{number}", hub_key=key.public_key)
+    yield SiblingRuns(run, opened, run_id=f"{key.node_id}-{number}", hub_key=key.public_key, changes=Changes())
     await opened.close()
 
 
@@ -56,9 +57,7 @@ def elsewhere(store: Store) -> dict[str, tuple[int, int]]:
     return {row.name: (row.rollouts, row.elsewhere_rollouts) for row in rows}
 
 
-async def test_what_a_key_did_in_one_run_stands_on_the_board_of_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_work_in_one_run_counts_on_the_other_runs_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(10)
     monkeypatch.setattr("echo_hub.lifecycle.sibling_runs.time.time", lambda: float(next(seconds)))
     first = made(tmp_path / "first", "first")
@@ -75,11 +74,11 @@ async def test_what_a_key_did_in_one_run_stands_on_the_board_of_the_other(
         assert elsewhere(here) == {"ada": (0, 2)} and siblings.views[0].trained_step == 1
         work(here, 1)
         await siblings.look()
-        assert elsewhere(here) == {"ada": (2, 2)}, "what is known is not counted twice, nor what is one's own"
+        assert elsewhere(here) == {"ada": (2, 2)}, "known credit is not counted twice, nor the run's own"
     there.close()
 
 
-async def test_what_is_taken_in_grows_with_the_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_imported_credit_grows_with_the_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = made(tmp_path / "first", "first")
     second = made(tmp_path / "second", "second", beside=first)
     here, there = serve(first, 1), serve(second, 2)
@@ -91,14 +90,14 @@ async def test_what_is_taken_in_grows_with_the_other_run(tmp_path: Path, monkeyp
             assert elsewhere(here) == {"ada": (0, 2 * step)}
         work(there, 4)
         await siblings.look()
-        assert elsewhere(here) == {"ada": (0, 6)}, "of one second there is one state"
+        assert elsewhere(here) == {"ada": (0, 6)}, "one second has one state"
         monkeypatch.setattr("echo_hub.lifecycle.sibling_runs.time.time", lambda: 99.0)
         await siblings.look()
-        assert elsewhere(here) == {"ada": (0, 8)}, "which is not the last"
+        assert elsewhere(here) == {"ada": (0, 8)}, "the later state follows"
     there.close()
 
 
-async def test_of_a_run_and_its_copy_there_is_one(tmp_path: Path) -> None:
+async def test_a_run_and_its_copy_count_once(tmp_path: Path) -> None:
     first = made(tmp_path / "first", "first")
     second = made(tmp_path / "second", "second", beside=first)
     here, there = serve(first, 1), serve(second, 2)
@@ -112,7 +111,7 @@ async def test_of_a_run_and_its_copy_there_is_one(tmp_path: Path) -> None:
     shutil.copytree(first.root, tmp_path / "an old first")
     async with looking(first, Store.open(first.database_url), 1) as siblings:
         await siblings.look()
-        assert [view.trained_step for view in siblings.views] == [2], "nor is a copy of this run another"
+        assert [view.trained_step for view in siblings.views] == [2], "a copy of this run is not another run"
 
 
 async def test_a_run_that_cannot_be_read_is_left_out_and_said_once(
@@ -134,7 +133,7 @@ async def test_a_run_that_cannot_be_read_is_left_out_and_said_once(
     ]
 
 
-async def test_where_nothing_can_be_looked_for_this_run_goes_on(
+async def test_a_run_without_its_key_continues_without_siblings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = made(tmp_path / "first", "first")

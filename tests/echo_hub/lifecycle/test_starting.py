@@ -1,4 +1,4 @@
-"""What a run starts with gets into its directory and its books, whatever happens in between."""
+"""A run's start adapter reaches its directory and its store, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_an_adapter_is_version_one_of_the_run(tmp_path: Path, adapter: Pat
     assert (directory.adapter(1) / "adapter_model.safetensors").read_bytes() == given
     assert (directory.checkpoint(1) / "adapter_model.safetensors").read_bytes() == given
     shutil.rmtree(adapter)
-    assert await starting.begin(store, directory, config, BASE) == start, "what it was taken from is not needed again"
+    assert await starting.begin(store, directory, config, BASE) == start, "the original directory is not needed again"
 
 
 @pytest.mark.parametrize("killed_in", ["take_start", "_place", "begin_at"])
@@ -91,21 +91,21 @@ async def test_a_kill_in_between_costs_nothing(
         with pytest.raises(KeyboardInterrupt):
             await starting.begin(store, directory, config, BASE)
     assert (await store.read(read_snapshot)).trained_steps == 0
-    assert directory.trained(started_with=1) == [], "nothing of it looks as if the run had trained"
+    assert directory.trained(started_with=1) == [], "no file looks as if the run had trained"
     assert await starting.begin(store, directory, config, BASE) is not None
     assert (await store.read(read_snapshot)).trained_steps == 1
 
 
-async def test_what_cannot_be_used_leaves_the_setting_free(tmp_path: Path, store: AsyncStore) -> None:
+async def test_an_unusable_start_can_be_replaced(tmp_path: Path, store: AsyncStore) -> None:
     directory, config = made(tmp_path / "run", model={"start_from": str(tmp_path / "nowhere")})
-    with pytest.raises(ConfigError, match="no such adapter to start from"):
+    with pytest.raises(ConfigError, match="adapter to start from does not exist"):
         await starting.begin(store, directory, config, BASE)
     config = config.model_copy(update={"model": config.model.model_copy(update={"start_from": ""})})
     assert await starting.begin(store, directory, config, BASE) is None
     await check_unchanged(store, config, "")
 
 
-async def test_a_run_that_has_begun_keeps_its_beginning(tmp_path: Path, adapter: Path, store: AsyncStore) -> None:
+async def test_a_started_run_keeps_its_start(tmp_path: Path, adapter: Path, store: AsyncStore) -> None:
     directory, config = made(tmp_path / "run")
     assert await starting.begin(store, directory, config, BASE) is None
     await check_unchanged(store, config, "")
@@ -121,7 +121,10 @@ async def test_a_version_of_another_run(tmp_path: Path, store: AsyncStore) -> No
     directory, config = made(tmp_path / "run", model={"start_from": f"{parent.root}@12"})
     start = await starting.begin(store, directory, config, BASE)
     assert start is not None and start.lineage == ("version 12 of echo",), "its books are not there"
-    for reference, said in ((f"{parent.root}@3", "no such version"), (f"{tmp_path}@3", "not a run directory")):
+    for reference, said in (
+        (f"{parent.root}@3", "does not have this version"),
+        (f"{tmp_path}@3", "not a run directory"),
+    ):
         bad = config.model_copy(update={"model": config.model.model_copy(update={"start_from": reference})})
         with pytest.raises(ConfigError, match=said):
             starting.take_start(RunDirectory(tmp_path / "other"), bad, BASE)
@@ -151,7 +154,7 @@ async def test_a_backup_takes_the_beginning_along(tmp_path: Path, adapter: Path,
         assert database.execute("SELECT policy_version FROM versions").fetchall() == [(1,)]
 
 
-def test_a_full_disk_says_so(tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, config = made(tmp_path / "run", model={"start_from": str(adapter)})
 
     def full(*_: object) -> None:

@@ -38,7 +38,7 @@ class Hub:
         return f"{self.url}/announce/{self.tracker.passkey(f'{node_number:020x}')}"
 
     def offer(self, version: int, *, node_number: int = 1, keyframe: bool = False) -> ArtefactOffer:
-        """For a node on this host."""
+        """Return the offer for a node on this host."""
         return self.publisher.offer_for(
             version,
             node_id=f"{node_number:020x}",
@@ -52,7 +52,7 @@ class Hub:
         return open_offer(self.offer(version, keyframe=keyframe), self.identity.public_key)
 
     def read(self, manifest: Manifest, carrier: Path, target: Path, *, parent: Path | None = None) -> None:
-        """What a member makes of a `carrier`; raises unless it is what was signed."""
+        """Read a carrier like a member; raise unless it has exactly the signed files."""
         (key,) = (known.key for known in self.publisher.run_keys() if known.key_id == manifest.key_id)
         if manifest.carrier == "files":
             for file in manifest.files:
@@ -68,7 +68,7 @@ class Hub:
 
 @pytest.fixture
 def make_adapter(tmp_path: Path) -> Callable[[int], Path]:
-    """What the learner leaves for this version; neighbours differ by little."""
+    """Write the learner's files of a version; neighbouring versions differ by little."""
 
     def write(version: int) -> Path:
         directory = tmp_path / "learner" / str(version)
@@ -84,7 +84,7 @@ def make_adapter(tmp_path: Path) -> Callable[[int], Path]:
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    """A base model, and what does not belong to it."""
+    """Return a base model's directory, with some unrelated files."""
     directory = tmp_path / "model"
     directory.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
@@ -112,7 +112,7 @@ async def open_swarm() -> AsyncIterator[SwarmOpener]:
 async def open_hub(
     open_swarm: SwarmOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[[], Awaitable[Hub]]]:
-    """Opens the hub of one run directory; again, for a restart."""
+    """Open the hub of one run directory; the next call restarts it."""
     runners: list[web.AppRunner] = []
     memories: list[HostMemory] = []
 

@@ -1,4 +1,4 @@
-"""A gateway behind a real server, and nodes that are real sockets with the node's own session, or with worse."""
+"""A gateway behind a real server, with nodes on real sockets, honest or hostile."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def revoked(lease_id: int) -> LeaseRevoked:
 
 
 class Book:
-    """The hub behind the gateway: writes down what it is told."""
+    """The hub behind the gateway; it records all calls."""
 
     def __init__(self) -> None:
         self.joined: list[NodeInfo] = []
@@ -60,9 +60,9 @@ class Book:
         self.known: set[str] = set()
         self.invitations = Invitations()
         self.refusal: RefusedError | None = None
-        """Raised at proven nodes that want to join."""
+        """Raised when a proven node wants to join."""
         self.failure: Exception | None = None
-        """Raised at what nodes say."""
+        """Raised when a node sends a message."""
         self.may_join = asyncio.Event()
         self.may_join.set()
         self._news = asyncio.Condition()
@@ -118,7 +118,7 @@ class Book:
 
 
 class Node:
-    """A node's end of one connection; `knock` makes its socket."""
+    """A node's end of one connection; `knock` opens its socket."""
 
     def __init__(self, open_socket: Callable[[Credentials], Awaitable[ClientConnection]], me: Identity) -> None:
         self.me = me
@@ -136,18 +136,18 @@ class Node:
         return challenge
 
     async def credentials(self, *, token: str | None = None) -> Credentials:
-        """What opens a websocket, once."""
+        """Return fresh credentials, which open a websocket once."""
         hello = self.session.hello()
         challenge = await self.challenged(hello)
         proof = self.session.proof(name="n", invite_token=token, backend="torch", device="cpu", swarm_port=6881)
         return Credentials(hello=hello, nonce=challenge.nonce, proof=proof)
 
     async def knock(self, credentials: Credentials | None = None) -> None:
-        """The handshake up to the Welcome."""
+        """Shake hands, up to the Welcome."""
         self.socket = await self._open_socket(credentials or await self.credentials())
 
     async def turned_away(self, credentials: Credentials) -> tuple[int, Refused]:
-        """The hub's answer in place of a websocket."""
+        """Return the hub's refusal in place of a websocket."""
         with pytest.raises(InvalidStatus) as caught:
             await self._open_socket(credentials)
         response = caught.value.response
@@ -168,7 +168,7 @@ class Node:
             return self.session.receive(bytes(await self.socket.recv(decode=False)))
 
     async def refusal(self) -> Refused:
-        """The hub's next word, which must be its last."""
+        """Return the hub's refusal, which must be its last message."""
         refused = await self.hear()
         assert isinstance(refused, Refused), refused
         await self.ended()
@@ -183,7 +183,7 @@ class Node:
 def node_at(
     url: str, stack: AsyncExitStack, me: Identity | None = None, headers: Mapping[str, str] = {}, **options: Any
 ) -> Node:
-    """One that connects to this hub or gateway; what it opens lives as long as `stack`."""
+    """Return a node that connects to this hub or gateway; its connections live as long as `stack`."""
 
     async def open_socket(credentials: Credentials) -> ClientConnection:
         said = {"Authorization": credentials.header(), **headers}
@@ -205,7 +205,7 @@ class Hub:
     connect: Callable[..., Node]
 
     async def node(self) -> Node:
-        """A new node that has joined."""
+        """Return a new node that has joined."""
         node = self.connect()
         assert isinstance(await node.join(), Welcome)
         return node
@@ -216,7 +216,7 @@ MakeHub = Callable[..., Awaitable[Hub]]
 
 @asynccontextmanager
 async def hubs() -> AsyncIterator[MakeHub]:
-    """Makes hubs that live as long as the context."""
+    """Yield a function that makes hubs; they live as long as the context."""
     async with AsyncExitStack() as stack:
 
         async def make(**settings: Any) -> Hub:

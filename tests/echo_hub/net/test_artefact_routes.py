@@ -1,4 +1,4 @@
-"""The web seed, asked by a plain HTTP client and by a node that no peer can serve."""
+"""The web seed, used by a plain HTTP client and by a node that no peer can serve."""
 
 import aiohttp
 import pytest
@@ -29,7 +29,7 @@ async def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, by
 
 
 def seed_url(hub, node_number: int = MEMBER) -> str:
-    """Where this node is told to look; ends in a slash."""
+    """Return the web seed's address for this node, ending in a slash."""
     return hub.url + hub.offer(1, node_number=node_number).web_seed_path
 
 
@@ -71,9 +71,9 @@ async def test_serves_whole_files_and_ranges(hub, published) -> None:
         "",
     ],
 )
-async def test_serves_nothing_else(hub, published, path: str) -> None:
+async def test_other_paths_are_not_served(hub, published, path: str) -> None:
     status, body, _ = await get(seed_url(hub) + path.format(name=published.manifest.name))
-    assert status in (403, 404)  # A path that climbs out has another passkey's place.
+    assert status in (403, 404)  # A path that climbs out has an invalid passkey.
     assert b"PRIVATE KEY" not in body and b"keys" not in body
 
 
@@ -82,11 +82,11 @@ async def test_only_members_are_served(hub, published) -> None:
     passkey = hub.tracker.passkey(f"{MEMBER:020x}")
     for wrong in ("x", "0" * len(passkey), passkey[:-1], passkey + "0", f"{3:020x}{passkey[20:]}", "%00", "%c3%a9%ff"):
         status, body, _ = await get(f"{hub.url}/artefacts/{wrong}/{file}")
-        assert (status, b"passkey is not known" in body) == (403, True), wrong
+        assert (status, b"passkey is unknown" in body) == (403, True), wrong
     assert (await get(f"{hub.url}/artefacts/{file}"))[0] in (403, 404)
 
 
-async def test_a_banned_node_is_refused_until_it_is_let_in_again(hub, published) -> None:
+async def test_a_banned_node_is_refused_until_it_is_unbanned(hub, published) -> None:
     url = f"{seed_url(hub, BANNED)}{published.directory.name}/payload.sealed"
     status, body, _ = await get(url)
     assert (status, b"banned" in body) == (403, True)
@@ -94,7 +94,7 @@ async def test_a_banned_node_is_refused_until_it_is_let_in_again(hub, published)
     assert (await get(url))[0] == 200
 
 
-async def test_does_not_serve_what_is_only_half_published(hub, published) -> None:
+async def test_half_published_artefacts_are_not_served(hub, published) -> None:
     half = hub.run_dir / "artefacts" / "tiny-run-v000002.k"
     half.mkdir()
     (half / "payload.sealed").write_text("{}")
@@ -108,19 +108,25 @@ async def test_a_node_behind_any_nat_fetches_over_it(hub, published, open_swarm,
     assert (stats.swarm_bytes, stats.web_seed_bytes) == (0, published.total_bytes)
 
 
-async def test_a_node_with_too_many_connections_is_told_to_wait(hub, published) -> None:
-    vouched: list[str] = []
+class OneEach:
+    """Allows one request in all."""
 
-    def vouch(_: web.Request, node_id: str) -> None:
-        vouched.append(node_id)
-        if len(vouched) > 1:
+    def __init__(self) -> None:
+        self.vouched: list[str] = []
+
+    def vouch(self, request: web.Request, node_id: str) -> None:
+        self.vouched.append(node_id)
+        if len(self.vouched) > 1:
             raise RefusedError("Too many connections.")
 
+
+async def test_a_node_with_too_many_connections_is_told_to_wait(hub, published) -> None:
+    vouches = OneEach()
     server = Server(ServerConfig(port=0))
-    await server.open(artefact_routes.routes(hub.publisher, hub.tracker, vouch))
+    await server.open(artefact_routes.routes(hub.publisher, hub.tracker, vouches))
     path = seed_url(hub).removeprefix(hub.url) + f"{published.directory.name}/payload.sealed"
     try:
         assert [(await get(server.url + path))[0] for _ in range(2)] == [200, 429]
     finally:
         await server.close()
-    assert vouched == [f"{MEMBER:020x}"] * 2
+    assert vouches.vouched == [f"{MEMBER:020x}"] * 2

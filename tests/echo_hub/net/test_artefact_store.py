@@ -1,4 +1,4 @@
-"""Carriers on a real disk: what is made, what is found again, and what is cleared away."""
+"""Carriers on a real disk: creation, recovery, and removal of leftovers."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def test_the_base_has_what_loading_takes_and_nothing_else(store, model_dir, tmp_path) -> None:
+def test_the_base_holds_exactly_the_files_for_loading(store, model_dir, tmp_path) -> None:
     carrier = store.make_base(model_dir, KEY, source=None)
     assert (carrier.manifest.carrier, carrier.manifest.key_id) == ("files", 3)
     paths = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -63,7 +63,7 @@ def test_a_base_in_shards_follows_its_index(store, model_dir) -> None:
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
 def test_an_incomplete_base_is_a_config_error(store, model_dir, missing) -> None:
     (model_dir / missing).unlink()
-    with pytest.raises(ConfigError, match="not complete") as caught:
+    with pytest.raises(ConfigError, match="incomplete") as caught:
         store.make_base(model_dir, KEY, source=None)
     assert missing in str(caught.value)
 
@@ -144,7 +144,7 @@ def test_another_source_changes_the_manifest_alone(store, made) -> None:
 
 
 @pytest.mark.parametrize("damage", ["files", "a file", "payload", "a byte less", "torrent", "other torrent", "the key"])
-def test_what_is_damaged_is_removed_and_can_be_made_again(store, made, make_adapter, damage, caplog) -> None:
+def test_a_damaged_carrier_is_removed_and_can_be_made_again(store, made, make_adapter, damage, caplog) -> None:
     directory, files = made["1"].directory, store.files_of(made["1"].manifest)
     torrent = directory.with_name(f"{directory.name}.torrent")
     match damage:
@@ -172,7 +172,7 @@ def test_what_is_damaged_is_removed_and_can_be_made_again(store, made, make_adap
 
 
 @pytest.mark.parametrize("stopped_after", ["copying", "encoding", "sealing", "torrent", "manifest in part"])
-def test_what_was_half_made_is_cleared_away(store, make_adapter, tmp_path, stopped_after) -> None:
+def test_half_made_carriers_are_removed(store, make_adapter, tmp_path, stopped_after) -> None:
     carrier = store.make_policy(1, make_adapter(1), KEY, parent=None)
     manifest, torrent = (
         carrier.directory.with_name(carrier.directory.name + suffix) for suffix in (".manifest.json", ".torrent")
@@ -195,7 +195,7 @@ def test_what_was_half_made_is_cleared_away(store, make_adapter, tmp_path, stopp
     assert names(tmp_path / "artefacts") == {"the owner's notes"}
 
 
-def test_a_version_made_again_leaves_nothing_of_what_was_there(store, made, make_adapter, tmp_path) -> None:
+def test_a_version_made_again_replaces_all_old_files(store, made, make_adapter, tmp_path) -> None:
     store.make_policy(2, make_adapter(2), KEY, parent=None)
     assert {name for name in names(tmp_path / "artefacts") if name.startswith("tiny-run-v000002")} == {
         "tiny-run-v000002",
@@ -205,7 +205,7 @@ def test_a_version_made_again_leaves_nothing_of_what_was_there(store, made, make
     }
 
 
-def test_what_cannot_be_deleted_goes_the_next_time(store, made, monkeypatch, caplog, tmp_path) -> None:
+def test_files_that_cannot_be_deleted_are_removed_later(store, made, monkeypatch, caplog, tmp_path) -> None:
     def busy(path: Path, *, ignore_errors: bool = False, missing_ok: bool = False) -> None:
         raise PermissionError(f"{path} is being served")
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_deleted_goes_the_next_time(store, made, monkeypatch, cap
     assert not list((tmp_path / "artefacts").glob("tiny-run-v000002*"))
 
 
-def test_what_cannot_be_cleared_away_is_a_storage_error(store, made, make_adapter, monkeypatch) -> None:
+def test_leftovers_that_cannot_be_removed_raise_a_storage_error(store, made, make_adapter, monkeypatch) -> None:
     def busy(path: Path) -> None:
         raise PermissionError(f"{path} is being served")
 

@@ -18,7 +18,7 @@ MakePush = Callable[[], FromHub | None]
 
 
 class Nodes:
-    """A gateway with nodes behind it that take every piece, hand it on at once and say what they have."""
+    """A gateway whose nodes take every piece, relay it at once and report it."""
 
     def __init__(self) -> None:
         self.connected: set[str] = set()
@@ -26,7 +26,7 @@ class Nodes:
         self.sent: list[tuple[str, Piece]] = []
         self.answer = True
         self.full = False
-        """There is no room for a push."""
+        """True while the gateway has no capacity for a push."""
         self.waiting: list[tuple[str, MakePush]] = []
         self.broadcaster: Broadcaster
         self.changed = asyncio.Event()
@@ -153,7 +153,7 @@ async def test_a_node_that_reconnects_joins_with_what_it_has(nodes: Nodes, carri
     assert [(node_id, piece.index) for node_id, piece in nodes.sent] == [("a", 0)]
 
 
-async def test_what_nobody_wants_any_more_is_pushed_no_more(nodes: Nodes, tmp_path: Path) -> None:
+async def test_unwanted_artefacts_are_no_longer_pushed(nodes: Nodes, tmp_path: Path) -> None:
     nodes.answer = False
     carriers = [make_carrier(tmp_path / f"v{version}.k", version=version, num_bytes=5_000) for version in range(1, 6)]
     first, second, third, fourth, fifth = carriers
@@ -171,7 +171,7 @@ async def test_what_nobody_wants_any_more_is_pushed_no_more(nodes: Nodes, tmp_pa
     assert {piece.info_hash for _, piece in nodes.sent} == {fourth.info_hash, fifth.info_hash}
 
 
-async def test_an_artefact_whose_files_are_gone_ends_nothing_else(
+async def test_an_artefact_without_files_does_not_affect_others(
     nodes: Nodes, carrier: Carrier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = make_carrier(tmp_path / "v2.k")
@@ -182,7 +182,7 @@ async def test_an_artefact_whose_files_are_gone_ends_nothing_else(
     assert "v2.k cannot be pushed any more" in caplog.text
 
 
-async def test_what_has_become_useless_while_it_waited_is_not_sent(nodes: Nodes, tmp_path: Path) -> None:
+async def test_a_piece_that_became_useless_while_waiting_is_not_sent(nodes: Nodes, tmp_path: Path) -> None:
     carrier = make_carrier(tmp_path / "v1.k", num_bytes=10_000)
     (piece,) = range(len(carrier.layout.piece_hashes))
     nodes.full = True

@@ -34,7 +34,7 @@ def trusting(files: Files) -> ssl.SSLContext:
 
 
 async def shown(port: int, files: Files) -> Any:
-    """The name in the certificate that a new connection sees."""
+    """Return the name in the certificate that a new connection gets."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(files))
     subject = dict(pair for part in writer.get_extra_info("peercert")["subject"] for pair in part)
     writer.close()
@@ -43,12 +43,12 @@ async def shown(port: int, files: Files) -> Any:
 
 
 def take(files: Files, over: Files) -> None:
-    """As a renewal does: first one file, then the other."""
+    """Replace the files like a renewal: first one, then the other."""
     over.certificate.replace(files.certificate)
     over.key.replace(files.key)
 
 
-async def test_a_renewed_certificate_is_for_new_connections_and_drops_nobody(authority: Authority) -> None:
+async def test_a_renewed_certificate_serves_new_connections_and_drops_none(authority: Authority) -> None:
     files = authority.server("first")
     serving = Server(ServerConfig(port=0, tls_certificate=str(files.certificate), tls_key=str(files.key)))
     certificate = Certificate(files.certificate, files.key)
@@ -100,9 +100,9 @@ async def test_halfway_through_a_renewal_the_old_one_stays(
         (lambda files, _: files.key.unlink(), r"(?s)cannot be read.*server\.tls_key.*No such file"),
         (lambda files, _: files.certificate.unlink(), r"(?s)cannot be read.*server\.tls_certificate.*No such file"),
         (lambda files, other: other.key.replace(files.key), "does not belong to the certificate"),
-        (lambda files, _: files.key.write_text("no key"), "of no use"),
-        (lambda files, _: files.certificate.write_bytes(b""), "of no use"),
-        (lambda files, _: encrypt(files.key), r"(?s)of no use.*without a password"),
+        (lambda files, _: files.key.write_text("no key"), "cannot be used"),
+        (lambda files, _: files.certificate.write_bytes(b""), "cannot be used"),
+        (lambda files, _: encrypt(files.key), r"(?s)cannot be used.*without a password"),
     ],
 )
 async def test_files_of_no_use_are_named_and_nothing_is_served(authority: Authority, spoil: Any, said: str) -> None:

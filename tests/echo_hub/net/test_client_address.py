@@ -17,5 +17,5 @@ from echo_hub.net.client_address import origin_of
         ("a name", "a name"),
     ],
 )
-def test_an_origin_is_an_address_or_what_one_customer_is_given(host: str, origin: str) -> None:
+def test_an_origin_is_an_ipv4_address_or_a_customers_ipv6_prefix(host: str, origin: str) -> None:
     assert origin_of(host) == origin

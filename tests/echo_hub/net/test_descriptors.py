@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sockets are no 
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """This process's limits, [soft, hard], in place of the system's."""
+    """Replace the system's limits by [soft, hard] of the test."""
     import resource
 
     limits = [1_024, 4_096]
@@ -28,10 +28,10 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def test_the_limit_is_raised_as_far_as_it_is_needed(limit: list[int]) -> None:
     assert room_for(2_000) == 2_000
     assert limit == [2_000 + RESERVED, 4_096]
-    assert room_for(500) == 500 and limit[0] == 2_000 + RESERVED, "it is never lowered"
+    assert room_for(500) == 500 and limit[0] == 2_000 + RESERVED, "the limit is never lowered"
 
 
-def test_what_the_system_does_not_allow_is_done_without(limit: list[int]) -> None:
+def test_a_refused_limit_is_not_an_error(limit: list[int]) -> None:
     assert room_for(10_000) == 4_096 - RESERVED
     assert limit == [4_096, 4_096]
 
@@ -41,7 +41,7 @@ def test_a_process_that_may_open_hardly_anything_keeps_half_for_itself(limit: li
     assert room_for(10_000) == 150
 
 
-def test_no_limit_is_none(limit: list[int]) -> None:
+def test_an_infinite_limit_leaves_room_for_all(limit: list[int]) -> None:
     import resource
 
     limit[:] = [resource.RLIM_INFINITY, resource.RLIM_INFINITY]

@@ -1,4 +1,4 @@
-"""A distributor with a real publisher, swarm and broadcaster; its nodes are told, and answer, without a network."""
+"""A distributor with a real publisher, swarm and broadcaster; nodes are called without a network."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from echo_hub.net import publisher as publisher_module
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import LiveNode, LiveNodes
 from echo_hub.net.send_queue import Rank
 from echo_hub.run.directory import RunDirectory
 from echo_shared.artefacts import Manifest, open_offer
@@ -59,7 +60,7 @@ def node_info(node_id: str, *, host: str = "192.0.2.7", mesh_port: int = 7000) -
 
 
 class Nodes:
-    """What the hub has said to each, and what of it is on record, other than of the base."""
+    """Records of the messages to each node, and of the hub's records except those of the base."""
 
     def __init__(self, published: Any, *, links_each: int = MAX_MESH, **settings: Any) -> None:
         self.hub = published
@@ -67,19 +68,19 @@ class Nodes:
         self.sent: list[tuple[str, FromHub]] = []
         self.dismissed: list[tuple[str, RefusalCode]] = []
         self.records: list[Release | Arrival] = []
-        self.standing_by: set[str] = set()
+        self.live = LiveNodes()
         self._news = asyncio.Event()
         self.distributor = Distributor(
             settings=DisseminationConfig(**{"uplink_mbit_s": 20.0, **settings}),
             publisher=published.publisher,
             broadcaster=Broadcaster(self),
             connections=self,
-            record=self._record,
-            stands_by=self.standing_by.__contains__,
+            books=self,
+            live=self.live,
             links_each=links_each,
         )
 
-    async def _record(self, news: Sequence[Release | Arrival]) -> None:
+    async def record(self, news: Sequence[Release | Arrival]) -> None:
         self.records += [one for one in news if isinstance(one, Release) or one.fetched.policy_version is not None]
         self._news.set()
 
@@ -131,7 +132,7 @@ class Nodes:
         return open_offer(offer, self.hub.identity.public_key)
 
     async def take(self, node_id: str, offer: ArtefactOffer) -> dict[int, Piece]:
-        """All pieces that are pushed to this node, each confirmed as it comes."""
+        """Confirm each piece pushed to this node, and return all pieces."""
         layout = read_torrent(offer.torrent)
         taken: dict[int, Piece] = {}
 
@@ -225,7 +226,9 @@ async def test_without_links_a_small_version_is_sent_to_each(nodes: Nodes, make_
     await nodes.distributor.node_said("a", Links(node_ids=("b",)))
     await nodes.publish(1, make_adapter(1))
     (told,), (other,) = nodes.of("a", PolicyPublished), nodes.of("b", PolicyPublished)
-    assert told.offer.way is other.offer.way is Way.INLINE, "of a link that one end alone reports nobody can be sure"
+    assert told.offer.way is other.offer.way is Way.INLINE, (
+        "a link reported by only one end is uncertain, so the hub sends inline"
+    )
     for pieces in await asyncio.gather(nodes.take("a", told.offer), nodes.take("b", other.offer)):
         assert not any(piece.hand_on for piece in pieces.values())
         payload = b"".join(piece.data for _, piece in sorted(pieces.items()))
@@ -233,11 +236,9 @@ async def test_without_links_a_small_version_is_sent_to_each(nodes: Nodes, make_
         assert payload == b"".join((carrier.directory / path).read_bytes() for path, _ in carrier.layout.files)
 
 
-async def test_who_stands_by_is_told_of_a_version_after_all_others(
-    nodes: Nodes, make_adapter: Callable[[int], Path]
-) -> None:
+async def test_standby_nodes_are_told_of_a_version_last(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
     await nodes.join("a", "b", "c")
-    nodes.standing_by.add("a")
+    nodes.live["a"] = LiveNode(info=node_info("a"), standby="not needed")
     await nodes.publish(1, make_adapter(1))
     assert [node_id for node_id, message in nodes.sent if isinstance(message, PolicyPublished)] == ["b", "c", "a"]
 
@@ -261,7 +262,7 @@ async def test_a_setting_pins_the_way(
     assert nodes.distributor.offer(1, node_info("b")).way is joining
 
 
-async def test_a_version_that_is_announced_to_nobody_has_no_way(
+async def test_a_version_announced_to_no_node_has_no_way(
     make_nodes: Callable[..., Nodes], make_adapter: Callable[[int], Path]
 ) -> None:
     nodes = make_nodes(way="broadcast")
@@ -277,7 +278,7 @@ async def test_nodes_that_read_the_hosts_memory_are_not_pushed_to(
     await nodes.join("here", host="127.0.0.1")
     await nodes.join("there")
     await nodes.distributor.publish(1, make_adapter(1))
-    nodes.distributor.offer(1, node_info("here", host="127.0.0.1"))  # From here on there is a reader.
+    nodes.distributor.offer(1, node_info("here", host="127.0.0.1"))  # This offer gives the memory a reader.
     await nodes.publish(2, make_adapter(2))
     (local,), (remote,) = nodes.of("here", PolicyPublished), nodes.of("there", PolicyPublished)
     if local.offer.shared_memory is None:
@@ -287,10 +288,10 @@ async def test_nodes_that_read_the_hosts_memory_are_not_pushed_to(
     carrier = nodes.hub.publisher.carrier(2)
     assert [piece for piece in nodes.of("here", Piece) if piece.info_hash == carrier.info_hash] == []
     await nodes.until(lambda: nodes.of("there", Mesh) and nodes.of("there", Mesh)[-1].peers == ())
-    assert nodes.of("here", Mesh)[-1].peers == (), "it hands nothing on, and takes nothing"
+    assert nodes.of("here", Mesh)[-1].peers == (), "it neither relays nor receives pieces"
 
 
-async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
+async def test_deltas_use_a_common_parent_and_keyframes_go_to_nodes_that_ask(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
     await nodes.join("a", "b")
@@ -306,7 +307,7 @@ async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
         await nodes.distributor.node_said(node_id, KeyframeWanted(policy_version=version))
     await nodes.until(lambda: len(nodes.of("b", PolicyPublished)) == 3)
     (keyframe,) = nodes.of("fresh", PolicyPublished)
-    assert keyframe.policy_version == 2, "version 1 is neither the newest nor lent to it"
+    assert keyframe.policy_version == 2, "version 1 is neither the newest nor lent to the node"
     assert nodes.manifest(keyframe.offer).carrier == "keyframe"
     assert (keyframe.offer.delta_parent, keyframe.offer.way) == (None, Way.INLINE)
     assert len(nodes.of("a", PolicyPublished)) == 2
@@ -314,7 +315,7 @@ async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
     for node_id in ("a", "fresh"):
         await nodes.fetched(node_id, 2)
     await nodes.distributor.publish(3, make_adapter(3))
-    assert nodes.distributor.offer(3, node_info("a")).delta_parent == 2, "b, which holds none, takes a keyframe"
+    assert nodes.distributor.offer(3, node_info("a")).delta_parent == 2, "b holds no parent, so it takes a keyframe"
 
 
 async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
@@ -328,10 +329,10 @@ async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_ada
     assert nodes.of("a", Unwanted) == []
 
 
-async def test_who_is_lent_a_delta_that_it_cannot_read_gets_the_keyframe(
+async def test_a_node_lent_a_delta_it_cannot_read_gets_the_keyframe(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
-    """It has come later, and goes on with what another had drawn by an older version."""
+    """Lend an older version to a new node, which continues another node's prefix."""
     await nodes.join("a")
     for version in (1, 2, 3):
         await nodes.publish(version, make_adapter(version))
@@ -344,13 +345,13 @@ async def test_who_is_lent_a_delta_that_it_cannot_read_gets_the_keyframe(
     (keyframe,) = nodes.of("fresh", PolicyPublished)
     assert (keyframe.policy_version, keyframe.offer.delta_parent) == (2, None)
     await nodes.take("fresh", keyframe.offer)
-    assert nodes.of("other", PolicyPublished) == [], "nobody has lent it any"
+    assert nodes.of("other", PolicyPublished) == [], "no version is lent to it"
     assert not any(
         set(nodes.hub.publisher.info_hashes(2)) & set(told.info_hashes) for told in nodes.of("fresh", Unwanted)
     )
 
 
-async def test_who_asks_for_the_keyframe_of_a_damaged_version_gets_it(
+async def test_a_keyframe_of_a_damaged_version_is_sent_on_request(
     nodes: Nodes, make_adapter: Callable[[int], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     await nodes.join("a")
@@ -365,7 +366,7 @@ async def test_who_asks_for_the_keyframe_of_a_damaged_version_gets_it(
     await nodes.distributor.node_said("early", KeyframeWanted(policy_version=2))
     await nodes.distributor.node_said("other", KeyframeWanted(policy_version=1))
     await nodes.until(lambda: nodes.of("other", PolicyPublished))
-    assert "Policy version 2 has no keyframe for early" in caplog.text, "the learner's files are not there"
+    assert "Policy version 2 has no keyframe for early" in caplog.text, "the learner's files are missing"
     assert nodes.of("early", PolicyPublished) == []
     shutil.copytree(make_adapter(2), run.adapter(2))
     await nodes.distributor.node_said("late", KeyframeWanted(policy_version=2))
@@ -377,7 +378,7 @@ async def test_who_asks_for_the_keyframe_of_a_damaged_version_gets_it(
     assert "has been damaged" in caplog.text
 
 
-async def test_what_nobody_fetches_any_more_is_unwanted(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
+async def test_versions_that_no_node_fetches_are_unwanted(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
     await nodes.join("a", "b")
     await nodes.publish(1, make_adapter(1))
     await nodes.publish(2, make_adapter(2))
@@ -390,7 +391,7 @@ async def test_what_nobody_fetches_any_more_is_unwanted(nodes: Nodes, make_adapt
     await nodes.until(lambda: nodes.of("c", Unwanted))
 
 
-async def test_who_asks_for_a_keyframe_with_others_gets_it_in_one_broadcast(
+async def test_a_keyframe_wanted_by_several_nodes_is_one_broadcast(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
     await nodes.join("a", "b", "c")
@@ -398,7 +399,7 @@ async def test_who_asks_for_a_keyframe_with_others_gets_it_in_one_broadcast(
     await nodes.publish(1, make_adapter(1))
     await nodes.fetched("a", 1)
     await nodes.publish(2, make_adapter(2))
-    for node_id in "abc":  # They have turned elsewhere with both, so that nothing is on its way to them.
+    for node_id in "abc":  # The nodes got both versions another way, so no transfer to them is running.
         for version in (1, 2):
             (info_hash,) = nodes.hub.publisher.info_hashes(version)
             await nodes.distributor.node_said(node_id, Have(info_hash=info_hash, pieces=(), wanted=False))
@@ -411,7 +412,7 @@ async def test_who_asks_for_a_keyframe_with_others_gets_it_in_one_broadcast(
     await nodes.until(lambda: any(p.hand_on and p.info_hash == keyframe for one in "bc" for p in nodes.of(one, Piece)))
 
 
-async def test_what_is_retired_is_unwanted_and_pushed_no_more(
+async def test_a_retired_version_is_unwanted_and_no_longer_pushed(
     nodes: Nodes, make_adapter: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher_module, "KEPT_VERSIONS", 1)
@@ -422,7 +423,7 @@ async def test_what_is_retired_is_unwanted_and_pushed_no_more(
     assert nodes.hub.publisher.published() == (1, 2), "the node may still be fetching it"
     assert nodes.of("a", Unwanted) == []
     await nodes.publish(3, make_adapter(3))
-    assert nodes.hub.publisher.published() == (2, 3), "but no version stays for ever"
+    assert nodes.hub.publisher.published() == (2, 3), "but no version stays forever"
     await nodes.until(lambda: nodes.of("a", Unwanted))
     assert nodes.of("a", Unwanted)[0].info_hashes == hashes
     await nodes.fetched("a", 3)
@@ -430,7 +431,7 @@ async def test_what_is_retired_is_unwanted_and_pushed_no_more(
     assert nodes.hub.publisher.published() == (4,)
 
 
-async def test_nobody_is_believed_to_have_what_is_not_published(nodes: Nodes) -> None:
+async def test_reports_of_unpublished_versions_are_ignored(nodes: Nodes) -> None:
     await nodes.join("a")
     message = Fetched(info_hash=bytes(20), policy_version=3, seconds=1.0, swarm_bytes=0, web_seed_bytes=0)
     await nodes.distributor.node_said("a", message)
@@ -440,7 +441,7 @@ async def test_nobody_is_believed_to_have_what_is_not_published(nodes: Nodes) ->
 
 async def test_nodes_hear_of_those_to_link_with(nodes: Nodes) -> None:
     def peers(node_id: str) -> dict[str, int] | None:
-        """With the ports to connect to."""
+        """Return the peers that the node was told, with their ports."""
         said = nodes.of(node_id, Mesh)
         return {peer.node_id: peer.port for peer in said[-1].peers} if said else None
 
@@ -450,7 +451,7 @@ async def test_nodes_hear_of_those_to_link_with(nodes: Nodes) -> None:
     await nodes.until(lambda: peers("a") == {"deaf": 0})
     await nodes.join("local", host="127.0.0.1")
     await nodes.until(lambda: peers("deaf") == {"a": 7000, "local": 0})
-    assert nodes.of("local", Mesh) == [], "its welcome said it all"
+    assert nodes.of("local", Mesh) == [], "its Welcome already named the peers"
     await nodes.join("b", host="192.0.2.8")
     await nodes.until(lambda: peers("a") == {"deaf": 0, "local": 0, "b": 7000})
     assert nodes.of("a", Mesh)[-1].peers[-1].host == "192.0.2.8"
@@ -467,14 +468,14 @@ async def test_in_a_large_fleet_each_node_is_linked_with_a_few(make_nodes: Calla
     assert all(2 <= len(peers) <= 4 for peers in told.values())
     for name, peers in told.items():
         for peer in peers:
-            assert name in {other.node_id for other in told[peer.node_id]}, "whoever connects, both are told"
+            assert name in {other.node_id for other in told[peer.node_id]}, (
+                "both ends of a link are told, whichever connects"
+            )
     numbers = {peer.node_id: peer.number for peers in told.values() for peer in peers}
     assert len(set(numbers.values())) == len(numbers) == 13
 
 
-async def test_who_does_not_have_the_base_yet_is_not_pushed_to(
-    nodes: Nodes, make_adapter: Callable[[int], Path]
-) -> None:
+async def test_a_node_without_the_base_gets_no_pushes(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
     await nodes.join("busy", has_base=False)
     await nodes.join("ready")
     await nodes.publish(1, make_adapter(1))
@@ -499,7 +500,7 @@ async def test_a_banned_node_is_sent_away_and_the_others_get_a_new_key(
     assert (nodes.dismissed, nodes.of("a", KeysRotated)) == ([], [])
     nodes.distributor.bar(["bad", "never seen"])
     nodes.distributor.bar(["bad", "never seen"])
-    assert nodes.dismissed == [("bad", RefusalCode.BANNED)] * 2, "as long as it is here"
+    assert nodes.dismissed == [("bad", RefusalCode.BANNED)] * 2, "the bar holds while the node is connected"
     (news,) = nodes.of("a", KeysRotated)
     assert nodes.of("bad", KeysRotated) == []
     assert set(before) < set(news.run_keys) == set(nodes.distributor.run_keys())
@@ -515,7 +516,7 @@ async def test_a_banned_node_is_sent_away_and_the_others_get_a_new_key(
     assert len(nodes.of("a", KeysRotated)) == 1
 
 
-async def test_a_key_that_is_rotated_seals_what_comes_next_and_the_nodes_have_it(
+async def test_a_rotated_key_seals_the_next_version_and_nodes_have_it(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
     await nodes.join("a", "bad")

@@ -1,4 +1,4 @@
-"""Strangers at a real hub's door: who has not proven who it is gets an answer, and never a websocket."""
+"""Strangers that connect to a real hub: without a proof of its key, a node gets an answer but no websocket."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_any_invite_token_lets_a_node_in(make_hub: MakeHub, length: int) -
 
 
 @pytest.mark.parametrize(("token", "got"), [(None, "no token"), ("", "does not know"), ("a-token ", "does not know")])
-async def test_without_the_right_token_nobody_gets_in(make_hub: MakeHub, token: str | None, got: str) -> None:
+async def test_without_the_right_token_a_node_is_refused(make_hub: MakeHub, token: str | None, got: str) -> None:
     hub = await make_hub(join="invite", invite_tokens=("a-token-1",))
     node = hub.connect()
     answer, refused = await node.turned_away(await node.credentials(token=token))
@@ -66,7 +66,7 @@ async def test_without_the_right_token_nobody_gets_in(make_hub: MakeHub, token: 
     assert (hub.book.joined, hub.book.left) == ([], [])
 
 
-async def test_an_invite_admits_so_many_keys_and_these_for_as_long_as_it_is_not_revoked(make_hub: MakeHub) -> None:
+async def test_an_invite_admits_its_number_of_keys_until_it_is_revoked(make_hub: MakeHub) -> None:
     hub = await make_hub(join="invite", invite_tokens=("the-token-of-all",))
     invite = Invite(
         invite_id=1, name="Ada", token_hash=hash_of("ada's token"), max_keys=1, created_at=0.0, expires_at=9e9
@@ -87,7 +87,9 @@ async def test_an_invite_admits_so_many_keys_and_these_for_as_long_as_it_is_not_
     ada = Identity.generate()
     await comes(ada)
     for _ in range(3):
-        assert "invite for Ada is used up: 1 key" in (await refused()).what, "and it is no guess, whose next would wait"
+        assert "invite for Ada is used up: 1 key" in (await refused()).what, (
+            "a used-up invite is not a wrong guess, which would be delayed"
+        )
     await comes(ada)
     hub.book.invitations.renew([replace(invite, expires_at=1.0, max_keys=9)])
     assert "invite for Ada expired on" in (await refused()).what
@@ -99,7 +101,7 @@ async def test_an_invite_admits_so_many_keys_and_these_for_as_long_as_it_is_not_
     assert hub.gateway.turned_away["node"] == {"bad_token": 5}
 
 
-async def test_of_two_keys_that_come_together_by_an_invite_for_one_one_stays(make_hub: MakeHub) -> None:
+async def test_an_invite_for_one_key_admits_one_of_two_simultaneous_keys(make_hub: MakeHub) -> None:
     hub = await make_hub(join="invite")
     hub.book.invitations.renew(
         [Invite(invite_id=1, name="Ada", token_hash=hash_of("t"), max_keys=1, created_at=0.0, expires_at=9e9)]
@@ -110,7 +112,7 @@ async def test_of_two_keys_that_come_together_by_an_invite_for_one_one_stays(mak
     assert len(hub.book.joined) == 1
 
 
-async def test_an_open_hub_takes_who_was_invited_and_whose_invite_has_ended(hub: Hub) -> None:
+async def test_an_open_hub_admits_nodes_whose_invite_has_ended(hub: Hub) -> None:
     hub.book.invitations.renew(
         Invite(invite_id=number, name="Ada", token_hash=hash_of(token), max_keys=1, created_at=0.0, expires_at=until)
         for number, token, until in ((1, "good", 9e9), (2, "ended", 1.0))
@@ -122,7 +124,7 @@ async def test_an_open_hub_takes_who_was_invited_and_whose_invite_has_ended(hub:
     assert [node.invite_id for node in hub.book.joined] == [1, None]
 
 
-async def test_who_is_invited_finds_room_where_fresh_keys_have_taken_theirs(make_hub: MakeHub) -> None:
+async def test_invited_nodes_have_places_that_new_keys_cannot_take(make_hub: MakeHub) -> None:
     hub = await make_hub(max_connections=16)
     hub.book.invitations.renew(
         [Invite(invite_id=1, name="Ada", token_hash=hash_of("t"), max_keys=1, created_at=0.0, expires_at=9e9)]
@@ -145,7 +147,7 @@ async def test_an_open_hub_does_not_look_at_tokens(hub: Hub) -> None:
     assert isinstance(await node.hear(), Welcome)
 
 
-async def test_another_protocol_version_is_refused_with_who_must_upgrade(hub: Hub) -> None:
+async def test_another_protocol_version_is_refused_and_told_which_side_must_upgrade(hub: Hub) -> None:
     for version, who in ((1, "Upgrade the node"), (99, "Ask the hub's operator")):
         answer, refused = await hub.connect().turned_away(Credentials(hello=encode(hello(version))))
         assert (answer, refused.code) == (426, RefusalCode.PROTOCOL_VERSION)
@@ -185,7 +187,7 @@ async def test_a_recorded_upgrade_opens_nothing(hub: Hub) -> None:
     assert (answer, refused.code) == (403, RefusalCode.STALE_PROOF)
     await node.say(status(1))
     await hub.book.until(lambda: hub.book.said == [(node.me.node_id, status(1))])
-    assert len(hub.book.joined) == 1 and hub.book.left == [], "who was recorded is undisturbed"
+    assert len(hub.book.joined) == 1 and hub.book.left == [], "the connected node is not disturbed"
 
 
 async def test_a_proof_that_comes_late_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +197,7 @@ async def test_a_proof_that_comes_late_is_refused(hub: Hub, monkeypatch: pytest.
     assert (answer, refused.code) == (403, RefusalCode.STALE_PROOF)
 
 
-async def test_another_hubs_challenge_and_an_invented_one_are_worth_nothing(make_hub: MakeHub) -> None:
+async def test_challenges_of_another_hub_and_invented_ones_are_refused(make_hub: MakeHub) -> None:
     first, second = await make_hub(), await make_hub()
     node = first.connect()
     mine = await node.credentials()
@@ -204,7 +206,7 @@ async def test_another_hubs_challenge_and_an_invented_one_are_worth_nothing(make
         assert (answer, refused.code) == (403, RefusalCode.STALE_PROOF)
 
 
-async def test_who_is_barred_hears_it_before_there_is_a_connection(hub: Hub) -> None:
+async def test_a_barred_node_is_told_before_it_has_a_websocket(hub: Hub) -> None:
     node = hub.connect()
     hub.book.barred.add(node.me.node_id)
     answer, refused = await node.turned_away(await node.credentials())
@@ -212,7 +214,7 @@ async def test_who_is_barred_hears_it_before_there_is_a_connection(hub: Hub) -> 
     assert (hub.book.joined, hub.book.left) == ([], [])
 
 
-async def test_who_is_barred_meanwhile_hears_why_instead_of_a_welcome(hub: Hub) -> None:
+async def test_a_node_barred_meanwhile_gets_the_reason_instead_of_a_welcome(hub: Hub) -> None:
     hub.book.refusal = RefusedError("Banned.", do="Ask.", code=RefusalCode.BANNED)
     node = hub.connect()
     await node.knock()
@@ -257,7 +259,7 @@ async def test_a_web_page_opens_no_connection(hub: Hub, origin: str) -> None:
         await node.knock(credentials)
     assert caught.value.response.status_code == 403 and hub.book.joined == []
     await honest.knock(credentials)
-    assert isinstance(await honest.hear(), Welcome), "the page's attempt has used nothing up"
+    assert isinstance(await honest.hear(), Welcome), "the page's attempt did not use up the credentials"
 
 
 async def test_proven_credentials_on_a_plain_request_are_no_websocket(hub: Hub) -> None:
@@ -267,7 +269,7 @@ async def test_proven_credentials_on_a_plain_request_are_no_websocket(hub: Hub) 
     assert answer == 400 and hub.book.joined == []
 
 
-async def test_who_guesses_tokens_waits_ever_longer_and_a_node_that_works_there_does_not(make_hub: MakeHub) -> None:
+async def test_guessing_tokens_delays_the_guesser_and_no_working_node(make_hub: MakeHub) -> None:
     hub = await make_hub(join="invite", invite_tokens=("the-token",), trusted_proxies=("127.0.0.1",))
     hub.server.limits.now = lambda: 1_000.0
     here = {"X-Forwarded-For": "192.0.2.1"}
@@ -296,7 +298,7 @@ async def test_who_guesses_tokens_waits_ever_longer_and_a_node_that_works_there_
 async def test_nodes_wait_for_their_turn_or_are_told_when_to_come(
     make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second turn is further away than anybody waits."""
+    """Set the second turn later than any node waits."""
     monkeypatch.setattr(door, "MOST_WAITING", 0)
     hub = await make_hub(joins_per_s=0.01)
     await hub.node()

@@ -1,4 +1,4 @@
-"""A gateway behind a real server, and what nodes that are in can do to it."""
+"""A gateway behind a real server, and misbehaviour of nodes that have joined."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def hub(make_hub: MakeHub) -> Hub:
     return await make_hub()
 
 
-async def test_a_node_joins_and_the_hub_knows_who_it_is(hub: Hub) -> None:
+async def test_a_node_joins_and_the_hub_knows_its_identity(hub: Hub) -> None:
     node = hub.connect()
     welcome = await node.join()
     assert isinstance(welcome, Welcome)
@@ -85,7 +85,7 @@ async def test_messages_keep_their_order_both_ways(hub: Hub) -> None:
 
 
 async def test_messages_of_every_size_arrive_whether_they_are_queued_or_not(hub: Hub) -> None:
-    """Each alone, and behind a large one."""
+    """Send each message alone, then after a large one."""
     node = await hub.node()
     sizes = (0, 1, 3, 100, 2_000, 4_000, 1, 100)
     sent = [Receipts(receipts=(Receipt(rollout_id="1-0", state=ReceiptState.SCORED),) * size) for size in sizes]
@@ -97,7 +97,7 @@ async def test_messages_of_every_size_arrive_whether_they_are_queued_or_not(hub:
     assert [await node.hear() for _ in range(2 * len(sent))] == sent[::-1] + sent
 
 
-async def test_what_is_said_at_once_is_one_write_and_goes_before_the_last_word(
+async def test_messages_sent_at_once_are_one_write_before_the_last_message(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await hub.node()
@@ -125,7 +125,7 @@ async def send_text(node: Node) -> None:
 
 
 async def send_too_much(node: Node) -> None:
-    with contextlib.suppress(websockets.ConnectionClosed):  # The hub may end the connection before it has all.
+    with contextlib.suppress(websockets.ConnectionClosed):  # The hub may close the connection before it has all bytes.
         await node.socket.send(bytes(MAX_FRAME_FROM_NODE_BYTES + 1))
 
 
@@ -147,7 +147,7 @@ async def send_nested_lists(node: Node) -> None:
 
 
 async def send_compressed(node: Node) -> None:
-    """A frame that says it is compressed (RSV1), though no compression was agreed."""
+    """Send a frame marked as compressed (RSV1), though no compression was agreed."""
     node.socket.transport.write(b"\xc2\x81" + bytes(4) + b"x")
 
 
@@ -164,7 +164,7 @@ HOSTILE: dict[Callable[[Node], Awaitable[None]], Fault] = {
 
 
 @pytest.mark.parametrize("misbehave", HOSTILE)
-async def test_what_breaks_the_protocol_ends_that_connection_alone(
+async def test_a_protocol_error_ends_only_that_connection(
     hub: Hub, misbehave: Callable[[Node], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = await hub.node(), await hub.node()
@@ -182,7 +182,7 @@ async def test_what_breaks_the_protocol_ends_that_connection_alone(
     assert hub.gateway.turned_away["frame"] == {HOSTILE[misbehave].value: 1}
 
 
-async def test_who_breaks_the_protocol_waits_ever_longer_before_it_may_come_back(hub: Hub) -> None:
+async def test_protocol_errors_delay_the_nodes_return_ever_longer(hub: Hub) -> None:
     at = hub.server.limits.now()
     hub.server.limits.now = lambda: at
     bad = hub.connect()
@@ -199,7 +199,7 @@ async def test_who_breaks_the_protocol_waits_ever_longer_before_it_may_come_back
     assert hub.gateway.turned_away == {"node": {"too_soon": 3}, "frame": {"not_decodable": 3}}
 
 
-async def test_who_sends_what_this_hub_cannot_read_may_come_back_at_once(
+async def test_a_node_with_an_unreadable_message_may_return_at_once(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(codec, "form_of", lambda kind: MapForm({"type": None, "completion_ids": None}))
@@ -213,7 +213,7 @@ async def test_who_sends_what_this_hub_cannot_read_may_come_back_at_once(
     codec.check_codec.cache_clear()
 
 
-async def test_who_speaks_too_fast_is_read_more_slowly_and_loses_nothing(
+async def test_a_node_that_sends_too_fast_is_read_slowly_and_loses_nothing(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "BURST_S", 0.01)
@@ -242,7 +242,7 @@ async def test_a_node_that_is_dismissed_hears_why_and_the_others_stay(hub: Hub) 
     bad, good = await hub.node(), await hub.node()
     hub.gateway.dismiss(bad.me.node_id, RefusalCode.BANNED, "Banned.")
     hub.gateway.dismiss("nobody", RefusalCode.BANNED, "Banned.")
-    assert not hub.gateway.send(bad.me.node_id, revoked(1)), "nothing follows the last word"
+    assert not hub.gateway.send(bad.me.node_id, revoked(1)), "no message follows the last one"
     refused = await bad.refusal()
     assert (refused.code, refused.what) == (RefusalCode.BANNED, "Banned.")
     await hub.book.until(lambda: hub.book.left == [bad.me.node_id])
@@ -266,7 +266,7 @@ async def test_of_two_connections_at_once_one_stays(hub: Hub) -> None:
         await node.knock()
     await hub.book.until(lambda: len(hub.book.joined) == 2)
     hub.book.may_join.set()
-    # The one that lost may have heard its welcome first.
+    # The connection that lost may have got its welcome first.
     assert isinstance(await second.hear(), Welcome)
     last = await first.hear()
     refused = last if isinstance(last, Refused) else await first.refusal()
@@ -280,7 +280,7 @@ BIG = PolicyPublished(policy_version=1, offer=OFFER.model_copy(update={"torrent"
 
 
 async def deaf_node(hub: Hub) -> Node:
-    """A node that has joined and reads nothing more: what it is sent fills the system's buffers."""
+    """Return a node that joined and reads nothing more: messages to it fill the system's buffers."""
     deaf = hub.connect(max_queue=1, max_size=None, compression=None)
     assert isinstance(await deaf.join(), Welcome)
     return deaf
@@ -314,7 +314,7 @@ async def test_a_node_that_never_reads_is_disconnected(
     other = await hub.node()
     deaf = await deaf_node(hub)
     for _ in range(64):
-        await asyncio.sleep(0)  # The hub writes as much as the system takes.
+        await asyncio.sleep(0)  # The hub writes as much as the system accepts.
         if not hub.gateway.send(deaf.me.node_id, BIG):
             break
     await hub.book.until(lambda: hub.book.left == [deaf.me.node_id])
@@ -327,7 +327,7 @@ async def test_a_node_that_never_reads_is_disconnected(
 
 
 class Pushes:
-    """Pieces for one node: which are of use, and which have been made."""
+    """Pieces for one node: which are useful, and which have been made."""
 
     def __init__(self, hub: Hub, node: Node) -> None:
         self.useful = set(range(64))
@@ -339,7 +339,7 @@ class Pushes:
         return self._gateway.push(self._node_id, partial(self._make, number), rank)
 
     async def fill(self) -> None:
-        """Until the system takes no more."""
+        """Let the hub write until the system accepts no more."""
         idle_turns, made = 0, 0
         while idle_turns < 100:
             await asyncio.sleep(0)
@@ -352,7 +352,7 @@ class Pushes:
 
 
 async def clogged_node(hub: Hub) -> tuple[Node, Pushes]:
-    """One that the system takes no more pieces for, and that more wait for."""
+    """Return a node to which the system accepts no more pieces, while more wait."""
     node = await deaf_node(hub)
     pushes = Pushes(hub, node)
     assert all(pushes.push(number) for number in range(64))
@@ -360,13 +360,13 @@ async def clogged_node(hub: Hub) -> tuple[Node, Pushes]:
     return node, pushes
 
 
-async def test_what_is_pushed_yields_and_is_left_out_once_it_is_useless(hub: Hub) -> None:
+async def test_pushes_yield_to_messages_and_useless_ones_are_skipped(hub: Hub) -> None:
     node = await deaf_node(hub)
     pushes = Pushes(hub, node)
     assert all(pushes.push(number, (0, number < 60)) for number in range(64))
     await pushes.fill()
     made = pushes.made.copy()
-    assert made[:4] == [60, 61, 62, 63] and len(made) < 60  # The least rank first.
+    assert made[:4] == [60, 61, 62, 63] and len(made) < 60  # The lowest rank comes first.
     pushes.useful.clear()
     assert hub.gateway.send(node.me.node_id, revoked(7))
     messages = [await node.hear() for _ in range(len(made) + 1)]
@@ -378,13 +378,13 @@ async def test_what_is_pushed_yields_and_is_left_out_once_it_is_useless(hub: Hub
 
 async def test_a_node_is_heard_while_pieces_wait_for_it(hub: Hub) -> None:
     node, _pushes = await clogged_node(hub)
-    await node.socket.ping()  # Its pong waits behind them.
+    await node.socket.ping()  # Its pong waits after the pieces.
     await node.say(status(3))
     await hub.book.until(lambda: (node.me.node_id, status(3)) in hub.book.said)
 
 
 @pytest.mark.parametrize("talks", [False, True])
-async def test_the_last_word_comes_after_what_was_being_sent(hub: Hub, talks: bool) -> None:
+async def test_the_last_message_follows_the_one_in_transit(hub: Hub, talks: bool) -> None:
     node, pushes = await clogged_node(hub)
     hub.gateway.dismiss(node.me.node_id, RefusalCode.BANNED, "Its operator has banned it.")
     assert not pushes.push(1)
@@ -397,7 +397,7 @@ async def test_the_last_word_comes_after_what_was_being_sent(hub: Hub, talks: bo
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
 
 
-async def test_a_node_that_says_goodbye_and_reads_nothing_is_let_go(
+async def test_a_node_that_says_goodbye_and_reads_nothing_is_disconnected(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(node_connection, "FAREWELL_S", 0.01)
@@ -470,7 +470,7 @@ async def test_sending_to_a_node_that_leaves_is_harmless(hub: Hub) -> None:
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
 
 
-async def test_what_a_peer_wrote_is_cut_before_it_is_logged(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_peers_text_is_truncated_before_it_is_logged(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "echo_hub")
     node = await hub.node()
     await node.socket.send(msgpack.packb({"type": "\x1b[2J" + "x" * 100_000}))
@@ -520,13 +520,13 @@ async def test_a_hub_that_stops_tells_every_node(hub: Hub) -> None:
     await hub.book.until(lambda: sorted(hub.book.left) == sorted(node.me.node_id for node in (*nodes, newcomer)))
 
 
-async def test_a_message_to_nobody_is_not_sent(hub: Hub) -> None:
+async def test_a_message_to_an_unknown_node_is_not_sent(hub: Hub) -> None:
     assert not hub.gateway.send("0" * 20, revoked(1))
     hub.book.may_join.clear()
     newcomer = hub.connect()
     await newcomer.knock()
     await hub.book.until(lambda: len(hub.book.joined) == 1)
-    assert not hub.gateway.send(newcomer.me.node_id, revoked(1)), "it has no welcome yet"
+    assert not hub.gateway.send(newcomer.me.node_id, revoked(1)), "it has no Welcome yet"
     hub.book.may_join.set()
 
 
@@ -539,7 +539,7 @@ async def test_the_hubs_own_error_ends_the_connection_and_is_logged(
     await node.say(status(1))
     refused = await node.refusal()
     assert "The hub failed" in refused.what and refused.do
-    assert "echo.db" not in refused.what, "a stranger learns nothing of the hub's inside"
+    assert "echo.db" not in refused.what, "a stranger learns nothing of the hub's internals"
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.exc_info is not None and record.exc_info[1] is failure

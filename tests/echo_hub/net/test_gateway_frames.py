@@ -1,4 +1,4 @@
-"""Websocket frames of every kind without end, by fresh keys on raw sockets: the hub answers others meanwhile."""
+"""Floods of websocket frames of every kind, by new keys on raw sockets: the hub must still answer others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def hub(make_hub: MakeHub) -> Hub:
 
 
 async def slowest_answer_s(url: str, until: asyncio.Event) -> float:
-    """The longest that somebody honest waited for an answer."""
+    """Return the longest time that an honest client waited for an answer."""
     slowest = 0.0
     async with aiohttp.ClientSession(url) as http:
         while not until.is_set():
@@ -48,7 +48,7 @@ async def slowest_answer_s(url: str, until: asyncio.Event) -> float:
 
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_frames_without_end_hold_nobody_up(hub: Hub, kind: str, reads: bool) -> None:
+async def test_endless_frames_delay_no_other_client(hub: Hub, kind: str, reads: bool) -> None:
     honest = await hub.node()
     hostile = [await hub.node() for _ in range(KEYS)]
     ends = [raw(node.socket) for node in hostile]
@@ -63,7 +63,7 @@ async def test_frames_without_end_hold_nobody_up(hub: Hub, kind: str, reads: boo
         end.close()
 
 
-async def test_who_floods_waits_before_it_comes_back(hub: Hub) -> None:
+async def test_a_flooding_node_must_wait_before_it_reconnects(hub: Hub) -> None:
     node = await hub.node()
     end = raw(node.socket)
     assert await asyncio.to_thread(flood, end, "empty pings")
@@ -75,7 +75,7 @@ async def test_who_floods_waits_before_it_comes_back(hub: Hub) -> None:
 
 
 async def test_frames_before_the_handshakes_answer_are_refused(hub: Hub) -> None:
-    """They could hide where the frames that follow begin."""
+    """Refuse early frames, which could hide where the following frames begin."""
     node = hub.connect()
     credentials = await node.credentials()
     head = (
@@ -89,7 +89,7 @@ async def test_frames_before_the_handshakes_answer_are_refused(hub: Hub) -> None
     writer.close()
 
 
-async def test_pings_are_answered_behind_what_waits_and_the_newest_alone(hub: Hub) -> None:
+async def test_only_the_newest_ping_is_answered_after_waiting_messages(hub: Hub) -> None:
     node = hub.connect(max_queue=1, max_size=None, compression=None)
     await node.join()
     await asyncio.wait_for(await node.socket.ping(), DEADLINE_S)
@@ -109,7 +109,8 @@ async def test_pings_are_answered_behind_what_waits_and_the_newest_alone(hub: Hu
         node.socket.transport.resume_reading()
         for _ in range(4):
             await node.hear()
-        await asyncio.wait(answers)  # An answer to the newest is one to all, by the library, too.
+        # The library also treats an answer to the newest ping as an answer to earlier pings.
+        await asyncio.wait(answers)
 
 
 async def test_a_node_that_only_pings_is_silent(make_hub: MakeHub) -> None:

@@ -1,4 +1,4 @@
-"""What is held in memory, and who is told of it."""
+"""Versions in shared memory, and the nodes that are told of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +52,7 @@ def content(address: SharedMemory | None, manifest: Manifest, directory: Path) -
 
 async def test_a_node_here_is_told_where_the_newest_versions_are(memory: HostMemory, tmp_path: Path) -> None:
     await hold(memory, 1, tmp_path / "hub")
-    assert memory.address(1, node_ip=HERE) is None, "nobody was there to read it"
+    assert memory.address(1, node_ip=HERE) is None, "no node was there to read it"
     manifests = {version: await hold(memory, version, tmp_path / "hub") for version in (2, 3)}
     second = memory.address(2, node_ip=HERE)
     for version, manifest in manifests.items():
@@ -81,7 +81,7 @@ async def test_nodes_elsewhere_are_told_nothing_and_take_no_memory(memory: HostM
     assert memory.address(2, node_ip=HERE) is not None
 
 
-async def test_switched_off_it_does_nothing(tmp_path: Path) -> None:
+async def test_disabled_host_memory_does_nothing(tmp_path: Path) -> None:
     memory = HostMemory(enabled=False)
     memory.address(0, node_ip=HERE)
     await hold(memory, 1, tmp_path / "hub")
@@ -98,7 +98,7 @@ async def test_at_the_end_nothing_is_held(memory: HostMemory, tmp_path: Path) ->
         shared_memory.read(address, manifest, tmp_path)
 
 
-async def test_what_cannot_be_held_goes_by_the_swarm(
+async def test_a_version_that_memory_cannot_hold_goes_by_the_swarm(
     memory: HostMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory.address(0, node_ip=HERE)

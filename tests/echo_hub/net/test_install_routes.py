@@ -1,4 +1,4 @@
-"""What is served of the directory, to whom, and what is not."""
+"""Install files: which are served, to which clients, and which never."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ async def test_the_script_and_its_archive(client: Client, offered: Path) -> None
 @pytest.mark.parametrize(
     "name", ["secret.txt", "install.sh", "install.ps1", "..%2F..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "%00"]
 )
-async def test_nothing_else_of_the_directory(client: Client, offered: Path, name: str) -> None:
+async def test_other_files_of_the_directory_are_not_served(client: Client, offered: Path, name: str) -> None:
     for there in ("secret.txt", "install.sh", ARCHIVE):
         assert (await client.get(f"/install/{sha256(offered / there)}/{name}")).status == 404
 
 
 async def test_an_archive_by_another_hash_is_not_found(client: Client) -> None:
     answer = await client.get(f"/install/{'0' * 64}/{ARCHIVE}")
-    assert answer.status == 404 and "Fetch the script anew" in await answer.text()
+    assert answer.status == 404 and "Download the install script again" in await answer.text()
 
 
 async def test_a_new_archive_is_taken_up_and_the_old_hash_is_gone(client: Client, offered: Path) -> None:
@@ -79,7 +79,7 @@ async def test_a_script_that_is_gone_is_not_found(client: Client, offered: Path,
     assert (await client.get(f"/{name}")).status == 404
 
 
-def test_windows_is_offered_something_as_long_as_its_script_is_there(offered: Path) -> None:
+def test_windows_is_offered_a_command_while_its_script_exists(offered: Path) -> None:
     assert is_for_windows(str(offered))
     (offered / "install.ps1").unlink()
     assert not is_for_windows(str(offered))
@@ -90,7 +90,8 @@ async def test_too_many_at_once_are_told_to_come_later(
     client: Client, offered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install_routes, "MOST_AT_ONCE", 1)
-    (offered / ARCHIVE).write_bytes(bytes(64 * 2**20))  # More than sockets hold: it is under way until it is read.
+    # Larger than socket buffers: the transfer lasts until the client reads it.
+    (offered / ARCHIVE).write_bytes(bytes(64 * 2**20))
     address = f"/install/{sha256(offered / ARCHIVE)}/{ARCHIVE}"
     async with ClientSession() as session, session.get(client.make_url(address)) as slow:
         assert slow.status == 200

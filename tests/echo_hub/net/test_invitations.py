@@ -21,7 +21,7 @@ class Clock:
 def test_tokens_are_long_and_no_two_are_alike() -> None:
     first, second = new_token(), new_token()
     assert first != second and len(first) >= 43
-    assert hash_of("a\udcff") != hash_of("a"), "whatever a node sends has a hash"
+    assert hash_of("a\udcff") != hash_of("a"), "any string from a node has a hash"
 
 
 def test_a_token_that_is_nobodys_is_no_invite() -> None:
@@ -29,7 +29,7 @@ def test_a_token_that_is_nobodys_is_no_invite() -> None:
     assert [invitations.find("a", token) for token in (None, "", "Ada", ADA.token_hash)] == [None] * 4
 
 
-def test_an_invite_is_for_so_many_keys_of_one_person() -> None:
+def test_an_invite_is_for_a_number_of_keys() -> None:
     clock = Clock()
     invitations = Invitations([ADA, BOB], {"old": 1}, clock)
     assert invitations.find("a", "ada") == 1
@@ -43,7 +43,7 @@ def test_an_invite_is_for_so_many_keys_of_one_person() -> None:
     assert [invitations.has(key) for key in ("a", "old", "b")] == [True, True, False]
 
 
-def test_one_that_expired_admits_only_who_came_before() -> None:
+def test_an_expired_invite_admits_only_earlier_keys() -> None:
     clock = Clock()
     invitations = Invitations([ADA], clock=clock)
     invitations.take("a", 1)
@@ -54,7 +54,7 @@ def test_one_that_expired_admits_only_who_came_before() -> None:
         invitations.find("b", "ada")
 
 
-def test_one_that_is_revoked_admits_nobody() -> None:
+def test_a_revoked_invite_admits_no_key() -> None:
     invitations = Invitations([ADA], {"a": 1}, Clock())
     invitations.renew([replace(ADA, revoked_at=4.0)])
     assert invitations.find("a", None) is None and invitations.find("a", "wrong") is None
@@ -72,4 +72,4 @@ def test_a_key_that_comes_by_another_invite_leaves_its_place_in_the_first() -> N
     invitations.take("a", 2)
     assert (invitations.find("a", None), invitations.find("b", "ada")) == (2, 1)
     invitations.take("b", 1)
-    assert invitations.find("b", "bob") == 1, "the other one is used up, its own is not revoked"
+    assert invitations.find("b", "bob") == 1, "bob's invite is used up, but the key's own is not revoked"

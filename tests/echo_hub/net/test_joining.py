@@ -8,7 +8,7 @@ from echo_hub.net.joining import install_command, windows_install_command
 from echo_hub.net.server import Server
 
 
-def test_the_line_that_installs_is_shown_where_it_is_offered(tmp_path: Path) -> None:
+def test_the_install_command_is_shown_if_it_is_offered(tmp_path: Path) -> None:
     for join, token in (("open", ""), ("invite", "oken TOKEN")):
         server = ServerConfig.model_validate({"public_url": "https://hub.example/", "join": join})
         assert install_command(HubConfig(server=server), Server(server)) == ""

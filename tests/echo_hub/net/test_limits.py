@@ -1,4 +1,4 @@
-"""Real sockets against a real server: half requests by the thousand, bodies that never come, answers never read."""
+"""Limits of a real server: thousands of half requests, bodies that never come, and answers that are never read."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ DEADLINE_S = 60.0
 HALF = b"GET /short HTTP/1.1\r\nHost: x\r\nX-Half:"
 WHOLE = b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE_BYTES = 28 * 2**20
-"""More than the system takes for a connection whose other end reads nothing."""
+"""Larger than the system's buffers for a connection whose other end reads nothing."""
 
 
 class Client:
-    """One socket, that says and reads what a test tells it to."""
+    """One socket that sends and reads as the test says."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -42,7 +42,7 @@ class Client:
         return self
 
     async def status(self) -> int:
-        """Of the next answer, read to its end."""
+        """Return the status of the next answer, and read it to its end."""
         async with asyncio.timeout(DEADLINE_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
@@ -59,13 +59,13 @@ class Client:
 
 
 async def turns() -> AsyncIterator[None]:
-    """The event loop's, for ever."""
+    """Yield at every turn of the event loop, forever."""
     while True:
         yield await asyncio.sleep(0)
 
 
 class Site:
-    """A server whose time is the test's."""
+    """A server whose clock the test sets."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -73,7 +73,7 @@ class Site:
         self.at = 1_000.0
         self.clients: list[Client] = []
         self.kept = asyncio.Event()
-        """What `/long` waits for."""
+        """Event that `/long` waits for."""
         self.limits.now = lambda: self.at
 
     async def client(self, data: bytes = b"") -> Client:
@@ -88,13 +88,13 @@ class Site:
                     return
 
     async def settled(self) -> None:
-        """The server has read what was sent: another request, sent later, is answered."""
+        """Wait until the server has read all earlier requests: a later request is answered."""
         async with aiohttp.ClientSession(self.server.url) as http, http.get("/short") as answer:
             assert answer.status == 200
         await self.until(lambda: all(one.transport is not None for one in self.limits._all))
 
     def after(self, seconds: float) -> None:
-        """Deadlines are looked at after so long, in two steps: what has moved is seen."""
+        """Advance the clock in two steps and check deadlines, so that progress is noticed."""
         for _ in range(2):
             self.at += seconds / 2
             self.limits.sweep()
@@ -169,7 +169,7 @@ async def test_half_a_request_is_not_waited_for(serving: Any) -> None:
         for half in halves:
             await half.ended()
         assert site.limits.cuts == {Cut.HEAD_TOO_LATE: 60}
-        assert await whole.say(WHOLE).status() == 200, "who has asked may ask again"
+        assert await whole.say(WHOLE).status() == 200, "a client that completed a request may send another"
 
 
 async def test_a_header_in_every_packet_gains_no_time(serving: Any) -> None:
@@ -185,7 +185,7 @@ async def test_a_header_in_every_packet_gains_no_time(serving: Any) -> None:
         assert site.limits.cuts[Cut.HEAD_TOO_LATE] == 1
 
 
-async def test_a_thousand_sockets_of_one_address_keep_nobody_there_out(serving: Any) -> None:
+async def test_a_thousand_sockets_of_one_address_keep_no_client_out(serving: Any) -> None:
     async with serving(max_strangers_per_address=512, connections_per_s_per_address=1_000) as site:
         for _ in range(1_000):
             await site.client(HALF)
@@ -196,7 +196,7 @@ async def test_a_thousand_sockets_of_one_address_keep_nobody_there_out(serving: 
         assert await honest.say(WHOLE).status() == 200
 
 
-async def test_where_nobody_waits_the_newest_finds_no_room(serving: Any) -> None:
+async def test_if_no_connection_is_idle_the_newest_is_refused(serving: Any) -> None:
     async with serving(max_strangers_per_address=4) as site:
         for _ in range(4):
             await site.client(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -234,7 +234,7 @@ async def test_nodes_are_limited_by_node_and_by_address_and_are_no_strangers(ser
             assert site.limits.cuts[reason] == 1
             assert await late.say(WHOLE).status() == 200
         site.after(10 * IDLE_S)
-        assert site.limits.num_open == 40, "a websocket has deadlines of its own"
+        assert site.limits.num_open == 40, "a websocket has its own deadlines"
 
 
 async def test_fresh_keys_leave_room_for_nodes_that_are_known(serving: Any) -> None:
@@ -251,10 +251,10 @@ async def test_fresh_keys_leave_room_for_nodes_that_are_known(serving: Any) -> N
         for number in range(3):
             known = await comes(f"known-{number}")
             assert (await known.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        assert await late.say(WHOLE).status() == 200, "and for strangers"
+        assert await late.say(WHOLE).status() == 200, "strangers still have places"
 
 
-async def test_who_reads_slowly_makes_room_where_nobody_waits(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_makes_room_if_no_connection_is_idle(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_HELD_BYTES", 9 * LARGE_BYTES)
     async with serving(max_strangers=8) as site:
         slow = []
@@ -283,7 +283,7 @@ async def test_a_head_without_end_is_not_read(serving: Any) -> None:
         assert site.limits.cuts == {Cut.HEAD_TOO_LATE: 1}
 
 
-async def test_nor_is_what_is_sent_behind_a_request(serving: Any) -> None:
+async def test_bytes_after_a_request_are_read_up_to_a_limit(serving: Any) -> None:
     async with serving() as site:
         await site.client(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n" + WHOLE * 10_000)
         await site.until(lambda: any(one._is_paused for one in site.limits._all))
@@ -298,7 +298,7 @@ async def test_many_requests_on_one_connection_are_all_answered(serving: Any) ->
         assert [await client.status() for _ in range(2_000)] == [200] * 2_000
 
 
-async def test_a_body_is_read_whole_and_one_that_never_comes_is_not_waited_for(serving: Any) -> None:
+async def test_a_body_is_read_whole_and_a_missing_one_is_not_awaited(serving: Any) -> None:
     async with serving() as site:
         head = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n"
         quick, slow = await site.client(head + bytes(500_000)), await site.client(head + b"x")
@@ -312,7 +312,7 @@ async def test_a_body_is_read_whole_and_one_that_never_comes_is_not_waited_for(s
 
 
 @pytest.mark.parametrize("path", ["/large", "/file"])
-async def test_a_slow_line_goes_on_and_who_reads_nothing_is_cut_off(
+async def test_a_slow_reader_continues_and_a_silent_one_is_cut_off(
     serving: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if path == "/file" and sys.platform != "linux":
@@ -338,9 +338,7 @@ async def test_a_slow_line_goes_on_and_who_reads_nothing_is_cut_off(
         await deaf.ended()
 
 
-async def test_what_strangers_do_not_read_is_held_for_few_of_them(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unread_answers_are_held_for_few_strangers(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_HELD_BYTES", 3 * LARGE_BYTES)
     async with serving() as site:
         deaf = []
@@ -358,7 +356,7 @@ async def test_what_strangers_do_not_read_is_held_for_few_of_them(
         assert site.limits.cuts == {Cut.TOO_MUCH_HELD: 3} and site.limits.num_open == 4
 
 
-async def test_what_is_idle_is_closed_and_what_still_answers_is_not(serving: Any) -> None:
+async def test_idle_connections_are_closed_and_answering_ones_are_not(serving: Any) -> None:
     async with serving() as site:
         idle, long = await site.client(WHOLE), await site.client(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await idle.status() == 200
@@ -366,7 +364,7 @@ async def test_what_is_idle_is_closed_and_what_still_answers_is_not(serving: Any
         for _ in range(4):
             site.after(IDLE_S / 2)
         await idle.ended()
-        assert site.limits.num_open == 1 and site.limits.cuts == {}, "that is nobody's fault"
+        assert site.limits.num_open == 1 and site.limits.cuts == {}, "an idle end counts as no fault"
 
 
 async def test_behind_a_proxy_each_client_counts_by_its_own_address(serving: Any) -> None:
@@ -388,13 +386,13 @@ async def test_behind_a_proxy_each_client_counts_by_its_own_address(serving: Any
         assert await idle[0].say(asking("/short", "192.0.2.2")).status() == 429
         site.after(10 * IDLE_S)
         assert site.limits.cuts == {Cut.TOO_MANY_OF_ADDRESS: 1, Cut.TOO_MANY_STRANGERS: 1}
-        assert site.limits.num_open == 28, "how long its connections stay is the proxy's to say"
+        assert site.limits.num_open == 28, "the proxy decides how long its connections stay"
         assert site.limits.cuts == {Cut.TOO_MANY_OF_ADDRESS: 1, Cut.TOO_MANY_STRANGERS: 1}
         site.kept.set()
         await site.until(lambda: site.limits.num_strangers == 0)
 
 
-async def test_no_count_is_left_of_what_is_gone(serving: Any) -> None:
+async def test_counts_of_closed_connections_are_removed(serving: Any) -> None:
     async with serving() as site:
         for data in (HALF, WHOLE, b"no HTTP\r\n\r\n"):
             await site.client(data)
@@ -419,7 +417,7 @@ async def test_no_count_is_left_of_what_is_gone(serving: Any) -> None:
         ("", ""),
     ],
 )
-def test_what_counts_as_one_address(host: str, place: str) -> None:
+def test_addresses_are_grouped_as_one_place(host: str, place: str) -> None:
     assert place_of(host) == place
 
 
@@ -431,7 +429,7 @@ async def test_new_connections_of_one_address_have_a_rate(serving: Any) -> None:
         await (await site.client(WHOLE)).ended()
         assert site.limits.cuts == {Cut.TOO_FAST: 1}
         site.at += 0.5
-        assert await (await site.client(WHOLE)).status() == 200, "what is open stays, and more may come soon"
+        assert await (await site.client(WHOLE)).status() == 200, "open connections stay, and more may come soon"
         assert site.limits.num_open == 9
 
 
@@ -441,7 +439,9 @@ async def test_requests_have_a_rate_and_those_of_nodes_do_not_count(serving: Any
         client.say(WHOLE * 16)
         assert [await client.status() for _ in range(9)] == [200] * 8 + [429]
         await client.ended()
-        assert site.limits.cuts == {Cut.TOO_FAST_REQUESTS: 1}, "what waited behind it was not even answered"
+        assert site.limits.cuts == {Cut.TOO_FAST_REQUESTS: 1}, (
+            "requests waiting after the refused one were not answered"
+        )
         assert await (await site.client(WHOLE)).status() == 429
         site.at += 0.5
         for _ in range(5):
@@ -452,7 +452,7 @@ async def test_requests_have_a_rate_and_those_of_nodes_do_not_count(serving: Any
 
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[ssl.SSLContext, dict[str, str]]:
-    """What a client trusts, and the server's settings."""
+    """Return the client's TLS context, and the server's settings."""
     authority = Authority(tmp_path)
     files = authority.server()
     trusting = ssl.create_default_context(cafile=str(authority.path))
@@ -475,7 +475,7 @@ async def test_half_a_tls_handshake_counts_and_is_not_waited_for(serving: Any, t
         await site.until(lambda: site.limits.num_open == 0)
 
 
-async def test_who_holds_handshakes_makes_room_for_who_finishes_them(serving: Any, tls: Any) -> None:
+async def test_unfinished_tls_handshakes_make_room_for_finished_ones(serving: Any, tls: Any) -> None:
     context, settings = tls
     async with serving(**settings, max_strangers_per_address=16) as site:
         for _ in range(40):
@@ -485,7 +485,7 @@ async def test_who_holds_handshakes_makes_room_for_who_finishes_them(serving: An
         assert site.limits.cuts == {Cut.TOO_MANY_OF_ADDRESS: 25}
 
 
-async def test_what_is_no_tls_leaves_nothing_behind(serving: Any, tls: Any) -> None:
+async def test_a_connection_without_tls_leaves_no_state(serving: Any, tls: Any) -> None:
     async with serving(**tls[1]) as site:
         for said in (WHOLE, b"\x16\x03\x01\x00\x05hello", b""):
             client = await site.client(said)
@@ -518,7 +518,7 @@ async def test_of_handshakes_under_way_the_oldest_makes_room(
         half, other = await site.client(), await site.client()
         await site.until(lambda: len(site.limits._under_way) == 2)
         async with aiohttp.ClientSession() as http:
-            for _ in range(4):  # On one connection: what is done is not under way.
+            for _ in range(4):  # All on one connection: finished requests are not in progress.
                 async with http.get(f"{site.server.url}/short", ssl=context) as answer:
                     assert answer.status == 200
             await half.ended()

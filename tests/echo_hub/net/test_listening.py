@@ -1,4 +1,4 @@
-"""Listening sockets that turn connections away before anything is made of them."""
+"""Listening sockets that refuse connections before any state is made for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def listening(admits: Callable[[str], bool]) -> Listening:
     return one
 
 
-async def test_who_is_over_the_rates_is_closed_and_who_waits_behind_is_next(clients):
+async def test_a_connection_over_the_rate_is_closed_and_the_next_is_served(clients):
     asked: list[str] = []
 
     def admits(host: str) -> bool:
@@ -75,7 +75,7 @@ async def test_a_host_of_several_addresses_has_a_socket_for_each():
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="the system has no shared ports")
-async def test_a_port_is_shared_by_those_who_say_so_alone():
+async def test_a_port_is_shared_only_by_sockets_that_agree():
     (first,) = await listen("127.0.0.1", 0, lambda host: True, shared=True)
     with first:
         port = first.getsockname()[1]

@@ -19,7 +19,7 @@ def code(nonce: bytes, made_for: Hello, book: Nonces, now: float) -> str:
     return caught.value.code
 
 
-def test_one_holds_for_a_while_and_for_whom_it_was_made() -> None:
+def test_a_nonce_is_valid_for_a_while_and_for_one_hello() -> None:
     book = Nonces()
     nonce = book.make(ALICE, now=100.0)
     assert len(nonce) == 32 and nonce != book.make(ALICE, now=100.0)
@@ -31,7 +31,7 @@ def test_one_holds_for_a_while_and_for_whom_it_was_made() -> None:
     assert code(nonce, ALICE, Nonces(), 100.0) == "stale_proof", "another process has another secret"
 
 
-def test_who_shares_the_secret_knows_it() -> None:
+def test_a_process_with_the_same_secret_accepts_the_nonce() -> None:
     nonce = Nonces(bytes(32)).make(ALICE, now=100.0)
     other = Nonces(bytes(32))
     other.check(nonce, ALICE, now=100.0)
@@ -40,14 +40,14 @@ def test_who_shares_the_secret_knows_it() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 8, 16, 31])
-def test_no_byte_of_it_can_be_changed(place: int) -> None:
+def test_no_byte_of_a_nonce_can_be_changed(place: int) -> None:
     book = Nonces()
     nonce = bytearray(book.make(ALICE, now=100.0))
     nonce[place] ^= 1
     assert code(bytes(nonce), ALICE, book, 100.0) == "stale_proof"
 
 
-def test_one_that_was_used_is_used_up() -> None:
+def test_a_nonce_can_be_used_once() -> None:
     book = Nonces()
     first, second = book.make(ALICE, now=100.0), book.make(ALICE, now=100.0)
     book.use(first, now=110.0)
@@ -57,7 +57,7 @@ def test_one_that_was_used_is_used_up() -> None:
     book.check(second, ALICE, now=111.0)
 
 
-def test_none_is_forgotten_before_its_end_and_all_are_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_nonces_are_remembered_until_they_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonces, "MOST_USED", 3)
     book = Nonces()
     made = [book.make(ALICE, now=100.0) for _ in range(4)]

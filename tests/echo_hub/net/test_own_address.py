@@ -1,4 +1,4 @@
-"""The address that others are told."""
+"""The hub's own address as told to others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_public_url_is_the_address() -> None:
     assert asked("other", ServerConfig(public_url="https://hub.example.org/")) == "https://hub.example.org"
 
 
-async def test_behind_a_trusted_proxy_its_word_holds_and_nobody_elses() -> None:
+async def test_only_a_trusted_proxys_headers_are_believed() -> None:
     for trusted, address in (((), "http://inside:1"), (("127.0.0.1",), "https://hub.example.org")):
         settings = ServerConfig(trusted_proxies=trusted)
 

@@ -1,4 +1,4 @@
-"""What nodes ask of the hub's books, over real sockets."""
+"""Requests of nodes for their own records, over real sockets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WANTED = encode(ReceiptsWanted(rollout_ids=("1-0", "1-1")))
 
 
 class Asked:
-    """The hub's books, and how they are asked."""
+    """The hub's records, and requests to them."""
 
     def __init__(self) -> None:
         self.me = Identity.generate()
@@ -53,14 +53,14 @@ class Asked:
         self.url = ""
         self.now = 0.0
 
-    async def look_up(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
+    async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
         self.asked.append((node_id, tuple(rollout_ids)))
         return [Receipt(rollout_id=one, state=ReceiptState.TRAINED) for one in rollout_ids]
 
-    async def certify(self, node_id: str) -> bytes | None:
+    async def certificate(self, node_id: str) -> bytes | None:
         return f'{{"of": "{node_id}"}}'.encode() if node_id in self.known else None
 
-    async def team(self, node_id: str, wanted: TeamWanted) -> Team:
+    async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
         if wanted.name == "no":
             raise RefusedError("There is no team of this name.", got=wanted.name)
         return Team(name=f"{wanted.action} {wanted.name}", members=1)
@@ -68,7 +68,7 @@ class Asked:
     async def answer(
         self, path: str, body: bytes | None, *, me: Identity, token: str | None = None
     ) -> tuple[int, bytes]:
-        """Status and body of the second request, which carries the proof."""
+        """Return status and body of the second request, which carries the proof."""
         session = NodeSession(me=me, pinned_hub_key=self.me.public_key, software_version="1", nonce=bytes(32))
         hello = session.hello()
         status, headers, _ = await self.once(path, b"", Credentials(hello=hello))
@@ -102,14 +102,14 @@ async def hub(request: pytest.FixtureRequest) -> AsyncIterator[Asked]:
     config = ServerConfig.model_validate({"port": 0, **getattr(request, "param", {})})
     server = Server(config)
     gateway = Gateway(me=asked.me, settings=config, limits=server.limits)
-    books = OwnBooks(gateway, look_up=asked.look_up, certify=asked.certify, team=asked.team, now=lambda: asked.now)
+    books = OwnBooks(gateway, asked, now=lambda: asked.now)
     await server.open([*gateway.routes(asked.book), *books.routes(asked.book)])
     asked.url = server.url
     yield asked
     await server.close()
 
 
-async def test_a_node_hears_of_its_own_rollouts(hub: Asked) -> None:
+async def test_a_node_reads_its_own_rollouts(hub: Asked) -> None:
     me = Identity.generate()
     status, said = await hub.answer(BOOKS_RECEIPTS, WANTED, me=me)
     answer = decode_from_hub(said)
@@ -126,7 +126,7 @@ async def test_a_node_changes_its_team(hub: Asked) -> None:
     assert status >= 400 and "no team" in refused.what
     hub.now += 10.0
     _, refused = await hub.refused(BOOKS_TEAM, WANTED, me=me)
-    assert "something else than its team" in refused.what
+    assert "wrong message type" in refused.what
     hub.now += 10.0
     _, refused = await hub.refused(BOOKS_TEAM, b"\xc1" * 80_000, me=me)
     assert "too many" in refused.what
@@ -141,7 +141,7 @@ async def test_a_certificate_is_the_asking_node_s(hub: Asked) -> None:
 
 
 @pytest.mark.parametrize("path", [BOOKS_RECEIPTS, BOOKS_CERTIFICATE])
-async def test_nobody_hears_anything_who_has_not_proven_who_it_is(hub: Asked, path: str) -> None:
+async def test_a_request_without_proof_gets_nothing(hub: Asked, path: str) -> None:
     assert (await hub.once(path, WANTED, None))[0] == 426
     forged = Credentials(hello=b"x", nonce=bytes(32), proof=b"y")
     assert (await hub.once(path, WANTED, forged))[0] == 400
@@ -152,7 +152,7 @@ async def test_nobody_hears_anything_who_has_not_proven_who_it_is(hub: Asked, pa
 
 
 @pytest.mark.parametrize("hub", [{"join": "invite", "invite_tokens": ("the-token-of-all",)}], indirect=True)
-async def test_where_only_the_invited_join_only_they_may_ask(hub: Asked) -> None:
+async def test_if_joining_needs_an_invite_so_do_requests(hub: Asked) -> None:
     status, refused = await hub.refused(BOOKS_RECEIPTS, WANTED, me=Identity.generate())
     assert (status, refused.code) == (403, RefusalCode.BAD_TOKEN)
     assert (await hub.answer(BOOKS_RECEIPTS, WANTED, me=Identity.generate(), token="the-token-of-all"))[0] == 200
@@ -164,12 +164,12 @@ async def test_where_only_the_invited_join_only_they_may_ask(hub: Asked) -> None
         (b"", "not MessagePack"),
         (b"\xc1", "not MessagePack"),
         (b"\x80", "not valid"),
-        (encode(Goodbye()), "something else than receipts"),
+        (encode(Goodbye()), "wrong message type"),
         (encode(ReceiptsWanted(rollout_ids=("1-0",) * (MOST_RECEIPTS + 1))), "too many receipts"),
         (bytes(own_books.BODY_BYTES + 1), "too many receipts"),
     ],
 )
-async def test_what_is_no_question_is_refused(hub: Asked, body: bytes, got: str) -> None:
+async def test_malformed_requests_are_refused(hub: Asked, body: bytes, got: str) -> None:
     status, refused = await hub.refused(BOOKS_RECEIPTS, body, me=Identity.generate())
     assert status == 400 and got in refused.what and hub.asked == []
 

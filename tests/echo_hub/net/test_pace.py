@@ -9,12 +9,12 @@ def test_a_node_that_works_never_waits() -> None:
         assert pace.wait_s(1_000, now=at) == 0
 
 
-def test_a_burst_is_taken_at_once_and_what_goes_on_at_the_rate() -> None:
+def test_a_burst_passes_at_once_and_later_requests_at_the_rate() -> None:
     pace = Pace(now=0.0)
     waits = [pace.wait_s(1, now=0.0) for _ in range(int(MESSAGES_PER_S * BURST_S) + 100)]
     assert not any(waits[:-100]) and all(waits[-100:])
     assert abs(waits[-1] - 100 / MESSAGES_PER_S) < 1e-9
-    assert pace.wait_s(1, now=1.0) == 0, "it has waited"
+    assert pace.wait_s(1, now=1.0) == 0, "the delay has passed"
 
 
 def test_bytes_count_as_messages_do() -> None:

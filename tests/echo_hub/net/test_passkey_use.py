@@ -1,4 +1,4 @@
-"""A node moves now and then; what is used from many addresses was given away."""
+"""Passkeys: a node moves now and then, while use from many addresses shows that its passkey was shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_a_node_has_a_few_addresses_and_keeps_them() -> None:
     assert all(use.may_use("a", f"203.0.113.{number}", now=0.0) for number in range(MOST_PLACES))
     assert not use.may_use("a", "203.0.113.99", now=1.0)
     assert use.may_use("a", "203.0.113.0", now=2.0) and use.may_use("b", "203.0.113.99", now=2.0)
-    assert all(use.may_use("c", f"2001:db8::{number:x}", now=0.0) for number in range(100)), "of one network"
+    assert all(use.may_use("c", f"2001:db8::{number:x}", now=0.0) for number in range(100)), "all of one network"
 
 
 def test_addresses_that_are_not_used_any_more_make_room() -> None:

@@ -36,7 +36,7 @@ def test_a_flood_is_a_few_lines_and_a_number(clock: Clock, caplog: pytest.LogCap
     assert caplog.messages[-1] == "refused one more"
 
 
-def test_what_a_peer_says_stays_on_its_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peers_text_stays_on_one_log_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     log = PeerLog(LOGGER, clock=clock)
     log.info("%s said %s, %d", ValueError("\x1b[2J"), "\u202egnp.exe\r\n2026 ERROR all is lost" + "x" * 9_999, 7)
     (line,) = caplog.messages

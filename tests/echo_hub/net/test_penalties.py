@@ -13,7 +13,7 @@ HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
 def wait_s(book: Penalties, place: str, node_id: str, now: float) -> int:
-    """0 = may connect."""
+    """Return the seconds until the node may connect; 0 means now."""
     try:
         book.check(place, node_id, now=now)
     except RefusedError as error:
@@ -30,7 +30,9 @@ def test_each_fault_doubles_the_wait() -> None:
         book.fault(HERE, "bad", now=100.0)
         waits.append(wait_s(book, THERE, "bad", 100.0))
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, int(LONGEST_S), int(LONGEST_S)]
-    assert wait_s(book, HERE, "another", 100.0) == LONGEST_OF_ADDRESS_S, "a new key is free"
+    assert wait_s(book, HERE, "another", 100.0) == LONGEST_OF_ADDRESS_S, (
+        "a new key costs nothing, so its address is delayed"
+    )
     assert wait_s(book, THERE, "another", 100.0) == 0
     assert wait_s(book, HERE, "another", 100.0 + LONGEST_OF_ADDRESS_S) == 0
     assert wait_s(book, HERE, "bad", 100.0 + LONGEST_S) == 0
@@ -38,14 +40,14 @@ def test_each_fault_doubles_the_wait() -> None:
     assert wait_s(book, HERE, "bad", 100.0 + FORGOTTEN_AFTER_S) == 1
 
 
-def test_who_has_worked_does_not_wait_for_its_neighbours() -> None:
+def test_a_proven_node_is_not_delayed_by_others_of_its_address() -> None:
     book = Penalties()
     book.behaved("good")
     book.fault(HERE, "bad", now=0.0)
     assert (wait_s(book, HERE, "good", 0.0), wait_s(book, HERE, "new", 0.0)) == (0, 1)
     book.fault(THERE, "good", now=0.0)
     book.behaved("good")
-    assert wait_s(book, HERE, "good", 0.0) == 1, "not for a while after a fault of its own"
+    assert wait_s(book, HERE, "good", 0.0) == 1, "its own fault still delays it"
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1", "::1"])

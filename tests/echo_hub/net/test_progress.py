@@ -6,7 +6,7 @@ from echo_hub.net.progress import progress
 LARGE = bytes(64 * 2**20)
 
 
-async def test_what_arrives_is_seen_and_what_is_done_is_nothing() -> None:
+async def test_downloads_show_progress_and_finished_ones_none() -> None:
     opened: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

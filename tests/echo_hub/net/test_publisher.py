@@ -1,4 +1,4 @@
-"""Publishing into real swarms, and opening the run again after a stop at any point."""
+"""Publishing into real swarms, and reopening the run after a stop at any point."""
 
 import asyncio
 import random
@@ -114,9 +114,7 @@ async def test_the_keyframe_of_a_delta_is_made_once_when_it_is_wanted(hub, make_
         await publisher.publish_keyframe(9)
 
 
-async def test_who_has_the_carrier_but_no_key_can_read_nothing_in_it(
-    hub, make_adapter, model_dir, open_swarm, tmp_path
-) -> None:
+async def test_a_carrier_without_its_key_is_unreadable(hub, make_adapter, model_dir, open_swarm, tmp_path) -> None:
     await hub.publisher.publish_base(model_dir)
     await hub.publisher.publish_policy(1, make_adapter(1))
     stranger = await open_swarm()
@@ -126,7 +124,7 @@ async def test_who_has_the_carrier_but_no_key_can_read_nothing_in_it(
         1: [*tree(make_adapter(1)).values(), (tmp_path / "payload").read_bytes()],
     }
     for version, contents in secrets.items():
-        carrier = hub.publisher.carrier(version)  # A stranger who got hold of torrent and address, and has no passkey.
+        carrier = hub.publisher.carrier(version)  # The stranger has the torrent and the address, but no passkey.
         await stranger.fetch(carrier.torrent, tmp_path / "stranger", peers=[("127.0.0.1", hub.swarm.port)])
         fetched = b"".join(tree(tmp_path / "stranger" / carrier.directory.name).values())
         assert len(fetched) == carrier.total_bytes
@@ -150,7 +148,7 @@ async def test_a_node_on_this_host_is_offered_new_versions_in_memory(hub, make_a
     assert elsewhere.way is Way.INLINE
 
 
-async def test_a_base_is_published_once_and_can_be_read_without_its_model_directory(hub, model_dir, tmp_path) -> None:
+async def test_a_base_is_published_once_and_readable_without_its_directory(hub, model_dir, tmp_path) -> None:
     content = tree(model_dir)
     await hub.publisher.publish_base(model_dir)
     offer, manifest = hub.offer(0), hub.manifest(0)
@@ -162,7 +160,7 @@ async def test_a_base_is_published_once_and_can_be_read_without_its_model_direct
     assert tree(tmp_path / "read") == {file.path: content[file.path] for file in manifest.files}
 
 
-async def test_a_base_that_the_model_hub_has_as_well_says_so(open_hub, model_dir) -> None:
+async def test_a_base_from_the_model_hub_names_its_source(open_hub, model_dir) -> None:
     hub, source = await open_hub(), f"owner/name@{'0a' * 20}"
     await hub.publisher.publish_base(model_dir)
     before = hub.publisher.carrier(0)
@@ -176,7 +174,7 @@ async def test_a_base_that_the_model_hub_has_as_well_says_so(open_hub, model_dir
 
 
 async def test_an_incomplete_base_is_a_config_error(hub, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="not complete"):
+    with pytest.raises(ConfigError, match="incomplete"):
         await hub.publisher.publish_base(tmp_path)
     assert not hub.publisher.has(0)
 
@@ -220,7 +218,7 @@ async def test_a_restart_seeds_the_same_artefacts_with_the_same_signatures(
     await node.fetch(offer.torrent, tmp_path / "node", peers=offer.peers, tracker_urls=[again.announce_url(1)])
 
 
-async def test_barring_a_node_seals_what_follows_with_a_key_it_does_not_have(open_hub, make_adapter) -> None:
+async def test_barring_a_node_seals_later_versions_with_a_key_it_lacks(open_hub, make_adapter) -> None:
     hub = await open_hub()
     await hub.publisher.publish_policy(1, make_adapter(1))
     (first,) = hub.publisher.run_keys()
@@ -235,15 +233,15 @@ async def test_barring_a_node_seals_what_follows_with_a_key_it_does_not_have(ope
     await hub.swarm.close()
 
     again = await open_hub(kept_versions=1)
-    assert again.publisher.run_keys() == (second,), "nothing is left that the first one opens"
+    assert again.publisher.run_keys() == (second,), "the first key opens nothing that is left"
     assert again.publisher.bar({f"{3:020x}", "barred while the hub was down"})
     assert [key.key_id for key in again.publisher.run_keys()] == [second.key_id, second.key_id + 1]
 
 
-async def test_who_is_barred_while_a_version_is_sealed_cannot_read_it(hub, make_adapter, tmp_path) -> None:
+async def test_a_node_barred_during_sealing_cannot_read_the_version(hub, make_adapter, tmp_path) -> None:
     (before,) = hub.publisher.run_keys()
     publishing = asyncio.create_task(hub.publisher.publish_policy(1, make_adapter(1)))
-    await asyncio.sleep(0)  # It works in a thread now, with the key as it was.
+    await asyncio.sleep(0)  # A thread is sealing now, with the old key.
     assert hub.publisher.bar({"a"})
     await publishing
     (after,) = hub.publisher.run_keys()
@@ -251,7 +249,7 @@ async def test_who_is_barred_while_a_version_is_sealed_cannot_read_it(hub, make_
     hub.read(hub.manifest(1), hub.publisher.carrier(1).directory, tmp_path / "read")
 
 
-async def test_what_is_sealed_with_lost_keys_is_published_anew(open_hub, model_dir, make_adapter, caplog) -> None:
+async def test_versions_sealed_with_lost_keys_are_published_again(open_hub, model_dir, make_adapter, caplog) -> None:
     hub = await open_hub()
     await hub.publisher.publish_base(model_dir)
     await hub.publisher.publish_policy(1, make_adapter(1))
@@ -264,7 +262,7 @@ async def test_what_is_sealed_with_lost_keys_is_published_anew(open_hub, model_d
     again.read(again.manifest(1), again.publisher.carrier(1).directory, hub.run_dir.parent / "read")
 
 
-async def test_who_is_barred_while_a_version_is_being_seeded_cannot_read_it(hub, make_adapter, monkeypatch) -> None:
+async def test_a_node_barred_while_seeding_starts_cannot_read_the_version(hub, make_adapter, monkeypatch) -> None:
     seed, barred = hub.swarm.seed, []
 
     async def bar_meanwhile(torrent: bytes, directory: Path) -> None:
@@ -280,7 +278,7 @@ async def test_who_is_barred_while_a_version_is_being_seeded_cannot_read_it(hub,
     assert set(await hub.swarm.stats()) == {hub.publisher.carrier(1).info_hash}
 
 
-async def test_keys_of_what_is_not_published_any_more_are_forgotten(open_hub, make_adapter) -> None:
+async def test_keys_of_unpublished_versions_are_forgotten(open_hub, make_adapter) -> None:
     hub = await open_hub(kept_versions=1)
     await hub.publisher.publish_policy(1, make_adapter(1))
     (first,) = hub.publisher.run_keys()
@@ -290,7 +288,7 @@ async def test_keys_of_what_is_not_published_any_more_are_forgotten(open_hub, ma
     assert first.key.hex() not in (hub.run_dir / "run_keys.json").read_text()
 
 
-async def test_it_knows_what_it_has_published(open_hub, make_adapter, model_dir) -> None:
+async def test_a_publisher_lists_its_published_versions(open_hub, make_adapter, model_dir) -> None:
     hub = await open_hub(kept_versions=1)
     publisher = hub.publisher
     await publisher.publish_base(model_dir)
@@ -335,7 +333,7 @@ async def test_only_the_newest_versions_are_kept_in_the_swarm(open_hub, make_ada
     assert not list(artefacts.glob("tiny-run-v000003*"))
 
 
-async def test_the_version_that_is_evaluated_stays_however_old_it_is(open_hub, make_adapter) -> None:
+async def test_a_version_in_evaluation_stays_published(open_hub, make_adapter) -> None:
     hub = await open_hub(kept_versions=2)
     publish = hub.publisher.publish_policy
     adapters = {version: make_adapter(version) for version in range(1, 7)}

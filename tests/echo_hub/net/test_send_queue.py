@@ -17,7 +17,7 @@ async def test_messages_go_before_pushes_and_these_by_rank_and_age() -> None:
     assert taken == [b"first", b"second", b"own", b"direct", b"more", b"older"]
 
 
-async def test_a_push_is_made_when_its_turn_comes_and_left_out_when_it_is_useless() -> None:
+async def test_a_push_is_made_at_its_turn_unless_it_is_useless() -> None:
     queue, useful = SendQueue(), True
     for _ in range(2):
         queue.push(lambda: b"push" if useful else None, (0, False))
@@ -48,7 +48,7 @@ async def test_messages_that_wait_are_bounded_by_their_bytes(monkeypatch: pytest
     assert queue.put(bytes(6)) and not queue.put(b"x")
 
 
-async def test_its_end_wakes_who_waits_and_leaves_the_rest() -> None:
+async def test_ending_the_queue_wakes_its_taker_and_keeps_the_rest() -> None:
     queue = SendQueue()
     waiting = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
@@ -58,16 +58,16 @@ async def test_its_end_wakes_who_waits_and_leaves_the_rest() -> None:
     assert await queue.next() is None
 
 
-async def test_it_is_idle_while_its_taker_waits_for_more() -> None:
+async def test_a_queue_is_idle_while_its_taker_waits() -> None:
     queue = SendQueue()
     assert not queue.is_idle, "nobody takes"
     waiting = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
     assert queue.is_idle
     queue.put(b"message")
-    assert not queue.is_idle, "the next one goes behind it"
+    assert not queue.is_idle, "the next message has to wait for this one"
     assert await waiting == b"message"
-    assert not queue.is_idle, "it is on its way"
+    assert not queue.is_idle, "the message is being sent"
     waiting = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
     queue.push(lambda: b"push", (0, False))

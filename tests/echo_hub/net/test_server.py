@@ -55,7 +55,7 @@ async def test_an_address_of_another_machine_is_a_setting_to_change() -> None:
         await server(host="192.0.2.1", port=0).open(ROUTES)
 
 
-async def test_closing_what_was_never_opened_is_harmless() -> None:
+async def test_closing_an_unopened_server_is_harmless() -> None:
     await server().close()
 
 
@@ -76,7 +76,7 @@ def test_the_address_that_nodes_use(settings: dict[str, Any], url: str) -> None:
     assert server(**settings).url == url
 
 
-async def test_a_system_that_allows_fewer_connections_is_told_of(
+async def test_a_systems_low_connection_limit_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_module, "room_for", lambda wanted: wanted - 100)
@@ -86,7 +86,7 @@ async def test_a_system_that_allows_fewer_connections_is_told_of(
     assert "9900 connections" in caplog.text and "ulimit -n" in caplog.text
 
 
-async def test_what_is_no_http_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_is_not_http_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "aiohttp.server")
     serving = server(port=0)
     await serving.open(ROUTES)

@@ -9,14 +9,14 @@ from echo_hub.net.silence import Silence
 SHORT_S = 0.02
 
 
-async def test_who_says_nothing_is_waited_for_no_longer() -> None:
+async def test_a_silent_peer_times_out() -> None:
     with pytest.raises(TimeoutError):
         async with Silence(SHORT_S) as silence:
             silence.listens()
             await asyncio.Event().wait()
 
 
-async def test_what_is_heard_may_be_worked_on_for_longer_and_then_it_counts_anew() -> None:
+async def test_handling_a_message_may_take_longer_and_then_the_timeout_restarts() -> None:
     looked = asyncio.Event()
     loop = asyncio.get_running_loop()
     with pytest.raises(TimeoutError):
@@ -28,10 +28,10 @@ async def test_what_is_heard_may_be_worked_on_for_longer_and_then_it_counts_anew
             began_at = loop.time()
             silence.listens()
             await asyncio.Event().wait()
-    assert loop.time() >= began_at + SHORT_S, "it began anew"
+    assert loop.time() >= began_at + SHORT_S, "the timeout started again"
 
 
-async def test_nothing_is_left_of_it() -> None:
+async def test_a_silence_timer_leaves_no_task() -> None:
     async with Silence(SHORT_S) as silence:
         silence.listens()
     later = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The pure state, then real clients: libtorrent, aiohttp, and aria2 as an independent one."""
+"""The tracker's pure state, then real clients: libtorrent, aiohttp, and aria2 as an independent one."""
 
 import asyncio
 import ipaddress
@@ -61,7 +61,7 @@ def test_nodes_learn_of_each_other_and_of_the_hub_where_they_reach_it(tracker: T
     )
 
 
-def test_a_seed_is_told_only_of_those_who_still_fetch(tracker: Tracker) -> None:
+def test_a_seed_is_told_only_of_nodes_that_still_fetch(tracker: Tracker) -> None:
     announce(tracker, 1, left=0)
     announce(tracker, 2)
     answer = announce(tracker, 3, left=0, event="completed", hub_host="hub")
@@ -69,7 +69,7 @@ def test_a_seed_is_told_only_of_those_who_still_fetch(tracker: Tracker) -> None:
     assert (answer.num_seeds, answer.num_fetching) == (3, 1)
 
 
-def test_a_passkey_says_whose_it_is(tracker: Tracker) -> None:
+def test_a_passkey_names_its_node(tracker: Tracker) -> None:
     assert tracker.node_of(tracker.passkey(NODES[1])) == NODES[1]
     for wrong in ("", "x", NODES[1], tracker.passkey(NODES[1])[:-1] + "x", "é" * 52):
         with pytest.raises(RefusedError) as refusal:
@@ -86,11 +86,11 @@ def test_a_passkey_that_was_given_away_is_of_no_use_to_many(tracker: Tracker) ->
         except RefusedError as error:
             assert error.code == "bad_token"
     assert (answered, tracker.refused) == (MOST_PLACES - 1, {"shared_passkey": 198 - answered})
-    assert announce(tracker, 1), "its own node goes on"
-    assert announce(tracker, 2, ip="198.51.100.199"), "others do, too"
+    assert announce(tracker, 1), "its own node continues"
+    assert announce(tracker, 2, ip="198.51.100.199"), "other nodes continue too"
 
 
-def test_who_stops_and_begins_without_pause_is_introduced_now_and_then(tracker: Tracker) -> None:
+def test_a_node_that_restarts_constantly_is_introduced_rarely(tracker: Tracker) -> None:
     announce(tracker, 1)
     told = 0
     for step in range(1_000):
@@ -100,7 +100,7 @@ def test_who_stops_and_begins_without_pause_is_introduced_now_and_then(tracker: 
     assert told == 2
 
 
-def test_a_barred_node_is_refused_and_nobody_is_told_of_it(tracker: Tracker) -> None:
+def test_a_barred_node_is_refused_and_not_told_to_others(tracker: Tracker) -> None:
     announce(tracker, 1)
     announce(tracker, 2)
     tracker.bar([NODES[1]])
@@ -113,7 +113,7 @@ def test_a_barred_node_is_refused_and_nobody_is_told_of_it(tracker: Tracker) -> 
         ("203.0.113.3", 7003),
     )
     tracker.bar([NODES[2]])
-    assert announce(tracker, 1).peers == (("203.0.113.3", 7003),), "it may take part again"
+    assert announce(tracker, 1).peers == (("203.0.113.3", 7003),), "the node may take part again"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_an_address_reaches_another(source: str, target: str, expected: bool) ->
     assert reaches(source, target) is expected
 
 
-def test_a_new_peer_is_introduced_once_to_those_who_still_fetch(tracker: Tracker) -> None:
+def test_a_new_peer_is_introduced_once_to_nodes_that_still_fetch(tracker: Tracker) -> None:
     announce(tracker, 1, left=0)
     announce(tracker, 2)
     announce(tracker, 3, port=0)
     assert announce(tracker, 4).introduce_to == (NODES[2],)
     assert announce(tracker, 4).introduce_to == ()
-    assert announce(tracker, 5, ip="127.0.0.1").introduce_to == (), "its own loopback is of no use to others"
+    assert announce(tracker, 5, ip="127.0.0.1").introduce_to == (), "its own loopback address is useless to others"
 
 
 async def test_over_http_a_new_peer_is_introduced(tracker: Tracker) -> None:
@@ -155,7 +155,7 @@ async def test_over_http_a_new_peer_is_introduced(tracker: Tracker) -> None:
     assert introduced == [(TORRENT, ("127.0.0.1", 7002), (NODES[1],))]
 
 
-def test_one_who_stops_is_forgotten_and_so_is_one_who_is_silent(tracker: Tracker) -> None:
+def test_nodes_that_stop_or_are_silent_are_forgotten(tracker: Tracker) -> None:
     announce(tracker, 1)
     announce(tracker, 2, now=10.0)
     announce(tracker, 1, now=20.0, event="stopped")
@@ -163,10 +163,10 @@ def test_one_who_stops_is_forgotten_and_so_is_one_who_is_silent(tracker: Tracker
     assert tracker.peers(TORRENT, node_ip="203.0.113.9", hub_host="", now=10.0 + EXPIRES_AFTER_S) == ()
 
 
-def test_a_node_that_moved_is_known_at_its_new_address_alone(tracker: Tracker) -> None:
+def test_a_moved_node_is_known_only_at_its_new_address(tracker: Tracker) -> None:
     announce(tracker, 1)
     announce(tracker, 1, ip="203.0.113.200", port=9)
-    announce(tracker, 2, port=0)  # Cannot be reached, but asks.
+    announce(tracker, 2, port=0)  # This node cannot be reached, but asks.
     assert tracker.peers(TORRENT, node_ip="203.0.113.9", hub_host="", now=0) == (("203.0.113.200", 9),)
 
 
@@ -187,7 +187,7 @@ def test_local_addresses_stay_among_their_own(tracker: Tracker, asking: str, tol
     assert {host for host, _ in peers} == told
 
 
-def test_a_public_hub_tells_nobody_of_a_proxys_address(identity: Identity) -> None:
+def test_a_public_hub_does_not_tell_a_proxys_address(identity: Identity) -> None:
     tracker = Tracker(identity, public=True)
     tracker.register_self(TORRENT, 6881)
     announce(tracker, 1)
@@ -272,7 +272,7 @@ async def test_over_http_a_bad_announce_gets_a_reason(hub, query: dict[str, str]
 
 
 async def ask_raw(hub, host: bytes, more_query: bytes = b"") -> bytes:
-    """The whole answer to an announce, byte for byte as it is put here."""
+    """Return the complete answer to an announce that is sent byte for byte."""
     address = URL(hub.announce_url(1))
     query = b"info_hash=" + quote(TORRENT, safe="").encode() + b"&port=7001&left=5" + more_query
     reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -284,7 +284,7 @@ async def ask_raw(hub, host: bytes, more_query: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("host", [b"x:99999999", b"x:y", b"a b", b"\xff\xfe", b"x/y?z#w", b"%00", b"x\t:1", b"a" * 300])
-async def test_over_http_a_host_that_is_none_gets_a_reason(hub, host: bytes) -> None:
+async def test_over_http_an_invalid_host_gets_a_reason(hub, host: bytes) -> None:
     hub.tracker.register_self(TORRENT, 1)
     status, _, body = (await ask_raw(hub, host)).partition(b"\r\n")
     assert b" 400 " in status or b"14:failure reason" in body, status
@@ -316,7 +316,7 @@ async def test_over_http_an_unknown_passkey_gets_a_reason(hub) -> None:
     hub.tracker.register_self(TORRENT, 1)
     for passkey in ("wrong", "%ff%fe", quote("ü" * 52)):
         answer = await ask(f"{hub.url}/announce/{passkey}", info_hash=quote(TORRENT), port="1", left="0")
-        assert answer == {"failure reason": b"This passkey is not known."}
+        assert answer == {"failure reason": b"This passkey is unknown."}
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ async def test_a_fetch_with_a_wrong_passkey_learns_of_no_peer(hub, make_adapter,
     torrent, node = hub.publisher.carrier(1).torrent, await open_swarm(stall_timeout_s=1.0)
     with pytest.raises(SwarmError) as caught:
         await node.fetch(torrent, tmp_path / "node", tracker_urls=[f"{hub.url}/announce/wrong"])
-    assert "This passkey is not known" in str(caught.value)
+    assert "This passkey is unknown" in str(caught.value)
     assert "wrong" not in str(caught.value)
 
 
@@ -358,7 +358,7 @@ async def test_the_tracker_alone_brings_two_nodes_together(hub, make_adapter, op
 
 
 async def aria2(torrent: bytes, announce_url: str, directory: Path, *, patience_s: int) -> int:
-    """The exit status of an independent client that knows this tracker alone and gives up when nothing comes."""
+    """Return the exit status of an independent client that knows only this tracker and gives up without data."""
     file = directory.with_suffix(".torrent")
     file.write_bytes(bencode.encode({**bencode.decode(torrent), "announce": announce_url}))
     options = ("--seed-time=0", "--enable-dht=false", "--bt-enable-lpd=false", "--quiet", "--no-conf")

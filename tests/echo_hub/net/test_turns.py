@@ -16,7 +16,7 @@ NUMBER = 10
 
 @pytest.fixture
 def readable() -> Iterator[list[socket.socket]]:
-    """So many sockets, of which each has something to be read."""
+    """Yield sockets that each have a byte to read."""
     with ExitStack() as stack:
         found = []
         for _ in range(NUMBER):
@@ -27,7 +27,7 @@ def readable() -> Iterator[list[socket.socket]]:
         yield found
 
 
-def test_guests_have_turns_and_what_is_our_own_has_every_one(
+def test_guest_sockets_take_turns_and_own_sockets_have_each_turn(
     readable: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "AT_ONCE", 3)
@@ -41,7 +41,7 @@ def test_guests_have_turns_and_what_is_our_own_has_every_one(
             ready = [key.fd for key, _ in selector.select(0)]
             assert ready[0] == own.fileno() and len(ready) == 1 + 3
             told += ready[1:]
-        assert sorted(told) == sorted(one.fileno() for one in guests), "each once, before any twice"
+        assert sorted(told) == sorted(one.fileno() for one in guests), "each once before any twice"
         for one in guests[2:]:
             one.recv(1)
         assert {key.fd for key, _ in selector.select(0)} == {one.fileno() for one in (own, *guests[:2])}

@@ -9,11 +9,11 @@ from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
 
 SOON = 1e9
-"""Turns a second: the next is due in the next turn of the event loop."""
+"""Turns a second: the next one is due in the next turn of the event loop."""
 
 
 def queue(items: str) -> FairQueue[str]:
-    """Each item is a place and a number."""
+    """Return a queue of these items, each a place and a number."""
     made: FairQueue[str] = FairQueue()
     for item in items.split():
         made.put(item[0], item)
@@ -37,7 +37,7 @@ def test_places_take_turns(items: str, turns: str) -> None:
     assert drained(queue(items)) == turns
 
 
-def test_who_comes_late_from_a_new_place_does_not_wait_for_the_rest_of_another() -> None:
+def test_a_late_caller_from_a_new_place_does_not_wait_for_another_place() -> None:
     waiting = queue("a1 a2 a3 a4")
     assert waiting.next() == "a1"
     waiting.put("b", "b1")
@@ -55,7 +55,10 @@ def test_the_newest_of_the_place_with_the_most_makes_room() -> None:
 
 
 async def order(callers: list[tuple[str, bool]], *, most_waiting: int = 100) -> tuple[list[str], list[str]]:
-    """Who had a turn, in order, and who was refused; each by name, whose first letter is its place."""
+    """Return the callers with a turn, in order, and the refused ones.
+
+    The first letter of a name is its place.
+    """
     turnstile = Turnstile(rate=SOON, most_waiting=most_waiting)
     had: list[str] = []
     refused: list[str] = []
@@ -93,7 +96,7 @@ async def test_strangers_leave_the_known_ones_their_room() -> None:
     assert all(name[0] == "s" for name in refused)
 
 
-async def test_who_has_gone_takes_no_turn() -> None:
+async def test_a_caller_that_left_takes_no_turn() -> None:
     turnstile = Turnstile(rate=SOON, most_waiting=10)
     await turnstile.turn("a")
     gone, stays = (asyncio.create_task(turnstile.turn("a")) for _ in range(2))
@@ -104,7 +107,7 @@ async def test_who_has_gone_takes_no_turn() -> None:
     assert gone.cancelled() and not turnstile.num_waiting
 
 
-async def test_one_turn_of_the_event_loop_gives_one() -> None:
+async def test_each_turn_of_the_event_loop_admits_one_caller() -> None:
     turnstile = Turnstile(rate=SOON, most_waiting=10)
     waiting = [asyncio.create_task(turnstile.turn("a")) for _ in range(5)]
     seen = set()

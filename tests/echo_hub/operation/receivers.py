@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 @dataclass(slots=True)
 class Hook:
-    """Answers with `answers` in turn, then with 204. A status of 0 is answered, with 410, once `end` is set."""
+    """Answers with `answers` in turn, then with 204. Status 0 delays the answer, 410, until `end` is set."""
 
     answers: list[int] = field(default_factory=list)
     got: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)

@@ -16,31 +16,31 @@ def gate() -> AlertGate:
     return AlertGate(kinds=("disk", "attack"))
 
 
-def test_nothing_is_told_twice() -> None:
+def test_no_alert_is_sent_twice() -> None:
     one = gate()
     assert one.admits("disk", "began", 0.0)
-    assert not one.admits("disk", "began", 200.0), "it has not ended"
+    assert not one.admits("disk", "began", 200.0), "the problem has not ended"
     assert one.admits("disk", "ended", 201.0) and not one.admits("disk", "ended", 202.0)
 
 
-def test_what_comes_and_goes_is_told_seldom_and_its_end_only_with_its_beginning() -> None:
+def test_a_flapping_problem_is_reported_rarely_and_its_end_only_if_reported() -> None:
     one = gate()
     assert one.admits("disk", "began", 0.0) and one.admits("disk", "ended", 10.0)
     assert not one.admits("disk", "began", HOUR_S - 1) and not one.admits("disk", "ended", HOUR_S - 0.5)
     assert one.admits("disk", "began", HOUR_S)
 
 
-def test_kinds_that_nobody_wants_are_not_told() -> None:
+def test_unwanted_kinds_are_not_told() -> None:
     assert not gate().admits("no_nodes", "began", 0.0)
 
 
-def test_more_than_so_many_an_hour_are_held_back_and_counted() -> None:
+def test_alerts_beyond_the_hourly_limit_are_held_back_and_counted() -> None:
     kinds = [f"kind {number}" for number in range(PER_HOUR)]
     one = AlertGate(kinds=(*kinds, "disk"))
     assert all(one.admits(kind, "began", 1.0) for kind in kinds)
     assert [one.admits("disk", "began", 2.0), one.admits(kinds[0], "ended", 2.0)] == [False, False]
     assert one.held_back == 2
-    assert one.admits(kinds[0], "ended", HOUR_S + 1.0), "its beginning was told, so its end is still news"
+    assert one.admits(kinds[0], "ended", HOUR_S + 1.0), "its beginning was told, so its end is still told"
 
 
 def test_a_webhook_is_told_all_and_a_chat_shows_the_text() -> None:

@@ -33,11 +33,21 @@ async def running(alerts: Alerts) -> AsyncIterator[None]:
             await task
 
 
+class Told:
+    """Describes the run."""
+
+    def __init__(self, about: AboutRun) -> None:
+        self._about = about
+
+    def about(self) -> AboutRun:
+        return self._about
+
+
 async def test_problems_and_the_end_are_told_as_they_come(about: AboutRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alert, "PER_HOUR", 2)
     async with webhook() as hook:
         settings = AlertsConfig(webhook_url=hook.url)
-        alerts = Alerts(settings, lambda: about, webhook=webhook_of(settings))
+        alerts = Alerts(settings, Told(about), webhook=webhook_of(settings))
         async with running(alerts):
             alerts.changed(change(ProblemKind.DISK))
             alerts.changed(change(ProblemKind.DISK, at=1.0))
@@ -56,14 +66,14 @@ async def test_problems_and_the_end_are_told_as_they_come(about: AboutRun, monke
     assert said[2]["message"] == "The run is finished."
 
 
-async def test_a_dead_receiver_costs_the_oldest_alerts_and_is_said_once(
+async def test_a_dead_receiver_costs_the_oldest_alerts_and_is_reported_once(
     about: AboutRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     async with webhook() as hook:
         hook.answers = [0, *[410] * MOST_WAITING]
         settings = AlertsConfig(webhook_url=hook.url)
-        alerts = Alerts(settings, lambda: about, webhook=Webhook(settings, attempts=1))
+        alerts = Alerts(settings, Told(about), webhook=Webhook(settings, attempts=1))
         async with running(alerts):
             alerts.changed(change(ProblemKind.DISK, at=0.0))
             await hook.news.wait()
@@ -82,13 +92,13 @@ async def test_a_dead_receiver_costs_the_oldest_alerts_and_is_said_once(
     assert lines[0].event == "alert_failed"  # type: ignore[attr-defined]
 
 
-async def test_without_a_webhook_nothing_is_told(about: AboutRun) -> None:
+async def test_without_a_webhook_nothing_is_sent(about: AboutRun) -> None:
     assert webhook_of(AlertsConfig()) is None
-    alerts = Alerts(AlertsConfig(), lambda: about, webhook=None)
+    alerts = Alerts(AlertsConfig(), Told(about), webhook=None)
     alerts.changed(change(ProblemKind.DISK))
     async with asyncio.timeout(60):
         await alerts.run()
 
 
-def test_each_alert_has_an_id_of_its_own() -> None:
+def test_each_alert_has_its_own_id() -> None:
     assert new_id() != new_id()

@@ -6,9 +6,19 @@ from echo_hub.operation.event_log import EventLog
 from echo_shared.books import RunEvent, Severity
 
 
+class Noted:
+    """Keeps events in a list."""
+
+    def __init__(self, events: list[RunEvent]) -> None:
+        self._events = events
+
+    def note_threadsafe(self, event: RunEvent) -> None:
+        self._events.append(event)
+
+
 def test_lines_from_info_on_are_events() -> None:
     noted: list[RunEvent] = []
-    handler = EventLog(noted.append)
+    handler = EventLog(Noted(noted))
     log = logging.getLogger("test.event_log")
     log.setLevel(logging.DEBUG)
     log.addHandler(handler)

@@ -34,8 +34,8 @@ def test_a_level_is_a_severity(level: int, severity: Severity) -> None:
     assert (event.severity, event.warning) == (severity, level >= 30)
 
 
-def test_what_strangers_say_is_safe_to_store_and_to_show() -> None:
-    """No database takes NUL or half a surrogate pair, no JSON infinity, no terminal is steered."""
+def test_strangers_texts_are_safe_to_store_and_show() -> None:
+    """Databases reject NUL and half surrogate pairs, JSON has no infinity, and terminals obey control characters."""
     extra = {
         "subject": "s" * 100,
         "data": {"name": "\x00\u202e\ud800" + "n" * 300, "speed": math.inf, "what": ["a"], **dict.fromkeys(range(40))},
@@ -58,8 +58,8 @@ def test_every_decision_on_a_node_has_a_line(decision: Decision) -> None:
     assert (event.kind, event.subject, event.data) == (f"node_{decision.value}", "n1", {"rollout_id": "7-0"})
 
 
-def test_every_kind_that_the_hub_names_is_one_and_every_kind_is_named() -> None:
-    """The lines name kinds as plain text, so that no room needs to import them."""
+def test_the_hubs_log_lines_use_every_event_kind() -> None:
+    """Log lines name kinds as plain text, so that no module needs to import them."""
     sources = [path.read_text(encoding="utf-8") for path in HUB.rglob("*.py")]
     named = {kind for text in sources for kind in re.findall(r'"event": "(\w+)"', text)}
     named |= {kind for text in sources for kind in re.findall(r'"event": "(\w+)" if .* else "\w+"', text)}

@@ -19,7 +19,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path_of(run_dir).read_text(encoding="ascii").splitlines()]
 
 
-def test_what_is_logged_is_an_object_a_line(tmp_path: Path) -> None:
+def test_each_log_line_is_a_json_object(tmp_path: Path) -> None:
     with logged_to_file(LogConfig(), tmp_path, secrets=()):
         extra = {"event": "node_joined", "subject": "n1", "data": {"backend": "torch"}}
         own.info("node %s\n\x1b[2J joined", "\u202eä", extra=extra)
@@ -47,7 +47,7 @@ def test_the_level_is_the_settings(tmp_path: Path) -> None:
     assert logging.getLogger("echo_hub").level == before and own.isEnabledFor(logging.DEBUG) is False
 
 
-def test_no_secret_is_in_it_whoever_logs_it(tmp_path: Path) -> None:
+def test_secrets_are_never_logged(tmp_path: Path) -> None:
     with logged_to_file(LogConfig(), tmp_path, secrets=("", SECRET, "sesame", "open sesame")):
         own.warning("cannot reach %s as %s", SECRET, "hub", extra={"data": {"password": "open sesame", "tries": 3}})
         try:
@@ -60,7 +60,7 @@ def test_no_secret_is_in_it_whoever_logs_it(tmp_path: Path) -> None:
     assert lines(tmp_path)[0]["data"] == {"password": "[secret]", "tries": 3}
 
 
-def test_it_is_set_aside_within_its_cap(tmp_path: Path) -> None:
+def test_logs_are_rotated_within_their_size_limit(tmp_path: Path) -> None:
     with logged_to_file(LogConfig(max_bytes=10_000, kept=2), tmp_path, secrets=()):
         for number in range(300):
             own.info("line %d %s", number, "x" * 100)
@@ -71,7 +71,7 @@ def test_it_is_set_aside_within_its_cap(tmp_path: Path) -> None:
 
 
 @needs_mounts
-def test_a_full_disk_is_said_once_and_what_is_missing_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_reported_once_and_lost_lines_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with mounted(tmp_path / "disk", 256 * 1024) as disk:
         with logged_to_file(LogConfig(), disk.directory, secrets=()):
@@ -79,7 +79,7 @@ def test_a_full_disk_is_said_once_and_what_is_missing_later(tmp_path: Path, capl
             disk.fill()
             for number in range(500):
                 own.info("%d %s", number, "x" * 100)
-            said = [record for record in caplog.records if "takes no lines" in record.getMessage()]
+            said = [record for record in caplog.records if "cannot be written; logging resumes" in record.getMessage()]
             assert len(said) == 1 and said[0].levelno == logging.WARNING
             disk.empty()
             own.info("after")
@@ -88,7 +88,7 @@ def test_a_full_disk_is_said_once_and_what_is_missing_later(tmp_path: Path, capl
     assert missing["level"] == "warning" and int(missing["message"].split()[0]) > 100
 
 
-def test_what_json_does_not_know_is_text() -> None:
+def test_values_without_a_json_form_are_logged_as_text() -> None:
     record = logging.LogRecord("x", logging.INFO, __file__, 1, "hello", (), None)
     record.data = {"path": Path("/a"), "list": [1]}
     assert json.loads(JsonLines().format(record))["data"] == {"path": "/a", "list": "[1]"}

@@ -25,7 +25,7 @@ def told(problems: Problems, seen: Observation, now: float) -> list[tuple[Proble
     return [(change.problem.kind, change.began) for change in problems.observe(seen, now)]
 
 
-def test_a_problem_begins_once_and_ends_once_it_was_gone_for_a_while() -> None:
+def test_a_problem_begins_once_and_ends_after_a_quiet_time() -> None:
     problems = Problems(LIMITS)
     down = replace(FINE, broken={ProblemKind.LEARNER_DOWN: "It has died."})
     assert told(problems, FINE, 0.0) == []
@@ -52,15 +52,15 @@ def test_no_nodes_is_a_problem_after_a_while_and_explains_why_the_learner_waits(
 @pytest.mark.parametrize(
     ("seen", "after_s", "what_to_do"),
     [
-        (ALONE, 900.0, "Give out the line"),
-        (replace(FINE, learner_waits=True), 900.0, "Look at what each node does"),
+        (ALONE, 900.0, "Share the join command"),
+        (replace(FINE, learner_waits=True), 900.0, "Check what each node does"),
         (replace(FINE, idle_share=0.9, idle_window_s=1.0), 900.0, "`echo-hub plan` says what would help"),
-        (replace(FINE, disk_free_bytes=1), 0.0, "make room"),
+        (replace(FINE, disk_free_bytes=1), 0.0, "Free some space"),
         (replace(FINE, turned_away=10**6), 0.0, "`/metrics` says which"),
-        (replace(FINE, quarantined=9), 0.0, "Look at their checks"),
+        (replace(FINE, quarantined=9), 0.0, "Inspect their checks"),
     ],
 )
-def test_each_says_what_to_do(seen: Observation, after_s: float, what_to_do: str) -> None:
+def test_each_problem_says_what_to_do(seen: Observation, after_s: float, what_to_do: str) -> None:
     problems = Problems(LIMITS)
     problems.observe(replace(seen, turned_away=0, quarantined=0), 0.0)
     problems.observe(seen, after_s)
@@ -79,7 +79,7 @@ def test_an_idle_share_counts_over_time_in_which_there_were_nodes() -> None:
     problems = Problems(LIMITS)
     idle = replace(FINE, idle_share=0.9, idle_window_s=400.0)
     problems.observe(ALONE, 0.0)
-    assert told(problems, idle, 100.0) == [], "there was nobody in most of that time"
+    assert told(problems, idle, 100.0) == [], "no node was connected for most of that time"
     assert told(problems, idle, 401.0) == [(ProblemKind.LEARNER_IDLE, True)]
     assert told(problems, replace(idle, idle_share=0.7), 402.0 + END_S) == [], "not better by a margin"
     better = replace(idle, idle_share=0.6)
@@ -121,14 +121,14 @@ def test_signs_of_an_attack_are_a_problem(before: Observation, after: Observatio
     assert told(problems, after, 30.0) == [(ProblemKind.ATTACK, True)]
 
 
-def test_what_was_long_ago_or_slow_is_no_attack() -> None:
+def test_old_or_slow_events_are_no_attack() -> None:
     problems = Problems(LIMITS)
     for hour in range(10):
         seen = replace(FINE, quarantined=hour, turned_away=hour * 60 * 60 * 40)
         assert told(problems, seen, hour * 3_600.0 + 1) == []
 
 
-def test_when_the_run_is_over_so_is_all_but_the_disk() -> None:
+def test_at_the_runs_end_all_problems_end_but_the_disks() -> None:
     problems = Problems(LIMITS)
     problems.observe(replace(FINE, disk_free_bytes=1, forged="x"), 0.0)
     over = Observation(is_over=True, lacks_nodes=True, learner_waits=True, disk_free_bytes=1)

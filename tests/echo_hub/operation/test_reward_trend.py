@@ -30,8 +30,9 @@ def test_a_run_that_collapses_has_fallen_and_says_from_where() -> None:
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.3])
-def test_chance_is_no_fall(gain: float) -> None:
-    """100 runs that stand still for 2,000 steps, at once or after some gain, each looked at after every step."""
+def test_random_rewards_are_no_fall(gain: float) -> None:
+    """Simulate 100 runs without progress for 2,000 steps, from the start or after some gain, and look after every
+    step."""
     fell = 0
     for seed in range(100):
         made, has_fallen = RewardTrend(), False
@@ -47,7 +48,7 @@ def test_a_small_part_of_the_gain_lost_is_no_fall() -> None:
     assert trend(*rising(100), *noisy(0.7, WINDOW, 2, 0.001)).fall(0.5, has_fallen=False) is None
 
 
-def test_it_is_over_when_half_of_it_is_regained() -> None:
+def test_a_fall_ends_when_half_of_it_is_regained() -> None:
     down = [*rising(100), *noisy(0.3, WINDOW, 3, 0.01)]
     made = trend(*down, *noisy(0.58, WINDOW, 4, 0.01))
     assert made.fall(0.5, has_fallen=False) is None and made.fall(0.5, has_fallen=True) is not None
@@ -55,10 +56,10 @@ def test_it_is_over_when_half_of_it_is_regained() -> None:
     assert made.fall(0.5, has_fallen=True) is None
 
 
-def test_before_a_window_is_full_nothing_is_said() -> None:
+def test_nothing_is_reported_before_a_window_is_full() -> None:
     assert trend(*[1.0] * (WINDOW - 1)).fall(0.5, has_fallen=False) is None
     assert RewardTrend().fall(0.5, has_fallen=False) is None
 
 
-def test_a_run_that_begins_at_its_best_may_fall() -> None:
+def test_a_run_that_starts_at_its_best_can_fall() -> None:
     assert trend(*noisy(0.9, 40, 6), *noisy(0.1, WINDOW, 7)).fall(0.5, has_fallen=False) is not None

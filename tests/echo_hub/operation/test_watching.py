@@ -11,14 +11,14 @@ import pytest
 
 from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation import watching as watching_module
-from echo_hub.operation.problems import Change, Observation, ProblemKind
+from echo_hub.operation.problems import Change, Observation, ProblemKind, Problems
 from echo_hub.operation.watching import Watching, free_bytes, limits_of
 from echo_shared.books import StepRecord
 from echo_shared.errors import StorageError
 
 
 class Run:
-    """What is observed, and what is told of it."""
+    """Scripted observations, and the reports about them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -30,26 +30,24 @@ class Run:
         self.fails = False
         self.looked = asyncio.Event()
         self.watching = Watching(
-            AlertsConfig(),
-            observe=self._observe,
-            steps=self._steps,
+            Problems(limits_of(AlertsConfig())),
+            run=self,
             told=self,
             clock=lambda: self.now,
-            notify=self._notify,
         )
 
     def changed(self, change: Change) -> None:
         self.told.append(change)
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         self.num_notified += 1
 
-    async def _observe(self) -> Observation:
+    async def observe(self) -> Observation:
         self.num_looks += 1
         self.looked.set()
         return self.seen
 
-    async def _steps(self, since: int) -> Sequence[StepRecord]:
+    async def steps(self, since: int) -> Sequence[StepRecord]:
         """Three an answer."""
         if self.fails:
             raise StorageError("The hub's database cannot be read.")
@@ -70,7 +68,7 @@ class Run:
         ]
 
 
-async def test_what_begins_and_what_is_over_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_problems_are_logged_and_told_at_begin_and_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run = Run()
     run.seen = Observation(disk_free_bytes=1_000_000_000)
@@ -96,7 +94,7 @@ async def test_each_step_is_counted_once_and_all_of_those_before_a_restart() -> 
     assert [change.problem.kind for change in run.told] == [ProblemKind.REWARD_FELL]
 
 
-async def test_it_goes_on_when_the_books_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watching_continues_when_the_store_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching_module, "LOOK_S", 0.0)
     run = Run()
     run.fails, run.rewards = True, [1.0] * 5

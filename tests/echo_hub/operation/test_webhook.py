@@ -1,4 +1,4 @@
-"""Posted to a real server."""
+"""Alerts posted to a real server."""
 
 from __future__ import annotations
 
@@ -56,29 +56,29 @@ async def test_a_receiver_with_a_bad_moment_is_tried_again_with_the_same_id(aler
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(400, 1), (410, 1), (302, 1), (307, 1), (500, 5), (429, 5)])
-async def test_a_refusal_says_the_host_and_nothing_more_of_the_address(
+async def test_a_refusal_names_only_the_host_of_the_address(
     alert: Alert, about: AboutRun, status: int, attempts: int
 ) -> None:
     async with webhook() as hook:
         hook.answers = [status] * 9
-        with pytest.raises(ConnectError, match="does not take alerts") as caught:
+        with pytest.raises(ConnectError, match="does not accept alerts") as caught:
             await to(hook.url).send(alert, about)
-    assert len(hook.got) == attempts, "redirects lead nowhere"
+    assert len(hook.got) == attempts, "redirects are not followed"
     assert f"status {status} from 127.0.0.1" in str(caught.value) and "the-secret" not in str(caught.value)
 
 
-async def test_one_that_never_answers_is_given_up(
+async def test_a_receiver_that_never_answers_times_out(
     alert: Alert, about: AboutRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_module, "ATTEMPT_S", 0.05)
     async with webhook() as hook:
         hook.answers = [0] * 9
-        with pytest.raises(ConnectError, match="does not take") as caught:
+        with pytest.raises(ConnectError, match="does not accept") as caught:
             await to(hook.url).send(alert, about)
     assert "no answer within" in str(caught.value)
 
 
-async def test_one_that_is_not_there_is_tried_some_times(alert: Alert, about: AboutRun) -> None:
+async def test_an_unreachable_receiver_is_retried_some_times(alert: Alert, about: AboutRun) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # It does not listen.
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/the-secret"

@@ -1,4 +1,4 @@
-"""Every route of a real hub, by who may ask for it."""
+"""Access to every route of a real hub."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def canonical(path: str) -> str:
 
 
 def routes(hub: Hub) -> list[tuple[str, str]]:
-    """(method, path) of each, and the head of what can be got."""
+    """Return (method, path) of each route, with HEAD for each GET."""
     found = []
     for route in hub.server.routes:
         assert isinstance(route, web.RouteDef)
@@ -42,9 +42,9 @@ def routes(hub: Hub) -> list[tuple[str, str]]:
     return found
 
 
-async def test_every_route_is_the_operators_unless_it_is_listed(hub: Hub) -> None:
+async def test_every_unlisted_route_is_only_for_the_operator(hub: Hub) -> None:
     walked = routes(hub)
-    assert {path for _, path in walked} >= PUBLIC, "nothing is listed that is not there"
+    assert {path for _, path in walked} >= PUBLIC, "every listed path exists"
     assert len({path for _, path in walked} - PUBLIC) >= 8
     async with ClientSession(hub.url) as stranger:
         for method, path in walked:

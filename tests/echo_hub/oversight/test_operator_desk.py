@@ -1,4 +1,4 @@
-"""The desk over a real coordinator, its driver and its books; what became of an action outlives the hub."""
+"""The desk over a real coordinator, its driver and its store; outcomes of actions outlive the hub."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 
 from echo_hub.actions.records import Actor, Outcome
 from echo_hub.actions.requests import TABLE, Pause, request_of
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.effects import TellOperator
 from echo_hub.dashboard.access.credentials import Credentials
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.dashboard.actions import ForbiddenError, NoSuchActionError
 from echo_hub.dashboard.source import Changes
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.oversight.operator_desk import Desk, asked_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.actions import find_action, note_action, read_wanted_actions
@@ -25,7 +27,7 @@ CLI = Actor(via="cli", who="ada")
 
 
 class Hub:
-    """What the desk is given of a hub."""
+    """Parts of a hub that the desk needs."""
 
     def __init__(self, driven: Any, directory: RunDirectory) -> None:
         credentials = Credentials(token=directory.operator_token, password=directory.operator_password)
@@ -35,18 +37,19 @@ class Hub:
         self.books = driven.store
         self.rotated = 0
         self.changes = Changes()
+        self.due = DueVersions(HubConfig(), directory, done=())
         self.desk = Desk(
             driven.async_store,
             directory,
             guard=self.guard,
-            report=driven.driver.report,
-            evaluate=lambda version: (version or 3, "" if version in (None, 3) else "There is none."),
-            rotate_run_key=self._rotate,
-            changed=self.changes.notify,
+            queue=driven.queue,
+            due=self.due,
+            run_keys=self,
+            changes=self.changes,
         )
         driven.look = lambda action: self.desk.settled(action.number) if isinstance(action, TellOperator) else None
 
-    def _rotate(self) -> None:
+    def rotate_key(self) -> None:
         self.rotated += 1
 
     async def has_nothing_to_do(self) -> None:
@@ -60,7 +63,7 @@ async def hub(drive: Any, tmp_path: Path) -> Hub:
     return Hub(await drive(), RunDirectory(tmp_path))
 
 
-async def test_what_a_command_notes_is_done_within_a_second_and_once(hub: Hub) -> None:
+async def test_a_commands_action_is_done_once_within_a_second(hub: Hub) -> None:
     running = asyncio.create_task(hub.desk.run())
     number = hub.books.write(note_action, Pause(), CLI, time.time()).number
     await hub.has_nothing_to_do()
@@ -70,7 +73,7 @@ async def test_what_a_command_notes_is_done_within_a_second_and_once(hub: Hub) -
     assert hub.books.read(read_settings) == {"leasing": "paused"}
 
 
-async def test_what_was_noted_while_no_hub_was_there_is_done_by_the_next(drive: Any, tmp_path: Path) -> None:
+async def test_an_action_stored_without_a_hub_is_done_by_the_next(drive: Any, tmp_path: Path) -> None:
     first = Hub(await drive(running=False), RunDirectory(tmp_path))
     first.books.write(note_action, Pause(), CLI, time.time())
     second = Hub(await drive(), RunDirectory(tmp_path))
@@ -80,15 +83,19 @@ async def test_what_was_noted_while_no_hub_was_there_is_done_by_the_next(drive: 
     assert second.books.read(read_settings) == {"leasing": "paused"}
 
 
-async def test_an_evaluation_is_done_when_its_figures_are_there(hub: Hub) -> None:
+async def test_an_evaluation_is_wanted_until_its_figures_are_there(hub: Hub, tmp_path: Path) -> None:
+    RunDirectory(tmp_path).adapter(3).mkdir(parents=True)
     told = await hub.desk.act("evaluate", {}, CLI)
     assert told.record.outcome is Outcome.WANTED
-    await hub.desk.evaluated(2)
-    await hub.desk.evaluated(3)
+    assert await hub.due.next() == 3
+    assert hub.due.take_actions(3) == {told.record.number}
     found = hub.books.read(find_action, told.record.number)
-    assert found is not None and (found.outcome, found.after) == (Outcome.DONE, 3)
+    assert found is not None and found.outcome is Outcome.WANTED
     refused = await hub.desk.act("evaluate", {"version": 9}, CLI)
-    assert (refused.record.outcome, refused.record.detail) == (Outcome.REFUSED, "There is none.")
+    assert (refused.record.outcome, refused.record.detail) == (
+        Outcome.REFUSED,
+        "There is no adapter of version 9 (any more).",
+    )
 
 
 async def test_a_version_is_exported_into_the_run(hub: Hub, tmp_path: Path) -> None:
@@ -126,7 +133,7 @@ async def test_a_scope_is_asked_for_before_anything_is_noted(hub: Hub) -> None:
     assert await hub.desk.log(limit=9, before=None) == []
 
 
-async def test_what_nothing_takes_back_is_said(hub: Hub) -> None:
+async def test_an_action_without_undo_is_reported(hub: Hub) -> None:
     told = await hub.desk.act("rotate_run_key", {}, CLI)
     for number in (told.record.number, 99):
         with pytest.raises(NoSuchActionError):
@@ -134,8 +141,8 @@ async def test_what_nothing_takes_back_is_said(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("action", TABLE)
-def test_every_action_is_done_by_somebody(action: str) -> None:
-    """By the coordinator, by the books, or by a part of the hub that `_do` or `_begin` names."""
+def test_every_action_is_done_by_exactly_one_part(action: str) -> None:
+    """Expect one of: the coordinator, the store, or a part of the hub named in `_do` or `_begin`."""
     given = {
         **{name: {"value": 1} for name in ("max_staleness", "publish_every", "learning_rate", "spend_cap_per_hour")},
         "objective": {"value": "clip_high=0.3"},

@@ -6,7 +6,7 @@ from echo_hub.net.invitations import hash_of
 from echo_hub.oversight.secrets_made import secret_of
 
 
-def test_what_makes_a_token_makes_another_each_time_and_its_hash() -> None:
+def test_each_made_token_is_new_and_has_its_hash() -> None:
     for request, prefix in ((MakeInvite(name="Ada"), ""), (MakeToken(name="ci"), PREFIX)):
         (one, one_hash), (other, _) = secret_of(request), secret_of(request)
         assert one != other and one.startswith(prefix) and one_hash == hash_of(one) and len(one) >= 43

@@ -1,4 +1,4 @@
-"""Backups of a run whose files and books are set by hand; tests/end_to_end/test_backup.py has a hub that serves."""
+"""Backups of a run with handmade files and records; tests/end_to_end/test_backup.py has a hub that serves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.small_disk import SmallDisk, needs_mounts
 
 
 def make_run(root: Path, *, steps: int = 4, checkpoints: tuple[int, ...] = (2, 3, 4, 5)) -> RunDirectory:
-    """Trained up to `steps`; of later ones there are a checkpoint and an adapter already."""
+    """Make a run trained up to `steps`; later steps have only a checkpoint and an adapter."""
     directory = RunDirectory(root)
     root.mkdir()
     for name in ("config.toml", *SECRET, "hub.lock", "logs/learner.log", "artefacts/base/model"):
@@ -48,7 +48,7 @@ def files(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_backup_has_all_that_a_run_goes_on_from_and_nothing_else(tmp_path: Path) -> None:
+def test_a_backup_holds_exactly_the_files_that_a_run_continues_from(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")
     made = write_backup(directory, database(directory), tmp_path / "run.backup")
     assert made.trained_step == 4 and made.size_bytes == (tmp_path / "run.backup").stat().st_size
@@ -61,7 +61,7 @@ def test_a_backup_has_all_that_a_run_goes_on_from_and_nothing_else(tmp_path: Pat
         "logs/learner.log",
         "artefacts/base/model",
         *(f"{folder}/{name}" for folder in ("checkpoints/step-000005", "adapters/v000005") for name in ADAPTER),
-    }, "step 5 is no trained step of the database yet"
+    }, "the database does not have step 5 as trained yet"
     assert {name for name in after if after[name] != before[name]} <= {"echo.db"}
     again = Store.open(RunDirectory(tmp_path / "again").database_url)
     newest = again.read(read_newest_step)
@@ -73,7 +73,7 @@ ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such modes")
-def test_nobody_else_may_read_it_nor_what_is_made_of_it(tmp_path: Path) -> None:
+def test_a_backup_and_its_copy_are_readable_only_by_the_owner(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")
     write_backup(directory, database(directory), tmp_path / "run.backup")
     read_backup(tmp_path / "run.backup", tmp_path / "again")
@@ -81,8 +81,8 @@ def test_nobody_else_may_read_it_nor_what_is_made_of_it(tmp_path: Path) -> None:
     assert [path for path in (tmp_path / "again").rglob("*") if path.stat().st_mode & 0o077] == []
 
 
-def test_the_database_is_copied_as_it_is_at_one_moment(tmp_path: Path) -> None:
-    """Two rows are always written together, as fast as it goes."""
+def test_the_database_copy_is_consistent(tmp_path: Path) -> None:
+    """Write two rows together, as fast as possible."""
     directory = make_run(tmp_path / "run")
     stop = threading.Event()
 
@@ -114,11 +114,11 @@ def test_the_database_is_copied_as_it_is_at_one_moment(tmp_path: Path) -> None:
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")
     (tmp_path / "run.backup").write_text("mine")
-    with pytest.raises(ConfigError, match="such a file"):
+    with pytest.raises(ConfigError, match="exists already"):
         write_backup(directory, database(directory), tmp_path / "run.backup")
     write_backup(directory, database(directory), tmp_path / "other.backup")
     before = files(tmp_path / "run")
-    with pytest.raises(ConfigError, match="new or an empty"):
+    with pytest.raises(ConfigError, match="new or empty"):
         read_backup(tmp_path / "other.backup", tmp_path / "run")
     assert files(tmp_path / "run") == before and (tmp_path / "run.backup").read_text() == "mine"
     (tmp_path / "empty").mkdir()
@@ -158,7 +158,7 @@ def test_a_damaged_backup_is_refused_and_leaves_nothing(tmp_path: Path, place: f
 @pytest.mark.parametrize(
     "name", ["../evil", "/tmp/evil", "evil.toml", "checkpoints/step-1/../../evil", "adapters/v1/deep/evil", "hub.key"]
 )
-def test_what_does_not_belong_into_a_backup_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_unexpected_file_in_a_backup_is_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / "run.backup"
     with tarfile.open(file, "w") as archive:
         for member in ("hub.key", name):
@@ -181,7 +181,7 @@ def test_a_link_is_refused(tmp_path: Path) -> None:
         read_backup(tmp_path / "run.backup", tmp_path / "again")
 
 
-def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_backup_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     for name in ("text", "missing", "."):
         with pytest.raises(StorageError, match="cannot be read"):
@@ -204,7 +204,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, small_disk: SmallDisk) 
 
 
 @needs_mounts
-def test_a_full_disk_of_the_run_itself_leaves_it_as_it_was(tmp_path: Path, small_disk: SmallDisk) -> None:
+def test_a_full_disk_leaves_the_run_unchanged(tmp_path: Path, small_disk: SmallDisk) -> None:
     directory = make_run(small_disk.directory / "run")
     small_disk.fill(leave_bytes=64 * 1024)
     with pytest.raises(StorageError) as caught:

@@ -29,7 +29,7 @@ TEMPLATE = (
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of builtin:tiny that a test may change."""
+    """Return a copy of builtin:tiny that a test may change."""
     return Path(shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "model"))
 
 
@@ -39,7 +39,7 @@ def change(path: Path, **values: object) -> None:
 
 
 def observation(codec: PromptCodec, text: str, *, after: int) -> NDArray[np.int32]:
-    """One user turn behind a completion that ends with `after`."""
+    """Return the ids of a user turn after a completion that ends with `after`."""
     return codec.encode_answer([{"role": "user", "content": text}], after=after)
 
 
@@ -49,7 +49,7 @@ def test_the_builtin_model_is_small_and_fit_to_be_published() -> None:
     assert sum(file.size_bytes for file in files) <= 4_000_000
 
 
-def test_the_builtin_tokenizer_goes_there_and_back_one_character_a_token() -> None:
+def test_the_builtin_tokenizer_has_one_token_a_character() -> None:
     codec = PromptCodec.load(resolve_base("builtin:tiny"))
     text = "123+456=\n" + "".join(map(chr, range(32, 127)))
     ids = codec.encode_prompt(text)
@@ -71,7 +71,7 @@ def test_the_codec_agrees_with_transformers() -> None:
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json", "list"])
-def test_a_chat_template_is_applied_as_transformers_does_it(model: Path, place: str) -> None:
+def test_a_chat_template_is_applied_like_transformers(model: Path, place: str) -> None:
     if place == "chat_template.jinja":
         (model / place).write_text(TEMPLATE)
     else:
@@ -84,14 +84,14 @@ def test_a_chat_template_is_applied_as_transformers_does_it(model: Path, place: 
     assert ids.tolist().count(reference.eos_token_id) == 1
 
 
-def test_an_observation_is_what_the_template_puts_between_two_replies(model: Path) -> None:
+def test_an_observation_is_the_templates_text_between_two_replies(model: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
     codec, reference = PromptCodec.load(model), AutoTokenizer.from_pretrained(model)
     prompt, eos = codec.encode_prompt("guess"), reference.eos_token_id
     turns = [{"role": "user", "content": "guess"}, {"role": "assistant", "content": "42"}]
     whole = reference.apply_chat_template([*turns, {"role": "user", "content": "more"}], add_generation_prompt=True)
     reply = reference.encode("42")
-    for drawn in ([*reply, eos], reply):  # It ended its turn itself, or it was cut off: the turn ends either way.
+    for drawn in ([*reply, eos], reply):  # The turn ends after a stop token, or truncated without one.
         between = observation(codec, "more", after=drawn[-1])
         assert [*prompt.tolist(), *drawn, *between.tolist()] == whole["input_ids"]
     assert observation(codec, "more", after=7).tolist()[0] == eos
@@ -105,7 +105,7 @@ def test_an_observation_without_a_template_is_its_text() -> None:
 
 def test_a_template_that_hides_replies_has_no_observations(model: Path) -> None:
     (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
-    with pytest.raises(ConfigError, match="leaves out what the assistant said"):
+    with pytest.raises(ConfigError, match="omits the assistant's message"):
         observation(PromptCodec.load(model), "more", after=1)
 
 
@@ -125,7 +125,7 @@ CHATML = (
 
 @pytest.fixture
 def chat_model(model: Path) -> Path:
-    """The builtin model with a tokenizer as chat models have it: bytes as a base, two special tokens, ChatML."""
+    """Return the builtin model with a typical chat tokenizer: a byte base, two special tokens, ChatML."""
     tokenizer = Tokenizer(
         models.BPE(vocab={c: n for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
     )
@@ -161,7 +161,7 @@ def test_without_a_chat_template_the_system_prompt_stands_above_the_problem() ->
     assert codec.decode(codec.encode_prompt("1+1=")) == "Add.\n\n1+1=?"
 
 
-def test_a_template_without_a_system_turn_says_so(chat_model: Path) -> None:
+def test_a_template_without_a_system_turn_is_reported(chat_model: Path) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
     (chat_model / "chat_template.jinja").write_text(refuses + CHATML)
     assert len(PromptCodec.load(chat_model).encode_prompt("1+1="))
@@ -239,12 +239,12 @@ def test_a_berts_post_processor_adds_nothing_behind(model: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "what"),
     [
-        ("Hello!", "leaves out what the user asks"),
-        ("{# nothing #}", "leaves out what the user asks"),
-        ("{% if false %}{{ messages[0].content }}{% endif %}", "leaves out what the user asks"),
-        ("{{ messages[0].role }}", "leaves out what the user asks"),
-        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", "leaves out what the user asks"),
-        ("{% for m in messages if m.role == 'human' %}{{ m.content }}{% endfor %}", "leaves out what the user asks"),
+        ("Hello!", "omits the user's message"),
+        ("{# nothing #}", "omits the user's message"),
+        ("{% if false %}{{ messages[0].content }}{% endif %}", "omits the user's message"),
+        ("{{ messages[0].role }}", "omits the user's message"),
+        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", "omits the user's message"),
+        ("{% for m in messages if m.role == 'human' %}{{ m.content }}{% endfor %}", "omits the user's message"),
         ("{{ messages[0].content", "cannot be rendered"),
         ("{{ messages[7].content }}", "cannot be rendered"),
         ("{{ 1 // 0 }}{{ messages[0].content }}", "cannot be rendered"),
@@ -263,7 +263,7 @@ def test_a_template_that_gives_no_prompt_is_refused_at_the_start(chat_model: Pat
 def test_a_tokenizer_that_makes_no_tokens_of_a_prompt_is_refused(model: Path) -> None:
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     (Tokenizer(models.BPE({"é": 0}, []))).save(str(model / "tokenizer.json"))
-    with pytest.raises(ConfigError, match="makes no tokens"):
+    with pytest.raises(ConfigError, match="as no tokens"):
         PromptCodec.of_run(HubConfig(), model)
 
 
@@ -292,15 +292,15 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused(chat_model: Path, t
 
 
 @pytest.mark.parametrize("size", [None, "many", 0, -5, 2.5, True])
-def test_a_model_that_does_not_say_how_many_tokens_it_has_is_refused(model: Path, size: object) -> None:
+def test_a_model_without_a_vocabulary_size_is_refused(model: Path, size: object) -> None:
     change(model / "config.json", vocab_size=size)
-    with pytest.raises(ConfigError, match="how many tokens"):
+    with pytest.raises(ConfigError, match="no valid vocabulary size"):
         PromptCodec.load(model)
     change(model / "config.json", text_config={"vocab_size": 99}, vocab_size=None)
     assert PromptCodec.load(model).stop_ids == (1,)
 
 
-def test_stop_tokens_that_the_model_lacks_are_none(model: Path) -> None:
+def test_stop_tokens_that_the_model_lacks_do_not_count(model: Path) -> None:
     change(model / "generation_config.json", eos_token_id=[1, 99, 100_000, -1])
     assert PromptCodec.load(model).stop_ids == (1,)
     change(model / "tokenizer_config.json", eos_token=None)
@@ -310,7 +310,7 @@ def test_stop_tokens_that_the_model_lacks_are_none(model: Path) -> None:
     assert "eos_token_id = 99" in str(caught.value)
 
 
-def test_tools_are_shown_by_the_template_that_is_for_them(chat_model: Path) -> None:
+def test_tools_are_shown_by_the_tool_template(chat_model: Path) -> None:
     folder = chat_model / "additional_chat_templates"
     folder.mkdir()
     (chat_model / "chat_template.jinja").write_text(CHATML)
@@ -335,7 +335,7 @@ def test_tools_are_shown_by_the_template_that_is_for_them(chat_model: Path) -> N
         ("1", -5, False),
     ],
 )
-def test_whether_a_prompt_has_room_is_said_at_once(prompt: str, tokens: int, has_room: bool) -> None:
+def test_the_room_for_a_prompt_is_computed_quickly(prompt: str, tokens: int, has_room: bool) -> None:
     began = time.process_time()
     assert PromptCodec.load(resolve_base("builtin:tiny")).has_room(prompt, tokens=tokens) is has_room
     assert time.process_time() - began < 1
@@ -379,7 +379,7 @@ def test_a_missing_or_damaged_tokenizer_is_named(model: Path) -> None:
         PromptCodec.load(model)
 
 
-def test_a_directory_with_config_and_safetensors_is_taken_as_it_is(model: Path) -> None:
+def test_a_directory_with_config_and_safetensors_is_used_directly(model: Path) -> None:
     assert resolve_base(str(model)) == model
 
 
@@ -387,30 +387,30 @@ def test_a_directory_with_config_and_safetensors_is_taken_as_it_is(model: Path) 
 def test_a_directory_without_config_or_safetensors_is_refused(model: Path, missing: str) -> None:
     (model / missing).unlink()
     (model / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ConfigError, match="does not hold a model"):
+    with pytest.raises(ConfigError, match="contains no model"):
         resolve_base(str(model))
 
 
 @pytest.mark.parametrize("reference", ["builtin:huge", "/no/such/directory", "./nothing", "~/no-such-model"])
-def test_what_is_neither_builtin_nor_a_directory_is_refused(reference: str) -> None:
-    with pytest.raises(ConfigError, match="no such base model"):
+def test_an_unknown_base_reference_is_refused(reference: str) -> None:
+    with pytest.raises(ConfigError, match="base model does not exist"):
         resolve_base(reference)
 
 
 def test_a_malformed_id_is_refused_before_any_connection() -> None:
-    with pytest.raises(ConfigError, match="cannot be fetched"):
+    with pytest.raises(ConfigError, match="cannot be downloaded"):
         resolve_base("one/two/three")
 
 
 def run_offline(code: str, hub_home: Path) -> str:
-    """What `code` prints in a process whose model hub is the cache in `hub_home` alone."""
+    """Return the output of `code` in a process whose only model hub is the cache in `hub_home`."""
     environment = {**os.environ, "HF_HOME": str(hub_home), "HF_HUB_OFFLINE": "1"}
     environment.pop("HF_HUB_CACHE", None)
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 
-def test_an_id_means_its_snapshot_on_the_model_hub(model: Path, tmp_path: Path) -> None:
+def test_a_model_id_resolves_to_its_cached_snapshot(model: Path, tmp_path: Path) -> None:
     cached = tmp_path / "home" / "hub" / "models--someone--adder"
     revision = "0123456789012345678901234567890123456789"
     shutil.copytree(model, cached / "snapshots" / revision)
@@ -441,7 +441,7 @@ def test_an_id_that_cannot_be_fetched_is_a_config_error(tmp_path: Path) -> None:
         "except ConfigError as error: print(error)"
     )
     printed = run_offline(code, tmp_path)
-    assert "cannot be fetched" in printed
+    assert "cannot be downloaded" in printed
     assert "someone/else" in printed
 
 

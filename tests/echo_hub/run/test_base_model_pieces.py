@@ -1,4 +1,4 @@
-"""Tokens as people read them: one by one, special ones written out."""
+"""Tokens as people read them: one by one, with special ones written out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from echo_hub.run.base_model import MOST_A_CHARACTER, PromptCodec, resolve_base
 from tests.echo_hub.written_rollouts import codec_of_bytes
 
 
-def test_pieces_are_tokens_and_a_character_of_several_is_one_piece() -> None:
+def test_pieces_are_tokens_and_multi_token_characters() -> None:
     codec = codec_of_bytes()
     text = "a<b>é日🌊"
     ids = [*codec.encode_prompt(text).tolist(), *codec.stop_ids]
@@ -18,7 +18,7 @@ def test_pieces_are_tokens_and_a_character_of_several_is_one_piece() -> None:
 
 
 @pytest.mark.parametrize("strange", [-1, 2**31 - 1, 257])
-def test_an_id_that_no_token_has_is_shown_as_its_number(strange: int) -> None:
+def test_an_unknown_id_is_shown_as_its_number(strange: int) -> None:
     codec = codec_of_bytes()
     first, *rest = codec.encode_prompt("é!").tolist()
     pieces = codec.pieces([*codec.encode_prompt("ok").tolist(), first, strange, *rest])
@@ -27,7 +27,7 @@ def test_an_id_that_no_token_has_is_shown_as_its_number(strange: int) -> None:
     assert codec.text([strange]) == f"⟨{strange}⟩"
 
 
-def test_bytes_that_are_no_text_do_not_hold_up_what_follows() -> None:
+def test_invalid_bytes_do_not_delay_the_following_text() -> None:
     codec = codec_of_bytes()
     half = codec.encode_prompt("é").tolist()[0]
     pieces = codec.pieces([half] * 20 + codec.encode_prompt("end").tolist())

@@ -1,4 +1,4 @@
-"""What `builtin:small` can do and does not do reliably, on problems that it was not taught."""
+"""Skills of `builtin:small` on new problems, which it solves only sometimes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBLEMS = 32
 
 
 class Sampler:
-    """Draws at temperature 1, all prompts at a time."""
+    """Samples at temperature 1, all prompts at once."""
 
     def __init__(self, config: HubConfig) -> None:
         torch.set_num_threads(1)
@@ -55,7 +55,7 @@ class Sampler:
 
 
 def is_solved(task: Environment, problem: Problem, sampler: Sampler) -> bool:
-    """Whether an episode ends with the highest reward."""
+    """Return True if an episode ends with the highest reward."""
     ids = sampler.codec.encode_prompt(problem.prompt)
     replies: list[str] = []
     while True:
@@ -75,7 +75,7 @@ def held_out(config: HubConfig, count: int) -> tuple[Any, list[Problem]]:
 
 
 @pytest.mark.parametrize("of", [DemoTask.WORKED, DemoTask.KNIGHTS_KNAVES])
-def test_it_works_before_it_answers_and_is_often_wrong(of: DemoTask) -> None:
+def test_the_small_base_reasons_before_it_answers_and_often_errs(of: DemoTask) -> None:
     config = load_config(None, demo_settings(of, {}))
     task, problems = held_out(config, PROBLEMS)
     sampler = Sampler(config)
@@ -89,7 +89,7 @@ def test_it_works_before_it_answers_and_is_often_wrong(of: DemoTask) -> None:
         assert max(lengths) > 5 * min(lengths)
 
 
-def test_it_solves_some_boards_in_rounds() -> None:
+def test_the_small_base_solves_some_multi_turn_boards() -> None:
     config = load_config(None, demo_settings(DemoTask.SOKOBAN, {}))
     task, problems = held_out(config, 32)
     sampler = Sampler(config)

@@ -72,7 +72,7 @@ USER = {"role": "user", "content": "Go on, (echo:reply 0)!"}
 
 
 def tokenizer_of(source: str) -> Tokenizer:
-    """Bytes, with a merge across what a reply may end with, and the template's special tokens."""
+    """Return a byte tokenizer with the template's special tokens, and a merge across the end of a reply."""
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "ĊĊ": len(vocabulary)}, merges=[("Ċ", "Ċ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -98,10 +98,8 @@ def chat_of(codec: PromptCodec) -> ChatTemplate:
     "answers", [[USER], [RESULT], [RESULT, {**RESULT, "content": "7", "tool_call_id": "call00001"}]]
 )
 @pytest.mark.parametrize("reply", ["42", "Let me see:\n\n<tool_call>{}</tool_call>"])
-def test_what_stands_between_two_replies_is_what_the_template_puts_there(
-    source: str, answers: list[Message], reply: str
-) -> None:
-    """Prompt, reply and answer, each made into ids by itself, are the whole conversation's ids."""
+def test_ids_between_two_replies_equal_the_templates(source: str, answers: list[Message], reply: str) -> None:
+    """Encode prompt, reply and answer separately, and compare with the whole conversation's ids."""
     codec = codec_of(source).with_tools([TOOL])
     tokenizer = tokenizer_of(source)
     whole = chat_of(codec).render(
@@ -111,9 +109,9 @@ def test_what_stands_between_two_replies_is_what_the_template_puts_there(
     prompt = codec.encode_prompt("12 * 34?").tolist()
     drawn = tokenizer.encode(reply, add_special_tokens=False).ids
     expected = tokenizer.encode(before + reply + after, add_special_tokens=False).ids
-    for ended in ([*drawn, *codec.stop_ids], drawn):  # By itself, or cut off.
+    for ended in ([*drawn, *codec.stop_ids], drawn):  # With its own stop token, or truncated.
         between = codec.encode_answer(answers, after=ended[-1]).tolist()
-        # A template may begin a reply with a blank, which is the model's to draw.
+        # Templates may begin a reply with a blank, which the model has to sample.
         lead = tokenizer.encode(" ", add_special_tokens=False).ids if source == MISTRAL else []
         assert [*prompt, *lead, *ended, *between] == expected
 
@@ -138,13 +136,13 @@ def test_a_template_without_tools_takes_none() -> None:
         PromptCodec(tokenizer_of(QWEN3), stop_ids=(1,), chat=None).with_tools([TOOL])
 
 
-def test_what_a_template_refuses_is_said_with_its_own_words() -> None:
+def test_a_templates_own_error_text_is_shown() -> None:
     codec = codec_of(MISTRAL).with_tools([TOOL])
     with pytest.raises(ConfigError, match=r"(?s)turns of user, assistant, tool: .*length 9"):
         codec.encode_answer([{**RESULT, "tool_call_id": "1"}], after=-1)
 
 
-def test_the_templates_own_options_are_given_to_it() -> None:
+def test_template_options_are_passed_to_the_template() -> None:
     codec = codec_of(QWEN3, enable_thinking=False)
     codec.check()
     assert codec.render_prompt("hm").endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
@@ -161,14 +159,14 @@ def test_an_option_that_the_template_does_not_have_is_refused() -> None:
     ("reply", "scored"),
     [("<think>7?</think>\n\n42", "\n\n42"), ("42", "42"), ("<think>42", ""), ("7</think>42", "42")],
 )
-def test_what_is_thought_is_not_scored(reply: str, scored: str) -> None:
+def test_thoughts_are_not_scored(reply: str, scored: str) -> None:
     codec = codec_of(QWEN3, strip_thinking=True)
     drawn = [*tokenizer_of(QWEN3).encode(reply, add_special_tokens=False).ids, *codec.stop_ids]
     assert codec.reply(drawn) == scored
     assert codec_of(QWEN3).reply(drawn) == reply
 
 
-def test_a_thought_that_the_template_has_opened_is_one() -> None:
+def test_a_thought_opened_by_the_template_is_not_scored() -> None:
     opened = "{% if add_generation_prompt %}A:<think>\n{% endif %}"
     source = "{% for message in messages %}{{ message.content }}{% endfor %}" + opened
     chat = ChatTemplate(source=source, special_tokens={})

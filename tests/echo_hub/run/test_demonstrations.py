@@ -1,4 +1,4 @@
-"""Demonstrations become the very ids that the hub would send, and that a node would draw."""
+"""Demonstrations have exactly the ids that the hub would send and a node would sample."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refusal(tmp_path: Path, *lines: Any, codec: PromptCodec = TINY) -> str:
     return str(error.value)
 
 
-def test_a_prompt_and_its_completion_are_what_hub_and_node_make_of_them(tmp_path: Path) -> None:
+def test_prompt_and_completion_have_the_hubs_and_nodes_ids(tmp_path: Path) -> None:
     codec = TINY.with_words(system_prompt="", prompt_suffix="=")
     both = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}]}
     as_lists = {"prompt": both["messages"][:1], "completion": both["messages"][1:]}
@@ -47,7 +47,7 @@ def test_a_prompt_and_its_completion_are_what_hub_and_node_make_of_them(tmp_path
 
 @NAMES
 def test_a_conversation_is_an_episode(tmp_path: Path, source: str) -> None:
-    """Together its ids are the chat template's, and the replies alone are trained on, each with its stop token."""
+    """Train only on the replies with their stop tokens; all ids equal the chat template's."""
     codec = codec_of(source)
     messages = [USER, REPLY, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
     (one,) = read(tmp_path, {"messages": messages}, codec=codec).examples
@@ -59,7 +59,7 @@ def test_a_conversation_is_an_episode(tmp_path: Path, source: str) -> None:
     assert one.loss_mask[-1]
 
 
-def test_a_system_turn_of_its_own_takes_the_place_of_the_runs(tmp_path: Path) -> None:
+def test_a_lines_own_system_turn_replaces_the_runs(tmp_path: Path) -> None:
     codec = codec_of(QWEN3).with_words(system_prompt="Be brief.", prompt_suffix=" Think.")
     own = {"messages": [{"role": "system", "content": "Be kind."}, USER, REPLY]}
     plain, kind = read(tmp_path, {"messages": [USER, REPLY]}, own, codec=codec).examples
@@ -88,14 +88,14 @@ def test_a_thought_that_the_template_opens_is_not_opened_twice(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("source", "stop_ids", "expected"), [(LLAMA3, "<|eot_id|>", 1), (QWEN3, "<|im_end|>", 1), (MISTRAL, "</s>", 1)]
 )
-def test_of_several_stop_tokens_it_is_the_templates(source: str, stop_ids: str, expected: int) -> None:
+def test_of_several_stop_tokens_the_templates_is_used(source: str, stop_ids: str, expected: int) -> None:
     tokenizer = tokenizer_of(source)
     first, stop = (tokenizer.token_to_id(name) for name in (SPECIAL[source][0], stop_ids))
     chat = ChatTemplate(source=source, special_tokens={"bos_token": SPECIAL[source][0], "eos_token": stop_ids})
     both = PromptCodec(tokenizer, stop_ids=(first, stop), chat=chat, eos_id=first)
     assert both.encode_reply("42")[-expected] == stop
     plain = PromptCodec(tokenizer, stop_ids=(first, stop), chat=None, eos_id=stop)
-    assert plain.encode_reply("42")[-1] == stop, "the tokenizer's own, where there is no template"
+    assert plain.encode_reply("42")[-1] == stop, "without a template, the tokenizer's own"
     assert PromptCodec(tokenizer, stop_ids=(first, stop), chat=None).encode_reply("42")[-1] == first
 
 
@@ -108,7 +108,7 @@ def test_a_stop_token_that_is_written_out_is_not_added_again(tmp_path: Path) -> 
     assert np.array_equal(once.completion_ids, twice.completion_ids)
 
 
-def test_what_no_node_could_draw_is_left_out_and_told(tmp_path: Path) -> None:
+def test_completions_that_no_node_could_sample_are_left_out(tmp_path: Path) -> None:
     lines = [{"prompt": "1+1=", "completion": "2" * length} for length in (3, 4, 5)]
     lines += [{"prompt": "1" * 253, "completion": "2"}, {"prompt": "1" * 255, "completion": "2"}]
     found = read(tmp_path, *lines, max_tokens=5)
@@ -128,17 +128,17 @@ def test_what_no_node_could_draw_is_left_out_and_told(tmp_path: Path) -> None:
         ('{"prompt": "2+2=", "completion": "4", "weight": NaN}', "NaN, which is not a JSON number"),
         ('{"prompt": "2+2=", "completion": "4", "weight": 1e999}', "too large"),
         ('{"prompt": "2+2=", "completion": "4", "more": ' + "[" * 100_000, "nests lists and maps"),
-        ("[1]", "not a map"),
-        ({"prompt": "1+1="}, "the assistant says nothing"),
-        ({"prompt": 3, "completion": "3"}, "the user says nothing"),
-        ({"prompt": " ", "completion": "3"}, "the user says nothing"),
-        ({"prompt": "1", "messages": [USER, REPLY]}, "one of the two"),
-        ({"messages": "1"}, "no list"),
-        ({"messages": []}, "begin with a user's turn"),
-        ({"messages": [USER]}, "end with the assistant's"),
-        ({"messages": [REPLY]}, "begin with a user's turn"),
-        ({"messages": [USER, REPLY, REPLY]}, "twice in a row"),
-        ({"messages": [USER, {"role": "system", "content": "x"}, REPLY]}, "not the first"),
+        ("[1]", "not a JSON object"),
+        ({"prompt": "1+1="}, "content of the assistant message is empty"),
+        ({"prompt": 3, "completion": "3"}, "content of the user message is empty"),
+        ({"prompt": " ", "completion": "3"}, "content of the user message is empty"),
+        ({"prompt": "1", "messages": [USER, REPLY]}, "use one form"),
+        ({"messages": "1"}, "not a list"),
+        ({"messages": []}, "begin with a user message"),
+        ({"messages": [USER]}, "end with an assistant message"),
+        ({"messages": [REPLY]}, "begin with a user message"),
+        ({"messages": [USER, REPLY, REPLY]}, "two assistant messages"),
+        ({"messages": [USER, {"role": "system", "content": "x"}, REPLY]}, "not the first message"),
         ({"messages": [{"role": "human", "content": "x"}, REPLY]}, "'human', none of system"),
         ({"messages": [USER, {**REPLY, "tool_calls": [1]}]}, "tool_calls"),
         ({"prompt": "1+1=", "completion": "2<eos>3"}, "stop token before its end"),
@@ -168,6 +168,6 @@ def test_with_several_tasks_a_line_names_its_own(tmp_path: Path) -> None:
         read_demonstrations(path, codecs, max_tokens=9)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_demonstrations(tmp_path / "nowhere", {"": TINY}, max_tokens=9)

@@ -51,7 +51,7 @@ def test_old_adapters_are_forgotten(run: RunDirectory) -> None:
         (5, set(), [4, 5]),
     ):
         run.forget_adapters(kept=2, max_bytes=0, published_version=published_version, evaluating=evaluating)
-        assert run.adapter_versions() == left, "what is not published or evaluated yet stays"
+        assert run.adapter_versions() == left, "unpublished and unevaluated adapters stay"
     assert len(list((run.root / "adapters").iterdir())) == 2
 
 
@@ -100,11 +100,11 @@ def test_the_database_is_the_same_from_any_directory(tmp_path: Path, monkeypatch
 
 def test_one_hub_at_a_time(run: RunDirectory) -> None:
     with run.locked():
-        with pytest.raises(StorageError, match=r"(?s)Another hub is working.*Stop that hub"), run.locked():
+        with pytest.raises(StorageError, match=r"(?s)is using this run directory.*Stop that process"), run.locked():
             pytest.fail("two at once")
         script = f"from echo_hub.run.directory import *; RunDirectory(Path({str(run.root)!r})).locked().__enter__()"
         other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-        assert "Another hub is working" in other.stderr
+        assert "is using this run directory" in other.stderr
     with run.locked():
         pass
 
@@ -134,7 +134,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("a file of the base model"), TimeoutError("a peer")])
-def test_what_fails_under_the_lock_keeps_its_name_and_frees_it(run: RunDirectory, error: OSError) -> None:
+def test_an_error_under_the_lock_is_raised_and_frees_the_lock(run: RunDirectory, error: OSError) -> None:
     with pytest.raises(type(error)) as caught, run.locked():
         raise error
     assert caught.value is error

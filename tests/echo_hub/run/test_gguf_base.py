@@ -23,7 +23,7 @@ HIDDEN, HEADS, INNER, LAYERS = 32, 4, 64, 2
 
 
 def write(path: Path) -> Path:
-    """A Llama of random weights over bytes, as llama.cpp's converter writes it."""
+    """Write a Llama with random weights over bytes, like llama.cpp's converter."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĠĠ"]
     writer = GGUFWriter(path, "llama")
@@ -100,11 +100,11 @@ def test_which_file_is_meant(tmp_path: Path) -> None:
     assert "a.GGUF, b.gguf" in str(caught.value.got)
     (model / "config.json").write_text("{}")
     assert gguf_in(model) is None, "it holds another model"
-    with pytest.raises(ConfigError, match="no such base model"):
+    with pytest.raises(ConfigError, match="base model does not exist"):
         resolve_base("none.gguf")
 
 
-def test_unpacking_ends_with_the_process_that_has_asked_for_it(tmp_path: Path) -> None:
+def test_unpacking_ends_with_its_parent_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "echo_hub.run.gguf_base", str(write(tmp_path / "tiny.gguf")), str(tmp_path / "to")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""Keys on a real disk: what stays after a restart, and when there is a new one."""
+"""Run keys on a real disk: those kept over a restart, and the reasons for a new key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_first_key_is_made_once_and_private(path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_barring_somebody_new_makes_a_new_key_and_the_old_ones_stay_known(path: Path) -> None:
+def test_barring_a_node_makes_a_new_key_and_keeps_the_old_ones(path: Path) -> None:
     keys = RunKeys.open(path)
     first = keys.current
     assert keys.bar({"a"})
@@ -41,7 +41,7 @@ def test_barring_somebody_new_makes_a_new_key_and_the_old_ones_stay_known(path: 
     assert keys.named((third.key_id, first.key_id, second.key_id)) == (first, second, third)
 
 
-def test_who_is_let_in_again_learns_keys_and_costs_another_when_barred_again(path: Path) -> None:
+def test_barring_a_readmitted_node_makes_another_key(path: Path) -> None:
     keys = RunKeys.open(path)
     keys.bar({"a", "b"})
     before = keys.current
@@ -51,7 +51,7 @@ def test_who_is_let_in_again_learns_keys_and_costs_another_when_barred_again(pat
     assert keys.current.key_id == before.key_id + 1
 
 
-def test_a_restart_knows_all_keys_and_who_was_barred(path: Path) -> None:
+def test_a_restart_keeps_all_keys_and_bars(path: Path) -> None:
     keys = RunKeys.open(path)
     keys.bar({"a"})
     again = RunKeys.open(path)
@@ -97,7 +97,7 @@ def test_keys_that_nothing_needs_are_forgotten_for_good(path: Path) -> None:
     keys.keep(())
     assert keys.ids == RunKeys.open(path).ids == {second.key_id + 1}
     assert first.key.hex() not in path.read_text()
-    assert not RunKeys.open(path).bar({"a", "b"}), "who is barred is still known"
+    assert not RunKeys.open(path).bar({"a", "b"}), "bars are still known"
 
 
 def test_a_key_that_cannot_be_written_down_is_not_used(path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_key_that_cannot_be_written_down_is_not_used(path: Path) -> None:
     assert keys.current == before
 
 
-def test_a_key_may_be_renewed_and_who_is_barred_stays_so(path: Path) -> None:
+def test_a_renewed_key_keeps_all_bars(path: Path) -> None:
     keys = RunKeys.open(path)
     keys.bar({"a"})
     before = keys.current

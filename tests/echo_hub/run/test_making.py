@@ -18,7 +18,7 @@ def made(path: Path, *, port: int = 8710, beside: RunDirectory | None = None) ->
     return run
 
 
-def test_a_run_beside_another_has_its_hubs_key_and_a_port_of_its_own(tmp_path: Path) -> None:
+def test_a_sibling_run_shares_the_hubs_key_and_has_its_own_port(tmp_path: Path) -> None:
     first, stranger = made(tmp_path / "first"), made(tmp_path / "stranger", port=9000)
     assert port_beside(first) == 8711
     second = made(tmp_path / "second", port=8711, beside=first)
@@ -29,15 +29,15 @@ def test_a_run_beside_another_has_its_hubs_key_and_a_port_of_its_own(tmp_path: P
     assert siblings_of(stranger) == []
 
 
-def test_where_one_run_takes_any_port_all_do(tmp_path: Path) -> None:
+def test_if_one_run_uses_any_free_port_siblings_do_too(tmp_path: Path) -> None:
     assert port_beside(made(tmp_path / "first", port=0)) == 0
 
 
-def test_runs_of_one_hub_lie_side_by_side(tmp_path: Path) -> None:
+def test_runs_of_one_hub_are_in_one_directory(tmp_path: Path) -> None:
     first = made(tmp_path / "first")
-    with pytest.raises(ConfigError, match=rf"(?s)side by side.*Name it {tmp_path}/second"):
+    with pytest.raises(ConfigError, match=rf"(?s)same parent directory.*Use {tmp_path}/second"):
         made(tmp_path / "deeper" / "second", beside=first)
-    assert not (tmp_path / "deeper").exists(), "nothing is left of what is not made"
+    assert not (tmp_path / "deeper").exists(), "a refused run leaves nothing"
     with pytest.raises(ConfigError, match="not a run directory"):
         port_beside(RunDirectory(tmp_path / "nowhere"))
 

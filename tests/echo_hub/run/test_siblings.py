@@ -16,7 +16,7 @@ from echo_shared.errors import ConfigError, StorageError
 NOBODY = 65_534
 
 
-def test_what_is_no_run_of_this_hub_is_passed_over(tmp_path: Path) -> None:
+def test_directories_that_are_no_runs_of_this_hub_are_ignored(tmp_path: Path) -> None:
     run, other = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "a run")
     make_run(run, load_config(None, {}))
     make_run(other, load_config(None, {}), beside=run)
@@ -35,8 +35,8 @@ def test_a_run_without_its_own_key_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such users")
-def test_directories_of_others_beside_a_run_are_passed_over() -> None:
-    """As in /tmp, where the system keeps some that nobody else may look into."""
+def test_unreadable_directories_next_to_a_run_are_ignored() -> None:
+    """Use a directory like /tmp, which contains unreadable ones of the system."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         run, beside, closed = (RunDirectory(Path(place) / name) for name in ("run", "beside", "closed"))
         make_run(run, load_config(None, {}))
@@ -44,7 +44,7 @@ def test_directories_of_others_beside_a_run_are_passed_over() -> None:
         closed.root.mkdir()
         closed.root.chmod(0)
         is_root = os.geteuid() == 0
-        if is_root:  # Whom nothing is closed to.
+        if is_root:  # Root can read every directory, so act as another user.
             for path in (Path(place), *Path(place).glob("[rb]*"), *Path(place).glob("[rb]*/*")):
                 os.chown(path, NOBODY, NOBODY)
             os.seteuid(NOBODY)

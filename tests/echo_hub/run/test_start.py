@@ -1,4 +1,4 @@
-"""Adapters of strangers as what a run starts with."""
+"""Adapters of strangers as a run's start."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write(folder: Path, weights: dict[str, Any], **about: Any) -> Path:
     return folder
 
 
-def test_what_fits_is_taken_as_it_lies(tmp_path: Path, weights: dict[str, Any]) -> None:
+def test_a_fitting_adapter_is_used_unchanged(tmp_path: Path, weights: dict[str, Any]) -> None:
     read = read_weights(write(tmp_path / "adapter", weights), CONFIG, BASE)
     assert read.keys() == weights.keys()
     assert all((read[name] == weights[name]).all() for name in weights)
@@ -72,7 +72,7 @@ def test_what_fits_is_taken_as_it_lies(tmp_path: Path, weights: dict[str, Any]) 
         ({}, HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, rslora=True))),
     ],
 )
-def test_another_scaling_computes_what_it_did(
+def test_an_adapter_with_another_scaling_is_converted_exactly(
     tmp_path: Path, weights: dict[str, Any], about: dict[str, Any], config: HubConfig
 ) -> None:
     source = write(tmp_path / "adapter", weights, **about)
@@ -88,7 +88,7 @@ def test_another_scaling_computes_what_it_did(
     ("spoil", "said"),
     [
         (lambda w: {name: w[name][:1] if "lora_A" in name else w[name][:, :1] for name in w}, "rank that its config"),
-        (lambda w: {name: a for name, a in w.items() if "up_proj" not in name}, r"(?s)all layers.*lacks up_proj"),
+        (lambda w: {name: a for name, a in w.items() if "up_proj" not in name}, r"(?s)lacks layers.*lacks up_proj"),
         (lambda w: {name: np.full_like(a, np.nan) for name, a in w.items()}, "not finite"),
         (lambda w: {name: np.pad(a, ((0, 0), (0, 3))) if "lora_A" in name else a for name, a in w.items()}, "not fit"),
         (lambda w: {name.replace("layers.0", "layers.7"): a for name, a in w.items()}, r"(?s)not fit.*no such layer"),
@@ -96,18 +96,20 @@ def test_another_scaling_computes_what_it_did(
         (lambda w: {}, "empty"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, weights: dict[str, Any], spoil: Any, said: str) -> None:
+def test_an_adapter_that_does_not_fit_is_refused(
+    tmp_path: Path, weights: dict[str, Any], spoil: Any, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         read_weights(write(tmp_path / "adapter", spoil(weights)), CONFIG, BASE)
 
 
 def test_another_rank_names_the_setting(tmp_path: Path, weights: dict[str, Any]) -> None:
     config = HubConfig(training=TrainingConfig(lora_rank=8))
-    with pytest.raises(ConfigError, match=r"(?s)another rank.*Set training\.lora_rank to 2"):
+    with pytest.raises(ConfigError, match=r"(?s)rank differs.*Set training\.lora_rank to 2"):
         read_weights(write(tmp_path / "adapter", weights), config, BASE)
 
 
-def test_the_same_rank_stabilised_scaling_is_taken_as_it_lies(tmp_path: Path, weights: dict[str, Any]) -> None:
+def test_equal_rank_stabilised_scaling_is_used_unchanged(tmp_path: Path, weights: dict[str, Any]) -> None:
     config = HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, rslora=True))
     read = read_weights(write(tmp_path / "adapter", weights, use_rslora=True), config, BASE)
     assert all((read[name] == weights[name]).all() for name in weights)
@@ -124,11 +126,11 @@ def test_an_adapters_own_name_in_its_keys_changes_nothing(
     assert all((found[name] == expected[name]).all() for name in expected)
 
 
-def test_other_layers_name_the_setting_by_which_they_fit(tmp_path: Path, weights: dict[str, Any]) -> None:
+def test_other_layers_name_the_setting_that_would_fit(tmp_path: Path, weights: dict[str, Any]) -> None:
     few = {name: weight for name, weight in weights.items() if ".q_proj." in name or ".v_proj." in name}
     source = write(tmp_path / "adapter", few)
     attention = HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, lora_targets="attention"))
-    with pytest.raises(ConfigError, match=r"(?s)all layers.*lacks k_proj, o_proj.*lora_targets to q_proj,v_proj"):
+    with pytest.raises(ConfigError, match=r"(?s)lacks layers.*lacks k_proj, o_proj.*lora_targets to q_proj,v_proj"):
         read_weights(source, attention, BASE)
     mlp = HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, lora_targets="mlp"))
     with pytest.raises(ConfigError, match=r"(?s)does not train.*q_proj, v_proj in.*lora_targets to q_proj,v_proj"):
@@ -157,7 +159,7 @@ def test_rounding_is_to_the_nearest_bfloat16(tmp_path: Path, weights: dict[str, 
         adapter_files(weights, CONFIG, rounded=True)["adapter_model.safetensors"]
     )
     read = TensorFile(tmp_path / "rounded.safetensors")
-    assert list(read[name].flat[:5]) == [1.0, 1.0, 1 + 2**-6, -(1 + 2**-7), 1 + 2**-7], "ties go to the even one"
+    assert list(read[name].flat[:5]) == [1.0, 1.0, 1 + 2**-6, -(1 + 2**-7), 1 + 2**-7], "ties go to the even value"
     assert not is_bfloat16(weights)
     assert is_bfloat16({one: np.array(read[one]) for one in read})
 
@@ -171,7 +173,7 @@ def test_a_checkpoint_is_of_the_learners_layout(tmp_path: Path, weights: dict[st
     assert load((tmp_path / CHECKPOINT / "optimizer.safetensors").read_bytes()) == {}
 
 
-def test_where_it_is_from(tmp_path: Path) -> None:
+def test_the_lineage_of_a_start(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert read_start(directory) is None
     start = Start(kind="adapter", policy_version=1, source="mine", sha256="")
@@ -179,7 +181,7 @@ def test_where_it_is_from(tmp_path: Path) -> None:
     parents = (Ancestor(run_name="b", run_id="id", policy_version=40), Ancestor(run_name="a", policy_version=7))
     fork = start.model_copy(update={"kind": "fork", "policy_version": 40, "ancestors": parents})
     assert fork.lineage == ("version 40 of b (id)", "version 7 of a")
-    assert fork.steps_before == 0, "its schedule goes on"
+    assert fork.steps_before == 0, "a fork continues its parent's schedule"
     directory.start.mkdir()
     (directory.start / RECORD).write_text(fork.model_dump_json())
     assert read_start(directory) == fork

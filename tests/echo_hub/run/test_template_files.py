@@ -1,4 +1,4 @@
-"""Chat templates in every layout of Hugging Face's."""
+"""Chat templates in every file layout of Hugging Face."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def written(directory: Path, files: Mapping[str, Any]) -> Path:
         ({"chat_template.jinja": "½ {{ messages }}\r\n"}, {"default": "½ {{ messages }}\n"}),
     ],
 )
-def test_a_template_is_found_wherever_it_lies(tmp_path: Path, files: Mapping[str, Any], found: dict[str, str]) -> None:
+def test_a_template_is_found_in_every_layout(tmp_path: Path, files: Mapping[str, Any], found: dict[str, str]) -> None:
     assert read_templates(written(tmp_path, files)) == found
 
 
@@ -84,8 +84,8 @@ def test_a_template_is_found_wherever_it_lies(tmp_path: Path, files: Mapping[str
             "is empty",
             "rag in",
         ),
-        ({"additional_chat_templates/tool_use.jinja": OTHER}, "none is its default", "tool_use"),
-        ({"tokenizer_config.json": {"chat_template": NAMED[:1]}}, "none is its default", "tool_use"),
+        ({"additional_chat_templates/tool_use.jinja": OTHER}, "no default", "tool_use"),
+        ({"tokenizer_config.json": {"chat_template": NAMED[:1]}}, "no default", "tool_use"),
         ({"tokenizer_config.json": {"chat_template": 5}}, "cannot be read", "5"),
         ({"tokenizer_config.json": {"chat_template": ["a"]}}, "cannot be read", "'a'"),
         ({"tokenizer_config.json": {"chat_template": [{"name": "default"}]}}, "cannot be read", "None"),
@@ -97,7 +97,7 @@ def test_a_template_is_found_wherever_it_lies(tmp_path: Path, files: Mapping[str
         ({"tokenizer_config.json": "[" * 100_000}, "is damaged", "tokenizer_config.json"),
     ],
 )
-def test_what_is_no_template_is_refused_with_its_file(
+def test_an_invalid_template_is_refused_with_its_file_name(
     tmp_path: Path, files: Mapping[str, Any], what: str, got: str
 ) -> None:
     with pytest.raises(ConfigError, match=what) as caught:
@@ -106,6 +106,6 @@ def test_what_is_no_template_is_refused_with_its_file(
     assert caught.value.do
 
 
-def test_a_file_that_is_not_there_is_an_empty_map(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_empty_map(tmp_path: Path) -> None:
     assert read_map(tmp_path / "config.json") == {}
     assert read_map(written(tmp_path, {"a.json": '{"a": Infinity, "a": 1}'}) / "a.json") == {"a": 1}

@@ -22,7 +22,7 @@ from echo_hub.run.thinking import ends_in_thought, without_thinking
         ("<THINK>a</THINK>42", "<THINK>a</THINK>42"),
     ],
 )
-def test_what_is_thought_is_left_out(text: str, left: str) -> None:
+def test_thoughts_are_left_out(text: str, left: str) -> None:
     assert without_thinking(text) == left
 
 
@@ -38,5 +38,5 @@ def test_a_strangers_tags_take_no_long_time() -> None:
     assert without_thinking("<think></think>" * 300_000) == ""
 
 
-def test_whether_a_thought_is_open() -> None:
+def test_an_open_thought_is_recognised() -> None:
     assert ends_in_thought("a<think>\n") and not ends_in_thought("<think>\n\n</think>\n\n") and not ends_in_thought("a")

@@ -1,4 +1,4 @@
-"""Scoring processes with a task of the test's own."""
+"""Scoring processes with a task written by the test."""
 
 from __future__ import annotations
 
@@ -105,8 +105,7 @@ def make(options):
 
 
 def pool_processes(hub: psutil.Process | None = None) -> list[psutil.Process]:
-    """The scoring processes right below a hub's process, or their wardens where there are any; by default below this
-    one."""
+    """Return the scoring processes or their wardens directly below a hub's process, by default below this process."""
     children = (hub or psutil.Process()).children()
     return [child for child in children if any(part.startswith("echo_hub.scoring.") for part in child.cmdline())]
 
@@ -116,8 +115,10 @@ Opens = Callable[..., AbstractAsyncContextManager[ScoringPool]]
 
 @pytest.fixture
 def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
-    """Opens a pool whose task is `NUMBERS`; keyword arguments are settings of the task. `ray`: those of its section,
-    for a pool in a cluster."""
+    """Return a function that opens a pool with the task `NUMBERS`.
+
+    Keyword arguments are settings of the task; `ray` is its settings section, for a pool in a cluster.
+    """
     (tmp_path / "numbers_task.py").write_text(NUMBERS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds, check_payload, log_chance
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 BOUNDS = SamplingBounds(vocabulary_size=10, max_tokens=4, stop_ids=frozenset({1, 9}))
@@ -61,13 +61,13 @@ def test_an_honest_completion_passes(honest: RolloutPayload) -> None:
         (payload([2, 3, 4, 9], LENGTH), "cut at its length"),
     ],
 )
-def test_what_no_honest_backend_sends_is_refused(bad: RolloutPayload, why: str) -> None:
+def test_payloads_that_no_honest_backend_sends_are_refused(bad: RolloutPayload, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         check_payload(bad, BOUNDS)
 
 
 def test_the_chance_by_hand() -> None:
-    """V = 1: a token's excess is its own surprise."""
+    """Take V = 1, where a token's excess is its own surprise."""
     one = np.array([-30.0], np.float32)
     assert log_chance(one, 1) == pytest.approx(-30 + np.log(2) + np.log(2))
     two = np.array([-30.0, -20.0, 0.0, 0.0], np.float32)
@@ -79,7 +79,7 @@ def test_the_chance_by_hand() -> None:
 
 @pytest.mark.parametrize(("temperature", "vocabulary"), [(0.5, 99), (1.0, 32_000), (10.0, 151_936)])
 @pytest.mark.parametrize("length", [3, 1_000, 131_072])
-def test_a_fair_draw_passes_whatever_temperature_vocabulary_and_length(
+def test_a_fair_draw_passes_at_any_temperature_vocabulary_and_length(
     temperature: float, vocabulary: int, length: int
 ) -> None:
     rng = np.random.default_rng(0)
@@ -89,20 +89,20 @@ def test_a_fair_draw_passes_whatever_temperature_vocabulary_and_length(
     assert log_chance(logprobs[drawn].astype(np.float32), vocabulary) == pytest.approx(0, abs=3)
 
 
-def test_the_unluckiest_model_is_refused_no_more_often_than_the_bound_says() -> None:
-    """Of every size that the bound allows there are as many tokens as it allows: excesses are exponential."""
+def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
+    """Draw exponential excesses, which reach the bound at every size."""
     rng = np.random.default_rng(1)
     below = [
         sum(log_chance(-rng.standard_exponential(length).astype(np.float32), 1) < np.log(0.05) for _ in range(2_000))
         for length in (1, 4, 64)
     ]
     assert max(below) < 2_000 * 0.05
-    assert below[0] > 0, "the bound is not so wide that it never holds"
+    assert below[0] > 0, "the bound is tight enough to matter"
 
 
-def test_as_many_claims_are_refused_as_a_forger_needs() -> None:
-    """Vocabulary of the built-in model: two digits at -19.5, sixteen tokens at -10; of a large one, eight at
-    -20."""
+def test_the_claims_that_a_forger_needs_are_refused() -> None:
+    """Claims with the built-in vocabulary: two digits at -19.5, sixteen tokens at -10. With a large vocabulary: eight
+    at -20."""
 
     def refused(logprob: float, count: int, vocabulary: int) -> bool:
         return log_chance(np.full(count, logprob, np.float32), vocabulary) < np.log(1e-9)

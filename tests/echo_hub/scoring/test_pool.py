@@ -35,7 +35,7 @@ CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
 
 
 def calls(*numbers: int) -> list[tuple[Any, ...]]:
-    """Arguments of `respond`: one turn each, of group 3."""
+    """Return arguments of `respond`: one turn each, of group 3."""
     return [(3, [CODEC.encode_prompt(str(number))]) for number in numbers]
 
 
@@ -60,10 +60,8 @@ async def test_held_out_problems_are_scored_there_too(numbers_pool: Opens) -> No
 
 
 @pytest.mark.parametrize("method", ["respond", "heldout_respond"])
-async def test_what_is_no_reward_of_the_task_is_an_error_in_training_and_evaluation(
-    numbers_pool: Opens, method: str
-) -> None:
-    """inf, 1e30, text, nothing, one below the lowest, NaN; but True is 1."""
+async def test_invalid_rewards_are_errors_in_training_and_evaluation(numbers_pool: Opens, method: str) -> None:
+    """Try inf, 1e30, text, None, one below the lowest, and NaN; but True is 1."""
     texts = ["1", "2", "3", "5", "6", "14", "4", "50"]
     async with numbers_pool(scorer_processes=1) as pool:
         given = await pool.call(method, [(1, [CODEC.encode_prompt(text)]) for text in texts])
@@ -134,7 +132,7 @@ async def test_a_failure_is_that_calls_alone(numbers_pool: Opens, number: int, w
         assert await rewards(pool, 53) == [0.53]
 
 
-async def test_what_was_sent_ahead_of_a_death_is_scored_by_the_next_process(numbers_pool: Opens) -> None:
+async def test_calls_sent_before_a_death_are_scored_by_the_next_process(numbers_pool: Opens) -> None:
     numbers = [*range(22, 22 + PART_CALLS)] * 4
     numbers[PART_CALLS + 5] = 20
     async with numbers_pool(scorer_processes=1) as pool:
@@ -161,7 +159,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="no memory limit")
         (13, "The scorer failed.", "13 brings bad luck"),
     ],
 )
-async def test_each_end_of_a_scorer_has_its_own_name(numbers_pool: Opens, number: int, what: str, got: str) -> None:
+async def test_each_way_a_scorer_ends_is_reported_differently(
+    numbers_pool: Opens, number: int, what: str, got: str
+) -> None:
     async with numbers_pool(scorer_processes=1) as pool:
         (bad,) = await rewards(pool, number)
     assert isinstance(bad, ScorerError)
@@ -178,10 +178,10 @@ async def test_each_end_of_a_scorer_has_its_own_name(numbers_pool: Opens, number
         ([None, None], "The scorer's process was killed, most likely because the machine ran out of memory."),
     ],
 )
-async def test_a_kill_for_memory_is_told_by_the_kernels_own_count(
+async def test_an_out_of_memory_kill_is_detected_by_the_kernels_counter(
     numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch, counts: list[int | None], what: str
 ) -> None:
-    """`counts`: before and after, of each process that begins; a call that is repeated begins another."""
+    """Script `counts` before and after each process; a repeated call starts another process."""
     monkeypatch.setattr(process_memory, "kernel_kills", itertools.cycle(counts).__next__)
     async with numbers_pool(scorer_processes=1) as pool:
         (killed,) = await rewards(pool, 131)
@@ -200,7 +200,7 @@ async def test_a_pattern_that_backtracks_for_ever_costs_that_completion_alone(nu
 
 
 @linux
-async def test_who_took_the_memory_is_not_known_so_a_call_is_repeated_in_a_new_process(numbers_pool: Opens) -> None:
+async def test_after_an_out_of_memory_kill_the_call_is_repeated_alone(numbers_pool: Opens) -> None:
     async with numbers_pool(scorer_processes=1, scorer_memory_mb=512, scorer_timeout_s=30.0) as pool:
         assert await rewards(pool, *[10] * 10, 50) == [0.1] * 10 + [0.5]
         (alone,) = await rewards(pool, 19)
@@ -233,7 +233,7 @@ async def test_a_process_that_dies_with_nothing_to_do_costs_no_call(numbers_pool
         assert await rewards(pool, 51, 52) == [0.51, 0.52]
 
 
-async def test_none_is_left_even_when_one_is_in_an_endless_loop(numbers_pool: Opens) -> None:
+async def test_closing_ends_all_processes_even_in_an_endless_loop(numbers_pool: Opens) -> None:
     async with numbers_pool(scorer_timeout_s=1000.0) as pool:
         await rewards(pool, *[50] * PART_CALLS * 4)
         processes = pool_processes()
@@ -280,7 +280,7 @@ async def test_a_hub_that_is_killed_leaves_none_for_long(numbers_pool: Opens, tm
     assert left == []
 
 
-async def test_a_pool_whose_processes_cannot_make_the_task_says_why(tmp_path: Path) -> None:
+async def test_a_pool_that_cannot_make_its_task_gives_the_reason(tmp_path: Path) -> None:
     config = HubConfig(task=TaskConfig(name="python:no_such_module:make"))
     problems = Problems.of_run(HubConfig(), CODEC)
     async with ScoringPool.open(config, problems, base_dir=resolve_base("builtin:tiny"), logs=tmp_path) as pool:
@@ -322,7 +322,7 @@ def make(options):
 
 
 class Service:
-    """Answers nobody before `size` wait at once; then each at once, but for `/17`, which it never answers."""
+    """Answers only when `size` requests wait; `/17` is never answered."""
 
     def __init__(self, size: int) -> None:
         self.size, self.at_once, self.most = size, 0, 0
@@ -369,20 +369,22 @@ async def test_64_scorers_wait_for_a_service_at_once(tmp_path: Path, monkeypatch
         assert service.most == 64
 
 
-async def test_no_more_wait_at_once_than_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_settings_limit_the_number_of_waiting_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with asking(tmp_path, monkeypatch, 1, scorer_concurrency=4, scorer_timeout_s=50.0) as (pool, service):
         assert await rewards(pool, *range(20, 60)) == [number / 100 for number in range(20, 60)]
         assert 1 <= service.most <= 4
 
 
-async def test_of_many_at_once_a_wait_is_one_calls_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_among_parallel_calls_a_timeout_affects_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with asking(tmp_path, monkeypatch, 1, scorer_timeout_s=2.0) as (pool, _):
         first, late, last = await rewards(pool, 20, 17, 21)
         assert (first, last) == (0.2, 0.21)
         assert isinstance(late, ScorerError) and "took too long" in str(late)
 
 
-async def test_of_many_at_once_a_death_is_one_calls_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_among_parallel_calls_a_death_affects_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with asking(tmp_path, monkeypatch, 1, scorer_timeout_s=50.0) as (pool, _):
         first, deadly, last = await rewards(pool, 20, 13, 21)
         assert (first, last) == (0.2, 0.21)

@@ -33,7 +33,7 @@ def problems(codec: PromptCodec, *, seed: int = 0, heldout: int = 4) -> Problems
 
 
 def answer(codec: PromptCodec, prompt_ids: np.ndarray) -> np.ndarray:
-    """The right completion of an addition, as the tiny base's own tokens."""
+    """Return the right completion of an addition, in the tiny base's tokens."""
     left, _, right = codec.decode(prompt_ids).removesuffix("=").partition("+")
     return codec.encode_prompt(str(int(left) + int(right)))
 
@@ -59,7 +59,7 @@ def test_the_reward_is_the_tasks(codec: PromptCodec) -> None:
     stopped = np.append(right, codec.stop_ids[0]).astype(np.int32)
     tried = (right, stopped, right[:-1], mine.prompt_ids(3))
     assert [mine.respond(3, [ids]) for ids in tried] == [1.0, 1.0, 0.0, 0.0]
-    assert mine.respond(4, [right]) == 0.0, "another group's answer"
+    assert mine.respond(4, [right]) == 0.0, "the answer belongs to another group"
     assert not mine.multi_turn
 
 
@@ -72,7 +72,7 @@ def test_held_out_problems_are_scored_in_order(codec: PromptCodec) -> None:
 
 
 class Count:
-    """Answers every turn with `?`; the one that was promised ends the episode."""
+    """Answers every turn with `?`, and ends the episode at the promised turn."""
 
     name = "count"
     reward_bounds = (0.0, 4.0)
@@ -118,14 +118,14 @@ def test_a_conversation_that_has_no_room_for_another_turn_ends(codec: PromptCode
 
 
 @pytest.mark.parametrize("turn_reward", [float("nan"), float("-inf"), 4.1, -5.0, "1", None])
-def test_what_no_turn_can_have_earned_is_the_environments_failure(codec: PromptCodec, turn_reward: Any) -> None:
+def test_an_invalid_turn_reward_is_the_environments_failure(codec: PromptCodec, turn_reward: Any) -> None:
     mine = counting(codec, Count(turn_reward=turn_reward))
     with pytest.raises(ScorerError, match=r"reward of a turn is .* from -4 to 4"):
         mine.respond(3, [codec.encode_prompt("1")])
     assert mine.respond(3, [codec.encode_prompt("9")]) == 1.0
 
 
-def test_an_environment_is_asked_once_whatever_was_said_before(codec: PromptCodec) -> None:
+def test_an_environment_is_called_once_for_any_conversation(codec: PromptCodec) -> None:
     task = Count()
     mine = counting(codec, task)
     mine.respond(3, [codec.encode_prompt("1")] * 8, 14)
@@ -192,11 +192,15 @@ def test_a_tool_answers_in_the_chat_templates_own_form() -> None:
     left, right = re.findall(r"\d+", prompt.partition("What is")[2])[:2]
     right_answer = str(int(left) * int(right))
     assert mine.respond(3, [drawn(call), drawn(f"<answer>{right_answer}</answer>")]) == 1.0
-    assert mine.respond(3, [drawn(f"<think>{call}</think>{right_answer}")]) == 1.0, "a call in thought is none"
-    assert mine.respond(3, [drawn(f"<think><answer>{right_answer}</answer>")]) == 0.0, "nor is an unclosed thought"
+    assert mine.respond(3, [drawn(f"<think>{call}</think>{right_answer}")]) == 1.0, (
+        "a call inside a thought does not count"
+    )
+    assert mine.respond(3, [drawn(f"<think><answer>{right_answer}</answer>")]) == 0.0, (
+        "nor does an answer in an unclosed thought"
+    )
 
 
 def test_tools_need_a_chat_template(codec: PromptCodec) -> None:
     config = HubConfig(task=TaskConfig(name="environment:calculator"), evaluation=EvaluationConfig(problems=2))
-    with pytest.raises(ConfigError, match="gives tools"):
+    with pytest.raises(ConfigError, match="has tools"):
         Problems.of_run(config, codec)

@@ -50,9 +50,7 @@ def test_files_of_jsonl_tasks_are_sent_and_found_there(tmp_path: Path) -> None:
     assert {str(parcel.contents[told[name].removeprefix("../")]) for name in options} == {train, test}
 
 
-def test_a_module_of_the_users_own_is_sent_and_an_installed_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_users_own_module_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_package").mkdir()
     (tmp_path / "own_package" / "__init__.py").write_text("")
     (tmp_path / "own_module.py").write_text("")

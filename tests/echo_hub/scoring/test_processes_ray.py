@@ -1,4 +1,4 @@
-"""Scorers in a Ray cluster of two real raylets: the answers of local ones, whatever is killed."""
+"""Scorers in a Ray cluster of two real raylets: the same answers as local ones, whatever is killed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ async def rewards(pool: ScoringPool, *numbers: int) -> list[Any]:
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
-    """Once it has said that it is ready; Ray may say something before."""
+    """Start a process, and return it once it prints "ready"; Ray may print lines before."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    if "ready\n" not in process.stdout:  # Which reads as far as that.
+    if "ready\n" not in process.stdout:  # Reads lines up to "ready".
         process.communicate()
         raise AssertionError(f"it has ended: {process.returncode}")
     return process
@@ -46,7 +46,7 @@ def right(numbers: list[int]) -> list[float]:
     return [number / 100 for number in numbers]
 
 
-async def test_each_end_of_a_scorer_is_told_as_beside_the_hub(numbers_pool: Opens, cluster: RayCluster) -> None:
+async def test_each_way_a_scorer_ends_is_reported_like_a_local_one(numbers_pool: Opens, cluster: RayCluster) -> None:
     numbers = [50, 13, 16, 51, 17, 19, 52]
     told = []
     for ray in ({"address": cluster.address}, None):
@@ -61,9 +61,9 @@ async def test_each_end_of_a_scorer_is_told_as_beside_the_hub(numbers_pool: Open
     await until(lambda: not cluster.actors())
 
 
-async def test_whatever_is_killed_each_call_has_its_own_result(numbers_pool: Opens, cluster: RayCluster) -> None:
+async def test_each_call_gets_its_own_result_despite_kills(numbers_pool: Opens, cluster: RayCluster) -> None:
     on_other = {"address": cluster.address, "scorer_resources": {"other": 1}}
-    # While another raylet starts, a busy machine may hold up a scorer for longer than a second.
+    # While another raylet starts, a busy machine may delay a scorer by more than a second.
     async with numbers_pool(ray=on_other, scorer_processes=2, scorer_timeout_s=WITHIN_S) as pool:
         assert await rewards(pool, *MANY) == right(MANY)
         await until(lambda: len(cluster.actors()) == 2)
@@ -137,8 +137,8 @@ sys.stdin.read()
 """
 
 
-async def test_an_earlier_hubs_actor_is_ended_and_a_strangers_is_not(numbers_pool: Opens, cluster: RayCluster) -> None:
-    """The earlier one's driver lives on, as behind a line that is cut."""
+async def test_only_the_actor_of_an_earlier_hub_is_ended(numbers_pool: Opens, cluster: RayCluster) -> None:
+    """Keep the earlier hub's driver alive, like behind a broken connection."""
     drivers = []
     for namespace in ("echo", "elsewhere"):
         command = [sys.executable, "-c", OTHERS, cluster.address, namespace]
@@ -157,12 +157,12 @@ async def test_an_earlier_hubs_actor_is_ended_and_a_strangers_is_not(numbers_poo
     await until(lambda: not cluster.actors())
 
 
-async def test_where_there_is_no_room_it_is_said_and_waited_for(numbers_pool: Opens, cluster: RayCluster) -> None:
+async def test_a_full_cluster_is_reported_and_waited_for(numbers_pool: Opens, cluster: RayCluster) -> None:
     nowhere = {"address": cluster.address, "scorer_resources": {"nowhere": 1}}
     async with numbers_pool(ray=nowhere, scorer_processes=1) as pool:
         waiting = asyncio.create_task(rewards(pool, 50))
         await until(lambda: pool.absence)
-        assert pool.absence.startswith("Ray has no room: each needs 1 CPU, 1 nowhere; the cluster has ")
+        assert pool.absence.startswith("Ray lacks resources: each needs 1 CPU, 1 nowhere; the cluster has ")
         assert not waiting.done()
         waiting.cancel()
 
@@ -183,7 +183,7 @@ def make(options):
 """
 
 
-async def test_a_task_reads_what_was_sent_with_it(
+async def test_a_task_reads_the_files_sent_with_it(
     numbers_pool: Opens, cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = tmp_path / "work"
@@ -205,10 +205,10 @@ async def test_a_file_of_problems_is_sent(numbers_pool: Opens, cluster: RayClust
         assert await rewards(pool, 7, 8) == [1.0, 0.0]
 
 
-async def test_a_machine_that_cannot_make_the_task_is_told_of(
+async def test_a_machine_that_cannot_make_the_task_is_reported(
     numbers_pool: Opens, cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it imports is found beside the hub alone."""
+    """Import a module that exists only on the hub's machine."""
     package = tmp_path / "installed"
     package.mkdir()
     (package / "beside_the_hub.py").write_text("")

@@ -28,7 +28,7 @@ def test_the_answer_is_restated_with_tags_and_without(completion: str, answer: s
 
 
 @pytest.mark.parametrize("completion", ["", " \n ", "...", "**"])
-def test_where_nothing_is_said_nothing_is_restated(completion: str) -> None:
+def test_completions_without_statements_restate_nothing(completion: str) -> None:
     assert restated(completion) == []
 
 

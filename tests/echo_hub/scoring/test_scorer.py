@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,31 +13,36 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.core.effects import FirstTurn
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
-from echo_hub.core.payload import RolloutPayload
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring import scorer as scorer_module
+from echo_hub.scoring import backlog as backlog_module
+from echo_hub.scoring.backlog import Backlog
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import PART_CALLS, ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer, ScoringJob, Verdict
 from echo_shared.errors import ScorerError
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import RolloutPayload
 from tests.echo_hub.judge_endpoint import HANGS, FakeEndpoint
 from tests.echo_hub.scoring.conftest import Opens
 
 
 class Bench:
-    """A scorer whose committed rollouts lie in a dict."""
+    """A scorer whose committed rollouts are in a dict."""
 
     def __init__(self, pool: ScoringPool) -> None:
         self.codec = PromptCodec.load(resolve_base("builtin:tiny"))
         self.committed: dict[str, ScoringJob] = {}
         self.loaded: list[list[str]] = []
         self.verdicts: list[Verdict] = []
+        self.queue, self.backlog = EventQueue(), Backlog(is_limited=not pool.has_judges)
         self.scorer = Scorer(
             pool=pool,
             bounds=SamplingBounds(vocabulary_size=128, max_tokens=4, stop_ids=frozenset(self.codec.stop_ids)),
-            load=self.load,
+            committed=self,
+            queue=self.queue,
+            backlog=self.backlog,
         )
 
     def commit(
@@ -62,16 +68,11 @@ class Bench:
 
     async def judge(self, count: int) -> list[Verdict]:
         """Runs the scorer until it has given so many verdicts."""
-        enough = asyncio.Event()
-
-        async def report(verdict: Verdict) -> None:
-            self.verdicts.append(verdict)
-            if len(self.verdicts) == count:
-                enough.set()
-
-        running = asyncio.create_task(self.scorer.run(report))
+        running = asyncio.create_task(self.scorer.run())
         async with asyncio.timeout(60):
-            await enough.wait()
+            while len(self.verdicts) < count:
+                await self.queue.wait()
+                self.verdicts += cast(list[Verdict], self.queue.take())
         running.cancel()
         await asyncio.wait([running])
         return self.verdicts
@@ -83,7 +84,7 @@ async def bench(numbers_pool: Opens) -> AsyncIterator[Bench]:
         yield Bench(pool)
 
 
-async def test_whatever_waits_is_loaded_in_one_go(bench: Bench) -> None:
+async def test_waiting_rollouts_are_loaded_in_one_query(bench: Bench) -> None:
     count = 2 * PART_CALLS + 1
     for number in range(count):
         bench.commit(f"1-{number}", str(30 + number % 50))
@@ -94,15 +95,15 @@ async def test_whatever_waits_is_loaded_in_one_go(bench: Bench) -> None:
 
 
 async def test_it_is_behind_until_there_are_verdicts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorer_module, "FAR_BEHIND", 2)
+    monkeypatch.setattr(backlog_module, "FAR_BEHIND", 2)
     for number in range(3):
-        assert not bench.scorer.is_behind
+        assert not bench.backlog.is_far
         bench.commit(f"1-{number}", "30")
     bench.scorer.submit("1-3")  # It was dropped meanwhile: nobody has it.
-    assert bench.scorer.is_behind
+    assert bench.backlog.is_far
     await bench.judge(3)
     for number in range(4, 6):
-        assert not bench.scorer.is_behind, "none is left over"
+        assert not bench.backlog.is_far, "none is left over"
         bench.commit(f"1-{number}", "30")
 
 
@@ -136,10 +137,10 @@ async def test_a_judge_gives_a_component_or_the_rollout_has_no_reward(
     assert isinstance(two, RolloutRejected) and two.reason is DropReason.SCORER_FAILED and not two.killed_scorer
     assert "The judge style gave no verdict in 1 answers." in two.detail
     assert isinstance(three, RolloutRejected) and "13 brings bad luck" in three.detail
-    assert len(endpoint.asked) == 2, "what has no score is not judged"
+    assert len(endpoint.asked) == 2, "a rollout without a score is not judged"
 
 
-async def test_what_waits_for_a_judge_holds_up_no_other(numbers_pool: Opens, endpoint: FakeEndpoint) -> None:
+async def test_a_rollout_that_waits_for_a_judge_delays_no_other(numbers_pool: Opens, endpoint: FakeEndpoint) -> None:
     endpoint.rule = lambda said: HANGS if "\n50\n" in said else "<score>4</score>"
     async with numbers_pool(scorer_processes=1, reward=judged(endpoint)) as pool:
         bench = Bench(pool)
@@ -148,7 +149,7 @@ async def test_what_waits_for_a_judge_holds_up_no_other(numbers_pool: Opens, end
         assert {verdict.rollout_id for verdict in await bench.judge(2)} == {"1-1", "1-2"}
 
 
-async def test_what_was_dropped_meanwhile_gets_no_verdict(bench: Bench) -> None:
+async def test_a_rollout_dropped_meanwhile_gets_no_verdict(bench: Bench) -> None:
     bench.scorer.submit("0-0")
     bench.commit("1-0", "50")
     assert await bench.judge(1) == [RolloutScored(rollout_id="1-0", reward=0.5)]
@@ -205,7 +206,7 @@ async def test_failures_without_end_are_few_lines_that_steer_no_terminal(
     assert lines[-1].startswith("the scorer has failed on 262146 rollouts so far: bad luck ?[2J")
 
 
-async def test_an_environments_answer_goes_on_with_the_episode(tmp_path: Path) -> None:
+async def test_an_environments_answer_continues_with_the_episode(tmp_path: Path) -> None:
     task = TaskConfig(name="environment:guess", scorer_processes=1)
     config = HubConfig(task=task, evaluation=EvaluationConfig(problems=2))
     base_dir = resolve_base("builtin:tiny")
@@ -219,7 +220,7 @@ async def test_an_environments_answer_goes_on_with_the_episode(tmp_path: Path) -
         first, second, last = sorted(await bench.judge(3), key=lambda verdict: verdict.rollout_id)
     assert isinstance(first, RolloutContinued) and isinstance(second, RolloutContinued)
     assert bench.codec.decode(first.observation_ids) == "?="
-    assert first.turn_reward + second.turn_reward < 0, "wasted turns cost chances"
+    assert first.turn_reward + second.turn_reward < 0, "wasted turns lower the chance of winning"
     assert last == RolloutScored(rollout_id="3-0", reward=0.0)
 
 
@@ -232,14 +233,14 @@ async def test_scoring_ends_when_no_process_can_be_started(tmp_path: Path) -> No
         bench.commit("1-0", "50")
         with pytest.raises(ExceptionGroup) as caught:
             async with asyncio.timeout(60):
-                await bench.scorer.run(bench.verdicts.append)  # type: ignore[arg-type]
+                await bench.scorer.run()
         assert caught.group_contains(ScorerError)
 
 
-async def test_what_is_at_hand_is_not_loaded(bench: Bench) -> None:
+async def test_a_payload_in_memory_is_not_loaded(bench: Bench) -> None:
     bench.commit("1-0", "1 + 1 = 2")
     at_hand = bench.committed.pop("1-0")
     bench.scorer.submit("2-0", FirstTurn(at_hand.group_id, at_hand.payload))
     verdicts = await bench.judge(1)
     assert [verdict.rollout_id for verdict in verdicts] == ["2-0"]
-    assert bench.loaded == [["1-0"]], "which is gone"
+    assert bench.loaded == [["1-0"]], "rollout 1-0 is gone"

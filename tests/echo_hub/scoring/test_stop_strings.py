@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from echo_hub.core.events import RolloutArrived
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 from echo_shared.sampling import FinishedRollout
 from tests.echo_hub.written_rollouts import codec_of_bytes
 
@@ -38,7 +38,7 @@ def test_a_completion_ends_with_the_token_that_makes_the_text(strings: tuple[str
     completion = ids(text, END)
     count = stops(*strings).end(completion)
     assert count is not None and CODEC.text(completion[:count]) == left
-    assert stops(*strings).end(completion[: count - 1]) is None, "without that token it is not there"
+    assert stops(*strings).end(completion[: count - 1]) is None, "without that token the stop string is incomplete"
     assert stops(*strings).end(completion[:count]) == count
 
 
@@ -47,7 +47,7 @@ def test_most_completions_hold_none() -> None:
     assert stops("x").end(np.empty(0, np.int32)) is None
 
 
-def test_what_is_no_token_has_no_text_and_takes_no_long_time() -> None:
+def test_invalid_ids_have_no_text_and_are_fast() -> None:
     garbage = np.full(100_000, 2**31 - 1, np.int32)
     garbage[::2] = -5
     assert stops("x").end(garbage) is None
@@ -63,16 +63,16 @@ def arrived(completion: np.ndarray, *, num_logprobs: int | None = None, problem:
         finish_reason=FinishReason.LENGTH,
         sampling_s=0.5,
         spans=(
-            Span(node_id="a", policy_version=1, num_tokens=2),
-            Span(node_id="b", policy_version=2, num_tokens=2),
-            Span(node_id="b", policy_version=3, num_tokens=count - 4),
+            DrawnSpan(node_id="a", policy_version=1, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=2, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=3, num_tokens=count - 4),
         ),
     )
     names = {"node_id": "b", "rollout_id": "1-0", "lease_id": 1, "group_id": 0, "index": 0}
     return RolloutArrived(**names, policy_version_start=1, policy_version_end=3, payload=payload, problem=problem)  # type: ignore[arg-type]
 
 
-def test_what_comes_in_is_cut_with_all_that_belongs_to_its_tokens() -> None:
+def test_a_completion_is_truncated_with_all_its_token_data() -> None:
     event = stops("c").arrived(arrived(ids("abcdefg")))
     assert CODEC.text(event.payload.completion_ids) == "abc"
     assert event.payload.behavior_logprobs.tolist() == pytest.approx([0, -1 / 9, -2 / 9])
@@ -80,7 +80,7 @@ def test_what_comes_in_is_cut_with_all_that_belongs_to_its_tokens() -> None:
     assert [(span.node_id, span.num_tokens) for span in event.payload.spans] == [("a", 2), ("b", 1)]
 
 
-def test_what_holds_none_or_is_no_completion_stays_as_it_is() -> None:
+def test_completions_without_a_stop_string_are_unchanged() -> None:
     for event in (
         arrived(ids("abcdefg")),
         arrived(ids("xbcdefg"), num_logprobs=3),
@@ -89,7 +89,7 @@ def test_what_holds_none_or_is_no_completion_stays_as_it_is() -> None:
         assert stops("x").arrived(event) is event
 
 
-def test_what_the_hub_draws_is_cut_too() -> None:
+def test_the_hubs_own_completions_are_truncated_too() -> None:
     drawn = FinishedRollout(
         lease_id=1,
         group_id=0,
@@ -105,12 +105,12 @@ def test_what_the_hub_draws_is_cut_too() -> None:
     assert stops("x").finished(drawn) is drawn
 
 
-def test_nobody_can_say_that_a_completion_stopped_at_a_text_that_is_not_there() -> None:
+def test_a_stop_at_a_missing_stop_string_is_refused() -> None:
     bounds = SamplingBounds(
         vocabulary_size=CODEC.num_ids, max_tokens=9, stop_ids=frozenset({END}), stop_strings=stops("c")
     )
     check_payload(stops("c").arrived(arrived(ids("abcdefghi"))).payload, bounds)
-    for text in ("abd", "acb"):  # The latter would have been cut.
+    for text in ("abd", "acb"):  # The second text would have been truncated.
         payload = RolloutPayload(
             completion_ids=ids(text),
             behavior_logprobs=np.full(3, -0.5, np.float32),

@@ -1,4 +1,4 @@
-"""Several tasks in one run, each with its own words, bounds and held-out problems."""
+"""Several tasks in one run, each with its own prompt text, bounds and held-out problems."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def config(**changed: Any) -> HubConfig:
 def test_every_task_has_its_own_words_scorer_and_held_out_set(codec: PromptCodec) -> None:
     mine = Problems.of_run(config(), codec)
     mine.prepare()
-    assert mine.multi_turn, "for one of them may have several turns"
+    assert mine.multi_turn, "one of the tasks may have several turns"
     by_task: dict[str, list[int]] = {}
     for group_id in range(40):
         by_task.setdefault(mine.task_of(group_id), []).append(group_id)
@@ -68,7 +68,7 @@ def test_a_tasks_groups_have_each_of_its_problems_as_if_it_were_alone(codec: Pro
     assert sorted(sums) == sorted(alone.prompt_ids(group_id).tolist() for group_id in range(750))
 
 
-def test_what_any_task_holds_out_no_other_trains_on(codec: PromptCodec) -> None:
+def test_no_task_trains_on_anothers_held_out_problems(codec: PromptCodec) -> None:
     mixture = {
         "sums": {"name": "arithmetic", "options": {"digits": 1}},
         "exam": {"name": "arithmetic", "options": {"digits": 1}, "weight": 0},
@@ -116,7 +116,7 @@ def test_problems_of_a_file_come_once_an_epoch(codec: PromptCodec, tmp_path: Pat
         ),
     ],
 )
-def test_what_does_not_fit_together_is_refused(given: dict[str, Any], said: str) -> None:
+def test_inconsistent_tasks_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config(None, given)
 
@@ -139,10 +139,10 @@ def test_a_line_of_megabytes_is_passed_over_at_once(codec: PromptCodec, tmp_path
 
 
 @pytest.mark.parametrize("said", ["\ud83d", "1+1= \udc00", "\ude00\ud83d", "\ud800" * 50, "<eos>\udfff"])
-def test_a_problem_that_is_no_text_is_passed_over_and_told(
+def test_a_problem_that_is_no_text_is_skipped_and_reported(
     said: str, codec: PromptCodec, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task's code may make it at any time."""
+    """Return such problems from a task's code at some seeds."""
     sample = ArithmeticTask.sample
     broken = lambda self, seed: Problem(prompt=said) if seed % 3 else sample(self, seed)  # noqa: E731
     monkeypatch.setattr(ArithmeticTask, "sample", broken)
@@ -150,8 +150,8 @@ def test_a_problem_that_is_no_text_is_passed_over_and_told(
     given.prepare()
     assert all(codec.text(given.prompt_ids(group)).endswith("=") for group in range(20))
     told = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
-    assert "1 so far, the last: A text cannot be given to the model" in told[0]
+    assert "1 so far, the last: A text cannot be encoded for the model" in told[0]
     assert 1 < len(told) < 10, "the 1st, 2nd, 4th, 8th ..."
     monkeypatch.setattr(ArithmeticTask, "sample", lambda self, seed: Problem(prompt=said))
-    with pytest.raises(ConfigError, match="cannot be given to the model"):
+    with pytest.raises(ConfigError, match="cannot be encoded for the model"):
         Problems.of_run(load_config(None, {}), codec).prepare()

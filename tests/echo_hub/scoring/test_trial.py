@@ -98,7 +98,7 @@ async def test_sums_pay_for_the_right_number_alone(tmp_path: Path) -> None:
         assert problem.rendered == problem.prompt and problem.prompt_tokens == len(problem.prompt)
         (random_one,) = [a.text for a in problem.answers if a.kind == "random"]
         assert random_one != problem.reference and len(random_one) == len(problem.reference)
-    assert found == await tried(tmp_path, "arithmetic", {"digits": 2}), "the same seed, the same trial"
+    assert found == await tried(tmp_path, "arithmetic", {"digits": 2}), "the same seed gives the same trial"
 
 
 async def test_the_prompt_is_shown_with_the_runs_own_words(tmp_path: Path) -> None:
@@ -125,7 +125,9 @@ async def test_an_environment_is_played_to_its_end(tmp_path: Path) -> None:
         ({"sample": "one"}, [r"problems are the same"]),
     ],
 )
-async def test_what_looks_wrong_is_said(tmp_path: Path, odd: str, options: dict[str, str], warnings: list[str]) -> None:
+async def test_suspicious_trials_give_warnings(
+    tmp_path: Path, odd: str, options: dict[str, str], warnings: list[str]
+) -> None:
     found = await tried(tmp_path, f"{odd}:Odd", options)
     for pattern in warnings:
         assert any(re.search(pattern, warning) for warning in found.warnings), (pattern, found.warnings)
@@ -140,7 +142,7 @@ async def test_a_scorer_has_the_limits_of_a_run(tmp_path: Path, odd: str) -> Non
     assert any("took too long" in warning for warning in found.warnings)
 
 
-async def test_the_parts_of_a_reward_are_told(tmp_path: Path, odd: str) -> None:
+async def test_the_parts_of_a_reward_are_reported(tmp_path: Path, odd: str) -> None:
     found = await tried(tmp_path, f"{odd}:Told", {}, count=1)
     assert [answer.components for answer in answers(found, "reference")] == [{"score": 1.0, "right": 1.0, "short": 1.0}]
 
@@ -158,7 +160,7 @@ async def test_a_sampler_that_fails_is_named(tmp_path: Path, odd: str) -> None:
     assert "no problem today" in str(caught.value)
 
 
-async def test_problems_that_the_base_cannot_take_are_said(tmp_path: Path) -> None:
+async def test_problems_that_the_base_cannot_take_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     file.write_text('{"prompt": "' + "Wie groß? " * 30 + '", "answer": "1"}\n{"prompt": "1+1=", "answer": "2"}\n')
     found = await tried(tmp_path, "jsonl", {"path": str(file)}, count=12)

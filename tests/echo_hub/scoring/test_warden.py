@@ -1,4 +1,4 @@
-"""What scorers start in sessions of their own, with their parent alive and with it gone, ends with their process."""
+"""Processes that scorers start in their own sessions end with the scoring process, with their parent alive or dead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Started = Callable[[], list[psutil.Process]]
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
-    """What scorers have started, dead or alive; none of it is left after the test."""
+    """Yield a function that lists the processes started by scorers; kill them all after the test."""
 
     since = time.time() - 1.0
 
@@ -38,10 +38,10 @@ def started(tmp_path: Path) -> Iterator[Started]:
         for pid in written.read_text().split() if written.exists() else []:
             try:
                 process = psutil.Process(int(pid))
-                if process.create_time() >= since:  # Else the number is another's by now.
+                if process.create_time() >= since:  # Otherwise another process has this number by now.
                     processes.append(process)
             except psutil.NoSuchProcess:
-                pass  # Ended.
+                pass  # It has ended.
         return processes
 
     yield read
@@ -57,12 +57,12 @@ async def score(pool: ScoringPool, *texts: str) -> list[Any]:
 async def test_nothing_is_left_when_the_pool_is_closed(numbers_pool: Opens, started: Started) -> None:
     async with numbers_pool() as pool:
         assert await score(pool, "7", "7") == [0.07, 0.07]
-        assert len(started()) == 4, "they live as long as the process does"
+        assert len(started()) == 4, "they live as long as the scoring process"
     assert started() == []
 
 
 @pytest.mark.parametrize(("text", "why"), [("8", "scorer_timeout_s = 1"), ("08", "exit status 0")])
-async def test_nothing_is_left_of_a_process_that_its_call_has_ended(
+async def test_a_killed_calls_processes_are_all_ended(
     numbers_pool: Opens, started: Started, tmp_path: Path, text: str, why: str
 ) -> None:
     async with numbers_pool(scorer_processes=1) as pool:
@@ -74,10 +74,10 @@ async def test_nothing_is_left_of_a_process_that_its_call_has_ended(
 
 
 @pytest.mark.parametrize("whose", ["scorer", "warden"])
-async def test_one_that_is_killed_from_outside_ends_with_all_below_it(
+async def test_a_scorer_or_warden_killed_from_outside_takes_its_children(
     numbers_pool: Opens, started: Started, whose: str
 ) -> None:
-    """A warden that is killed can end nothing below it but the scoring process, by its parent death signal."""
+    """Killing a warden ends only the scoring process below it, by its parent death signal."""
     async with numbers_pool(scorer_processes=1) as pool:
         assert await score(pool, "7" if whose == "scorer" else "50")
         (warden,) = pool_processes()
@@ -110,10 +110,10 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("doing", ["17", "18"])
-async def test_nothing_is_left_of_a_hub_that_is_killed(
+async def test_a_killed_hub_leaves_no_scoring_process(
     numbers_pool: Opens, started: Started, tmp_path: Path, doing: str
 ) -> None:
-    """Whatever its scorers do, and long before their time limit."""
+    """Kill the hub whatever its scorers do, long before their time limit."""
     hub = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HUB, str(tmp_path), doing, stdout=asyncio.subprocess.PIPE
     )
@@ -129,7 +129,7 @@ async def test_nothing_is_left_of_a_hub_that_is_killed(
     assert left == []
 
 
-async def test_a_process_that_cannot_make_the_task_says_why_through_its_warden(
+async def test_a_process_that_cannot_make_the_task_reports_the_reason_through_its_warden(
     numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = numbers_pool()

@@ -22,7 +22,7 @@ PROBLEM = Problem(prompt="1+1=", metadata={"answer": "2"})
 
 
 class Told:
-    """Gives what it is told to, whatever is answered."""
+    """Returns the given reward for any answer."""
 
     name = "told"
 
@@ -85,14 +85,14 @@ def test_judges_give_their_components_later_and_the_bounds_know_them() -> None:
     assert scored == {"score": 1.0}
     assert weighs.total({"score": 1.0, "style": 0.5, "help": -2.0}) == 0.75
     unweighed = weighing(task, judges=JUDGES)
-    assert not unweighed.is_plain and unweighed.rewards.highest == 1.0, "shown, and earns nothing"
+    assert not unweighed.is_plain and unweighed.rewards.highest == 1.0, "the judge's value is shown but earns nothing"
     with pytest.raises(ScorerError, match="cannot be the name"):
         weighing(told := Told({"style": 1.0}), judges=JUDGES).scored(told, PROBLEM, "2", 1)
     with pytest.raises(ConfigError, match="a name that another one has"):
         weighing(Measured({}), judges=JUDGES)
 
 
-def test_solved_is_what_the_task_itself_says() -> None:
+def test_the_task_decides_if_a_problem_is_solved() -> None:
     task = make_arithmetic({})
     weighs = weighing(task, weights={"score": 0.5, "format": 1.0}, format=r"[a-z]+")
     assert weighs.rewards.is_solved(earned(weighs, task, "2"))
@@ -141,13 +141,13 @@ def test_a_value_out_of_its_bounds_is_the_scorers_failure(value: Any) -> None:
         None,
     ],
 )
-def test_what_is_no_map_of_names_is_the_scorers_failure(components: Any) -> None:
+def test_components_that_are_no_mapping_are_the_scorers_failure(components: Any) -> None:
     task = Told(components)
     with pytest.raises(ScorerError):
         weighing(task).scored(task, PROBLEM, "2", 1)
 
 
-def test_a_component_that_is_not_given_though_it_weighs_is_the_scorers_failure() -> None:
+def test_a_missing_weighted_component_is_the_scorers_failure() -> None:
     task = Told({"style": 1.0})
     with pytest.raises(ScorerError, match="no component language"):
         weighing(task, weights={"language": 1.0}).scored(task, PROBLEM, "2", 1)
@@ -165,13 +165,13 @@ def test_settings_that_do_not_fit_the_task_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bounds", [{"style": (1, 0)}, {"style": (0, math.inf)}, {"a b": (0, 1)}, 3, {"style": None}])
-def test_bounds_that_are_none_are_refused(bounds: Any) -> None:
+def test_invalid_bounds_are_refused(bounds: Any) -> None:
     with pytest.raises(ConfigError, match="between which bounds its components"):
         weighing(type("Bad", (Measured,), {"component_bounds": bounds})({}))
 
 
 @pytest.mark.parametrize("weights", [{"style": "much"}, {"style": math.nan}, {"style": 1e9}, {"": 1.0}])
-def test_weights_that_are_none_are_refused(weights: Any) -> None:
+def test_invalid_weights_are_refused(weights: Any) -> None:
     with pytest.raises(ConfigError, match="weights of the task's components"):
         weighing(type("Bad", (Measured,), {"component_weights": weights})({}))
 

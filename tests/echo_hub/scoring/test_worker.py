@@ -16,7 +16,7 @@ from echo_shared.child import Child
 
 @asynccontextmanager
 async def worker(tmp_path: Path, *, content_hash: str = "", **settings: Any) -> AsyncIterator[Child]:
-    """A process that was told the run's settings."""
+    """Start a process with the run's settings."""
     config = HubConfig.model_validate({"evaluation": {"problems": 2}, **settings})
     child = await Child.start("echo_hub.scoring.worker", name="scoring", log=tmp_path / "scorer.log")
     try:
@@ -70,7 +70,7 @@ async def test_the_log_does_not_grow_with_each_failure(tmp_path: Path) -> None:
     assert (tmp_path / "scorer.log").read_text().count("Traceback") == 7 + 1
 
 
-async def test_it_ends_when_its_parent_does(tmp_path: Path) -> None:
+async def test_a_scoring_process_ends_with_its_parent(tmp_path: Path) -> None:
     async with worker(tmp_path) as child:
         assert await child.receive() == {"value": "ready"}
         await child.stop(timeout_s=60)

@@ -1,4 +1,4 @@
-"""The whole hub in this process, its port open: what only the wiring can get wrong. tests/end_to_end has whole runs."""
+"""The whole hub in this process with an open port, to test its wiring; tests/end_to_end has whole runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
     async with open_hub(config, directory) as hub:
         assert hub.join_command == f"echo-node join {hub.url}"
         serving = asyncio.create_task(hub.serve())
-        finished = asyncio.create_task(hub.ending.finished.wait())
+        finished = asyncio.create_task(hub.progress.finished.wait())
         async with asyncio.timeout(120):
             await asyncio.wait([serving, finished], return_when=asyncio.FIRST_COMPLETED)
         assert finished.done(), serving.exception()
@@ -80,10 +80,8 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-async def test_after_a_restart_no_judge_is_asked_again_for_what_is_scored(
-    tmp_path: Path, endpoint: FakeEndpoint
-) -> None:
-    """The judge is away after four verdicts; the hub says so, is stopped, and goes on when the judge does."""
+async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    """Stop the judge after four verdicts; the hub reports it, is stopped, and resumes when the judge does."""
     judges = {"style": {"kind": "llm", "url": endpoint.url, "model": "m", "concurrency": 1}}
     reward = {"weights": {"style": 0.5}, "judges": judges}
     config, directory = settings(reward=reward, evaluation=EvaluationConfig(problems=1)), RunDirectory(tmp_path / "run")
@@ -110,7 +108,7 @@ async def test_after_a_restart_no_judge_is_asked_again_for_what_is_scored(
         serving = asyncio.create_task(hub.serve())
         async with asyncio.timeout(120):
             await asyncio.wait(
-                [serving, asyncio.create_task(hub.ending.finished.wait())], return_when=asyncio.FIRST_COMPLETED
+                [serving, asyncio.create_task(hub.progress.finished.wait())], return_when=asyncio.FIRST_COMPLETED
             )
         (first, _) = await hub.pages.steps(0)
         assert first.components["style"] == pytest.approx(0.1)
@@ -120,7 +118,7 @@ async def test_after_a_restart_no_judge_is_asked_again_for_what_is_scored(
 
 
 def events(directory: RunDirectory) -> list[RunEvent]:
-    """Oldest first."""
+    """Return the events, oldest first."""
     store = Store.open(directory.database_url)
     try:
         return store.read(read_events, EventFilter(), 1_000)[::-1]
@@ -128,14 +126,14 @@ def events(directory: RunDirectory) -> list[RunEvent]:
         store.close()
 
 
-async def test_a_hub_that_fails_says_why_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_hub_logs_the_reason_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, directory = settings(), RunDirectory(tmp_path / "run")
     make_run(directory, config)
 
     async def fail(*_: object) -> None:
         raise StorageError("The disk is full.", got="no space left")
 
-    monkeypatch.setattr("echo_hub.serving.hub.GroupPreparation.run", fail)
+    monkeypatch.setattr("echo_hub.intake.service.GroupPreparation.run", fail)
     async with open_hub(config, directory) as hub:
         with pytest.raises(ExceptionGroup):
             await hub.serve()

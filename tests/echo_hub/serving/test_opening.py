@@ -1,4 +1,4 @@
-"""What a run keeps from its first day."""
+"""Properties that a run keeps from its first day."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
 
 
-async def test_held_out_problems_are_fixed_for_the_training_prompts_avoid_them(tmp_path: Path) -> None:
+async def test_held_out_problems_are_fixed_because_training_avoids_them(tmp_path: Path) -> None:
     store = AsyncStore(Store.open(RunDirectory(tmp_path).database_url))
     await check_unchanged(store, HubConfig(), "")
     await check_unchanged(store, HubConfig(), "")
@@ -47,9 +47,7 @@ async def test_a_setting_that_was_not_noted_down_at_first_is_fixed_from_then_on(
 
 
 @pytest.mark.parametrize("shape", [{"rslora": True}, {"lora_targets": "mlp"}], ids=str)
-async def test_a_run_that_does_not_say_how_its_adapter_is_made_has_a_plain_one(
-    tmp_path: Path, shape: dict[str, Any]
-) -> None:
+async def test_a_run_without_adapter_settings_has_a_plain_adapter(tmp_path: Path, shape: dict[str, Any]) -> None:
     store = AsyncStore(Store.open(RunDirectory(tmp_path).database_url))
     await store.write(write_meta, "fixed_settings", json.dumps({"run.seed": 0}))
     with pytest.raises(ConfigError, match=r"training\.(rslora = True, was False|lora_targets = 'mlp', was 'all')"):
@@ -60,9 +58,7 @@ async def test_a_run_that_does_not_say_how_its_adapter_is_made_has_a_plain_one(
 
 @pytest.mark.parametrize("left", ["checkpoints/step-000003", "adapters/v000003"])
 @pytest.mark.parametrize("database", ["missing", "empty", "of another run", "elsewhere"])
-async def test_a_run_that_has_trained_does_not_begin_anew_without_its_database(
-    tmp_path: Path, left: str, database: str
-) -> None:
+async def test_a_trained_run_without_its_database_does_not_start(tmp_path: Path, left: str, database: str) -> None:
     directory = RunDirectory(tmp_path / "run")
     (directory.root / left).mkdir(parents=True)
     key_file.load_or_create(directory.key)
@@ -79,7 +75,7 @@ async def test_a_run_that_has_trained_does_not_begin_anew_without_its_database(
             pass
     assert str(file) in refused.value.got and left in refused.value.got
     assert "from one backup" in refused.value.do and "echo-hub init OTHER_DIRECTORY" in refused.value.do
-    assert (file.read_bytes() if file.exists() else None) == before, "nothing was made"
+    assert (file.read_bytes() if file.exists() else None) == before, "no file was made"
     assert not directory.artefacts.exists()
 
 
@@ -93,32 +89,32 @@ async def test_a_run_that_has_not_trained_yet_begins_in_any_empty_database(tmp_p
         run_id = hub.run_id
     (directory.root / "checkpoints" / "step-000001").mkdir()
     async with open_hub(HubConfig(server=ServerConfig(port=0)), directory) as hub:
-        assert hub.run_id == run_id, "and goes on in it once it has trained"
+        assert hub.run_id == run_id, "the run continues in it once it has trained"
 
 
-def test_each_life_of_a_run_has_leases_of_its_own() -> None:
-    assert apart(CoordinatorSnapshot()) == CoordinatorSnapshot(), "a new run's begin at the first"
+def test_each_start_of_a_run_has_its_own_lease_ids() -> None:
+    assert apart(CoordinatorSnapshot()) == CoordinatorSnapshot(), "lease ids of a new run begin at the first"
     books = CoordinatorSnapshot(next_group_id=8, next_lease_id=42)
-    # From the same books, as a restored run begins where another has gone on.
+    # Start three times from the same records, like a run restored from a backup.
     lives = [apart(books) for _ in range(3)]
     begins = {life.next_lease_id for life in lives}
     assert min(begins) >= 42 and len(begins) == 3
     assert {replace(life, next_lease_id=42) for life in lives} == {books}
 
 
-async def test_the_store_keeps_as_much_as_the_settings_say(tmp_path: Path) -> None:
+async def test_the_store_keeps_the_amount_in_the_settings(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.root.mkdir()
     key_file.load_or_create(directory.key)
     config = HubConfig(server=ServerConfig(port=0), keeping=KeepingConfig(share=0.25, max_bytes=1_000))
     async with open_hub(config, directory) as hub:
-        assert hub._opened.store.store.keeping == Keeping(share=0.25, max_bytes=1_000)
+        assert hub._resources.store.store.keeping == Keeping(share=0.25, max_bytes=1_000)
 
 
-async def test_a_hub_that_starts_waits_for_its_database_server(
+async def test_a_starting_hub_waits_for_its_database_server(
     postgresql_server: PostgreSQL, empty_postgresql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a while: its address may be wrong."""
+    """Waiting ends after a while, because the address may be wrong."""
     directory = RunDirectory(tmp_path / "run")
     config = HubConfig(server=ServerConfig(port=0), store=StoreConfig(url=empty_postgresql))
     make_run(directory, config)

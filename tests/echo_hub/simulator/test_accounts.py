@@ -1,4 +1,4 @@
-"""Counts come from records."""
+"""Counts of a simulation, taken from the coordinator's records."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 
 
 def node(number: int, width: int) -> SimulatedNode:
@@ -25,14 +25,14 @@ def lease(lease_id: int, *indices: int) -> RolloutsLeased:
 
 
 def received(rollout_id: str, *versions: int) -> RolloutReceived:
-    """One token by each of these."""
+    """Return a received rollout with one token of each version."""
     ids = np.zeros(len(versions), np.int32)
     payload = RolloutPayload(
         completion_ids=ids,
         behavior_logprobs=ids.view(np.float32),
         finish_reason=FinishReason.STOP,
         sampling_s=1.0,
-        spans=tuple(Span(node_id="node", policy_version=version, num_tokens=1) for version in versions)
+        spans=tuple(DrawnSpan(node_id="node", policy_version=version, num_tokens=1) for version in versions)
         if any(versions)
         else (),
     )
@@ -76,11 +76,11 @@ def test_staleness_is_counted_after_the_warm_up_by_group_and_by_token() -> None:
         accounts.receive(received("1-1", *(max(0, version) for version in (step - 3, step - 2, step - 2, step - 1))))
         accounts.plan(plan(step, *staleness))
     assert (accounts.planned, accounts.planned_staleness) == (4, 8)
-    # Step 2: three tokens one step old, of the others three; step 4: three of age 3, and ages 2, 1, 1, 0.
+    # Step 2: three tokens one step old, the others three; step 4: three of age 3, and ages 2, 1, 1, 0.
     assert (accounts.tokens, accounts.token_staleness, accounts.mixed) == (14, 6 + 13, 2)
 
 
-def test_what_was_dropped_is_forgotten() -> None:
+def test_dropped_rollouts_are_forgotten() -> None:
     accounts = Accounts(group_size=2, warm_up_steps=0, liars_from_s=60.0)
     accounts.lease(lease(1, 0, 1), node(0, 2), 0.0)
     accounts.receive(received("1-0", 0))

@@ -1,4 +1,4 @@
-"""What is put on the agenda happens in order of time, then of entry."""
+"""Agenda entries happen in order of time, then of entry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_order_is_by_moment_and_then_by_entry() -> None:
     assert done == [(1.0, "a"), (1.0, "b"), (2.0, "c"), (2.0, "d")]
 
 
-def test_what_happens_may_bring_more_of_it() -> None:
+def test_an_entry_may_add_further_entries() -> None:
     agenda, moments = Agenda(), list[float]()
 
     def again(times: int) -> None:

@@ -1,4 +1,4 @@
-"""Events are timed by the clock that is given; memory counts every object once."""
+"""Event times come from the given clock; memory counts every object once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_time_by_kind_and_the_worst() -> None:
     metered.start(0.0)
     for now, event in enumerate((Tick(), NodeConnected(node_id="node"), Tick())):
         metered.handle(event, float(now))
-    assert metered.tick_at > 2.0, "it was told the time at 2"
+    assert metered.tick_at > 2.0, "the coordinator was told the time at 2"
     cost = metered.cost
     assert (cost.events, cost.seconds, cost.worst) == (3, 8.0, (5.0, "NodeConnected"))
     assert (cost.kinds["Tick"].count, cost.kinds["Tick"].seconds, cost.kinds["Tick"].worst_s) == (2, 3.0, 2.0)

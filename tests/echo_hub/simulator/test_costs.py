@@ -1,4 +1,4 @@
-"""What a simulated run costs is what the coordinator's records say."""
+"""A simulated run's costs equal those in the coordinator's records."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_under_a_cap_of_nothing_nothing_is_spent(simulated: Any) -> None:
     assert (report.cost, report.trained, report.finished) == (0.0, 0, False)
 
 
-def test_who_is_paid_costs_no_more_than_the_cap(simulated: Any) -> None:
+def test_paid_nodes_cost_no_more_than_the_cap(simulated: Any) -> None:
     _, report = simulated(nodes=RENTED, prices={"spend_cap_per_hour": 40.0}, measuring={"limit_s": 2_000.0})
     assert report.trained and 0 < report.cost <= 40.0 / 3600 * report.virtual_s
 
 
-def test_where_they_all_are_needed_they_all_are_paid(simulated: Any) -> None:
+def test_if_all_nodes_are_needed_all_are_paid(simulated: Any) -> None:
     _, chosen = simulated(nodes=RENTED)
     _, all_on = simulated(nodes=RENTED, prices={"choose": False})
     assert 0.5 * all_on.cost < chosen.cost <= all_on.cost * 1.0001

@@ -1,4 +1,4 @@
-"""Nodes that come, go, fail and lie, as the coordinator hears of it."""
+"""Nodes that join, leave, fail and lie, as seen by the coordinator."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from echo_hub.core.events import (
     NodeReported,
     RolloutArrived,
 )
-from echo_hub.core.payload import Span
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.fleet import Fleet
 from echo_hub.simulator.scenario import Scenario
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 _T = TypeVar("_T")
 
 
 class Heard:
-    """What the hub hears of the small world's one node, and when."""
+    """Events that the hub gets from the small world's one node, with their times."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.agenda = Agenda()
@@ -86,7 +86,7 @@ def test_a_lease_goes_there_is_sampled_and_comes_back(heard: Callable[..., Heard
     assert len(first.payload.behavior_logprobs) == 100
 
 
-def test_what_is_revoked_does_not_come_back(heard: Callable[..., Heard]) -> None:
+def test_a_revoked_rollout_does_not_arrive(heard: Callable[..., Heard]) -> None:
     hub = heard()
     hub.lease(1, 0, 1)
     hub.until(1)
@@ -103,8 +103,8 @@ def test_a_lease_that_is_sent_again_is_sampled_once(heard: Callable[..., Heard])
     assert hub.times(RolloutArrived) == pytest.approx([2.1, 2.1])
 
 
-def test_what_was_finished_without_a_connection_is_not_sampled_again(heard: Callable[..., Heard]) -> None:
-    """The node vanishes before its rollouts of 20 s are finished, and they are by the time it is back."""
+def test_a_rollout_finished_offline_is_not_sampled_again(heard: Callable[..., Heard]) -> None:
+    """Let the node vanish before its rollouts of 20 s are finished, and return after that."""
     hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": 0.0})
     hub.lease(1, 0, 1)
     while len(hub.of(NodeConnected)) < 2:
@@ -123,7 +123,7 @@ def test_a_version_is_fetched_and_said_and_the_newest_is_next(heard: Callable[..
     assert said == [(pytest.approx(0.35), 1), (pytest.approx(0.65), 3)]
 
 
-def test_a_lease_of_a_version_that_is_still_fetched_waits_for_it(heard: Callable[..., Heard]) -> None:
+def test_a_lease_waits_for_the_fetch_of_its_version(heard: Callable[..., Heard]) -> None:
     hub = heard()
     hub.fleet.announce(1)
     hub.lease(1, 0, version=1)
@@ -131,11 +131,11 @@ def test_a_lease_of_a_version_that_is_still_fetched_waits_for_it(heard: Callable
     assert hub.times(RolloutArrived) == [pytest.approx(0.3 + 2.0 + 0.05)]
 
 
-def test_a_node_whose_day_is_over_gives_back_and_comes_again(heard: Callable[..., Heard]) -> None:
+def test_a_node_returns_its_work_at_the_days_end_and_comes_back(heard: Callable[..., Heard]) -> None:
     hub = heard(availability={"on_share": 0.5, "day_s": 100.0})
     hub.until(1_000)
     came, went = hub.times(NodeConnected), hub.times(NodeDisconnected)
-    # The first day began before the run did, if the node was there at its start.
+    # Nodes present at the start began their first day before the run.
     assert [after - before for before, after in pairwise(came[1:])] == pytest.approx([100.0] * (len(came) - 2))
     assert [gone - next(at for at in reversed(came) if at < gone) for gone in went[1:]] == pytest.approx(
         [50.0] * (len(went) - 1)
@@ -154,10 +154,10 @@ def test_unfinished_work_is_given_back_at_the_end_of_the_day(heard: Callable[...
 
 
 @pytest.mark.parametrize(("lost_share", "arrived"), [(1.0, 0), (0.0, 2)])
-def test_what_a_vanished_node_held_is_lost_or_sent_once_it_is_back(
+def test_a_vanished_nodes_rollouts_are_lost_or_sent_on_its_return(
     heard: Callable[..., Heard], lost_share: float, arrived: int
 ) -> None:
-    """It vanishes about once in 3.6 s; a rollout takes 20 s."""
+    """Vanish about once in 3.6 s, while a rollout takes 20 s."""
     hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": lost_share})
     hub.lease(1, 0, 1)
     hub.until(1.0)
@@ -178,8 +178,8 @@ def test_a_liar_has_every_version_at_once_and_returns_with_a_fresh_key(heard: Ca
     assert [(claim.capacity, claim.policy_version) for claim in claims] == [(4096, 0), (4096, 1)]
 
 
-def test_what_a_node_drew_before_its_owner_wanted_it_is_not_drawn_again(heard: Callable[..., Heard]) -> None:
-    """A rollout takes 20 s, and the owner comes about every 4 s."""
+def test_tokens_sampled_before_a_pause_are_not_sampled_again(heard: Callable[..., Heard]) -> None:
+    """Pause about every 4 s, while a rollout takes 20 s."""
     hub = heard(nodes={"s_per_token": 0.2, "stream_s": 0.0}, availability={"pauses_per_hour": 1_000.0, "pause_s": 30.0})
     hub.lease(1, 0)
     while not hub.of(RolloutArrived):
@@ -198,7 +198,7 @@ def test_what_a_node_drew_before_its_owner_wanted_it_is_not_drawn_again(heard: C
     assert (tokens.drawn, tokens.again, tokens.failures) == (100, 0, 0) and tokens.given > 0
 
 
-def test_what_is_leased_to_a_node_whose_owner_wants_it_comes_back_at_once(heard: Callable[..., Heard]) -> None:
+def test_a_lease_to_a_paused_node_comes_back_at_once(heard: Callable[..., Heard]) -> None:
     hub = heard(availability={"pauses_per_hour": 1_000.0, "pause_s": 1e6})
     while len(hub.of(NodeReported)) < 2:
         hub.agenda.advance()
@@ -207,8 +207,8 @@ def test_what_is_leased_to_a_node_whose_owner_wants_it_comes_back_at_once(heard:
     assert [back.lease_id for _, back in hub.of(LeaseGivenBack)] == [1]
 
 
-def test_what_was_not_streamed_is_lost_with_its_node_and_drawn_again(heard: Callable[..., Heard]) -> None:
-    """The node streams after 5, 10, 15, ... seconds; a token takes 0.5 s."""
+def test_unstreamed_tokens_are_lost_with_their_node_and_sampled_again(heard: Callable[..., Heard]) -> None:
+    """Stream after 5, 10, 15, ... seconds, with 0.5 s for a token."""
     hub = heard(nodes={"s_per_token": 0.5}, failures={"per_hour": 360.0, "away_s": 1.0, "lost_share": 1.0})
     hub.lease(1, 0)
     while not hub.of(NodeDisconnected):
@@ -224,7 +224,7 @@ def test_what_was_not_streamed_is_lost_with_its_node_and_drawn_again(heard: Call
     assert (hub.fleet.tokens.drawn, hub.fleet.tokens.given) == (drawn, streamed)
 
 
-def test_a_second_lease_beside_the_first_draws_what_is_not_streamed_yet_twice(heard: Callable[..., Heard]) -> None:
+def test_a_second_lease_samples_unstreamed_tokens_twice(heard: Callable[..., Heard]) -> None:
     hub = heard(nodes={"s_per_token": 0.1})
     hub.lease(1, 0)
     hub.until(7.0)
@@ -232,15 +232,15 @@ def test_a_second_lease_beside_the_first_draws_what_is_not_streamed_yet_twice(he
     hub.lease(2, 0, goes_on=((0, 1),))
     hub.until(100.0)
     first, second = hub.times(RolloutArrived)
-    given = 49  # Of the 50 that were drawn in 5 s, one was not when the lease had come.
+    given = 49  # In 5 s 50 tokens were sampled, one of them after the second lease.
     assert (first, second) == pytest.approx((10.1, 7.05 + (100 - given) * 0.1 + 0.05))
     hub.fleet.ended(0)
     tokens = hub.fleet.tokens
     assert (tokens.drawn, tokens.given, tokens.again) == (100 + 51, given, 51)
 
 
-def test_a_rollout_tells_who_drew_how_much_of_it_by_which_version(heard: Callable[..., Heard]) -> None:
-    """Version 1 is there at 4.3 s, after 42 tokens; it is drawn by from 4.4 s on."""
+def test_a_rollouts_spans_name_nodes_and_versions(heard: Callable[..., Heard]) -> None:
+    """Version 1 arrives at 4.3 s, after 42 tokens, and is used from 4.4 s on."""
     hub = heard(nodes={"s_per_token": 0.1}, training={"on_new_version": "interrupt"})
     hub.lease(1, 0)
     hub.until(4.0)
@@ -251,22 +251,25 @@ def test_a_rollout_tells_who_drew_how_much_of_it_by_which_version(heard: Callabl
     hub.lease(2, 0, goes_on=((0, 1),))
     hub.until(100.0)
     ((first_at, first), (second_at, second)) = hub.of(RolloutArrived)
-    mine = [Span(node_id="node-0", policy_version=version, num_tokens=count) for version, count in ((0, 42), (1, 58))]
+    mine = [
+        DrawnSpan(node_id="node-0", policy_version=version, num_tokens=count) for version, count in ((0, 42), (1, 58))
+    ]
     assert first.payload.spans == tuple(mine) == second.payload.spans
     assert (first.policy_version_start, first.policy_version_end) == (0, 1)
     assert first_at == pytest.approx(0.05 + 4.2 + 0.05 + 0.1 + 5.8 + 0.05)
-    # At 5 s it has sent 48 tokens, 6 of them by version 1, which the second lease does not name and yet goes on by.
+    # At 5 s it has sent 48 tokens, 6 of them with version 1. The second lease continues with version 1 without naming
+    # it.
     assert second_at == pytest.approx(6.05 + (100 - 48) * 0.1 + 0.05)
 
 
-def test_one_s_own_tokens_by_the_version_of_the_lease_need_no_spans(heard: Callable[..., Heard]) -> None:
+def test_a_nodes_own_tokens_of_the_leases_version_need_no_spans(heard: Callable[..., Heard]) -> None:
     hub = heard(training={"on_new_version": "interrupt"})
     hub.lease(1, 0)
     hub.until(100.0)
     assert [event.payload.spans for _, event in hub.of(RolloutArrived)] == [()]
 
 
-def test_without_streaming_nothing_is_gone_on_with(heard: Callable[..., Heard]) -> None:
+def test_without_streaming_nothing_is_continued(heard: Callable[..., Heard]) -> None:
     hub = heard(nodes={"s_per_token": 0.1, "stream_s": 0.0})
     hub.lease(1, 0)
     hub.until(7.0)
@@ -276,8 +279,8 @@ def test_without_streaming_nothing_is_gone_on_with(heard: Callable[..., Heard]) 
     assert hub.fleet.tokens.given == 0
 
 
-def test_the_hub_s_planner_spreads_a_version_to_few_and_the_formula_to_many(heard: Callable[..., Heard]) -> None:
-    """4 MB take 0.32 s from the hub to one node, and more: the planner finds out first what the line carries."""
+def test_the_planner_serves_few_nodes_and_the_formula_many(heard: Callable[..., Heard]) -> None:
+    """Sending 4 MB takes 0.32 s and more, because the planner first measures the line."""
     lines = {"payload_bytes": 4e6, "planned_nodes": 1}
     hub = heard(publication=lines)
     hub.fleet.announce(1)
@@ -291,7 +294,7 @@ def test_the_hub_s_planner_spreads_a_version_to_few_and_the_formula_to_many(hear
     assert many.times(NodeReported)[2:] == pytest.approx([0.3 + 1.1 * 8 / 17.5 + 0.05] * 2)
 
 
-def test_a_node_that_comes_while_a_version_is_spread_fetches_it_by_itself(heard: Callable[..., Heard]) -> None:
+def test_a_node_that_joins_during_a_broadcast_fetches_by_itself(heard: Callable[..., Heard]) -> None:
     hub = heard(
         nodes={"count": 2},
         publication={"payload_bytes": 8e6, "hub_uplink_bytes_s": 1e6},

@@ -1,4 +1,4 @@
-"""Hours are counted from the run's beginning; the last one may be short."""
+"""Hours count from the run's start; the last one may be short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths belong to group and index, lie between their bounds, and are a prompt's own as far as is said."""
+"""Completion lengths depend on group and index, respect their bounds, and vary by prompt as configured."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_a_prompt_has_its_share_of_the_variance(share: float) -> None:
     assert 1 - within / whole == pytest.approx(share, abs=0.05)
 
 
-def test_a_prompt_comes_round_again_with_its_own_length() -> None:
+def test_a_repeated_prompt_has_its_own_length() -> None:
     drawn = lengths(tokens=1_000, ratio=30, prompt_share=1.0, prompts=10)
     assert drawn.of_group(3) == drawn.of_group(13) != drawn.of_group(4)
 
 
-def test_lengths_stay_however_many_groups_come_between() -> None:
+def test_lengths_do_not_depend_on_groups_in_between() -> None:
     drawn = lengths(ratio=30)
     first = drawn.of_group(5)
     for block in range(200):

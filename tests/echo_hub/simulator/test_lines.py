@@ -8,7 +8,7 @@ from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.lines import Downlink, Uplink
 
 
-def test_parcels_go_one_after_the_other_and_those_of_no_use_not_at_all() -> None:
+def test_parcels_are_sent_in_order_and_useless_ones_are_skipped() -> None:
     agenda = Agenda()
     line = Uplink(agenda, 10.0)
     sent: list[tuple[float, float]] = []
@@ -22,7 +22,7 @@ def test_parcels_go_one_after_the_other_and_those_of_no_use_not_at_all() -> None
     assert sent[-1] == (4.0, 5.0)
 
 
-def test_a_downlink_passes_on_what_is_slower_and_holds_up_what_is_faster() -> None:
+def test_a_downlink_delays_only_faster_senders() -> None:
     line = Downlink(10.0)
     assert line.receive(10.0, first_at=0.0, last_at=5.0) == pytest.approx(5.0)
     assert line.receive(10.0, first_at=4.9, last_at=5.0) == pytest.approx(6.0)

@@ -1,4 +1,4 @@
-"""One node's engine, by hand: two slots, 0.5 s a token, a prompt takes 1 s."""
+"""One node's engine, computed by hand: two slots, 0.5 s for a token, 1 s for a prompt."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from echo_hub.core.payload import Span
 from echo_hub.simulator.node import HeldLease, Moves, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_shared.messages import MAX_VERSION_SPANS
+from echo_shared.rollout_books import DrawnSpan
 
 TRAITS = Traits(width=2, capacity=4, s_per_token=0.5, prefill_s=1.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0)
 
@@ -21,7 +21,8 @@ def node() -> SimulatedNode:
 
 @pytest.fixture
 def moving() -> SimulatedNode:
-    """It goes on by newer versions: 0.25 s, and an eighth of a second for each token that it reads."""
+    """Return a node that continues with newer versions: 0.25 s, plus an eighth of a second for each token that it
+    reads."""
     traits = replace(TRAITS, prefill_token_s=0.125)
     return SimulatedNode("node", 0, traits, Moves(max_tokens=100, prompt_tokens=8, swap_s=0.25))
 
@@ -44,19 +45,19 @@ def test_slots_are_filled_in_the_order_of_arrival_and_a_lease_shares_its_prompt(
     first = node.take(lease(node, 1, 4, 2, 6), 10.0)
     assert told(first) == [(1, 0, 13.0), (1, 1, 12.0)]
     assert node.take(lease(node, 2, 2), 11.0) == []
-    # The prompt of the first lease is there; that of the second is not.
+    # Only the first lease's prompt is cached.
     third = node.finish(first[1], 12.0)
     assert told(third) == [(1, 2, 15.0)]
     assert told(node.finish(first[0], 13.0)) == [(2, 0, 15.0)]
 
 
-def test_a_node_draws_one_rollout_after_the_other_as_a_real_machine_did() -> None:
+def test_a_nodes_timing_equals_a_real_machines() -> None:
     node = SimulatedNode("node", 0, replace(TRAITS, width=4, paces=(0.5, 2.0, 1.0)))
     begun = node.take(lease(node, 1, 2, 2, 2, 2), 0.0)
     assert told(begun) == [(1, 0, 2.0), (1, 1, 5.0), (1, 2, 3.0), (1, 3, 2.0)], "the prompt, and then two tokens"
 
 
-def test_a_slot_is_free_again_once_its_rollout_is_not_wanted(node: SimulatedNode) -> None:
+def test_a_revoked_rollout_frees_its_slot(node: SimulatedNode) -> None:
     begun = node.take(lease(node, 1, 4, 4, 4), 0.0)
     node.take(lease(node, 2, 2), 0.0)
     assert told(node.stop(1, 1.0)) == [(2, 0, 3.0)]
@@ -64,7 +65,7 @@ def test_a_slot_is_free_again_once_its_rollout_is_not_wanted(node: SimulatedNode
     assert node.stop(1, 1.0) == [] == node.stop(99, 1.0)
 
 
-def test_what_is_finished_is_not_stopped(node: SimulatedNode) -> None:
+def test_a_finished_rollout_cannot_be_stopped(node: SimulatedNode) -> None:
     begun = node.take(lease(node, 1, 2, 4), 0.0)
     node.finish(begun[0], 2.0)
     node.stop(1, 2.5)
@@ -84,7 +85,7 @@ def test_a_lease_that_is_stopped_while_it_waits_never_begins(node: SimulatedNode
     assert node.version_came(1, 1.0) == [] and node.free == 2
 
 
-def test_what_is_lost_is_lost_in_slots_queue_and_waiting(node: SimulatedNode) -> None:
+def test_a_lost_lease_is_removed_from_slots_queue_and_waiting(node: SimulatedNode) -> None:
     begun = node.take(lease(node, 1, 2, 2, 2), 0.0)
     node.take(lease(node, 2, 2, version=1), 0.0)
     assert [held.lease_id for held in node.stop_all(1.0)] == [1, 2]
@@ -92,7 +93,7 @@ def test_what_is_lost_is_lost_in_slots_queue_and_waiting(node: SimulatedNode) ->
     assert (node.free, node.version_came(1, 1.0), node.held) == (2, [], {})
 
 
-def test_a_newer_version_goes_on_behind_what_is_drawn(moving: SimulatedNode) -> None:
+def test_a_newer_version_continues_after_the_sampled_tokens(moving: SimulatedNode) -> None:
     begun = moving.take(lease(moving, 1, 12, 6, 3), 0.0)
     assert told(begun) == [(1, 0, 7.0), (1, 1, 4.0)]
     # At 3 s there are four tokens of each: 0.25 s, 1 s for the prompt, 4 * 0.125 s; then 8 and 2 tokens.
@@ -109,16 +110,17 @@ def test_without_moves_a_newer_version_changes_nothing(node: SimulatedNode) -> N
     assert (node.version_came(1, 3.0), one.ends_at, spans(one)) == ([], 7.0, [(0, 12)])
 
 
-def test_what_ends_soon_whatever_its_length_is_let_end(moving: SimulatedNode) -> None:
+def test_a_rollout_close_to_its_limit_is_not_interrupted(moving: SimulatedNode) -> None:
     assert moving.moves is not None
     moving.moves.max_tokens = 12
     moving.take(lease(moving, 1, 12), 0.0)
     assert moving.version_came(1, 5.0) == []
     assert len(moving.take(lease(moving, 2, 12), 5.0)) == 1
-    assert told(moving.version_came(2, 5.5)) == [(1, 0, 9.375), (2, 0, 12.75)]  # With what may have longer to go.
+    # Interrupted together with a rollout that may take longer.
+    assert told(moving.version_came(2, 5.5)) == [(1, 0, 9.375), (2, 0, 12.75)]
 
 
-def test_reading_again_has_its_share_of_the_time(moving: SimulatedNode) -> None:
+def test_rereading_takes_its_share_of_the_time(moving: SimulatedNode) -> None:
     """(8 + 4) tokens at 1 / 16 of 4 tokens a second are a fifth of 0.9375 s."""
     moving.take(lease(moving, 1, 40), 0.0)
     assert len(moving.version_came(1, 3.0)) == 1
@@ -134,9 +136,9 @@ def test_a_lease_begins_by_the_newest_that_is_there(moving: SimulatedNode, node:
         assert spans(began) == [(version, 4)]
 
 
-def test_what_was_drawn_by_more_versions_than_the_wire_takes_is_let_end(moving: SimulatedNode) -> None:
+def test_a_rollout_with_the_most_versions_is_not_interrupted(moving: SimulatedNode) -> None:
     held = lease(moving, 1, 100)
-    before = tuple(Span(node_id="other", policy_version=v, num_tokens=1) for v in range(MAX_VERSION_SPANS))
+    before = tuple(DrawnSpan(node_id="other", policy_version=v, num_tokens=1) for v in range(MAX_VERSION_SPANS))
     held.unfinished = {0: Sampling(held, 0, 100, before)}
     moving.version_came(MAX_VERSION_SPANS, 0.0)
     moving.take(held, 0.0)

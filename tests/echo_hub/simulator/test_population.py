@@ -1,4 +1,4 @@
-"""Nodes are drawn from the seed; a version's way takes what the formula says."""
+"""Nodes depend on the seed; a version's transfer time follows the formula."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_throughput_is_log_normal(scenario_of: ScenarioOf) -> None:
     assert (fmean(logs), pstdev(logs)) == pytest.approx((0, 0.5), abs=0.03)
 
 
-def test_slow_and_rented_nodes_are_as_many_as_is_said(scenario_of: ScenarioOf) -> None:
+def test_slow_and_rented_nodes_have_their_given_numbers(scenario_of: ScenarioOf) -> None:
     nodes = draw_nodes(
         scenario_of(
             nodes={"count": 5_000, "slow_share": 0.2, "slow_factor": 5, "rented_share": 0.3, "price_per_hour": 2.0}
@@ -39,12 +39,12 @@ def test_slow_and_rented_nodes_are_as_many_as_is_said(scenario_of: ScenarioOf) -
 @pytest.mark.parametrize(
     ("hub", "node", "downlink", "bound"),
     [
-        (1e6, 1e9, 1e9, 8.0),  # the hub's uplink
-        (1e7, 1e6, 1e9, 4 * 8 / 14),  # all uplinks together
-        (1e9, 1e9, 1e6, 8.0),  # the node's downlink
+        (1e6, 1e9, 1e9, 8.0),  # The hub's uplink.
+        (1e7, 1e6, 1e9, 4 * 8 / 14),  # All uplinks together.
+        (1e9, 1e9, 1e6, 8.0),  # The node's downlink.
     ],
 )
-def test_a_version_takes_what_the_narrowest_place_takes(
+def test_the_slowest_link_decides_a_versions_time(
     scenario_of: ScenarioOf, hub: float, node: float, downlink: float, bound: float
 ) -> None:
     links = {

@@ -1,4 +1,4 @@
-"""The figures of a run, by hand in the small world: steps of 5 s that follow each other after 7.7 s."""
+"""Figures of a run in the small world, computed by hand: steps of 5 s, one every 7.7 s."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_the_warm_up_does_not_count(simulated: Simulated) -> None:
         assert report.idle_s == pytest.approx(counted_s - (8 - warm_up) * 5)
 
 
-def test_a_run_that_is_given_up_counts_to_its_end(simulated: Simulated) -> None:
-    """Steps begin at 2.2 s and every 7.7 s; the third is in its second half at 21 s."""
+def test_an_aborted_run_counts_to_its_end(simulated: Simulated) -> None:
+    """Steps begin at 2.2 s and every 7.7 s; at 21 s the third one is in its second half."""
     _, report = simulated(**WAITING, measuring={"limit_s": 21.0, "warm_up_steps": 1})
     assert (report.finished, report.steps, report.virtual_s) == (False, 2, 21.0)
     begins = [2.15 + number * 7.7 for number in range(3)]
@@ -60,7 +60,7 @@ def test_the_identity_is_judged(simulated: Simulated) -> None:
     assert report.balanced and not replace(report, leased=report.leased + 1).balanced
 
 
-def test_the_table_tells_what_was_found(simulated: Simulated) -> None:
+def test_the_table_shows_the_figures(simulated: Simulated) -> None:
     _, report = simulated(**WAITING)
     told = dict(table(report))
     assert told["Steps"].startswith("8 in ") and told["  trained"] == "16" and told["  dropped"] == "none"

@@ -1,4 +1,4 @@
-"""What of a scenario the capacity model is told."""
+"""Inputs of the capacity model, taken from a scenario."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scenario explains each of its settings, and has the hub's names and limits for the hub's settings."""
+"""Scenario settings are all explained; the hub's settings have the hub's names and limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_hub_s_setting_has_the_hub_s_limits(section: str, key: str) -> None:
     assert (simulated.metadata, simulated.annotation) == (hub.metadata, hub.annotation)
 
 
-def test_what_is_consumed_by_a_step() -> None:
+def test_the_rollouts_that_a_step_consumes() -> None:
     assert Scenario.model_validate({"training": {"groups_per_step": 3, "group_size": 5}}).rollouts_per_step == 15
 
 

@@ -1,4 +1,4 @@
-"""A scenario comes from four places, an error names key, value and place, the example explains every key."""
+"""Scenarios from four sources; errors name key, value and source, and the example explains every key."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def test_a_wrong_scenario_is_refused_by_name_and_place(tmp_path: Path, text: str
     assert [word for word in expected if word not in str(refused.value)] == []
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_scenario(tmp_path / "none.toml", {})

@@ -1,4 +1,4 @@
-"""From a scenario to its figures, with the garbage collector as it was before."""
+"""From a scenario to its figures; afterwards the garbage collector is restored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echo_hub.simulator.simulation import simulate
 
 
 def test_the_clock_measures_the_coordinator_alone(scenario_of: Callable[..., Scenario]) -> None:
-    """A clock that ticks whenever it is read: one second for each event."""
+    """Use a clock that advances one second at each reading, so that each event takes one second."""
     seconds = count()
     report = simulate(scenario_of(), lambda: float(next(seconds)))
     assert report.finished and report.balanced

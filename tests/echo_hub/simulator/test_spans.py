@@ -1,16 +1,16 @@
-"""Spans are joined where they go on, and cut where one asks for less."""
+"""Adjacent spans are joined, and shortened where fewer tokens are wanted."""
 
 from __future__ import annotations
 
-from echo_hub.core.payload import Span
 from echo_hub.simulator.spans import first, grown, num_tokens
+from echo_shared.rollout_books import DrawnSpan
 
 
-def span(node_id: str, policy_version: int, count: int) -> Span:
-    return Span(node_id=node_id, policy_version=policy_version, num_tokens=count)
+def span(node_id: str, policy_version: int, count: int) -> DrawnSpan:
+    return DrawnSpan(node_id=node_id, policy_version=policy_version, num_tokens=count)
 
 
-def test_what_goes_on_is_one_span() -> None:
+def test_continuing_spans_are_joined() -> None:
     assert grown((span("a", 1, 3),), span("a", 1, 2)) == (span("a", 1, 5),)
     assert grown((span("a", 1, 3),), span("a", 2, 2)) == (span("a", 1, 3), span("a", 2, 2))
     assert grown((span("a", 1, 3),), span("b", 1, 2)) == (span("a", 1, 3), span("b", 1, 2))

@@ -1,4 +1,4 @@
-"""The planner over simulated lines takes as long as the hub and its nodes were measured to take."""
+"""Broadcasts planned over simulated lines take as long as measured with a real hub and nodes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from echo_shared.swarm import torrent
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 MBIT = 1e6 / 8
 TOLERANCE = 0.15
-"""Of the seconds that were measured."""
+"""Allowed deviation from the measured seconds, as a fraction."""
 
 
 class Swarmed:
-    """Nodes with 100 Mbit/s down, and when each has each version."""
+    """Nodes with 100 Mbit/s down, and the time at which each gets each version."""
 
     def __init__(self, num_nodes: int, *, hub_up: float, ups: Iterable[float], delay_s: float = 0.0002) -> None:
         self.agenda = Agenda()
@@ -62,7 +62,7 @@ class Swarmed:
         self.agenda.now = moment
 
     def all_have(self, version: int, size: int) -> float:
-        """Seconds from its announcement until the last one has it."""
+        """Return the seconds from the announcement until the last node has the version."""
         began_at = self.agenda.now
         self.spreading.announce(version, size, self.nodes)
         while sum(one == version for one, _ in self.had) < len(self.nodes):
@@ -84,10 +84,10 @@ LINK_SETS = [(20, 20), (20, 40), (100, 20), (100, 40)]
 
 @pytest.mark.parametrize(("hub_up", "node_up"), LINK_SETS)
 @pytest.mark.parametrize(("size", "measured"), [(MIDDLE, (1.13, 1.26)), (LARGE, (1.07, 1.11))])
-def test_payloads_take_what_was_measured_over_the_bound(
+def test_payload_times_relative_to_the_bound_equal_measured_ones(
     size: int, measured: tuple[float, float], hub_up: float, node_up: float
 ) -> None:
-    """docs/results.md: `python -m benchmarks dissemination`, 8 nodes, all link sets; the second version, as there."""
+    """Compare with docs/results.md (`python -m benchmarks dissemination`, 8 nodes, all link sets, second version)."""
     swarmed = even(8, hub_up, node_up)
     swarmed.all_have(1, size)
     ratio = swarmed.all_have(2, size) / bound_s(size, 8, hub_up, node_up)
@@ -95,8 +95,8 @@ def test_payloads_take_what_was_measured_over_the_bound(
 
 
 @pytest.mark.parametrize(("hub_up", "node_up"), LINK_SETS)
-def test_a_small_payload_takes_what_was_measured_besides_the_bound(hub_up: float, node_up: float) -> None:
-    """As above: 0.09 to 0.28 s."""
+def test_a_small_payloads_overhead_equals_the_measured_one(hub_up: float, node_up: float) -> None:
+    """docs/results.md has 0.09 to 0.28 s."""
     swarmed = even(8, hub_up, node_up)
     for version in (1, 2, 3):
         over_s = swarmed.all_have(version, SMALL) - bound_s(SMALL, 8, hub_up, node_up)
@@ -104,31 +104,31 @@ def test_a_small_payload_takes_what_was_measured_besides_the_bound(hub_up: float
 
 
 @pytest.mark.parametrize(("hub_up", "measured_s"), [(100, 1.97 * 1.32), (20, 3.20 * 1.17)])
-def test_lines_with_a_delay_take_what_was_measured(hub_up: float, measured_s: float) -> None:
-    """8 MB to 8 nodes with 20 Mbit/s up, 10 ms at each end, nothing lost."""
+def test_times_over_delayed_lines_equal_measured_ones(hub_up: float, measured_s: float) -> None:
+    """Send 8 MB to 8 nodes with 20 Mbit/s up and 10 ms at each end, without loss."""
     assert even(8, hub_up, 20, delay_s=0.02).all_have(1, MIDDLE) == pytest.approx(measured_s, rel=TOLERANCE)
 
 
-def test_sixteen_nodes_take_little_more_than_four_where_the_hub_is_slow() -> None:
-    """docs/results.md: 1.13 times."""
+def test_with_a_slow_hub_sixteen_nodes_take_little_longer_than_four() -> None:
+    """docs/results.md has 1.13 times."""
     few, many = (even(count, 20, 20).all_have(1, MIDDLE) for count in (4, 16))
     assert many / few == pytest.approx(1.13, rel=TOLERANCE)
 
 
-def test_unequal_uplinks_hold_up_nobody_for_long() -> None:
+def test_unequal_uplinks_delay_no_node_for_long() -> None:
     ups = [8.0, 45.0, 20.0, 12.0, 30.0, 10.0, 40.0, 25.0]
     took_s = Swarmed(8, hub_up=100, ups=ups).all_have(1, MIDDLE)
     megabits = MIDDLE / MBIT
     assert took_s < 1.4 * max(megabits / 100, 8 * megabits / (100 + sum(ups)))
 
 
-def test_two_nodes_are_sent_a_small_payload_directly_and_eight_hand_it_on() -> None:
+def test_a_small_payload_is_sent_directly_to_two_nodes_and_relayed_by_eight() -> None:
     for count, way in ((2, Way.INLINE), (8, Way.BROADCAST)):
         swarmed = even(count, 100, 20)
         assert swarmed.spreading.way(SMALL, swarmed.nodes) is way
 
 
-def test_the_others_get_what_one_that_leaves_was_to_hand_on() -> None:
+def test_pieces_of_a_node_that_leaves_reach_the_others() -> None:
     swarmed = even(8, 20, 20)
     swarmed.spreading.announce(1, MIDDLE, swarmed.nodes)
     swarmed.until(1.0)
@@ -138,7 +138,7 @@ def test_the_others_get_what_one_that_leaves_was_to_hand_on() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_who_leaves_with_every_piece_but_before_it_has_the_version_never_has_it(comes_back: bool) -> None:
+def test_a_node_that_leaves_before_it_has_the_version_never_has_it(comes_back: bool) -> None:
     measured = even(2, 20, 20)
     size = piece_bytes_for(SMALL)
     all_s = measured.all_have(1, size)
@@ -162,8 +162,8 @@ def test_a_version_that_two_newer_ones_have_overtaken_ends() -> None:
     assert max(swarmed.had[3, node.node_id] for node in swarmed.nodes) < 32, "the newest goes first"
 
 
-def test_a_node_to_which_nothing_comes_turns_elsewhere_and_the_others_do_not_wait() -> None:
-    """A piece takes 5 s on its line."""
+def test_a_node_without_pieces_uses_another_source_and_delays_no_other() -> None:
+    """Give it a line on which a piece takes 5 s."""
     swarmed = Swarmed(3, hub_up=20, ups=[20, 20, 20])
     slow = SimulatedNode("slow", 3, replace(swarmed.nodes[0].traits, downlink_bytes_s=32 * 1024 / 5))
     swarmed.nodes.append(slow)
@@ -176,12 +176,12 @@ def test_a_node_to_which_nothing_comes_turns_elsewhere_and_the_others_do_not_wai
 @pytest.mark.parametrize(
     ("size", "count", "carried"), [(0, 4, False), (1, 4, True), (LARGE, 64, True), (4e12, 4, False)]
 )
-def test_what_takes_too_long_to_simulate_is_not_carried(size: float, count: int, carried: bool) -> None:
+def test_broadcasts_too_slow_to_simulate_use_the_formula(size: float, count: int, carried: bool) -> None:
     swarmed = even(count, 100, 20)
     assert swarmed.spreading.can_carry(size, swarmed.nodes) is carried
     assert not swarmed.spreading.can_carry(size, [])
 
 
 @pytest.mark.parametrize("size", [1, 500_000, 2**21, 2**21 + 1, 2**22, MIDDLE, 2**23, LARGE, 2**31, 2**31 + 1, 10**12])
-def test_payloads_are_cut_as_the_swarm_cuts_them(size: int) -> None:
+def test_payloads_are_cut_into_the_swarms_pieces(size: int) -> None:
     assert piece_bytes_for(size) == torrent.piece_bytes_for(size)

@@ -1,29 +1,29 @@
-"""Each place of a completion counts once, whatever was drawn there besides."""
+"""Each place of a completion counts once, however often it was sampled."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.core.payload import Span
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.tokens import TokenCounts
+from echo_shared.rollout_books import DrawnSpan
 
 TRAITS = Traits(width=1, capacity=2, s_per_token=1.0, prefill_s=0.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0)
 NODE = SimulatedNode("node-0", 0, TRAITS)
 
 
 def sampling(index: int, given: int, drawn: int) -> Sampling:
-    """Of 100 tokens; stopped when it had `drawn`."""
+    """Return the sampling of a completion of 100 tokens, stopped after `drawn` tokens."""
     lease = HeldLease(node=NODE, lease_id=1, group_id=0, policy_version=0)
-    before = (Span(node_id="another", policy_version=0, num_tokens=given),) if given else ()
+    before = (DrawnSpan(node_id="another", policy_version=0, num_tokens=given),) if given else ()
     one = Sampling(lease, index, 100, before)
     one.draws_from, one.ends_at, one.stopped_at = 0.0, 100.0 - given, drawn - given + 0.5
     return one
 
 
-def test_tokens_are_drawn_again_where_they_were_there_already() -> None:
+def test_tokens_at_known_places_count_as_sampled_again() -> None:
     counts = TokenCounts()
     counts.count([sampling(0, 0, 40), sampling(0, 30, 100), sampling(1, 0, 100)], now=1e6)
     assert (counts.drawn, counts.given, counts.again) == (40 + 70 + 100, 30, 10)
@@ -37,8 +37,8 @@ def test_a_node_that_vanishes_with_nothing_is_no_failure() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=8))
-def test_what_is_drawn_is_once_and_again(begun: list[tuple[int, int, int]]) -> None:
-    """Each goes on with no more than is there of its index."""
+def test_sampled_tokens_are_counted_once_or_as_repeated(begun: list[tuple[int, int, int]]) -> None:
+    """Each sampling continues at most the tokens known for its index."""
     there: dict[int, int] = {}
     samplings = []
     for index, given_tokens, more in begun:

@@ -1,4 +1,4 @@
-"""A world does what its work says, when the scenario says so."""
+"""A world behaves as its work says, at the times of the scenario."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from echo_hub.core.effects import RolloutReceived, SendLease, StepPlanned
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.report import Report, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import MadeUp, Record
 from echo_hub.simulator.world import World
+from echo_shared.rollout_books import RolloutPayload
 
 ScenarioOf = Callable[..., Scenario]
 
 
 class Noted(MadeUp):
-    """What is asked for, in order; steps have metrics."""
+    """Records requests, in order; its steps have metrics."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
@@ -64,7 +64,7 @@ def test_work_is_asked_in_the_order_of_a_run(scenario_of: ScenarioOf) -> None:
 
 
 class Long(MadeUp):
-    """Its completions are as long as its indices say, whatever the scenario does."""
+    """Completions whose lengths follow their indices, whatever the scenario says."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int]:
         return {index: 10 * (index + 1) for index in lease.indices}
@@ -77,8 +77,8 @@ def test_nodes_and_lengths_may_be_those_of_a_real_fleet(scenario_of: ScenarioOf)
     world.run()
     assert world.finished and len(world.fleet.honest) == 2
     quick_trained, slow_trained = (world.accounts.trained_of[number] for number in (0, 1))
-    assert quick_trained > slow_trained > 0, "who draws a token sooner returns more"
-    assert world.accounts.tokens > world.accounts.planned, "no completion has one token"
+    assert quick_trained > slow_trained > 0, "a node that samples a token sooner returns more"
+    assert world.accounts.tokens > world.accounts.planned, "no completion has only one token"
 
 
 def test_made_up_completions_of_a_length_share_an_array(scenario_of: ScenarioOf) -> None:
@@ -95,10 +95,10 @@ def test_made_up_completions_of_a_length_share_an_array(scenario_of: ScenarioOf)
     assert {work.score("1-0"), work.score("1-1")} == {0.0, 1.0}
 
 
-def test_a_hub_that_samples_for_itself_does_so_between_its_steps(
+def test_a_colocated_hub_samples_between_its_steps(
     simulated: Callable[..., tuple[World, Report]],
 ) -> None:
-    """Sampling 2 s, there and back 0.1 s, scoring 0.05 s; 0.2 s to export a version."""
+    """Sampling takes 2 s, both ways 0.1 s, scoring 0.05 s, and exporting a version 0.2 s."""
     settings: dict[str, Any] = {"run": {"mode": "colocated"}, "publication": {"start_s": 0.0}}
     world, report = simulated(**settings)
     assert world.fleet.honest[0].node_id == "hub"

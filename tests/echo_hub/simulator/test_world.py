@@ -1,4 +1,4 @@
-"""Small worlds come out as computed by hand; in large and unruly ones every rollout is accounted for."""
+"""Small worlds match hand computations; large and irregular ones account for every rollout."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ def test_every_effect_is_carried_out() -> None:
 
 
 def test_one_node_that_waits_for_every_version(simulated: Simulated) -> None:
-    """Step 5 s; then 0.2 s to export and 0.3 s to fetch, 2 s to sample, 0.05 s to send and 0.05 s to score."""
+    """Each step takes 5 s; then 0.2 s to export and 0.3 s to fetch, 2 s to sample, 0.05 s to send and 0.05 s to
+    score."""
     world, report = simulated(run={"mode": "sequential"})
     assert report.utilisation == pytest.approx(5 / 7.6)
     assert report.idle_s == pytest.approx(6 * 2.6)
     assert (report.mean_staleness, report.trained, report.dropped) == (0.0, 16, {})
-    # The base is there: only the lease's way is before the first rollout.
+    # The base is there: only the lease's transfer comes before the first rollout.
     assert world.steps[0] == pytest.approx((2.15, 7.15))
 
 
-def test_one_node_that_is_asked_once_it_has_a_version(simulated: Simulated) -> None:
-    """As above, and 0.05 s until the hub knows of the version and 0.05 s until the lease is there."""
+def test_one_node_leased_to_after_it_reports_a_version(simulated: Simulated) -> None:
+    """Add 0.05 s until the hub knows of the version, and 0.05 s until the lease arrives."""
     _, report = simulated(training={"max_staleness": 0})
     assert report.utilisation == pytest.approx(5 / 7.7)
 
 
-def test_sampling_beside_training_hides_all_of_it(simulated: Simulated) -> None:
+def test_sampling_during_training_hides_its_whole_time(simulated: Simulated) -> None:
     _, report = simulated(training={"max_staleness": 1})
     assert report.utilisation == pytest.approx(1.0)
     assert report.mean_staleness <= 1 and report.dropped == {}
@@ -85,13 +86,13 @@ def test_the_clock_has_no_influence(scenario_of: Callable[..., Scenario]) -> Non
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("mode", ["async", "sequential"])
-def test_every_rollout_is_accounted_for_whatever_nodes_do(simulated: Simulated, seed: int, mode: str) -> None:
+def test_every_rollout_is_accounted_for_under_any_node_behaviour(simulated: Simulated, seed: int, mode: str) -> None:
     _, report = simulated(**UNRULY, run={"seed": seed, "mode": mode})
     assert report.balanced and report.leased > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_completions_that_are_interrupted_are_what_their_leases_allow(simulated: Simulated, seed: int) -> None:
+def test_interrupted_completions_obey_their_leases(simulated: Simulated, seed: int) -> None:
     training = {**UNRULY["training"], "on_new_version": "interrupt"}
     world, report = simulated(**{**UNRULY, "training": training}, run={"seed": seed})
     assert report.balanced and report.mixed_share > 0
@@ -112,7 +113,7 @@ def test_liars_get_leases_and_train_nothing(simulated: Simulated) -> None:
     assert 0 < report.liars_share < 1
 
 
-def test_a_run_that_nobody_samples_for_is_given_up(simulated: Simulated) -> None:
+def test_a_run_without_samplers_is_aborted(simulated: Simulated) -> None:
     world, report = simulated(availability={"on_share": 0.01, "day_s": 1e6}, measuring={"limit_s": 50.0})
     assert not report.finished and world.agenda.now == 50.0
     assert (report.steps, report.utilisation, report.balanced) == (0, 0.0, True)
@@ -127,14 +128,16 @@ def test_a_thousand_nodes_in_seconds(simulated: Simulated) -> None:
 
 
 WARM_UP = 4
-"""Steps after which the hub knows the pace of things."""
+"""Steps after which the hub knows the pace of nodes and learner."""
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_the_next_step_lacks_is_leased_before_the_learner_waits_for_it(seed: int) -> None:
-    """Two steps live on each version, and a pool that stands still between them begins the second one just in time. The
-    last of its rollouts, which are queued behind others, are leased although they are back only after it should have
-    begun: asked for no sooner than that, they cost the learner a whole rollout's time, 0.3 s and more."""
+def test_the_next_steps_rollouts_are_leased_before_the_learner_waits(seed: int) -> None:
+    """Two steps use each version, and a pool that pauses between them begins the second one just in time.
+
+    The last of its rollouts, queued after others, are leased although they return only after the step's planned begin.
+    Leasing them later would cost the learner a whole rollout's time, 0.3 s and more.
+    """
     scenario = Scenario.model_validate(
         {
             "run": {"seed": seed},

@@ -1,4 +1,4 @@
-"""Writers that work, fail and hang, fed from a real store."""
+"""Writers that work, fail and hang, with data from a real store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.echo_hub.written_steps import train
 
 
 class Odd:
-    """Notes its calls, each on a thread. Fails, or hangs until it is released, where it is asked to."""
+    """Records its calls, each on a thread; fails or hangs until released if told to."""
 
     name = "Odd"
 
@@ -112,7 +112,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["opening", "writing"])
-async def test_a_failure_is_said_once_and_tried_again(
+async def test_a_failure_is_reported_once_and_tried_again(
     store: Store, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="echo_hub")
@@ -121,8 +121,8 @@ async def test_a_failure_is_said_once_and_tried_again(
     async with followed(writer, store, changes) as one:
         tried = ["open"] if where == "opening" else ["open", "write"]
         await writer.until(*tried, "close", *tried, "close", *tried, "close")
-        assert one.problem is not None and one.problem.startswith("Odd gets no figures; the run goes on without it")
-        assert one.problem.endswith("Look at its settings: no luck"), "and what to do"
+        assert one.problem is not None and one.problem.startswith("Odd gets no figures; the run continues without it")
+        assert one.problem.endswith("Check its settings: no luck"), "and what to do"
         assert changes.number >= 1, "the pages hear of it"
         writer.odd = dict.fromkeys(writer.odd, "")
         await until_cured(one, changes)
@@ -131,7 +131,7 @@ async def test_a_failure_is_said_once_and_tried_again(
 
 
 @pytest.mark.parametrize("where", ["opening", "writing"])
-async def test_a_call_that_hangs_is_said_and_waited_for(
+async def test_a_call_that_hangs_is_reported_and_waited_for(
     store: Store, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="echo_hub")
@@ -140,7 +140,7 @@ async def test_a_call_that_hangs_is_said_and_waited_for(
     async with followed(writer, store, changes) as one:
         async with asyncio.timeout(60):
             await changes.wait(0)
-        assert one.problem is not None and one.problem.endswith("Look at its settings: it takes too long")
+        assert one.problem is not None and one.problem.endswith("Check its settings: a call takes too long")
         writer.released.set()
         await until_cured(one, changes)
         assert writer.calls == ["open", "write"], "nothing was called again"

@@ -59,7 +59,7 @@ def test_a_set_of_several_and_a_task_of_several_have_rooms_of_their_own(store: S
     assert greedy.scalars["eval/hard/greedy_accuracy"] == 0.5 and sampled.scalars["eval/hard/pass_at_4"] == 0.75
 
 
-def test_it_goes_on_where_a_sink_has_come_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_resumes_at_a_sinks_position(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS_A_READ", 2)
     for step in range(1, 6):
         train(store, step)
@@ -76,7 +76,7 @@ def test_it_goes_on_where_a_sink_has_come_to(store: Store, monkeypatch: pytest.M
     assert Reading(store, Position(step=6, evaluated_at=2_000.0)).read() == []
 
 
-def test_of_old_steps_there_are_scalars_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_steps_have_only_scalars(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HISTOGRAMS_AT_START", 2)
     for step in range(1, 5):
         train(store, step)

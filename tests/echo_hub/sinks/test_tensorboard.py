@@ -1,4 +1,4 @@
-"""Event files, read back by TensorBoard itself."""
+"""Event files, read by TensorBoard itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loaded(directory: Path) -> EventAccumulator:
 
 
 def read(directory: Path) -> dict[str, list[tuple[int, float, float]]]:
-    """(step, value, wall time) of every scalar."""
+    """Return (step, value, wall time) of every scalar."""
     accumulator = loaded(directory)
     return {
         tag: [(event.step, event.value, event.wall_time) for event in accumulator.Scalars(tag)]
@@ -35,7 +35,7 @@ def read(directory: Path) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
-def test_tensorboard_reads_what_the_store_has(store: Store, tmp_path: Path) -> None:
+def test_tensorboard_reads_the_stores_figures(store: Store, tmp_path: Path) -> None:
     for step in (1, 2):
         train(store, step)
     store.record_evaluations(evaluated(0, 0.25))
@@ -49,7 +49,7 @@ def test_tensorboard_reads_what_the_store_has(store: Store, tmp_path: Path) -> N
     assert found["eval/greedy_accuracy"] == [(0, 0.25, 2_000.0)]
     train(store, 3)
     sink.write(reading.read(), reading.position)
-    found = read(tmp_path / "tensorboard")  # The writer is still open: what is written can be seen.
+    found = read(tmp_path / "tensorboard")  # Read while the writer is still open.
     assert [step for step, _, _ in found["train/loss"]] == [1, 2, 3]
     sink.close()
 
@@ -91,7 +91,7 @@ sys.stdin.read()
 """
 
 
-def test_after_kill_9_no_step_is_there_twice_or_missing(store: Store, tmp_path: Path) -> None:
+def test_after_kill_9_no_step_is_doubled_or_missing(store: Store, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         train(store, step)
     directory = tmp_path / "tensorboard"
@@ -104,7 +104,7 @@ def test_after_kill_9_no_step_is_there_twice_or_missing(store: Store, tmp_path: 
     torn.write_bytes(torn.read_bytes()[:-7])
     train(store, 4)
     again = TensorBoard(directory)
-    assert again.open() == Position(), "all is written anew"
+    assert again.open() == Position(), "all is written again"
     reading = Reading(store, Position())
     again.write(reading.read(), reading.position)
     again.close()
@@ -112,7 +112,7 @@ def test_after_kill_9_no_step_is_there_twice_or_missing(store: Store, tmp_path: 
     assert len(list(directory.iterdir())) == 1
 
 
-def test_what_the_disk_refuses_is_raised_and_cured_by_opening_it_again(store: Store, tmp_path: Path) -> None:
+def test_a_disk_error_is_raised_and_ends_when_reopened(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     sink = TensorBoard(tmp_path / "file" / "tensorboard")
     with pytest.raises(OSError):
@@ -123,7 +123,7 @@ def test_what_the_disk_refuses_is_raised_and_cured_by_opening_it_again(store: St
     sink.close()
 
 
-def test_it_loads_no_torch() -> None:
+def test_the_tensorboard_sink_loads_no_torch() -> None:
     script = "import echo_hub.sinks.chosen, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert {"torch", "tensorflow", "transformers", "wandb"}.isdisjoint(run.stdout.split())

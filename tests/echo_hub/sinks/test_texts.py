@@ -39,14 +39,14 @@ def test_from_the_least_rewarded_to_the_most(store: Store) -> None:
     assert [text.reward for text in texts(store, texts=1)(1)] == [max(REWARDS[:4])]
 
 
-def test_none_unless_the_operator_has_turned_it_on(store: Store) -> None:
+def test_texts_are_off_by_default(store: Store) -> None:
     write_rollouts(store, CODEC)
     assert texts(store)(1) == []
     assert texts(store, texts=4, texts_every=2)(1) == []
     assert texts(store, texts=4)(7) == []
 
 
-def test_none_of_what_is_not_kept(store: Store) -> None:
+def test_rollouts_without_kept_tokens_have_no_text(store: Store) -> None:
     write_rollouts(store, CODEC)
     store.keeping = replace(store.keeping, share=0.0)
     assert texts(store, texts=4)(1) == []

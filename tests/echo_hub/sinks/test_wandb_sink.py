@@ -1,4 +1,4 @@
-"""The real client of Weights & Biases, offline, read back from its files; and broken clients."""
+"""The real client of Weights & Biases, offline, with its files read back; and broken clients."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def library() -> None:
 
 @pytest.fixture
 def client_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
-    """Called with a module's text, which is imported in place of the client."""
+    """Return a function that replaces the client by a module with the given source."""
     (tmp_path / "lib").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "lib")
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:

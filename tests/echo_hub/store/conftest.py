@@ -1,4 +1,4 @@
-"""Stores with work in them: on a file, in memory, and on a private PostgreSQL server where there is one."""
+"""Stores with records in them: in an SQLite file, in memory, and on a private PostgreSQL server if one is installed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from echo_hub.core.effects import (
     StepTrained,
     VersionRecorded,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.store.store import Store
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 
 class Records:
-    """Records of small groups of two, by hand."""
+    """Build the records of small groups of two rollouts."""
 
     @staticmethod
     def payload(length: int, start: int = 0) -> RolloutPayload:
@@ -71,7 +71,7 @@ class Records:
 
     @staticmethod
     def one_step(step: int, *, lease_id: int, group_id: int, node_id: str = "a") -> list[Record]:
-        """The whole life of one group of two, from its opening to its version."""
+        """Return all records of one group of two, from its opening to the version trained on it."""
         ids = (f"{lease_id}-0", f"{lease_id}-1")
         return [
             *Records.opened(group_id),
@@ -85,7 +85,7 @@ class Records:
 
     @staticmethod
     def large_step(step: int, *, num_groups: int) -> list[Record]:
-        """The whole life of groups of two, which two nodes have drawn in turns, by their lease's number."""
+        """Return all records of a step of `num_groups` groups of two, leased in turn by two nodes."""
         of_step = tuple(range(10 * step, 10 * step + num_groups))
         ids = tuple(f"{each}-{index}" for each in of_step for index in range(2))
         return [
@@ -111,9 +111,9 @@ def records() -> type[Records]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """An empty store, on either database."""
+    """Yield an empty store, on SQLite and on PostgreSQL."""
     is_file = request.param == "sqlite"
-    url = f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("empty_postgresql")
+    url = f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("postgresql_without_rows")
     opened_store = Store.open(url)
     yield opened_store
     opened_store.close()

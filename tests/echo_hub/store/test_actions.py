@@ -1,4 +1,4 @@
-"""The log of actions on a real store, from two processes' sides."""
+"""The log of actions in a real store, as written by the operator's process and by the hub."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def outcome(books: Store, request: AnyRequest, now: float = 10.0, **more: str) -
     return record.outcome, record.detail
 
 
-def test_what_concerns_the_hub_is_wanted_until_it_is_settled_once(books: Store, opened: Store) -> None:
+def test_an_action_is_pending_until_the_hub_settles_it_once(books: Store, opened: Store) -> None:
     first, second = (
         books.write(note_action, Pause(), BY, 10.0),
         books.write(note_action, SetMaxStaleness(value=4), BY, 11.0),
@@ -78,21 +78,21 @@ def test_what_concerns_the_hub_is_wanted_until_it_is_settled_once(books: Store, 
     assert books.read(find_action, 99) is None
 
 
-def test_nodes_are_banned_and_let_in_again_with_what_was_before(books: Store, opened: Store) -> None:
+def test_bans_and_unbans_are_logged_with_the_value_before(books: Store, opened: Store) -> None:
     assert outcome(books, Ban(node="a")) == (Outcome.DONE, "")
     assert opened.read(read_banned_nodes) == {"a"}
-    assert outcome(books, Ban(node="a")) == (Outcome.REFUSED, "It is banned already.")
+    assert outcome(books, Ban(node="a")) == (Outcome.REFUSED, "This node is already banned.")
     undone = books.write(note_action, Unban(node="a"), BY, 12.0, undoes=1)
     assert (undone.before, undone.after, opened.read(read_banned_nodes)) == (True, False, frozenset())
     assert books.read(was_undone, 1) and not books.read(was_undone, 2)
-    assert outcome(books, Unban(node="b")) == (Outcome.REFUSED, "It is not banned.")
+    assert outcome(books, Unban(node="b")) == (Outcome.REFUSED, "This node is not banned.")
     assert outcome(books, Ban(node="nobody"))[0] is Outcome.REFUSED
     assert [record.outcome for record in books.read(read_action_log, limit=10)].count(Outcome.REFUSED) == 3, (
-        "these are in the log too"
+        "refused actions are logged too"
     )
 
 
-def test_only_who_is_in_quarantine_is_pardoned(books: Store, opened: Store) -> None:
+def test_only_a_node_in_quarantine_can_be_pardoned(books: Store, opened: Store) -> None:
     opened.apply([StandingRecorded(row=StandingRow(node_id="a", state=StandingState.QUARANTINED))], 1.0)
     assert outcome(books, Pardon(node="a"))[0] is Outcome.DONE
     assert outcome(books, Pardon(node="b"))[0] is Outcome.REFUSED
@@ -109,7 +109,9 @@ def test_invites_and_tokens_keep_the_hash_alone_and_names_are_taken(books: Store
     assert outcome(books, MakeToken(name="ci", scope="operate", days=1), secret_hash="d" * 64)[0] is Outcome.DONE
     assert outcome(books, MakeToken(name="ci"), secret_hash="c" * 64)[0] is Outcome.REFUSED
     late = 10.0 + DAY_S
-    assert outcome(books, MakeToken(name="ci"), now=late, secret_hash="b" * 64)[0] is Outcome.DONE, "it has expired"
+    assert outcome(books, MakeToken(name="ci"), now=late, secret_hash="b" * 64)[0] is Outcome.DONE, (
+        "the older token of that name has expired"
+    )
     assert outcome(books, RevokeToken(name="ci"), now=late)[0] is Outcome.DONE
     assert outcome(books, RevokeToken(name="ci"))[0] is Outcome.REFUSED
     tokens = books.read(read_api_tokens)
@@ -118,13 +120,14 @@ def test_invites_and_tokens_keep_the_hash_alone_and_names_are_taken(books: Store
     assert all("f" * 64 not in str(record) for record in books.read(read_action_log, limit=20))
 
 
-def test_who_wrote_last_has_the_last_word(books: Store, opened: Store) -> None:
-    """An operator, until the configured value is another than at the start before."""
+def test_an_operators_setting_holds_until_the_configured_value_changes(books: Store, opened: Store) -> None:
     assert books.write(begin_settings, CONFIGURED) == ({}, set())
     stored = [("max_staleness", 4), ("publish_every", [[3, 2]]), ("leasing", "paused"), ("learning_rate", [[3, 0.1]])]
     opened.apply([SettingRecorded(setting=name, stored=value) for name, value in stored], 1.0)
     assert books.write(begin_settings, CONFIGURED) == (dict(stored), set())
     held, overruled = books.write(begin_settings, {**CONFIGURED, "publish_every": 3})
-    assert overruled == {"max_staleness", "publish_every"}, "they go together"
+    assert overruled == {"max_staleness", "publish_every"}, (
+        "settings of the learning rate and of publishing are overruled together"
+    )
     assert held == {"leasing": "paused", "learning_rate": [[3, 0.1]]} == books.read(read_settings)
     assert books.write(begin_settings, {**CONFIGURED, "publish_every": 3}) == (held, set())

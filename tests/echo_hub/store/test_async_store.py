@@ -57,7 +57,7 @@ async def test_a_read_waits_for_no_write(tmp_path: Path) -> None:
         may_commit.set()
 
 
-async def test_what_a_full_disk_does_not_take_waits_and_all_behind_it(small_disk: SmallDisk) -> None:
+async def test_a_full_disk_delays_a_write_and_all_later_ones(small_disk: SmallDisk) -> None:
     values = ["x" * 2_000_000, "y"]
     waits = threading.Event()
     room = Room(full=lambda said: waits.set())
@@ -67,14 +67,14 @@ async def test_what_a_full_disk_does_not_take_waits_and_all_behind_it(small_disk
         assert await asyncio.to_thread(waits.wait, 60)
         assert "full" in store.room.lacks
         assert not any(write.done() for write in writes)
-        assert await store.read(read_meta) == {}, "it may be read meanwhile"
+        assert await store.read(read_meta) == {}, "reads work while writes wait"
         small_disk.empty()
         await writes[1]
         assert writes[0].done() and await store.read(read_meta) == {"a": "y"}, "in order"
         assert not store.room.lacks
 
 
-async def test_who_closes_it_waits_for_no_room(small_disk: SmallDisk) -> None:
+async def test_close_does_not_wait_for_disk_space(small_disk: SmallDisk) -> None:
     waits = threading.Event()
     async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
         small_disk.fill()
@@ -94,13 +94,13 @@ async def test_a_large_step_is_counted_while_others_write(
         for number in range(3):
             await store.write(write_meta, str(number), "")
             seen.append(store.store.read(read_accounting).trained)
-        assert seen[0] <= seen[1] <= seen[2] < 20, "each waits for a part of the step at most"
+        assert seen[0] <= seen[1] <= seen[2] < 20, "each write waits for at most a part of the step"
         told = await store.read_counted(read_receipts, "n0", ["10-0", "18-1"])
         assert {receipt.state for receipt in told} == {ReceiptState.TRAINED}
         assert store.store.read(read_accounting).trained == 20
 
 
-async def test_who_closes_it_has_counted_a_large_step(
+async def test_close_finishes_counting_a_large_step(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
@@ -112,7 +112,7 @@ async def test_who_closes_it_has_counted_a_large_step(
     after.close()
 
 
-async def test_a_step_that_cannot_be_counted_is_told_of(
+async def test_a_step_that_cannot_be_counted_is_reported(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
@@ -128,7 +128,7 @@ async def test_a_step_that_cannot_be_counted_is_told_of(
 
 @asynccontextmanager
 async def waiting_for_room(small_disk: SmallDisk, records: Any) -> AsyncIterator[AsyncStore]:
-    """It has counted a part of a step of twenty rollouts; then its disk was full."""
+    """Yield a store with a full disk that has counted only a part of a step of twenty rollouts."""
     waits = threading.Event()
     async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
         store.store.apply(records.large_step(1, num_groups=10), 1.0)
@@ -151,7 +151,7 @@ async def test_a_large_step_is_counted_once_a_full_disk_has_room(
         assert store.store.read(read_accounting).trained == 20 and store.store.read(read_accounting).balanced
 
 
-async def test_who_closes_it_leaves_to_the_next_start_what_a_full_disk_does_not_let_be_counted(
+async def test_after_a_full_disk_the_next_start_finishes_counting(
     small_disk: SmallDisk, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)

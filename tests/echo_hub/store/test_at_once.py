@@ -13,8 +13,7 @@ from echo_shared.books import RunEvent, Severity
 AWKWARD = """it's "so", \\ and \u202e\n[1, 2]"""
 
 
-def test_they_are_what_the_query_alone_says_in_its_order(store: Store) -> None:
-    """On SQLite and on PostgreSQL."""
+def test_rows_at_once_equal_the_query_result_in_order(store: Store) -> None:
     now = 1_764_000_000.123456
     for number, name in enumerate(["x", AWKWARD, "日本 🌊"]):
         node_id, seen = f"n{number}", now + number / 7
@@ -31,7 +30,7 @@ def test_they_are_what_the_query_alone_says_in_its_order(store: Store) -> None:
         assert abs(found[2] - expected[2]) < 2e-5
 
 
-def test_what_is_kept_as_json_or_as_yes_or_no_is_what_it_was(store: Store) -> None:
+def test_json_and_boolean_columns_keep_their_types(store: Store) -> None:
     data = {"why": AWKWARD, "nodes": [1, 2.5, None], "of": {"a": True}}
     said = RunEvent(at=7.5, kind="ban", severity=Severity.INFO, subject="n", text=AWKWARD, data=data)
     store.apply([], 8.0, [said])

@@ -12,7 +12,7 @@ from echo_hub.store.unfinished import read_snapshot
 from echo_shared.errors import StorageError
 
 
-def test_books_begin_with_what_the_run_was_given_once(tmp_path: Path) -> None:
+def test_a_new_database_starts_with_the_runs_initial_values_once(tmp_path: Path) -> None:
     store = Store.open(RunDirectory(tmp_path).database_url)
     empty = store.read(read_snapshot)
     assert (empty.trained_steps, empty.published_version, empty.next_group_id) == (0, 0, 0)

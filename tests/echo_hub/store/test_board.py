@@ -1,4 +1,4 @@
-"""The leaderboard as the database ranks, sorts, searches and cuts it."""
+"""The leaderboard: the database ranks, sorts, searches and pages its rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def join(store: Store, node_id: str, name: str, now: float = 1.0) -> None:
 
 @pytest.fixture
 def books(store: Store, records: Any) -> Store:
-    """a1 has two steps, one of them late; the others one each; "idle" has none."""
+    """Node a1 has two steps, one of them late; "idle" has none, and each other node has one."""
     for number, (node_id, name) in enumerate(NAMES.items()):
         join(store, node_id, name, now=10.0 - number)
     join(store, "idle", "idle")
@@ -81,7 +81,7 @@ def test_pages_are_cut_by_the_database(books: Store) -> None:
 def test_a_search_is_for_a_part_of_the_name_or_the_start_of_an_id(books: Store) -> None:
     assert names(books, search="ZO") == ["a1", "b2"]
     assert names(books, search="e5") == ["e5"]
-    assert names(books, search="0%_") == ["c3"], "what a database takes for a wildcard is a character"
+    assert names(books, search="0%_") == ["c3"], "SQL wildcards are matched as plain characters"
     assert names(books, search="%") == ["c3"] and names(books, search="\\") == []
     board = books.read(read_board, BoardQuery(search="apple", limit=1), 8 * DAY)
     assert (len(board.rows), board.num_found, board.num_ranked, board.rows[0].rank) == (1, 2, 6, 4)
@@ -113,7 +113,7 @@ def test_shares_are_of_the_steps_it_took_part_in(books: Store) -> None:
     }
 
 
-def test_a_receipt_says_what_its_node_is_told(store: Store, books: Store) -> None:
+def test_a_public_receipt_equals_the_one_its_node_gets(store: Store, books: Store) -> None:
     found = books.read(read_public_receipt, 1, 0)
     (told,) = store.read(read_receipts, "a1", ["1-0"])
     assert found is not None and (found.state, found.checked) == (told.state, told.checked)

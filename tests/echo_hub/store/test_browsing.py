@@ -1,4 +1,4 @@
-"""Looking for rollouts: every condition, alone and with others, page by page, in both databases."""
+"""Searches for rollouts: each condition alone and combined, with paging, in both databases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from echo_shared.rollout_books import RolloutFilter
 
 @pytest.fixture
 def filled(store: Store, records: Any) -> Store:
-    """Six steps of a group of two by nodes a and b in turn; then a group that was dropped, and one under way."""
+    """Six steps of one group of two, leased by nodes a and b in turn; then a dropped group and one in progress."""
     for name in "ab":
         store.node_seen(node_id=name, public_key=bytes(32), name=f"node {name}", backend="t", device="d", now=1.0)
     for step in range(1, 7):
@@ -89,7 +89,9 @@ def test_pages_hold_everything_once_and_in_order(filled: Store, wanted: dict[str
     assert found == ids(filled, **wanted) and len(found) >= 6
 
 
-def test_one_answer_looks_at_so_many_and_says_where_to_go_on(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_scans_few_rows_and_says_where_the_next_page_begins(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(browsing, "LOOKED_AT", 4)
     wanted, found, before, answers = RolloutFilter(reward_max=0.0), [], NEWEST, 0
     while True:
@@ -150,7 +152,7 @@ def test_a_group_is_read_with_its_step(filled: Store) -> None:
     assert filled.read(read_batch_rewards, 99) == []
 
 
-def test_an_evaluations_rollouts_say_which_problem_they_are_of(store: Store, records: Any) -> None:
+def test_evaluation_rollouts_name_their_problem(store: Store, records: Any) -> None:
     group_id = EvaluationGroup(policy_version=3, greedy=False, number=11).group_id
     store.apply([records.leased(4, group_id, 0, version=3)], now=1.0)
     (row,) = store.read(find_rollouts, RolloutFilter(version=3), NEWEST, 5).rollouts
@@ -164,7 +166,7 @@ MANY = 12_000
 
 @pytest.fixture
 def many(store: Store) -> Store:
-    """Rollouts of which few are dropped, checked, or of one of the nodes."""
+    """Fill a store: few rollouts are dropped, failed a check, or belong to the node "rare"."""
     rows = [
         {
             "lease_id": number // 2 + 1,
@@ -200,18 +202,18 @@ INDEX_OF = {
 
 
 def test_each_condition_is_looked_up_in_its_index_in_the_order_of_leases(many: Store) -> None:
-    """Of a table large enough that the database would rather not read it all."""
+    """Use a table so large that the database prefers an index to reading the whole table."""
     for wanted, index in INDEX_OF.items():
         for asked in (wanted, replace(wanted, reward_min=0.5)):
             plan = plan_of(many, asked)
             assert any(name in plan for name in index.split("|")), plan
             assert "SCAN rollouts" not in plan and "Seq Scan on rollouts" not in plan, plan
-            # PostgreSQL would rather sort a handful; what is tried on candidates is put in order again.
+            # PostgreSQL prefers to sort a few rows; rows filtered by a second condition are sorted again.
             assert wanted.group is not None or asked is not wanted or "TEMP B-TREE" not in plan, plan
 
 
 def plan_of(store: Store, wanted: RolloutFilter) -> str:
-    """Of the statement that looks for the rollouts, as the database tells it."""
+    """Return the database's plan for the statement that finds the rollouts."""
     from sqlalchemy.event import listen, remove
 
     heard: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What SQLAlchemy does for each row, done once."""
+"""Bulk writes, which do SQLAlchemy's work for each row only once."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_rows_are_as_sqlalchemy_would_have_written_them(connection: Connection) 
     assert stored(connection) == expected
 
 
-def test_what_is_the_same_for_all_rows_and_what_types_make_of_values_is_heeded(connection: Connection) -> None:
+def test_bulk_updates_convert_column_types_and_count_changed_rows(connection: Connection) -> None:
     execute_many(connection, NEW, ROWS)
     changed = execute_many(
         connection, SPANS, [{"lease": 1, "new": None}, {"lease": 2, "new": []}, {"lease": 3, "new": []}]
     )
-    assert changed == 2, "there is no third"
+    assert changed == 2, "lease 3 does not exist"
     found = connection.execute(select(payloads.c.spans, payloads.c.sampling_s).order_by(payloads.c.lease_id))
     assert [tuple(row) for row in found] == [(None, 0.25), ([], 0.25)]
 
@@ -83,7 +83,7 @@ def test_columns_that_no_row_names_have_their_defaults(connection: Connection) -
 
 
 def test_rows_are_sent_together_and_none_is_left(connection: Connection) -> None:
-    """By powers of two, and no more parameters than SQLite takes."""
+    """Statements hold a power of two of rows, and at most as many parameters as SQLite allows."""
     number = 300
     sent: list[int] = []
     event.listen(connection, "before_cursor_execute", lambda *arguments: sent.append(len(arguments[3])))
@@ -92,7 +92,9 @@ def test_rows_are_sent_together_and_none_is_left(connection: Connection) -> None
     sent.clear()
     rows = [{"lease": lease_id, "new": [["n", lease_id, 1]]} for lease_id in range(number)]
     assert execute_many(connection, SPANS, rows) == number
-    assert max(sent) <= MOST_PARAMETERS and sum(sent) == 2 * number + 2 * len(sent), "what is the same goes once"
+    assert max(sent) <= MOST_PARAMETERS and sum(sent) == 2 * number + 2 * len(sent), (
+        "the value that is equal in all rows is sent once"
+    )
     found = connection.execute(select(payloads.c.lease_id, payloads.c.spans).order_by(payloads.c.lease_id))
     assert [tuple(row) for row in found] == [(row["lease"], row["new"]) for row in rows]
 
@@ -111,7 +113,7 @@ def test_rows_that_are_changed_are_found_by_their_keys(connection: Connection) -
 
 
 def test_many_keys_are_one_parameter(store: Store) -> None:
-    """Numbers and texts, and none at all."""
+    """Pass numbers, strings, and an empty list."""
     told: list[int] = []
     event.listen(store.engine, "before_cursor_execute", lambda *heard: told.append(len(heard[3])))
     ids = [f"{number:064x}" for number in range(300)]

@@ -1,4 +1,4 @@
-"""What the books say that a node has done."""
+"""Certificates: what the database says that a node contributed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_node_that_was_never_here_has_none(store: Store) -> None:
     assert read(store, "a") is None
 
 
-def test_what_was_of_use_is_counted_for_its_own_node(store: Store, records: Any) -> None:
+def test_a_contribution_counts_only_the_nodes_own_used_rollouts(store: Store, records: Any) -> None:
     seen(store, "a", 10.0)
     seen(store, "a", 20.0)
     nothing = read(store, "a")

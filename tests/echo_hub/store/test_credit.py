@@ -1,4 +1,4 @@
-"""Credit against the receipts, on either database."""
+"""Credit totals equal what the receipts say, on both databases."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import func, select
 
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
-from echo_hub.core.payload import Span
 from echo_hub.store.credit import RUN, kind_of, team_holder
 from echo_hub.store.recent_average import average
 from echo_hub.store.store import Store
 from echo_hub.store.tables import credit, credit_days, credit_steps, rollouts
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 DAY = 86_400.0
 
@@ -28,7 +28,7 @@ def of(store: Store, holder: str) -> dict[str, Any]:
     return row
 
 
-def test_what_is_trained_on_counts_for_its_node_and_for_the_run(store: Store, records: Any) -> None:
+def test_trained_rollouts_count_for_the_node_and_for_the_run(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=DAY)
     store.apply(records.one_step(2, lease_id=2, group_id=1, node_id="b"), now=2 * DAY)
     store.apply(records.one_step(3, lease_id=3, group_id=2, node_id="a"), now=3 * DAY)
@@ -67,15 +67,15 @@ def test_the_average_follows_from_the_receipts(store: Store, records: Any) -> No
     assert average(of(store, "a")["recent"], 9 * DAY) == pytest.approx(exact, rel=1e-5)
 
 
-def test_what_is_dropped_counts_for_nobody(store: Store, records: Any) -> None:
+def test_dropped_rollouts_give_no_credit(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0")], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("1-0", "1-1"), reason=DropReason.STALE)], now=1.0)
     assert rows(store, credit) == []
 
 
-def test_a_token_is_the_nodes_that_drew_it(store: Store, records: Any) -> None:
+def test_a_token_is_credited_to_the_node_that_sampled_it(store: Store, records: Any) -> None:
     payload = records.payload(5)
-    spans = tuple(Span(node_id=node, policy_version=0, num_tokens=n) for node, n in (("b", 3), ("a", 2)))
+    spans = tuple(DrawnSpan(node_id=node, policy_version=0, num_tokens=n) for node, n in (("b", 3), ("a", 2)))
     shared = RolloutReceived(
         rollout_id="1-0",
         received_at=1.0,
@@ -90,11 +90,11 @@ def test_a_token_is_the_nodes_that_drew_it(store: Store, records: Any) -> None:
     store.apply([*records.opened(2**62), records.leased(1, 2**62, 0), shared], now=1.0)
     store.apply([ScoreRecorded(rollout_id="1-0", reward=1.0), RolloutsEvaluated(rollout_ids=("1-0",))], now=1.0)
     assert [(of(store, node)["rollouts"], of(store, node)["tokens"]) for node in ("a", "b")] == [(1, 2), (0, 3)]
-    assert of(store, "a")["steps"] == 0, "an evaluation is no step"
+    assert of(store, "a")["steps"] == 0, "an evaluation is not a step"
 
 
 def test_an_update_reads_no_history(store: Store, records: Any) -> None:
-    """As many statements for the last step as for the second."""
+    """Compare the number of statements of the last and of the second step."""
     from sqlalchemy import event
 
     counts: list[int] = []
@@ -105,5 +105,5 @@ def test_an_update_reads_no_history(store: Store, records: Any) -> None:
     assert counts[-1] == counts[2]
 
 
-def test_a_holder_says_what_it_is() -> None:
+def test_a_token_holder_names_its_kind() -> None:
     assert [kind_of(holder) for holder in (RUN, team_holder(3), "ab12")] == ["run", "team", "node"]

@@ -17,7 +17,7 @@ def join(store: Store, node_id: str, name: str) -> None:
     store.node_seen(node_id=node_id, public_key=bytes(32), name=name, backend="torch", device="cpu", now=1.0)
 
 
-def test_what_a_node_is_credited_with_is_in_the_receipts(store: Store, records: Any) -> None:
+def test_a_nodes_credit_equals_its_receipts(store: Store, records: Any) -> None:
     join(store, "a", "a's")
     store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
     store.apply(records.one_step(2, lease_id=2, group_id=1, node_id="b"), now=1.0)
@@ -32,7 +32,7 @@ def test_what_a_node_is_credited_with_is_in_the_receipts(store: Store, records: 
 
 def test_ranks_are_the_leaderboards(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credits_module, "KEYS_A_QUERY", 2)
-    # Equal shares, and names that a database which knows a language would sort otherwise.
+    # Shares are equal; a database with a language's collation would sort these names differently.
     names = {"a1": "zoe", "b2": "Zoe", "c3": "äpfel", "d4": "apple", "e5": "apple", "f6": "_"}
     for node_id, name in names.items():
         join(store, node_id, name)
@@ -49,6 +49,6 @@ def test_ranks_are_the_leaderboards(store: Store, records: Any, monkeypatch: pyt
     assert credits["idle"] == Credit(num_ranked=7)
 
 
-def test_of_nobody_nothing_is_told(store: Store) -> None:
+def test_unknown_nodes_have_empty_credit(store: Store) -> None:
     assert store.read(read_credits, []) == {}
     assert store.read(read_credits, ["a"]) == {"a": Credit()}

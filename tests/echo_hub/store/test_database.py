@@ -45,7 +45,7 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
 
 @pytest.fixture
 def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The migrations of this release and one more, which adds a column."""
+    """Use the migrations of this release, plus one that adds a column."""
     directory = tmp_path / "migrations"
     shutil.copytree(database.MIGRATIONS, directory)
     (directory / "versions" / "0031_next.py").write_text(
@@ -106,7 +106,7 @@ def test_another_schema_is_refused_and_left_alone(tmp_path: Path, revision: str,
 
 
 @pytest.mark.parametrize("content", [None, b""])
-def test_beside_a_hub_that_never_ran_no_database_is_made(tmp_path: Path, content: bytes | None) -> None:
+def test_opening_a_run_that_was_never_served_creates_no_database(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "echo.db"
     if content is not None:
         path.write_bytes(content)
@@ -115,7 +115,7 @@ def test_beside_a_hub_that_never_ran_no_database_is_made(tmp_path: Path, content
     assert [found.read_bytes() for found in tmp_path.iterdir()] == ([] if content is None else [b""])
 
 
-def test_beside_a_hub_a_database_without_a_run_is_left_alone(tmp_path: Path) -> None:
+def test_opening_another_programs_database_leaves_it_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as raw:
         raw.execute("CREATE TABLE notes (text)")
@@ -127,7 +127,7 @@ def test_beside_a_hub_a_database_without_a_run_is_left_alone(tmp_path: Path) -> 
     raw.close()
 
 
-def test_beside_a_hub_the_same_schema_is_opened(url: str) -> None:
+def test_a_second_process_opens_the_hubs_database(url: str) -> None:
     hub = Store.open(url)
     beside = Store.open(url, beside_hub=True)
     hub.node_seen(node_id="a", public_key=b"k", name="a", backend="torch", device="c", now=1.0)
@@ -137,7 +137,7 @@ def test_beside_a_hub_the_same_schema_is_opened(url: str) -> None:
     hub.close()
 
 
-def test_migrating_waits_for_who_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrating_waits_for_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
     path = tmp_path / "echo.db"
     Store.open(file_url(path)).close()
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_an_error_not_a_wrong_answer(tmp_path: Path, records: 
 
 @pytest.fixture
 def damaged(tmp_path: Path, records: Any) -> Path:
-    """A database with twenty pages of noise in its middle, as a broken disk leaves it."""
+    """Return a database with twenty pages of noise in its middle, as a failing disk leaves it."""
     path = tmp_path / "echo.db"
     store = Store.open(file_url(path))
     store.apply(records.opened(*range(20_000)), now=1.0)
@@ -192,10 +192,10 @@ def test_damage_in_the_middle_is_found_at_the_start(damaged: Path) -> None:
 def test_looking_for_damage_ends_when_it_takes_too_long(
     damaged: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a large database only a part is looked at; what lies behind it is an error when it is read."""
+    """Only a part of a large database is checked; damage in the rest raises an error when it is read."""
 
     class Impatient:
-        """A timer that is over at once and stays so: SQLite itself interrupts at its every step."""
+        """A timer that is over at once: SQLite interrupts the check at its first step."""
 
         def __init__(self, seconds: float, interrupt: Any) -> None:
             self.connection, self.interrupt = interrupt.__self__, interrupt
@@ -210,7 +210,7 @@ def test_looking_for_damage_ends_when_it_takes_too_long(
 
     monkeypatch.setattr(database, "Timer", Impatient)
     store = Store.open(file_url(damaged))
-    assert "was not looked at" in caplog.text
+    assert "left the rest unchecked" in caplog.text
     with pytest.raises(StorageError, match=r"(?s)malformed.*one backup.*echo-hub export"):
         store.read(read_snapshot)
     store.close()
@@ -237,7 +237,7 @@ def test_a_database_holds_a_run_once_the_run_has_its_id(
     else:
         url = file_url(path)
         assert not holds_run(url)
-        assert not path.exists(), "looking makes no file"
+        assert not path.exists(), "the look creates no file"
         path.write_bytes(b"")
     assert not holds_run(url)
     store = Store.open(url)
@@ -270,7 +270,7 @@ def test_a_locked_file_is_an_error_that_loses_nothing(
 
 
 def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, records: Any) -> None:
-    """SQLite's own page limit stands for the disk's end: it fails in the same place with the same code."""
+    """SQLite's page limit replaces a full disk: it fails at the same place with the same error code."""
     store = Store.open(file_url(tmp_path / "echo.db"))
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     before = store.read(read_snapshot)
@@ -295,8 +295,8 @@ def test_a_postgresql_server_that_is_not_there(tmp_path: Path) -> None:
         Store.open(f"postgresql://echo@/postgres?host={tmp_path}")
 
 
-def test_one_look_is_of_one_commit(store: Store) -> None:
-    """On SQLite and on PostgreSQL; so is each other read."""
+def test_reads_in_one_look_see_one_commit(store: Store) -> None:
+    """Also check that each single read sees one commit."""
 
     def join(name: str) -> None:
         store.node_seen(node_id=name, public_key=name.encode(), name=name, backend="", device="d", now=7.0)
@@ -306,7 +306,9 @@ def test_one_look_is_of_one_commit(store: Store) -> None:
         assert store.read(read_num_nodes).known == 1
         with ThreadPoolExecutor(1) as another:
             another.submit(join, "meanwhile").result()
-            assert another.submit(store.read, read_num_nodes).result().known == 2, "another thread looks for itself"
+            assert another.submit(store.read, read_num_nodes).result().known == 2, (
+                "another thread does not share this look"
+            )
         assert (store.read(read_num_nodes).known, len(store.read(read_leaderboard))) == (1, 1)
     assert store.read(read_num_nodes).known == 2
     with open_to_read(store.engine) as connection:

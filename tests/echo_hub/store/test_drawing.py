@@ -8,26 +8,29 @@ import pytest
 
 from echo_hub.core.effects import RolloutsDropped, ScoreRecorded
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.payload import Span
 from echo_hub.store.drawing import read_draws
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 
-def test_a_draw_comes_with_its_groups_seed_and_who_drew_it(store: Store, records: Any) -> None:
+def test_a_draw_has_its_groups_seed_and_its_node(store: Store, records: Any) -> None:
     store.apply([*records.opened(4), records.leased(1, 4, 0, 1, node_id="b", version=3)], now=1.0)
-    spans = (Span(node_id="a", policy_version=2, num_tokens=1), Span(node_id="b", policy_version=3, num_tokens=1))
+    spans = (
+        DrawnSpan(node_id="a", policy_version=2, num_tokens=1),
+        DrawnSpan(node_id="b", policy_version=3, num_tokens=1),
+    )
     (first,) = records.received("1-0")
     store.apply([replace(first, payload=replace(first.payload, spans=spans)), *records.received("1-1")], now=2.0)
     one, other = store.read(read_draws, ["1-1", "7-7", "1-0"])
     assert (one.stored.rollout_id, one.index, one.turn, one.group_seed) == ("1-1", 1, 0, 2**64 - 5)
-    assert one.stored.payload.spans == (Span(node_id="b", policy_version=3, num_tokens=2),)
+    assert one.stored.payload.spans == (DrawnSpan(node_id="b", policy_version=3, num_tokens=2),)
     assert (other.stored.rollout_id, other.stored.payload.spans, other.scorer_failures) == ("1-0", spans, 0)
     assert store.read(read_draws, []) == []
 
 
 def test_a_turn_that_the_scorer_failed_on_is_drawn_with_another_seed(store: Store, records: Any) -> None:
-    """Counted are failures on the same turn of the same index, before it was leased."""
+    """Count earlier scorer failures on the same turn of the same index."""
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), records.leased(2, 0, 0)], now=1.0)
     store.apply(records.received("1-0", "1-1", "2-0"), now=2.0)
     failed = RolloutsDropped(rollout_ids=("1-1", "2-0"), reason=DropReason.SCORER_FAILED)
@@ -59,7 +62,7 @@ def test_a_draw_of_an_evaluation_has_no_stored_seed(store: Store, records: Any) 
     assert draw.group_seed is None
 
 
-def test_what_was_dropped_is_left_out(store: Store, records: Any) -> None:
+def test_dropped_rollouts_are_left_out(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("1-0",), reason=DropReason.STALE)], now=2.0)
     assert [draw.stored.rollout_id for draw in store.read(read_draws, ["1-0", "1-1"])] == ["1-1"]

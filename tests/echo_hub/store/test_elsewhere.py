@@ -1,4 +1,4 @@
-"""Credit that goes from one hub to another."""
+"""Credit that one hub takes over from another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def totals(books: Store) -> dict[str, tuple[int, int]]:
     return {row.node: (row.rollouts, row.all_rollouts) for row in books.read(read_board, BoardQuery(), 9.0).rows}
 
 
-def test_what_was_done_elsewhere_adds_up_once_for_each_run(store: Store, records: Any) -> None:
+def test_credit_of_other_hubs_counts_once_for_each_run(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
     assert store.write(take_in, said(10.0, ("a", 5), ("b", 7)), 20.0) == "new"
     assert store.write(take_in, said(10.0, ("a", 5), ("b", 7)), 21.0) == "known"
@@ -40,7 +40,9 @@ def test_what_was_done_elsewhere_adds_up_once_for_each_run(store: Store, records
     assert totals(store) == {"a": (2, 7), "b": (0, 7)}
     assert store.write(take_in, said(11.0, ("a", 6), ("c", 1)), 22.0) == "newer"
     assert store.write(take_in, said(5.0, ("a", 100), run="2"), 22.0) == "new"
-    assert totals(store) == {"a": (2, 108), "c": (0, 1)}, "who is no longer in it has nothing of it"
+    assert totals(store) == {"a": (2, 108), "c": (0, 1)}, (
+        "the newer statement no longer names b, so b has none of its credit"
+    )
     store.apply(records.one_step(2, lease_id=2, group_id=1, node_id="a"), now=2.0)
     assert totals(store)["a"] == (4, 110)
     board = store.read(read_board, BoardQuery(order="elsewhere"), 9.0)
@@ -53,7 +55,7 @@ def test_what_was_done_elsewhere_adds_up_once_for_each_run(store: Store, records
     )
 
 
-def test_what_one_hub_says_another_adds(store: Store, records: Any, tmp_path: Path) -> None:
+def test_a_hub_adds_another_hubs_credit(store: Store, records: Any, tmp_path: Path) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="b"), now=1.0)
     store.apply(records.one_step(2, lease_id=2, group_id=1, node_id="a"), now=1.0)
     about = {"run_id": f"{HUB.node_id}-7", "run_name": "this", "hub_key": HUB.public_key, "now": 50.0}
@@ -64,7 +66,7 @@ def test_what_one_hub_says_another_adds(store: Store, records: Any, tmp_path: Pa
     assert books.write(take_in, mine, 60.0) == "new"
     assert totals(books) == {"a": (0, 2), "b": (0, 2)}
     again = books.read(read_run_credit, **{**about, "run_id": f"{HUB.node_id}-8"})
-    assert again.nodes == (), "what was done elsewhere is not passed on as this run's"
+    assert again.nodes == (), "credit from other hubs is not passed on as this run's"
     there.close()
 
 

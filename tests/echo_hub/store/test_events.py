@@ -18,7 +18,7 @@ def texts(store: Store, limit: int = 99, **wanted: object) -> list[str]:
     return [found.text for found in store.read(read_events, EventFilter(**wanted), limit)]  # type: ignore[arg-type]
 
 
-def test_events_are_numbered_and_come_back_whole_the_newest_first(store: Store) -> None:
+def test_events_are_numbered_and_read_back_newest_first(store: Store) -> None:
     data = {"name": "ä", "rate": 0.5, "none": None, "yes": True}
     first = event("node_joined", "a joined", subject="n1", data=data)
     store.apply([], 1.0, [first, event("log", severity=Severity.ERROR)])
@@ -30,14 +30,14 @@ def test_events_are_numbered_and_come_back_whole_the_newest_first(store: Store) 
     )
 
 
-def test_they_are_committed_with_a_turn_or_not_at_all(store: Store, records: type) -> None:
+def test_events_are_committed_with_their_turn_or_not_at_all(store: Store, records: type) -> None:
     store.apply(records.opened(1), 1.0, [event("log", "together")])
     with pytest.raises(StorageError, match="cannot be written"):
         store.apply(records.opened(1), 1.0, [event("log", "never")])
     assert texts(store) == ["together"]
 
 
-def test_they_are_found_by_kind_severity_subject_and_page(store: Store) -> None:
+def test_events_are_found_by_kind_severity_subject_and_page(store: Store) -> None:
     severities = (Severity.INFO, Severity.WARNING, Severity.ERROR)
     made = [event("ab"[n % 2], str(n), severity=severities[n % 3], subject="s" if n > 3 else "") for n in range(6)]
     store.apply([], 1.0, made)
@@ -49,7 +49,7 @@ def test_they_are_found_by_kind_severity_subject_and_page(store: Store) -> None:
     assert texts(store, before=first[-1].number) == ["1", "0"]
 
 
-def test_of_each_kind_the_newest_stay_and_a_flood_of_one_pushes_no_other_out(store: Store) -> None:
+def test_a_flood_of_one_kind_of_event_removes_no_other_kind(store: Store) -> None:
     store.events_kept = 100
     store.apply([], 1.0, [event("node_banned", "banned")])
     for turn in range(30):

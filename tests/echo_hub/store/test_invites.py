@@ -24,7 +24,7 @@ def seen(store: Store, node_id: str, now: float, invite_id: int | None = None) -
     )
 
 
-def test_an_invite_comes_back_with_a_number_of_its_own(store: Store) -> None:
+def test_an_invite_is_read_back_with_its_own_number(store: Store) -> None:
     store.write(add_invite, ADA)
     store.write(add_invite, BOB)
     assert store.read(read_invites) == [replace(ADA, invite_id=1), replace(BOB, invite_id=2)]
@@ -43,7 +43,7 @@ def test_a_name_is_taken_until_its_invite_is_revoked(store: Store) -> None:
     ]
 
 
-def test_a_node_keeps_the_invite_by_which_it_came(store: Store) -> None:
+def test_a_node_keeps_the_invite_that_it_joined_with(store: Store) -> None:
     store.write(add_invite, ADA)
     store.write(add_invite, BOB)
     seen(store, "stranger", 1.0)
@@ -60,7 +60,7 @@ def test_a_node_keeps_the_invite_by_which_it_came(store: Store) -> None:
     }
 
 
-def test_who_is_revoked_stays_in_the_books_and_their_nodes_are_banned_where_that_is_wanted(store: Store) -> None:
+def test_a_revoked_invite_stays_listed_and_bans_its_nodes_on_request(store: Store) -> None:
     for invite in (ADA, BOB):
         store.write(add_invite, invite)
     for node_id, invite_id in (("a", 1), ("b", 2), ("stranger", None)):

@@ -1,4 +1,4 @@
-"""Copies of tokens that the hub does not need any more: which, how many, and why others are gone."""
+"""Copies of tokens that training does not need any more: how many are kept, and why others are gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from echo_shared.messages import DropReason
 
 
 def not_kept(store: Store) -> dict[int, str | None]:
-    """By lease."""
+    """Return the reason that a rollout's copy is gone, by lease."""
     with store.engine.connect() as connection:
         rows = connection.execute(select(rollouts.c.lease_id, rollouts.c.not_kept))
         return {row.lease_id: row.not_kept for row in rows}
@@ -33,7 +33,7 @@ def train(store: Store, records: Any, *, steps: int) -> None:
     store.prune(99)
 
 
-def test_what_was_trained_on_and_pruned_can_still_be_read(store: Store, records: Any) -> None:
+def test_trained_and_pruned_rollouts_can_still_be_read(store: Store, records: Any) -> None:
     train(store, records, steps=2)
     assert store.read(read_payloads, ["1-0", "2-1"]) == []
     found = store.read(read_tokens, [(1, 0), (1, 1), (2, 1), (7, 0)])
@@ -48,7 +48,7 @@ def test_what_was_trained_on_and_pruned_can_still_be_read(store: Store, records:
         assert totals.bytes == connection.scalar(select(func.sum(kept.c.size_bytes))) > 4 * 2 * 8
 
 
-def test_what_was_dropped_after_it_came_in_can_still_be_read(store: Store, records: Any) -> None:
+def test_rollouts_dropped_after_arrival_can_still_be_read(store: Store, records: Any) -> None:
     lost = [*records.opened(5), records.leased(9, 5, 0, 1), *records.received("9-0"), *records.scored("9-0")]
     store.apply(lost, now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("9-0", "9-1"), reason=DropReason.NO_ADVANTAGE)], now=2.0)
@@ -56,7 +56,7 @@ def test_what_was_dropped_after_it_came_in_can_still_be_read(store: Store, recor
     assert store.read(read_tokens, [(9, 0), (9, 1)]).keys() == {(9, 0)}
 
 
-def test_what_a_step_was_computed_without_stays_until_the_step_is_pruned(store: Store, records: Any) -> None:
+def test_a_screened_rollout_stays_until_its_step_is_pruned(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0)[:-2], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("1-0",), reason=DropReason.SCREENED)], now=2.0)
     assert [row.rollout_id for row in store.read(read_payloads, ["1-0"])] == ["1-0"]
@@ -98,7 +98,7 @@ def test_a_share_of_any_groups_in_a_row_is_kept(share: float) -> None:
         assert sum(chosen[start : start + 100]) == pytest.approx(100 * share, abs=3)
 
 
-def test_groups_beyond_the_share_say_so(store: Store, records: Any) -> None:
+def test_groups_beyond_the_share_are_marked_as_not_kept(store: Store, records: Any) -> None:
     store.keeping = Keeping(share=0.5)
     train(store, records, steps=8)
     gone = {lease for lease, why in not_kept(store).items() if why == "share"}
@@ -112,7 +112,7 @@ def test_groups_beyond_the_share_say_so(store: Store, records: Any) -> None:
     assert (totals.rollouts, totals.rollouts_by_share, totals.rollouts_by_bytes) == (16 - left_out, left_out, 0)
 
 
-def test_above_the_cap_the_oldest_go_and_say_so(store: Store, records: Any) -> None:
+def test_above_the_cap_the_oldest_are_removed_and_marked(store: Store, records: Any) -> None:
     train(store, records, steps=1)
     of_group = store.read(read_kept_totals).bytes
     store.keeping = Keeping(max_bytes=2 * of_group)
@@ -124,7 +124,7 @@ def test_above_the_cap_the_oldest_go_and_say_so(store: Store, records: Any) -> N
 
 
 class Shifted:
-    """Steps that come after the first."""
+    """Records of steps after the first: all numbers are one higher."""
 
     def __init__(self, records: Any) -> None:
         self.records = records
@@ -145,7 +145,7 @@ def test_a_cap_that_was_lowered_is_met_by_and_by(store: Store, records: Any, mon
     assert store.read(read_kept_totals).bytes == 0 and set(not_kept(store).values()) == {"bytes"}
 
 
-def test_no_more_copies_are_looked_at_than_go_and_one_part(
+def test_pruning_reads_at_most_one_part_more_than_it_removes(
     store: Store, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(store, records, steps=8)
@@ -158,7 +158,7 @@ def test_no_more_copies_are_looked_at_than_go_and_one_part(
             asked.append(1)
 
     listen(store.engine, "before_cursor_execute", hear)
-    for groups, queries in ((7, 1), (5, 2), (1, 3)):  # Two, four and eight copies go.
+    for groups, queries in ((7, 1), (5, 2), (1, 3)):  # Two, four and eight copies are removed.
         store.keeping = Keeping(max_bytes=groups * of_group)
         asked.clear()
         store.prune(0)

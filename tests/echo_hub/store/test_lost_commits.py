@@ -1,4 +1,4 @@
-"""A real PostgreSQL server, and a line to it that breaks in the middle of a commit."""
+"""A real PostgreSQL server, and connections to it that break in the middle of a commit."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def short_directory() -> Iterator[Path]:
 
 
 class Line:
-    """Hands on what goes between a hub and its server. `breaks_at`: the line breaks when a commit is asked for,
-    "before" it reaches the server, "after" the server has answered it, or "between": nobody waits for the answer."""
+    """A proxy between a hub and its PostgreSQL server that breaks the connection at a commit.
+
+    `breaks_at` says when: "before" the commit reaches the server, "after" the server's answer, or "between" the two.
+    """
 
     def __init__(self, server: Path) -> None:
         self._server = server
@@ -95,7 +97,7 @@ def trained(connection: Connection) -> tuple[int, int]:
 
 
 def step(records: Any, number: int) -> list[Record]:
-    """That no store takes twice."""
+    """Return the records of a step that no store accepts twice."""
     made: list[Record] = records.one_step(number, lease_id=number, group_id=number - 1)
     return made
 
@@ -114,19 +116,19 @@ async def test_a_turn_whose_commit_is_cut_off_is_written_once(
 
 
 @pytest.mark.usefixtures("empty_postgresql")
-async def test_beside_the_hub_a_commit_that_is_cut_off_is_said_to_be_unknown(
+async def test_a_lost_commit_of_another_process_is_reported_as_unknown(
     postgresql_server: PostgreSQL, short_directory: Path
 ) -> None:
     async with over_a_line(postgresql_server, short_directory) as (store, line):
         line.breaks_at = "after"
-        with pytest.raises(StorageError, match=r"(?s)not known whether.*Look whether it is done") as caught:
+        with pytest.raises(StorageError, match=r"(?s)may or may not be stored.*Check whether") as caught:
             await asyncio.to_thread(store.store.write, write_meta, "a", "1")
-        assert caught.value.code != DATABASE_AWAY, "nobody is to try it again"
+        assert caught.value.code != DATABASE_AWAY, "the caller must not retry it"
         assert (await store.read(read_meta))["a"] == "1"
 
 
 def told_of(store: AsyncStore) -> threading.Event:
-    """Set when the store begins to wait."""
+    """Return an event that is set when the store begins to wait."""
     waits = threading.Event()
     store.server = Room(code=DATABASE_AWAY, retry_s=0.05, full=lambda _: waits.set())
     return waits
@@ -145,7 +147,7 @@ async def test_reads_and_writes_wait_for_a_server_that_is_away(postgresql_server
         assert store.server.lacks and not any(one.done() for one in (*writes, read))
         with pytest.raises(StorageError, match="cannot be read") as caught:
             await asyncio.to_thread(store.store.read, read_accounting)
-        assert caught.value.code == DATABASE_AWAY, "who reads by itself is told"
+        assert caught.value.code == DATABASE_AWAY, "a blocking reader gets the error"
     finally:
         await asyncio.to_thread(postgresql_server.start)
     await asyncio.gather(*writes, read)
@@ -159,13 +161,13 @@ async def test_reads_and_writes_wait_for_a_server_that_is_away(postgresql_server
 async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
     by: str, postgresql_server: PostgreSQL, records: Any
 ) -> None:
-    """Killed by SIGKILL, the server ends all others too, and recovers."""
+    """If the backend is killed by SIGKILL, the server ends all other backends too, and recovers."""
     store = AsyncStore(await asyncio.to_thread(Store.open, postgresql_server.url))
     told_of(store)
     ended = []
 
     def end_backend(now: float) -> None:
-        """In the middle of a transaction, the first time."""
+        """End the backend in the middle of the first transaction."""
         original = store.store.apply
         if not ended:
             with open_to_write(store.store.engine) as connection:
@@ -182,7 +184,7 @@ async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
 
 
 @pytest.mark.usefixtures("empty_postgresql")
-async def test_who_closes_it_waits_for_no_server(postgresql_server: PostgreSQL) -> None:
+async def test_close_does_not_wait_for_a_stopped_server(postgresql_server: PostgreSQL) -> None:
     store = AsyncStore(await asyncio.to_thread(Store.open, postgresql_server.url))
     waits = told_of(store)
     await asyncio.to_thread(postgresql_server.stop)
@@ -197,7 +199,7 @@ async def test_who_closes_it_waits_for_no_server(postgresql_server: PostgreSQL) 
 
 
 class Driver(Exception):
-    """As psycopg's: its errors know their SQLSTATE, if the server gave one."""
+    """An error as psycopg raises it: with the SQLSTATE if the server gave one."""
 
     def __init__(self, said: str, sqlstate: str | None) -> None:
         super().__init__(said)
@@ -217,5 +219,7 @@ class Driver(Exception):
         ("SELECT 1", "could not extend file: No space left on device", "53100", False),
     ],
 )
-def test_what_the_servers_return_cures(statement: str | None, said: str, sqlstate: str | None, away: bool) -> None:
+def test_only_errors_that_end_with_the_servers_return_count_as_away(
+    statement: str | None, said: str, sqlstate: str | None, away: bool
+) -> None:
     assert is_away(OperationalError(statement, None, Driver(said, sqlstate))) is away

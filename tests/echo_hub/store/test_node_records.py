@@ -29,7 +29,7 @@ def test_of_a_node_that_never_came_nothing_is_known(store: Store) -> None:
     assert (found.outcomes, found.decisions, found.checked, found.rollouts, found.shown) == ((), (), (), (), None)
 
 
-def test_what_became_of_its_rollouts_is_told_by_outcome(store: Store, records: Any) -> None:
+def test_a_nodes_rollouts_are_counted_by_outcome(store: Store, records: Any) -> None:
     see(store, "a")
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=2.0)
     store.apply([*records.opened(5), records.leased(2, 5, 0, 1, 2)], now=3.0)
@@ -41,7 +41,7 @@ def test_what_became_of_its_rollouts_is_told_by_outcome(store: Store, records: A
     assert [one.rollout_id for one in found.rollouts] == ["2-2", "2-1", "2-0", "1-1", "1-0"]
 
 
-def test_its_checked_rollouts_are_the_newest_and_no_others(store: Store, records: Any) -> None:
+def test_a_nodes_checked_rollouts_are_its_newest_ones(store: Store, records: Any) -> None:
     see(store, "a")
     see(store, "b")
     count = ROLLOUTS + 2

@@ -43,8 +43,8 @@ def fetched_versions(store: Store) -> dict[int | None, int]:
         return {row.policy_version: row.number for row in rows}
 
 
-def test_of_old_versions_there_is_what_their_fetches_came_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They go a few rows at a time, from the oldest version on, beside as many as come in."""
+def test_old_versions_keep_the_summary_of_their_fetches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetches are summed and removed a few rows at a time, oldest version first."""
     monkeypatch.setattr(arrivals, "forget_old_fetches", lambda connection, place, more: place)
     arrive(store, None, "a", 0.5)
     for version in range(1, VERSIONS + 1):
@@ -62,11 +62,11 @@ def test_of_old_versions_there_is_what_their_fetches_came_to(store: Store, monke
         part = {-(-gone // 3): 3 - gone % 3} if gone % 3 else {}
         assert fetched_versions(store) == {None: 1, **part, **left}
     assert (store.versions_history(VERSIONS), store.read(read_versions_by_transport)) == before
-    assert again.versions_history(VERSIONS) == before[0], "to somebody who has not seen them before"
+    assert again.versions_history(VERSIONS) == before[0], "a store with an empty cache reads the same"
     assert before[0][0].dissemination_max_s == 3.0
 
 
-def test_as_many_rows_go_as_come_however_many_that_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_keeps_up_with_any_number_of_new_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 1)
     for version in range(1, KEPT_VERSIONS + 30):
         store.apply([VersionRecorded(policy_version=version, published_at=float(version))], now=1.0)
@@ -75,7 +75,7 @@ def test_as_many_rows_go_as_come_however_many_that_are(store: Store, monkeypatch
     assert sum(fetched_versions(store).values()) <= 3 * (KEPT_VERSIONS + 1)
 
 
-def test_what_is_said_of_an_old_version_changes_nothing(store: Store) -> None:
+def test_late_fetches_of_an_old_version_change_nothing(store: Store) -> None:
     store.apply([VersionRecorded(policy_version=1, published_at=1.0)], now=1.0)
     arrive(store, 1, "a", 2.0)
     store.apply([VersionRecorded(policy_version=KEPT_VERSIONS + 1, published_at=1.0)], now=1.0)
@@ -90,8 +90,10 @@ def test_what_is_said_of_an_old_version_changes_nothing(store: Store) -> None:
 
 
 def fill(store: Store, *, nodes: int, forgotten: int) -> None:
-    """So many versions that may be forgotten, which came to the nodes in another order than they were written in; a
-    tenth came late, and so did the first two of the others, at the same time."""
+    """Fill the store with versions that may be forgotten, fetched in another order than they were written.
+
+    A tenth of the fetches came late. The first two of the others came at the same time.
+    """
     numbers = range(1, forgotten + KEPT_VERSIONS + 1)
     with store.engine.execution_options(writes=True).begin() as connection:
         connection.execute(insert(versions), [{"policy_version": n, "published_at": 1.0} for n in numbers])
@@ -119,8 +121,8 @@ def forget_all(store: Store) -> None:
         assert sum(fetched_versions(store).values()) < before
 
 
-def test_what_came_late_or_at_the_same_time_goes_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And another store goes on with what one has begun."""
+def test_late_and_simultaneous_fetches_are_forgotten_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a second store continue where the first one stopped."""
     fill(store, nodes=40, forgotten=3)
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 7)
     monkeypatch.setattr(old_fetches, "ROWS_A_STATEMENT", 3)
@@ -134,7 +136,7 @@ def test_what_came_late_or_at_the_same_time_goes_too(store: Store, monkeypatch: 
     assert all(row.dissemination_max_s == 39 / 8 for row in again.versions_history(VERSIONS)[:3])
 
 
-def test_what_was_not_committed_is_forgotten_the_next_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_commit_the_next_prune_forgets_the_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, nodes=20, forgotten=2)
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 9)
 
@@ -150,14 +152,14 @@ def test_what_was_not_committed_is_forgotten_the_next_time(store: Store, monkeyp
     forget_all(store)
 
 
-def test_postgresql_looks_at_no_rows_that_are_gone(empty_postgresql: str) -> None:
-    """It counts pages that it looks at, and rows that are in no order are a page each; it vacuums nothing here."""
+def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
+    """Count the pages that PostgreSQL reads: rows in no order are one page each. No vacuum runs here."""
     store = Store.open(empty_postgresql)
     fill(store, nodes=3_000, forgotten=2)
     looked_at: dict[str, int] = {}
 
     def explain(connection: Connection, _cursor: Any, sql: str, given: Any, _context: Any, many: bool) -> None:
-        of_all = "DESC" in sql or "count" in sql  # How long a version took: once, before its first row goes.
+        of_all = "DESC" in sql or "count" in sql  # How long a version took, before its first row is removed.
         if not re.match(r"(SELECT|DELETE)[^;]*\sFROM fetches", sql) or of_all or many:
             return
         with connection.begin_nested() as once:
@@ -170,7 +172,7 @@ def test_postgresql_looks_at_no_rows_that_are_gone(empty_postgresql: str) -> Non
     listen(store.engine, "before_cursor_execute", explain)
     forget_all(store)
     remove(store.engine, "before_cursor_execute", explain)
-    assert len(looked_at) == 4, "the oldest version, what came late, where a part ends, and that it goes"
-    # Each row is found by the index and again by its place.
+    assert len(looked_at) == 4, "one query each: oldest version, late fetches, end of a part, delete"
+    # PostgreSQL finds each row twice: by the index, then by its place.
     assert max(looked_at.values()) < 3 * old_fetches.ROWS_A_STATEMENT, looked_at
     store.close()

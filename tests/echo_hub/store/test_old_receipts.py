@@ -36,7 +36,7 @@ LOST = replace(
 )
 
 
-def test_all_fields_come_back_whatever_else_is_in_their_row(store: Store) -> None:
+def test_all_fields_are_read_back_with_any_other_columns(store: Store) -> None:
     others = [replace(DONE, lease_id=lease_id, policy_version=lease_id % 3) for lease_id in range(2, 3 * LEASES)]
     with open_to_write(store.engine) as connection:
         old_receipts.add(connection, [DONE, *others[:100]])
@@ -48,7 +48,7 @@ def test_all_fields_come_back_whatever_else_is_in_their_row(store: Store) -> Non
         assert old_receipts.newest_lease(connection) == 3 * LEASES - 1
 
 
-def test_a_check_is_noted_of_what_is_here_alone(store: Store) -> None:
+def test_a_check_is_noted_only_for_stored_receipts(store: Store) -> None:
     with open_to_write(store.engine) as connection:
         assert old_receipts.newest_lease(connection) == 0
         old_receipts.add(connection, [DONE, LOST])

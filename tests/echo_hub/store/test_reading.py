@@ -89,7 +89,7 @@ def test_the_snapshot_holds_every_step_that_is_planned_and_not_trained(store: St
     assert [group.group_id for group in snapshot.groups] == [1, 2] and snapshot.trained_steps == 0
 
 
-def test_the_snapshot_holds_what_the_scorer_failed_on_in_groups_that_are_open(store: Store, records: Any) -> None:
+def test_the_snapshot_holds_scorer_failures_of_open_groups(store: Store, records: Any) -> None:
     store.apply([*records.opened(1, 2), records.leased(2, 1, 0, 1), records.leased(3, 2, 0)], now=1.0)
     store.apply(records.received("2-0", "2-1", "3-0"), now=2.0)
     failed = RolloutsDropped(rollout_ids=("2-1", "3-0"), reason=DropReason.SCORER_FAILED)
@@ -99,7 +99,7 @@ def test_the_snapshot_holds_what_the_scorer_failed_on_in_groups_that_are_open(st
     assert store.read(read_snapshot).scorer_failures == ((1, 1, 0), (1, 1, 0))
 
 
-def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
+def test_payloads_are_read_back_unchanged(store: Store, records: Any) -> None:
     store.apply([*records.opened(4), records.leased(1, 4, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     (stored,) = store.read(read_payloads, ["1-1"])
     expected = records.payload(3, 100)
@@ -110,15 +110,15 @@ def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
     assert store.read(read_payloads, []) == []
 
 
-def test_more_payloads_than_one_query_may_name_come_back(store: Store, records: Any) -> None:
-    """At most 32,766 parameters a statement in SQLite (250,000 as some build it), 65,535 in PostgreSQL."""
+def test_more_payloads_than_one_query_may_name_are_read_back(store: Store, records: Any) -> None:
+    """SQLite allows 32,766 parameters in a statement (250,000 in some builds), PostgreSQL 65,535."""
     store.apply([*records.opened(0), records.leased(1, 0, 0), *records.received("1-0")], now=1.0)
     asked = ["1-0", *(f"{lease_id}-0" for lease_id in range(2, 66_000))]
     assert [stored.rollout_id for stored in store.read(read_payloads, asked)] == ["1-0"]
 
 
 def test_turns_are_found_by_their_groups() -> None:
-    """However much of the run is scored: SQLite has nothing to tell it how many rows a state has."""
+    """Plans must use the index however much of the run is scored: SQLite has no row counts by state."""
     store = Store.open("sqlite://")
     statements: list[tuple[str, Any]] = []
     listen(store.engine, "before_cursor_execute", lambda _c, _k, sql, given, *_: statements.append((sql, given)))
@@ -154,7 +154,7 @@ def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:
         ("a", f"{2**63}-0"),
     ],
 )
-def test_anything_else_is_invalid(store: Store, records: Any, node_id: str, asked: str) -> None:
+def test_other_values_are_invalid(store: Store, records: Any, node_id: str, asked: str) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1)], now=1.0)
     assert store.read(read_receipts, node_id, [asked])[0] == Receipt(
         rollout_id=asked, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID

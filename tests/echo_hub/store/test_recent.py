@@ -25,7 +25,7 @@ def arrival(node_id: str, version: int, broadcast_s: float | None) -> Arrival:
     return Arrival(node_id=node_id, fetched=fetched, broadcast_s=broadcast_s)
 
 
-def test_the_newest_leases_come_first_whatever_became_of_them(store: Store, records: Any) -> None:
+def test_the_newest_leases_come_first_in_any_state(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=5.0)
     store.apply([*records.opened(7), records.leased(2, 7, 0, node_id="b")], now=8.0)
     newest, before = store.read(read_recent_rollouts, 2)
@@ -41,7 +41,7 @@ def test_versions_on_their_way(store: Store, records: Any) -> None:
     newest, before = store.read(read_spreads, 5)
     assert (newest.policy_version, newest.seconds) == (2, (0.5, 3.0))
     assert before == Spread(policy_version=1, trained_at=31.0, published_at=41.0, seconds=())
-    assert ARRIVALS_READ > 10_000, "a quantile of fewer says little of a large fleet"
+    assert ARRIVALS_READ > 10_000, "a quantile of fewer arrivals would say little of a large fleet"
 
 
 @pytest.mark.parametrize("number", [2, 1_500])

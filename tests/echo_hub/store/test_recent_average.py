@@ -18,7 +18,7 @@ def test_work_every_day_comes_to_that_work_a_day() -> None:
     assert average(recent, START + 7 * 12 * DAY) == pytest.approx(24_000, rel=0.01)
 
 
-def test_who_stops_has_half_of_it_a_week_later() -> None:
+def test_an_idle_nodes_average_halves_in_a_week() -> None:
     recent = added(None, 5_000, START)
     assert average(recent, START) == pytest.approx(5_000 * log(2) / 7)
     assert average(recent, START + HALF_LIFE_S) == pytest.approx(average(recent, START) / 2)

@@ -9,7 +9,7 @@ from echo_hub.store.store import Store
 from echo_shared.messages import DropReason
 
 
-def test_what_came_in_for_training_is_told_with_what_became_of_it(store: Store, records: Any) -> None:
+def test_lengths_of_received_rollouts_are_counted_by_outcome(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=5.0)
     evaluation = EvaluationGroup(policy_version=1, greedy=True, number=0).group_id
     store.apply([*records.opened(7, evaluation), records.leased(2, 7, 0), records.leased(3, 7, 1)], now=8.0)
@@ -21,10 +21,10 @@ def test_what_came_in_for_training_is_told_with_what_became_of_it(store: Store, 
     assert came == [IN_FLIGHT, "stale", "trained", "trained"]
     assert sum(length.num_tokens * length.rollouts for length in found if length.outcome == "trained") == 5
     (only,) = store.read(read_lengths, 3)
-    assert only.rollouts == 1, "leased are all three, but one is an evaluation's, and one under way"
+    assert only.rollouts == 1, "three are leased, but one is an evaluation's and one is in progress"
 
 
-def test_of_steps_those_that_are_trained_tell_their_groups_ages(store: Store, records: Any) -> None:
+def test_only_trained_steps_give_their_groups_ages(store: Store, records: Any) -> None:
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=step), now=5.0)
     newest, before = store.read(read_batch_ages, 2)

@@ -82,7 +82,7 @@ def test_of_many_nodes_the_foremost_the_newest_and_the_wanted_are_read(store: St
     assert every.keys() == {"a", "b", "old", "wanted", "new"}
     for most, found in ((1, ["a", "wanted"]), (3, ["a", "b", "new", "wanted"])):
         rows = store.read(read_leaderboard, most=most, always=["wanted"])
-        assert rows == [every[node_id] for node_id in found], "shares are of all rollouts"
+        assert rows == [every[node_id] for node_id in found], "shares are computed over all rollouts"
     assert store.read(read_num_nodes) == NumNodes(known=4, useful=2)
 
 
@@ -129,14 +129,16 @@ def test_the_history_of_steps(store: Store, records: Any) -> None:
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
     assert [step.step for step in store.read(read_steps, since=1)] == [2, 3]
-    assert [step.step for step in store.read(read_steps, limit=2)] == [1, 2], "the oldest first"
+    assert [step.step for step in store.read(read_steps, limit=2)] == [1, 2], "oldest first"
     assert store.read(read_steps, since=2**53) == []
     assert store.read(read_newest_step) == store.read(read_steps)[-1]
     first = store.read(read_steps)[0]
     assert (first.num_groups, first.num_rollouts, first.num_tokens, first.mean_reward) == (1, 2, 5, 0.5)
     assert (first.planned_at, first.trained_at, first.staleness_mean, first.staleness_max) == (20.0, 31.0, 0.0, 0)
     known = {key: value for key, value in first.figures.items() if value is not None}
-    assert known == {"loss": 0.25, "seconds": 11.0}, "a step that does not say what it took: from its plan to its end"
+    assert known == {"loss": 0.25, "seconds": 11.0}, (
+        "without a reported duration, a step's time is from its plan to its end"
+    )
 
 
 def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
@@ -159,7 +161,7 @@ def test_versions_and_how_they_travelled(store: Store, records: Any) -> None:
     sizes = {"swarm": 100, "web_seed": 100, "shared_memory": 80, "pushed": 140, "mesh": 20}
     assert first.bytes_by_transport == sizes
     seconds = (first.dissemination_p50_s, first.dissemination_p95_s, first.dissemination_max_s)
-    assert seconds == (0.25, 1.0, 1.0), "of those that were told at the announcement: 0.125, 0.25, 0.5 and 1"
+    assert seconds == (0.25, 1.0, 1.0), "quantiles over the fetches told at the announcement: 0.125, 0.25, 0.5 and 1"
     assert (first.payload_bytes, first.carrier, first.way) == (80, "delta", "broadcast")
     assert (second.policy_version, second.fetches_by_transport, second.dissemination_p50_s) == (2, {}, None)
     assert (second.payload_bytes, second.carrier, second.way) == (None, None, None)
@@ -216,7 +218,7 @@ def test_evaluations_are_kept_by_version_and_kind(store: Store) -> None:
     assert base[1].text == "mean@8 20.0% ± 12.5%, pass@8 75.0%"
 
 
-def test_each_step_knows_what_was_dropped_before_it(store: Store, records: Any) -> None:
+def test_each_step_lists_the_drops_before_it(store: Store, records: Any) -> None:
     store.apply([*records.opened(8, 9), records.leased(8, 8, 0, 1), records.leased(9, 9, 0, 1)], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("8-0",), reason=DropReason.EXPIRED)], now=1.0)
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)

@@ -1,4 +1,4 @@
-"""What leaves the books, what stays as it was without it, and what holds it up."""
+"""Retiring old rows: removal, readable summaries afterwards, and delays."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ IDS = [f"{step}-{index}" for step in range(1, STEPS + 1) for index in (0, 1)]
 
 @pytest.fixture
 def filled(store: Store, records: Any) -> Store:
-    """Six steps, of two nodes in turn, all pruned; between the first two a group that was dropped, and one evaluation
-    of version 1."""
+    """Six steps by two nodes in turn, all pruned.
+
+    A dropped group lies between the first two, and one evaluation measured version 1.
+    """
     for node_id in "ab":
         store.node_seen(node_id=node_id, public_key=bytes(32), name=node_id, backend="t", device="d", now=1.0)
     for step in range(1, STEPS + 1):
@@ -98,7 +100,7 @@ def rows_of(store: Store) -> int:
 
 
 def told(store: Store) -> dict[str, Any]:
-    """What people and nodes are told of the run."""
+    """Return everything that people and nodes can read about the run."""
     credit = store
     return {
         "receipts": {node_id: store.read(read_receipts, node_id, [*IDS, "21-0", "22-0", "99-0"]) for node_id in "abc"},
@@ -120,7 +122,7 @@ def told(store: Store) -> dict[str, Any]:
     }
 
 
-def test_everything_but_the_rows_stays_as_it_was(filled: Store) -> None:
+def test_retiring_changes_only_the_rows_and_their_totals(filled: Store) -> None:
     before, snapshot = told(filled), filled.read(read_snapshot)
     assert rows_of(filled) == 2 * STEPS + 3 and filled.read(read_kept_totals).rollouts == 2 * STEPS + 1
     assert let_go(filled, 4) == 9, "three steps, the dropped group between them, and the evaluation of version 1"
@@ -135,13 +137,13 @@ def test_everything_but_the_rows_stays_as_it_was(filled: Store) -> None:
     assert let_go(filled, 4) == 0
 
 
-def test_what_has_left_is_said_to_have_left(filled: Store) -> None:
+def test_retired_groups_are_reported_as_retired(filled: Store) -> None:
     let_go(filled, 4)
     assert filled.read(find_rollouts, RolloutFilter(step=1), NEWEST, 9).rollouts == ()
     gone, dropped, there = (filled.read(read_group, group_id) for group_id in (2, 3, 8))
-    assert gone is not None and gone.is_retired and gone.rollouts == () and gone.step == 1
-    assert dropped is not None and dropped.is_retired and dropped.drop_reason == "no_advantage"
-    assert there is not None and not there.is_retired and len(there.rollouts) == 2
+    assert gone is not None and gone.retired and gone.rollouts == () and gone.step == 1
+    assert dropped is not None and dropped.retired and dropped.drop_reason == "no_advantage"
+    assert there is not None and not there.retired and len(there.rollouts) == 2
     assert filled.read(read_group, 99) is None
     assert filled.read(read_payloads, IDS) == [] and filled.read(read_batch_rewards, 1) == []
 
@@ -154,7 +156,7 @@ def test_the_last_lease_is_not_given_again_when_all_rows_have_left(filled: Store
 
 
 @pytest.mark.parametrize("what", ["open", "leased", "not pruned"])
-def test_what_may_still_be_needed_holds_up_what_is_newer(store: Store, records: Any, what: str) -> None:
+def test_rows_that_may_be_needed_delay_newer_ones(store: Store, records: Any, what: str) -> None:
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=2 * step), now=1.0)
     store.apply([*records.opened(3), records.leased(9, 3, 0)], now=1.0)
@@ -202,10 +204,10 @@ def copies_of(store: Store, **changed: Any) -> Copies:
     return Copies(facts=facts, who="ada", place="/archive/steps.parquet", now=40.0)
 
 
-def test_nothing_goes_of_which_the_copies_say_something_else(filled: Store) -> None:
+def test_rows_that_differ_from_their_copies_are_kept(filled: Store) -> None:
     span, *_ = spans(filled, 2)
     keys = filled.read(read_final_keys, span)
-    with pytest.raises(StorageError, match="say different things") as caught:
+    with pytest.raises(StorageError, match="differ on a rollout") as caught:
         retire(filled, keys, span, copies_of(filled, reward=0.5))
     assert "rollout 1-0" in str(caught.value)
     assert (
@@ -219,7 +221,7 @@ def test_nothing_goes_of_which_the_copies_say_something_else(filled: Store) -> N
     assert noted.request == {"steps": "1 to 1", "file": "/archive/steps.parquet"}
 
 
-def test_what_is_not_final_never_goes(store: Store, records: Any) -> None:
+def test_unfinished_rollouts_are_never_retired(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0)], now=1.0)
     span = Span(after=Mark(step=0, group=-1), through=Mark(step=1, group=0))
     with pytest.raises(LocalProtocolError, match="not final"):
@@ -234,10 +236,10 @@ def test_an_older_span_does_not_take_the_mark_back(filled: Store) -> None:
     assert filled.read(read_last) == second
 
 
-def test_rows_that_another_writer_holds_are_waited_for_and_never_for_long(
+def test_retiring_waits_briefly_for_rows_that_another_writer_holds(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that wait for each other would be ended by the server, one of them: perhaps the hub."""
+    """Deadlocks must not occur: the server would end one of the two transactions, perhaps the hub's."""
     if filled.engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer")
     span, *_ = spans(filled, 2)
@@ -247,7 +249,7 @@ def test_rows_that_another_writer_holds_are_waited_for_and_never_for_long(
         held.execute(select(rollouts).where(rollouts.c.lease_id == 1).with_for_update())
         patched.setattr(retiring, "TRIES", 2)
         patched.setattr(retiring, "_wait_briefly", lambda at: (tries.append(at), briefly(at)))
-        with pytest.raises(StorageError, match="holds them"):
+        with pytest.raises(StorageError, match="another process keeps their rows locked"):
             retire(filled, keys, span, copies)
     assert len(tries) == 2 and rows_of(filled) == 2 * STEPS + 3
     assert retire(filled, keys, span, copies) == len(keys)
@@ -256,7 +258,7 @@ def test_rows_that_another_writer_holds_are_waited_for_and_never_for_long(
 briefly = retiring._wait_briefly
 
 
-def test_postgresql_looks_for_what_is_under_way_among_the_unfinished_alone(empty_postgresql: str) -> None:
+def test_postgresql_searches_only_unfinished_rows_for_open_work(empty_postgresql: str) -> None:
     store = Store.open(empty_postgresql)
     with store.engine.begin() as connection:
         columns = 'lease_id, "index", node_id, group_id, policy_version, leased_at, deadline, state'
@@ -275,5 +277,5 @@ def test_postgresql_looks_for_what_is_under_way_among_the_unfinished_alone(empty
     listen(store.engine, "before_cursor_execute", explain)
     store.read(read_ripe, Mark(step=0, group=-1), 9)
     remove(store.engine, "before_cursor_execute", explain)
-    assert looked_at and max(looked_at) == 200, "as many as are unfinished, of 10,200"
+    assert looked_at and max(looked_at) == 200, "the plan reads the 200 unfinished rows of 10,200"
     store.close()

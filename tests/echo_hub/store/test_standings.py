@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import select, update
 
 from echo_hub.core.effects import CheckRecorded, CoarseClassesRecorded, RolloutsDropped, StandingRecorded, TrustDecided
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
@@ -19,6 +18,7 @@ from echo_hub.store.store import Store
 from echo_hub.store.tables import trust, trust_log
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.messages import Checked, DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 ROW = StandingRow(
     node_id="a",
@@ -35,14 +35,14 @@ ROW = StandingRow(
     since=3.0,
 )
 STORED_ROW = replace(ROW, shown=ROW.shown.counts)
-"""Curves are not stored."""
+"""As ROW, without curves, which are not stored."""
 
 
 def decided(decision: Decision, **values: Any) -> TrustDecided:
     return TrustDecided(**{"node_id": "a", "decision": decision, "reason": "r", "decided_at": 5.0, **values})
 
 
-def test_a_standing_comes_back_as_it_was_and_the_newest_stands(store: Store) -> None:
+def test_a_standing_is_read_back_unchanged_and_the_newest_counts(store: Store) -> None:
     quarantined = StandingRow(node_id="b", state=StandingState.QUARANTINED, reason="forged")
     store.apply([StandingRecorded(row=StandingRow(node_id="a")), StandingRecorded(row=quarantined)], now=1.0)
     assert store.read(read_snapshot).standings == (StandingRow(node_id="a"), quarantined)
@@ -50,7 +50,7 @@ def test_a_standing_comes_back_as_it_was_and_the_newest_stands(store: Store) -> 
     assert store.read(read_snapshot).standings == (STORED_ROW, quarantined)
 
 
-def test_the_newest_list_of_coarse_classes_comes_back(store: Store) -> None:
+def test_the_newest_list_of_coarse_classes_is_read_back(store: Store) -> None:
     first = CoarseClass(NumericsClass("torch", "bf16", "cuda"), 0.25, 0.5)
     second = CoarseClass(NumericsClass("mlx", "q8_0", "metal"), 1.0, 2.0**0.5)
     assert store.read(read_snapshot).coarse_classes == ()
@@ -60,7 +60,7 @@ def test_the_newest_list_of_coarse_classes_comes_back(store: Store) -> None:
 
 
 OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl": 0.5, "bias": 0.1, "squares": 0.2}
-"""Evidence as hubs stored it whose tests had other sums."""
+"""Evidence as stored by a hub whose tests had other sums."""
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl":
         lambda stored: {},
     ],
 )
-def test_of_evidence_that_answers_other_questions_nothing_is_taken(
+def test_evidence_with_other_fields_is_ignored(
     store: Store, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Nor of its sums, which are of another test."""
+    """Ignore its sums too, because they belong to another test."""
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     with store.engine.begin() as connection:
         stored = dict(connection.scalars(select(trust.c.shown)).one())
@@ -84,7 +84,7 @@ def test_of_evidence_that_answers_other_questions_nothing_is_taken(
     assert store.read(read_snapshot).standings == (replace(ROW, shown=NO_EVIDENCE, sums=NOTHING),)
 
 
-def test_sums_of_another_test_begin_anew(store: Store) -> None:
+def test_sums_of_another_test_are_reset(store: Store) -> None:
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     with store.engine.begin() as connection:
         connection.execute(update(trust).values(sums=[0.5] * (len(NOTHING) + 1)))
@@ -98,14 +98,14 @@ def test_a_row_without_sums_of_rewards_keeps_the_others(store: Store) -> None:
     assert store.read(read_snapshot).standings == (STORED_ROW,)
 
 
-def test_evidence_that_comes_back_adds_up(store: Store) -> None:
+def test_restored_evidence_adds_up(store: Store) -> None:
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     (found,) = store.read(read_snapshot).standings
     assert found == STORED_ROW and hash(found) == hash(STORED_ROW)
     assert found.shown + ROW.shown - found.shown == ROW.shown
 
 
-def test_a_pardon_is_wanted_until_it_is_decided(store: Store) -> None:
+def test_a_pardon_is_pending_until_it_is_decided(store: Store) -> None:
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     store.write(want_pardon, ["a", "never seen"], now=2.0)
     assert store.read(read_wanted_pardons) == {"a"}
@@ -136,7 +136,7 @@ def test_every_decision_stays_in_the_log_with_its_evidence(store: Store) -> None
     assert (rows[0].rollout_id, rows[1].evidence) == ("1-0", None)
 
 
-def test_what_a_check_found_is_in_the_receipt_whatever_state_the_rollout_is_in(store: Store, records: Any) -> None:
+def test_a_receipt_has_the_check_result_in_any_rollout_state(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     store.apply([CheckRecorded(rollout_id="1-0", checked=Checked.PASSED)], now=2.0)
     store.apply([RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.FORGED)], now=2.0)
@@ -149,7 +149,7 @@ def test_what_a_check_found_is_in_the_receipt_whatever_state_the_rollout_is_in(s
     assert (row.rollout_id, row.checked, row.drawn_by) == ("1-0", Checked.PASSED, ())
 
 
-def test_of_a_leased_rollout_it_is_known_whether_another_node_held_it_before(store: Store, records: Any) -> None:
+def test_a_leased_rollout_knows_if_another_node_held_it_before(store: Store, records: Any) -> None:
     store.apply([*records.opened(0, 1), records.leased(1, 0, 0, 1), records.leased(2, 1, 0)], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("1-0", "1-1", "2-0"), reason=DropReason.RETURNED)], now=2.0)
     store.apply([records.leased(3, 0, 0, node_id="b"), records.leased(4, 0, 1), records.leased(5, 1, 1)], now=3.0)
@@ -158,9 +158,9 @@ def test_of_a_leased_rollout_it_is_known_whether_another_node_held_it_before(sto
     assert rows == {"3-0": True, "4-1": False, "5-1": False, "6-0": False}
 
 
-def test_who_else_drew_a_rollout_is_known_after_a_restart(store: Store, records: Any) -> None:
+def test_other_nodes_that_sampled_a_rollout_are_known_after_a_restart(store: Store, records: Any) -> None:
     (received,) = records.received("1-0")
-    spans = tuple(Span(node_id=node_id, policy_version=0, num_tokens=1) for node_id in ("b", "c", "b", "a"))
+    spans = tuple(DrawnSpan(node_id=node_id, policy_version=0, num_tokens=1) for node_id in ("b", "c", "b", "a"))
     received = replace(received, payload=replace(received.payload, spans=spans))
     store.apply([*records.opened(0), records.leased(1, 0, 0), received], now=1.0)
     (row,) = store.read(read_snapshot).rollouts

@@ -25,7 +25,7 @@ WRITER = """
 import sys
 import numpy as np
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsLeased
-from echo_hub.core.payload import RolloutPayload
+from echo_shared.rollout_books import RolloutPayload
 from echo_hub.store.store import Store
 from echo_shared.messages import FinishReason
 
@@ -44,7 +44,7 @@ for group in range(100_000):
 """
 
 
-def test_what_was_acked_survives_kill_9(tmp_path: Path) -> None:
+def test_acked_records_survive_kill_9(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'echo.db'}"
     with subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -54,8 +54,8 @@ def test_what_was_acked_survives_kill_9(tmp_path: Path) -> None:
     store = Store.open(url)
     groups = [group.group_id for group in store.read(read_snapshot).groups]
     assert groups[: len(acked)] == acked
-    assert len(groups) in (len(acked), len(acked) + 1), "at most the turn that was not acked yet is there as well"
-    assert store.read(read_accounting).in_flight == 8 * len(groups), "and then it is there as a whole"
+    assert len(groups) in (len(acked), len(acked) + 1), "at most one turn more, which was not acked yet, is stored"
+    assert store.read(read_accounting).in_flight == 8 * len(groups), "a turn is stored as a whole"
     ids = [f"{group + 1}-{index}" for group in groups for index in range(8)]
     assert len(store.read(read_payloads, ids)) == len(ids)
     store.close()
@@ -81,8 +81,7 @@ def test_run_meta_is_replaced(store: Store) -> None:
     assert store.read(read_meta)["mode"] == "sequential"
 
 
-def test_pages_read_while_the_hub_writes(tmp_path: Path, records: Any) -> None:
-    """A reader that is in the middle of its transaction neither blocks the writer nor sees half of its turn."""
+def test_a_reader_neither_blocks_the_writer_nor_sees_half_a_turn(tmp_path: Path, records: Any) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     with store.engine.connect() as connection:
@@ -96,7 +95,7 @@ def test_pages_read_while_the_hub_writes(tmp_path: Path, records: Any) -> None:
 
 
 def test_a_second_process_that_writes_never_breaks_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second would have to wait for longer than it does here."""
+    """Let the second process fail when it would have to wait longer than its timeout, here 1 ms."""
     url = f"sqlite:///{tmp_path / 'echo.db'}"
     hub = Store.open(url)
     monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)

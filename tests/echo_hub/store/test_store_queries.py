@@ -1,4 +1,4 @@
-"""What the store asks its database for costs as much on the run's last day as on its first."""
+"""Cost of the store's queries: as low on a run's last day as on its first."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ from echo_shared.run_credit import NodeCredit, RunCredit
 
 ADA: Final = Invite(name="Ada", token_hash="a", max_keys=1, created_at=1.0, expires_at=2.0)
 FEW, MANY = 20, 320
-"""Steps of one group of two."""
+"""Steps of one group of two in the shorter and the longer run."""
 HUB: Final = Path(echo_hub.__file__).parent
 
 AT_OPENING: Final = {"read_evaluated_versions", "read_came_by"}
-"""Asked for once, when the hub starts; these may take as long as the run is."""
+"""Queries made once, when the hub starts; their cost may grow with the run."""
 
 WHOLE: Final = {
     ("read_leaderboard", "nodes"): "a row a node: it shows every node",
@@ -171,18 +171,19 @@ WHOLE: Final = {
     ("read_settings", "live_settings"): "a row a setting",
     ("begin_settings", "live_settings"): "a row a setting",
 }
-"""Who may read which table as a whole: none of these grows with rollouts, leases, fetches or steps."""
+"""Queries that may read a whole table, by method and table: none of these tables grows with rollouts, leases, fetches
+or steps."""
 
 WHOLE_RUN: Final = {"read_shares": "a node's page shows the steps of the whole run"}
-"""What grows with the run, by its meaning."""
+"""Queries whose result itself grows with the run."""
 
 PARTIAL: Final = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
-"""Indexes of few rows of their tables."""
+"""Partial indexes: they contain few rows of their tables."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """A run of so many steps in a database, and what is asked of it next."""
+    """A run of `steps` steps in a database, and the next calls to its store."""
 
     url: str
     steps: int
@@ -206,7 +207,7 @@ class Filled:
         store.close()
 
     def calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
-        """One of each of the store's public methods, as the hub calls them every day."""
+        """Return one call of each public method of the store, as the hub makes them every day."""
         newest = self.steps
         ids = [f"{newest}-0", f"{newest}-1"]
         return {
@@ -275,7 +276,7 @@ class Filled:
         }
 
     def _retirement_calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
-        """Of a step behind the newest of which the tokens are pruned."""
+        """Return calls that retire a step older than the newest pruned one."""
         step = self.steps - 6
         span = Span(after=Mark(step=step - 1, group=step - 2), through=Mark(step=step, group=step - 1))
         return {
@@ -358,7 +359,7 @@ class Filled:
             store.read(read_events, wanted, limit=3)
 
     def _find_all_ways(self, store: Store) -> None:
-        """By each index, and with conditions that have none."""
+        """Search by each index, and with conditions that have no index."""
         for wanted in (
             RolloutFilter(),
             RolloutFilter(step=self.steps),
@@ -450,7 +451,7 @@ def _event() -> RunEvent:
 
 @contextmanager
 def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tuple[str, str, Any]]]:
-    """Carries out each call; what it asked the database for: the call's name, the statement, one set of parameters."""
+    """Make each call, and yield its SQL: (name of the call, statement, one set of parameters)."""
     heard: list[tuple[str, str, Any]] = []
     name = ""
 
@@ -468,18 +469,20 @@ def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tu
 
 
 def stops_early(sql: str) -> bool:
-    """It reads an index from one end, and ends after a few rows; the second test below shows that it does."""
+    """Return True if the statement reads an index from one end and ends after a few rows, as the second test below
+    shows."""
     return re.search(r"ORDER BY \S+ DESC\s+LIMIT \S+( OFFSET \S+)?\s*(\) AS \w+|$)", sql) is not None
 
 
 def walks_all(node: Mapping[str, Any]) -> bool:
-    """A node of PostgreSQL's plan that reads a whole table, or a whole index of all its rows."""
+    """Return True for a node of PostgreSQL's plan that reads a whole table or a whole non-partial index."""
     whole_index = "Index Cond" not in node and node.get("Index Name") not in {None, *PARTIAL}
     return node["Node Type"] == "Seq Scan" or whole_index
 
 
 def queries_of_the_hub() -> set[str]:
-    """Names of the functions that the hub gives to `read`, `read_counted` and `write` of a store, also by a thread."""
+    """Return the names of the functions that the hub passes to a store's `read`, `read_counted` or `write`, directly or
+    through a thread."""
     found = set()
     for path in HUB.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -507,7 +510,7 @@ def test_all_that_the_hub_asks_is_tried(tmp_path: Path, records: Any) -> None:
         "read",
         "write",
     }
-    asked = queries_of_the_hub() - {"begin_at"}  # That is for an empty database.
+    asked = queries_of_the_hub() - {"begin_at"}  # It is for an empty database.
     tried = Filled(url="", steps=1, records=records).calls(store).keys()
     assert asked and asked | methods <= tried
     assert AT_OPENING | {name for name, _ in WHOLE} <= tried
@@ -530,14 +533,14 @@ def test_no_daily_statement_scans_a_table_that_grows(tmp_path: Path, records: An
                     continue
                 if (name, table[1]) not in WHOLE:
                     scans.add(f"{name}: {row.detail}: {' '.join(sql.split())}")
-    assert {name for name, _, _ in heard} == run.calls(store).keys(), "every method asks for something"
+    assert {name for name, _, _ in heard} == run.calls(store).keys(), "every method sends a statement"
     assert not scans, "\n".join(sorted(scans))
     engine.dispose()
     store.close()
 
 
 def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str, records: Any) -> None:
-    """Of tables so small it would read all by itself; told not to, it does so only where it has no index."""
+    """Turn sequential scans off: PostgreSQL then reads a whole table only without a usable index."""
     engine = connect(postgresql_url)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))
@@ -565,10 +568,10 @@ def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str
 def test_a_run_sixteen_times_as_long_costs_no_more_a_call(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in SQLite's own instructions: a search that walks half an index looks like any other in a plan."""
+    """Count SQLite's own instructions: a query plan does not show that a search walks half an index."""
     for name in ("LOOKED_AT", "LOOKED_BACK"):
-        monkeypatch.setattr(browsing, name, 2 * FEW)  # As many as the shorter run has.
-    monkeypatch.setattr(old_fetches, "KEPT_VERSIONS", FEW // 2)  # Both have some to forget.
+        monkeypatch.setattr(browsing, name, 2 * FEW)  # As many steps as the shorter run has.
+    monkeypatch.setattr(old_fetches, "KEPT_VERSIONS", FEW // 2)  # Both runs have versions to forget.
     costs: dict[int, Counter[str]] = {}
     for steps in (FEW, MANY):
         run = Filled(url=f"sqlite:///{tmp_path / f'{steps}.db'}", steps=steps, records=records)

@@ -7,7 +7,7 @@ def test_days_are_utc_days() -> None:
     assert (day_of(0.0), day_of(86_399.9), day_of(86_400.0)) == (0, 0, 1)
 
 
-def test_a_streak_grows_by_a_day_and_begins_anew_after_a_gap() -> None:
+def test_a_streak_grows_daily_and_restarts_after_a_gap() -> None:
     assert longer(0, None, 10) == 1
     assert longer(1, 10, 10) == 1
     assert longer(1, 10, 11) == 2

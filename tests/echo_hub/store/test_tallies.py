@@ -17,7 +17,6 @@ from echo_hub.core.effects import (
     StepTrained,
 )
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
-from echo_hub.core.payload import Span
 from echo_hub.store import tallies
 from echo_hub.store.recent import read_node_kinds
 from echo_hub.store.reports import read_accounting, read_costs, read_leaderboard
@@ -25,10 +24,11 @@ from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, Source, main_transport, read_useful_nodes
 from echo_shared.books import CostTotals
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 
 def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
-    """Rollouts by what became of them, by drop reason, and (trained, tokens, received, dropped) by node, row by row."""
+    """Count the rows: rollouts by state, by drop reason, and (trained, tokens, received, dropped) by node."""
     states: Counter[Any] = Counter()
     reasons: Counter[Any] = Counter()
     nodes: Counter[Any] = Counter()
@@ -44,7 +44,7 @@ def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
 
 
 def shown(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
-    """The same, as the pages get it."""
+    """Return the same counts as the pages read them."""
     books = store.read(read_accounting)
     nodes: Counter[Any] = Counter()
     for row in store.read(read_leaderboard):
@@ -64,7 +64,7 @@ def shown(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
     return +states, Counter(books.dropped), +nodes
 
 
-def test_what_was_evaluated_is_credited(store: Store, records: Any) -> None:
+def test_evaluated_rollouts_are_credited(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="learned"), now=1.0)
     group = FIRST_EVALUATION_ID
     store.apply([records.leased(2, group, 0, 1, 2, node_id="measured")], now=1.0)
@@ -83,11 +83,11 @@ def test_what_was_evaluated_is_credited(store: Store, records: Any) -> None:
 
 
 def test_every_token_is_credited_to_the_node_that_drew_it(store: Store, records: Any) -> None:
-    """Both rollouts are b's, which finished them; of the second, a and c have drawn one token each."""
+    """Node b finished both rollouts; a and c each sampled one token of the second."""
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1, node_id="b")], now=1.0)
     first, second = records.received("1-0", "1-1")
     drawn = (("a", 0, 1), ("c", 2, 1), ("b", 2, 1))
-    spans = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, version, count in drawn)
+    spans = tuple(DrawnSpan(node_id=who, policy_version=version, num_tokens=count) for who, version, count in drawn)
     store.apply([first, replace(second, payload=replace(second.payload, spans=spans))], now=2.0)
     ids = ("1-0", "1-1")
     trained = StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=3.0, drawn_by_several=("1-1",))
@@ -115,7 +115,7 @@ def test_the_totals_are_those_of_the_receipts(store: Store, records: Any) -> Non
     assert books.leased == 8 * 2 + 8 * 3 == books.trained + books.num_dropped + books.in_flight
 
 
-def test_who_was_of_use_has_drawn_what_was_trained_on(store: Store, records: Any) -> None:
+def test_only_nodes_with_trained_rollouts_are_useful(store: Store, records: Any) -> None:
     store.apply([*records.opened(5), records.leased(5, 5, 0, 1, 2, node_id="silent")], now=1.0)
     assert store.read(read_useful_nodes) == frozenset()
     store.apply([RolloutsDropped(rollout_ids=("5-0",), reason=DropReason.EXPIRED)], now=2.0)
@@ -173,7 +173,7 @@ def test_the_main_transport(fetched: dict[Source, int], expected: str) -> None:
     assert main_transport(dict.fromkeys(SOURCES, 0) | fetched) == expected
 
 
-def test_what_nodes_have_checked_of_others_adds_up(store: Store) -> None:
+def test_checks_by_nodes_add_up(store: Store) -> None:
     for node_id in "ab":
         store.node_seen(node_id=node_id, public_key=node_id.encode(), name=node_id, backend="", device="", now=1.0)
     credits = [

@@ -1,4 +1,4 @@
-"""Teams: who may make one, who is in it, and what is theirs."""
+"""Teams: creating, joining and leaving them, and the work that counts for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def want(books: Store, node_id: str, action: Any, name: str = "") -> Team:
     return books.read(read_own_team, node_id, 5.0)
 
 
-def test_a_team_has_what_its_members_do_while_they_are_in_it(store: Store, books: Store, records: Any) -> None:
+def test_a_team_is_credited_with_its_members_work_while_they_are_in_it(
+    store: Store, books: Store, records: Any
+) -> None:
     made = want(books, "a", "create", "The  Herons ")
     assert made == Team(
         name="The Herons", is_founder=True, members=1, rank=None, num_ranked=1, page="/teams/The%20Herons"
@@ -45,7 +47,7 @@ def test_a_team_has_what_its_members_do_while_they_are_in_it(store: Store, books
     assert [row.node for row in of_team.rows] == ["a"] and of_team.rows[0].team == "The Herons"
 
 
-def test_who_joins_another_team_leaves_the_first(books: Store) -> None:
+def test_joining_another_team_leaves_the_first(books: Store) -> None:
     want(books, "a", "create", "One")
     want(books, "b", "join", "One")
     books.write(change_team, "a", TeamWanted(action="create", name="Two"), 5.0)
@@ -63,7 +65,7 @@ def test_who_joins_another_team_leaves_the_first(books: Store) -> None:
         ("stranger", "join", "One", "never joined"),
     ],
 )
-def test_what_cannot_be_is_refused(books: Store, node_id: str, action: Any, name: str, said: str) -> None:
+def test_invalid_team_requests_are_refused(books: Store, node_id: str, action: Any, name: str, said: str) -> None:
     want(books, "a", "create", "one")
     with pytest.raises(RefusedError, match=said):
         want(books, node_id, action, name)
@@ -89,15 +91,15 @@ def test_an_empty_team_stays_if_it_has_done_something(store: Store, books: Store
     assert books.read(read_board, BoardQuery(kind="team"), 5.0).rows == ()
 
 
-def test_names_that_look_alike_to_unicode_are_one() -> None:
+def test_names_that_unicode_treats_alike_are_one() -> None:
     assert name_key("ＨＥＲＯＮＳ  united") == name_key("Herons United") == "herons united"
 
 
-def test_what_turns_text_round_is_not_in_a_name() -> None:
+def test_a_name_has_no_direction_or_control_characters() -> None:
     assert TeamWanted(action="join", name="\u202eabc\u0007\n").name == "?abc??"
 
 
-def test_what_is_refused_changes_nothing(store: Store) -> None:
+def test_a_refused_request_changes_nothing(store: Store) -> None:
     with pytest.raises(RefusedError):
         store.write(change_team, "a", TeamWanted(action="create", name="x"), 1.0)
     assert store.read(read_own_team, "a", 1.0) == Team()

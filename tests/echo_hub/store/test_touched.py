@@ -11,7 +11,7 @@ from echo_hub.store.touched import Touched
 from echo_shared.messages import DropReason
 
 
-def test_who_was_touched_since_somebody_looked() -> None:
+def test_touched_nodes_are_listed_since_a_number() -> None:
     touched = Touched()
     touched.note(["a", "b"])
     looked = touched.number
@@ -32,7 +32,7 @@ def test_whoevers_totals_are_others_is_touched(tmp_path: Path, records: Any) -> 
     store.node_seen(node_id="a", public_key=bytes(32), name="a", backend="torch", device="cpu", now=1.0)
     assert touched() == {"a"}
     store.apply([*records.opened(9), records.leased(9, 9, 0, 1, node_id="b"), *records.received("9-0")], now=1.0)
-    assert touched() == frozenset(), "it is counted while it is under way"
+    assert touched() == frozenset(), "rollouts in progress are counted when read"
     assert store.read(read_under_way) == {"b": 1}
     store.apply([RolloutsDropped(rollout_ids=("9-0", "9-1"), reason=DropReason.STALE)], now=2.0)
     assert touched() == {"b"} and store.read(read_under_way) == {}

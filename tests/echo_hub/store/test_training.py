@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import select
 
 from echo_hub.core.effects import GroupDropped, RolloutReceived, RolloutsDropped, StepTrained
-from echo_hub.core.payload import Span
 from echo_hub.store import training
 from echo_hub.store.database import open_to_read
 from echo_hub.store.reading import read_payloads, read_receipts
@@ -22,6 +21,7 @@ from echo_hub.store.tables import credit, credit_days, credit_steps, tallies
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.rollout_books import DrawnSpan
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def books(store: Store) -> Mapping[str, list[Any]]:
-    """All totals of credit, rounded: an average of parts is a sum in another order."""
+    """Return all credit totals, rounded, because a sum of parts adds in another order."""
     with open_to_read(store.engine) as connection:
         return {
             table.name: sorted(
@@ -50,7 +50,7 @@ def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> Non
     before = store.touched.number
     store.count_trained()
     trained.append(store.read(read_accounting).trained)
-    assert store.touched.since(before) == {"n0"}, "a node's are together"
+    assert store.touched.since(before) == {"n0"}, "a node's rollouts are counted together"
     while store.is_uncounted:
         store.count_trained()
         trained.append(store.read(read_accounting).trained)
@@ -62,10 +62,10 @@ def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> Non
     }
 
 
-def test_parts_come_to_what_the_whole_does(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rollout is drawn by several, of a group in the middle; one group is left out."""
+def test_counting_in_parts_equals_counting_at_once(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several nodes sampled one rollout, in a group in the middle of the step; one group is dropped."""
     ids = tuple(f"{each}-{index}" for each in range(10, 20) for index in range(2))
-    spans = tuple(Span(node_id=who, policy_version=0, num_tokens=2) for who in ("far", "n0"))
+    spans = tuple(DrawnSpan(node_id=who, policy_version=0, num_tokens=2) for who in ("far", "n0"))
     left_out = ("17-0", "17-1")
     step = [
         replace(record, payload=replace(records.payload(4), spans=spans))
@@ -93,13 +93,13 @@ def test_parts_come_to_what_the_whole_does(store: Store, records: Any, monkeypat
 
 
 @pytest.mark.usefixtures("in_parts")
-def test_a_start_goes_on_where_the_last_process_ended(store: Store, records: Any) -> None:
+def test_a_start_continues_where_the_last_process_ended(store: Store, records: Any) -> None:
     store.apply(records.large_step(1, num_groups=10), now=5.0)
     store.apply(records.large_step(2, num_groups=10), now=6.0)
     store.count_trained()
     assert store.read(read_accounting).trained == 6
     beside = Store.open(store.engine.url.render_as_string(hide_password=False), beside_hub=True)
-    assert beside.read(read_accounting).trained == 6, "who looks on writes nothing"
+    assert beside.read(read_accounting).trained == 6, "a second process only reads"
     beside.close()
     again = Store.open(store.engine.url.render_as_string(hide_password=False))
     assert again.read(read_accounting).trained == 40 and again.read(read_accounting).balanced

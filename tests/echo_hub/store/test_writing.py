@@ -18,7 +18,6 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import Span
 from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards
 from echo_hub.store.changing import key_of
 from echo_hub.store.database import open_to_read
@@ -31,7 +30,7 @@ from echo_hub.store.writing import WRITERS
 from echo_shared.books import Accounting, Evaluation, EvaluationKind
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
-from echo_shared.rollout_books import RolloutFilter
+from echo_shared.rollout_books import DrawnSpan, RolloutFilter
 
 
 def test_key_of_a_rollout() -> None:
@@ -53,7 +52,7 @@ def test_records_of_one_kind_may_be_many(store: Store, records: Any) -> None:
     assert [row.rollout_id for row in store.read(read_payloads, ids)] == ids
 
 
-def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> None:
+def test_a_batch_is_read_back_in_order_and_unchanged(store: Store, records: Any) -> None:
     store.apply([*records.opened(0, 1), records.leased(1, 0, 0, 1), records.leased(2, 1, 1, version=3)], now=1.0)
     store.apply([records.leased(3, 1, 0, node_id="b", version=4)], now=1.0)
     ids = ("1-0", "1-1", "3-0", "2-1")
@@ -63,17 +62,17 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     episodes = (*first.episodes, *second.episodes)
     assert [[turn.rollout_id for turn in episode.turns] for episode in episodes] == [[each] for each in ids]
     (last,) = second.episodes[1].turns
-    assert (last.node_id, last.spans, second.episodes[1].reward) == (
-        "a",
-        (Span(node_id="a", policy_version=3, num_tokens=5),),
+    drawn = last.payload
+    assert (drawn.spans, second.episodes[1].reward) == (
+        (DrawnSpan(node_id="a", policy_version=3, num_tokens=5),),
         3.0,
     )
-    assert last.finish_reason is FinishReason.STOP and len(last.observation_ids) == 0
-    assert last.completion_ids.dtype == np.int32 and last.completion_ids.tolist() == [300, 301, 302, 303, 304]
-    assert last.behavior_logprobs.dtype == np.float32 and last.behavior_logprobs[-1] == -0.625
+    assert drawn.finish_reason is FinishReason.STOP and len(drawn.observation_ids) == 0
+    assert drawn.completion_ids.dtype == np.int32 and drawn.completion_ids.tolist() == [300, 301, 302, 303, 304]
+    assert drawn.behavior_logprobs.dtype == np.float32 and drawn.behavior_logprobs[-1] == -0.625
 
 
-def test_what_a_step_was_computed_without_stays_in_its_batch(store: Store, records: Any) -> None:
+def test_a_screened_group_stays_in_its_steps_batch(store: Store, records: Any) -> None:
     store.apply([*records.opened(0, 1), records.leased(1, 0, 0, 1), records.leased(2, 1, 0, 1)], now=1.0)
     ids = ("1-0", "1-1", "2-0", "2-1")
     store.apply([*records.received(*ids), *records.scored(*ids), records.planned(1, (0, 1), ids)], now=2.0)
@@ -81,14 +80,16 @@ def test_what_a_step_was_computed_without_stays_in_its_batch(store: Store, recor
     trained = StepTrained(step=1, rollout_ids=(), metrics={}, trained_at=3.0)
     dropped = [RolloutsDropped(rollout_ids=ids, reason=DropReason.SCREENED)]
     store.apply([trained, *dropped, GroupDropped(group_id=0, reason=DropReason.SCREENED)], now=3.0)
-    assert list(map(held_of, store.read(read_batch, 1))) == before, "a learner with an older checkpoint repeats it"
+    assert list(map(held_of, store.read(read_batch, 1))) == before, (
+        "a learner with an older checkpoint repeats the step"
+    )
     assert store.read(read_accounting) == Accounting(leased=4, dropped={"screened": 4})
     assert store.read(read_snapshot).replayable == {1}
     store.prune(1)
     assert store.read(read_payloads, ids) == []
 
 
-def test_each_turn_knows_what_it_was_drawn_with(store: Store, records: Any) -> None:
+def test_each_turn_knows_its_seed_and_index(store: Store, records: Any) -> None:
     lost = RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.SCORER_FAILED)
     store.apply([*records.opened(3), records.leased(1, 3, 0, 1)], now=1.0)
     store.apply([*records.received("1-0", "1-1"), lost], now=2.0)
@@ -96,16 +97,19 @@ def test_each_turn_knows_what_it_was_drawn_with(store: Store, records: Any) -> N
     (group,) = store.read(read_groups, {3: ("1-0", "2-1")})
     first, again = (episode.turns[0] for episode in group.episodes)
     assert (first.seed, first.index) == (group.seed, 0)
-    assert (again.seed, again.index) == (turn_seed(group.seed, 0, 1), 1), "the scorer had failed on it"
+    assert (again.seed, again.index) == (turn_seed(group.seed, 0, 1), 1), "the scorer failed on its first draw"
 
 
-def test_who_drew_a_rollout_is_written_where_it_is_not_as_leased(store: Store, records: Any) -> None:
+def test_spans_are_stored_only_if_they_differ_from_the_lease(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(4, 0, 0, 1, node_id="b", version=3)], now=1.0)
-    spans = (Span(node_id="a", policy_version=3, num_tokens=2), Span(node_id="b", policy_version=3, num_tokens=1))
+    spans = (
+        DrawnSpan(node_id="a", policy_version=3, num_tokens=2),
+        DrawnSpan(node_id="b", policy_version=3, num_tokens=1),
+    )
     first, second = records.received("4-0", "4-1")
     two = replace(second.payload, spans=spans)
     store.apply([first, replace(second, payload=two)], now=2.0)
-    leased = (Span(node_id="b", policy_version=3, num_tokens=len(first.payload.completion_ids)),)
+    leased = (DrawnSpan(node_id="b", policy_version=3, num_tokens=len(first.payload.completion_ids)),)
     assert [row.payload.spans for row in store.read(read_payloads, ["4-0", "4-1"])] == [leased, spans]
     with open_to_read(store.engine) as connection:
         stored = connection.execute(select(payloads.c.index, payloads.c.spans).order_by(payloads.c.index)).all()
@@ -114,11 +118,13 @@ def test_who_drew_a_rollout_is_written_where_it_is_not_as_leased(store: Store, r
 
 
 def held_of(group: Any) -> tuple[int, int, list[tuple[str, bytes, float]]]:
-    turns = [(turn.rollout_id, turn.completion_ids.tobytes(), e.reward) for e in group.episodes for turn in e.turns]
+    turns = [
+        (turn.rollout_id, turn.payload.completion_ids.tobytes(), e.reward) for e in group.episodes for turn in e.turns
+    ]
     return group.group_id, group.seed, turns
 
 
-def test_groups_are_read_before_a_step_takes_them(store: Store, records: Any) -> None:
+def test_groups_can_be_read_before_they_are_planned(store: Store, records: Any) -> None:
     leases = [records.leased(lease, group, 0, 1) for lease, group in ((1, 0), (2, 1), (3, 2))]
     store.apply([*records.opened(0, 1, 2), *leases], now=1.0)
     ids = {group: (f"{group + 1}-0", f"{group + 1}-1") for group in range(3)}
@@ -130,7 +136,7 @@ def test_groups_are_read_before_a_step_takes_them(store: Store, records: Any) ->
     store.apply(records.scored(*every), now=2.0)
     store.apply([RolloutsDropped(rollout_ids=("2-1",), reason=DropReason.STALE)], now=3.0)
     ahead = store.read(read_groups, ids)
-    assert [group.group_id for group in ahead] == [0, 2], "what was dropped meanwhile is left out, and its group"
+    assert [group.group_id for group in ahead] == [0, 2], "a rollout dropped meanwhile is left out, with its group"
     assert store.read(read_groups, {}) == []
     store.apply([records.planned(1, (0, 2), (*ids[0], *ids[2]))], now=4.0)
     assert list(map(held_of, store.read(read_batch, 1))) == list(map(held_of, ahead))
@@ -140,7 +146,10 @@ def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_
     store: Store, records: Any
 ) -> None:
     store.apply([*records.opened(0), records.leased(4, 0, 0, 1, node_id="b", version=5)], now=1.0)
-    spans = (Span(node_id="a", policy_version=4, num_tokens=2), Span(node_id="b", policy_version=6, num_tokens=1))
+    spans = (
+        DrawnSpan(node_id="a", policy_version=4, num_tokens=2),
+        DrawnSpan(node_id="b", policy_version=6, num_tokens=1),
+    )
     (first,) = records.received("4-0")
     store.apply([replace(first, payload=replace(first.payload, spans=spans)), *records.received("4-1")], now=2.0)
     assert [(row.policy_version, row.oldest_version) for row in store.read(read_snapshot).rollouts] == [
@@ -149,11 +158,11 @@ def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_
     ]
     store.apply([*records.scored("4-0", "4-1"), records.planned(1, (0,), ("4-0", "4-1"))], now=3.0)
     (group,) = store.read(read_batch, 1)
-    assert [[span.policy_version for span in each.turns[0].spans] for each in group.episodes] == [[4, 6], [5]]
-    assert group.episodes[0].turns[0].spans == spans
+    assert [[span.policy_version for span in each.turns[0].payload.spans] for each in group.episodes] == [[4, 6], [5]]
+    assert group.episodes[0].turns[0].payload.spans == spans
 
 
-def test_components_stand_beside_the_reward_and_their_means_beside_the_steps(store: Store, records: Any) -> None:
+def test_reward_components_and_their_step_means_are_stored(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1, 2), *records.received("1-0", "1-1", "1-2")], now=1.0)
     told = [{"score": 1.0, "format": 0.5}, {"score": 0.0}, None]
     scores = [
@@ -169,7 +178,7 @@ def test_components_stand_beside_the_reward_and_their_means_beside_the_steps(sto
     assert step.components == {"score": 0.5, "format": 0.5}
 
 
-def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Store, records: Any) -> None:
+def test_an_episodes_turns_are_read_with_the_texts_between_them(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     answer = ScoreRecorded(rollout_id="1-0", reward=None, observation_ids=np.array([8, 9], np.int32), turn_reward=-0.25)
     store.apply([answer, *records.scored("1-1")], now=2.0)
@@ -189,7 +198,7 @@ def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Stor
     store.apply([ScoreRecorded(rollout_id="2-0", reward=1.0), records.planned(1, (0,), ids)], now=4.0)
     (group,) = store.read(read_batch, 1)
     assert [[turn.rollout_id for turn in each.turns] for each in group.episodes] == [["1-0", "2-0"], ["1-1"]]
-    assert [turn.observation_ids.tolist() for turn in group.episodes[0].turns] == [[8, 9], []]
+    assert [turn.payload.observation_ids.tolist() for turn in group.episodes[0].turns] == [[8, 9], []]
     assert [turn.turn_reward for turn in group.episodes[0].turns] == [-0.25, 0.0]
     assert [(end.index, end.reward, end.turn_rewards) for end in store.read(read_batch_rewards, 1)] == [
         (0, 1.0, (-0.25,)),
@@ -198,7 +207,7 @@ def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Stor
     assert [each.reward for each in group.episodes] == [1.0, 0.0]
     store.apply([StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=5.0)], now=5.0)
     (step,) = store.read(read_steps)
-    assert (step.num_rollouts, step.num_tokens, step.mean_reward) == (3, 7, 0.5), "the reward is a mean over episodes"
+    assert (step.num_rollouts, step.num_tokens, step.mean_reward) == (3, 7, 0.5), "the mean reward is over episodes"
 
 
 @pytest.mark.parametrize("final", ["trained", "dropped"])
@@ -216,14 +225,14 @@ def test_a_final_state_never_changes_and_a_turn_is_all_or_nothing(store: Store, 
         [RolloutsDropped(rollout_ids=("9-9",), reason=DropReason.INVALID)],
         [StepTrained(step=1, rollout_ids=("1-0",), metrics={}, trained_at=1.0)],
     ):
-        with pytest.raises(LocalProtocolError, match=r"nothing of (them|this turn) is written"):
+        with pytest.raises(LocalProtocolError, match="no record of this turn was written"):
             store.apply([*records.opened(7), *late], now=2.0)
     assert store.read(read_accounting) == before
     assert store.read(read_snapshot).next_group_id == 1
 
 
 def test_a_step_that_was_not_planned_cannot_be_trained(store: Store, records: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="not planned"):
+    with pytest.raises(LocalProtocolError, match="never planned"):
         store.apply([StepTrained(step=3, rollout_ids=(), metrics={}, trained_at=1.0)], now=1.0)
 
 
@@ -253,7 +262,7 @@ def test_versions_may_be_as_large_as_messages_allow(store: Store, records: Any) 
     assert store.read(read_snapshot).published_version == store.read(read_snapshot).rollouts[0].policy_version == 2**31
 
 
-def test_pruning_deletes_tokens_and_nothing_else(store: Store, records: Any) -> None:
+def test_pruning_deletes_only_tokens(store: Store, records: Any) -> None:
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
     store.prune(2)
@@ -281,7 +290,7 @@ def evaluation(version: int) -> Evaluation:
     )
 
 
-def test_an_evaluations_episodes_are_there_until_its_result_is(store: Store, records: Any) -> None:
+def test_an_evaluations_episodes_are_kept_until_its_result_is_recorded(store: Store, records: Any) -> None:
     greedy, sampled = (EvaluationGroup(policy_version=3, greedy=greedy, number=7) for greedy in (True, False))
     store.apply([*records.opened(0), records.leased(1, greedy.group_id, 0, version=3)], now=5.0)
     store.apply([records.leased(2, sampled.group_id, 0, 1, 2, version=3)], now=6.0)

@@ -25,14 +25,14 @@ def test_the_last_tagged_answer_counts_else_the_whole_text(completion: str, answ
 
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", "a", "\n", "<", "<answer", "</answer"])).map("".join))
-def test_it_is_what_a_regular_expression_finds(completion: str) -> None:
+def test_extraction_equals_a_regular_expressions(completion: str) -> None:
     found = re.findall(r"<answer>(.*?)</answer>", completion, re.DOTALL)
     open_ended = completion.rpartition("<answer>")[2]
     assert extract_answer(completion) == (found[-1] if found else open_ended).strip()
 
 
-def test_a_million_tags_that_none_closes_are_read_once() -> None:
-    """Looking to the end from each would take days."""
+def test_a_million_unclosed_tags_are_scanned_once() -> None:
+    """Searching to the end from each tag would take days."""
     tags = "<answer>" * 1_000_000
     assert extract_answer(tags) == ""
     assert extract_answer(f"{tags}1</answer>") == f"{tags}1".removeprefix("<answer>")
@@ -53,7 +53,7 @@ def test_a_million_tags_that_none_closes_are_read_once() -> None:
         ("the ANSWER is red or blue", "red or blue"),
     ],
 )
-def test_what_a_completion_ends_with_is_announced(completion: str, answer: str) -> None:
+def test_a_final_answer_is_recognized(completion: str, answer: str) -> None:
     assert announced_answer(completion, answer)[-1] == answer
 
 
@@ -75,12 +75,12 @@ def test_what_a_completion_ends_with_is_announced(completion: str, answer: str) 
         "",
     ],
 )
-def test_what_may_mean_several_things_is_not_announced(completion: str) -> None:
+def test_an_ambiguous_final_answer_is_not_recognized(completion: str) -> None:
     assert announced_answer(completion, "20") == ()
 
 
 @pytest.mark.parametrize("behind", [" Or 21.", "\nOr 21.", " I hope that helps!", "?"])
-def test_what_stands_behind_it_belongs_to_it(behind: str) -> None:
+def test_text_after_the_answer_belongs_to_it(behind: str) -> None:
     assert "20" not in announced_answer("The answer is 20." + behind, "20")
 
 

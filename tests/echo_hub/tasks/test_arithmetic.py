@@ -42,7 +42,7 @@ def test_the_exact_number_earns_one(completion: str) -> None:
     "completion",
     ["", " ", "578", "5790", "57", "0579", "+579", "579.0", "5 79", "579 is it", "=579", "579579", "five", "579\n579"],
 )
-def test_anything_else_earns_nothing(completion: str) -> None:
+def test_other_answers_earn_nothing(completion: str) -> None:
     assert make_arithmetic({}).score(SUM, completion) == 0.0
 
 
@@ -62,7 +62,7 @@ def test_negative_answers_are_scored_with_their_sign() -> None:
         ({"operations": []}, "task.options.operations "),
     ],
 )
-def test_a_wrong_option_is_named_with_what_there_is(options: dict[str, object], named: str) -> None:
+def test_a_wrong_option_is_named_with_the_valid_ones(options: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_arithmetic(options)
     assert named in str(caught.value)

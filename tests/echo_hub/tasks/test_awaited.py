@@ -18,7 +18,7 @@ PROBLEM = Problem(prompt="1+1=")
 
 
 class Meeting:
-    """Each waits for so many others."""
+    """Each call waits for a number of others."""
 
     name = "meeting"
     reward_bounds = (0.0, 2.0)
@@ -55,7 +55,7 @@ def test_many_threads_wait_for_calls_of_one_loop() -> None:
         assert list(threads.map(lambda text: task.score(PROBLEM, text), "01010101")) == [0.0, 1.0] * 4
 
 
-def test_what_the_task_is_stays_as_it_is() -> None:
+def test_other_attributes_of_the_task_are_unchanged() -> None:
     task = awaited(Meeting(1), 30.0)
     assert isinstance(task, ExplainedTask) and not isinstance(task, Environment)
     assert RewardBounds.of(task).highest == 2.0 and task.sample(1) == PROBLEM
@@ -65,7 +65,7 @@ def test_what_the_task_is_stays_as_it_is() -> None:
     assert is_async(Meeting(1)) and is_async(Talk()) and not is_async(make_arithmetic({}))
 
 
-def test_a_deadline_is_one_calls_own_and_so_is_an_error() -> None:
+def test_a_timeout_or_an_error_affects_one_call() -> None:
     task = awaited(Meeting(2), 0.05)
     with pytest.raises(ScorerError, match="took too long"):
         task.score(PROBLEM, "1")

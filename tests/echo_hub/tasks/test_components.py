@@ -34,7 +34,7 @@ def test_the_pattern_has_to_match_the_whole_completion(completion: str, value: f
         ("<answer>" * 100_000, 0),
     ],
 )
-def test_one_answer_in_tags_and_no_more(completion: str, value: float) -> None:
+def test_exactly_one_tagged_answer_earns_the_component(completion: str, value: float) -> None:
     assert Tagged("answer").value(completion, 1) == value
 
 

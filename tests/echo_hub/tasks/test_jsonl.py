@@ -12,7 +12,7 @@ from echo_shared.errors import ConfigError
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """100 sums."""
+    """Write a file of 100 sums."""
     return write(tmp_path / "data.jsonl", *({"prompt": f"{n}+1=", "answer": n + 1, "level": n % 3} for n in range(100)))
 
 
@@ -32,7 +32,7 @@ def test_a_line_is_a_problem_and_its_further_keys_are_metadata(tmp_path: Path) -
     assert problem.metadata == {"answer": "1", "source": {"page": 3}}
 
 
-def test_every_line_is_drawn_and_blank_ones_are_none(data: Path) -> None:
+def test_every_line_but_blank_ones_is_sampled(data: Path) -> None:
     data.write_bytes(b"\n" + data.read_bytes().replace(b"\n", b"\r\n\r\n").removesuffix(b"\r\n\r\n"))
     task = make_jsonl({"path": str(data)})
     assert task.num_problems == 100
@@ -56,7 +56,7 @@ def test_graders(tmp_path: Path, grader: str, completion: str, reward: float) ->
     assert task.score(task.sample(0), completion) == reward
 
 
-def test_a_line_says_which_form_its_answer_has_to_have(tmp_path: Path) -> None:
+def test_a_line_may_require_a_form_of_its_answer(tmp_path: Path) -> None:
     line = {"prompt": "Expand (x-1)(x+1).", "answer": "x^2-1", "answer_form": "expanded"}
     task = make_jsonl({"path": str(write(tmp_path / "one.jsonl", line))})
     problem = task.sample(0)
@@ -64,13 +64,13 @@ def test_a_line_says_which_form_its_answer_has_to_have(tmp_path: Path) -> None:
     assert [task.score(problem, answer) for answer in answers] == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_who_repeats_the_question_earns_nothing(tmp_path: Path) -> None:
+def test_repeating_the_question_earns_nothing(tmp_path: Path) -> None:
     task = make_jsonl({"path": str(write(tmp_path / "one.jsonl", {"prompt": "Simplify 6/8.", "answer": "3/4"}))})
     assert [task.score(task.sample(0), answer) for answer in ("6/8", "3/4", "0.75")] == [0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(("number", "text"), [(0.00001, "0.00001"), (1e20, "1" + 20 * "0"), (2.5, "2.5"), (3.0, "3.0")])
-def test_a_number_of_the_file_is_as_people_write_it(tmp_path: Path, number: float, text: str) -> None:
+def test_numbers_of_the_file_are_written_as_people_write_them(tmp_path: Path, number: float, text: str) -> None:
     task = make_jsonl(
         {"path": str(write(tmp_path / "one.jsonl", {"prompt": "?", "answer": number})), "answer": "exact"}
     )
@@ -171,7 +171,7 @@ def test_a_bad_line_is_named_with_its_file_number_and_what_it_should_be(data: Pa
     ],
     ids=range(20),
 )
-def test_a_line_that_readers_would_take_otherwise_is_refused_by_its_number(data: Path, line: bytes, what: str) -> None:
+def test_an_ambiguous_line_is_refused_with_its_number(data: Path, line: bytes, what: str) -> None:
     data.write_bytes(data.read_bytes() + line + b"\n" + b'{"prompt": "5", "answer": "5"}\n')
     with pytest.raises(ConfigError) as caught:
         make_jsonl({"path": str(data)})
@@ -210,7 +210,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, content: str) -> None:
         make_jsonl({"path": str(tmp_path / "empty.jsonl")})
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read") as caught:
         make_jsonl({"path": str(tmp_path / "none.jsonl")})
     assert "none.jsonl" in str(caught.value)
@@ -224,7 +224,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ({"path": "x", "answer": "fuzzy"}, "answer"),
     ],
 )
-def test_a_wrong_option_is_named_with_what_there_is(options: dict[str, object], named: str) -> None:
+def test_a_wrong_option_is_named_with_the_valid_ones(options: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_jsonl(options)
     assert named in str(caught.value)

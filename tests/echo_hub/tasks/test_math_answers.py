@@ -32,7 +32,7 @@ from echo_hub.tasks.math_forms import Form
         ("<answer>4</answer><answer>3</answer>", "3"),
     ],
 )
-def test_equal_mathematics_is_right_however_it_is_written(completion: str, expected: str) -> None:
+def test_equal_answers_are_right_in_any_notation(completion: str, expected: str) -> None:
     assert is_equal(completion, expected)
 
 
@@ -48,18 +48,18 @@ def test_equal_mathematics_is_right_however_it_is_written(completion: str, expec
         ("__import__('os').getpid()", "42"),
     ],
 )
-def test_anything_else_is_wrong(completion: str, expected: str) -> None:
+def test_other_answers_are_wrong(completion: str, expected: str) -> None:
     assert not is_equal(completion, expected)
 
 
 @pytest.mark.parametrize("hedged", ["\\boxed{1} \\boxed{2}", "\\boxed{1, 2}", "\\boxed{1 or 2}"])
 @pytest.mark.parametrize("expected", ["1", "2"])
-def test_several_answers_at_once_are_none(hedged: str, expected: str) -> None:
+def test_several_answers_at_once_do_not_count(hedged: str, expected: str) -> None:
     assert not is_equal(hedged, expected)
 
 
 @pytest.mark.parametrize("expected", ["\\boxed{}", "$", ".", "***"])
-def test_an_expected_answer_that_says_nothing_is_not_given_by_nothing(expected: str) -> None:
+def test_an_empty_expected_answer_matches_no_answer(expected: str) -> None:
     assert not any(is_equal(answer, expected) for answer in ("", " ", "5", "<answer></answer>"))
 
 
@@ -67,12 +67,12 @@ def test_an_expected_answer_that_says_nothing_is_not_given_by_nothing(expected: 
     "part", [".*", "\\boxed{", "<answer>", " and ", "\\frac", "$", "(", "1,", "9", " ", "answer: "]
 )
 @pytest.mark.parametrize("expected", ["42", "x + 1", "Yes", "5 cm"])
-def test_a_hundred_thousand_times_the_same_takes_no_longer_for_it(part: str, expected: str) -> None:
-    """Whoever looks to the end from each would take minutes."""
+def test_a_hundred_thousand_repetitions_are_fast(part: str, expected: str) -> None:
+    """Searching to the end from each repetition would take minutes."""
     assert not is_equal(f"<answer>{part * 100_000}</answer>", expected, question="What is x + 1?")
 
 
-def test_it_needs_no_signals_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_comparison_uses_no_signals_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     results: list[bool] = []
     with caplog.at_level(logging.WARNING):
         thread = threading.Thread(target=lambda: results.append(is_equal("\\boxed{6}", "6")))
@@ -147,8 +147,8 @@ EXPECTED = [
     st.sampled_from(EXPECTED),
     st.sampled_from([None, *Form]),
 )
-def test_whatever_is_written_is_right_or_wrong(answer: str, expected: str, form: Form | None) -> None:
-    """A scorer that fails is no verdict."""
+def test_every_completion_gets_a_verdict(answer: str, expected: str, form: Form | None) -> None:
+    """Errors are no verdicts."""
     for completion in (answer, f"<answer>{answer}</answer>"):
         assert is_equal(completion, expected, question="Solve 2x < 6, or factor x^2-1.", form=form) in (True, False)
 
@@ -161,7 +161,7 @@ ALL = [*TABLE, *(group for groups in REPORTS.values() for group in groups)]
 
 
 def verdicts(group: dict[str, Any]) -> dict[str, bool]:
-    """Of all answers of a group."""
+    """Return the verdicts on all answers of a group."""
     form = Form(group["form"]) if "form" in group else None
     written = (lambda text: text) if group.get("as_is") else "<answer>{}</answer>".format
     answers = [*group["right"], *group["wrong"]]
@@ -180,7 +180,7 @@ def test_there_are_more_than_eighteen_hundred() -> None:
 
 
 @pytest.mark.parametrize("kind", [*(f"a{number}" for number in range(1, 14)), "a17"])
-def test_each_reported_kind_has_inputs_of_its_own(kind: str) -> None:
+def test_each_reported_kind_has_its_own_inputs(kind: str) -> None:
     groups = [group for group in OWN if group["kind"] == kind]
     assert sum(len(group["right"]) + len(group["wrong"]) for group in groups) >= 5
 
@@ -190,8 +190,7 @@ def test_no_answer_is_right_and_wrong() -> None:
 
 
 @pytest.mark.parametrize("group", [group for group in ALL if "form" not in group], ids=lambda group: group["expected"])
-def test_a_reference_answer_is_right_itself(group: dict[str, Any]) -> None:
-    """Unless it is the question's own text."""
+def test_a_reference_answer_is_right(group: dict[str, Any]) -> None:
     assert is_equal(f"<answer>{group['expected']}</answer>", group["expected"])
 
 
@@ -200,7 +199,7 @@ ENDS = st.tuples(st.sampled_from("[("), st.integers(-9, 9), st.integers(-9, 9), 
 
 @settings(deadline=None)
 @given(ENDS, ENDS)
-def test_an_interval_is_right_where_all_of_it_is_the_same(
+def test_an_interval_is_right_only_if_all_its_parts_are(
     answer: tuple[str, int, int, str], expected: tuple[str, int, int, str]
 ) -> None:
     texts = ["{}{}, {}{}".format(*ends) for ends in (answer, expected)]
@@ -310,5 +309,5 @@ def test_a_reference_answer_is_understood_or_not(expected: str, read: Understand
         ("(x+1)^{1000000}", "(x+2)^{1000000}", Verdict.NOT_UNDERSTOOD),
     ],
 )
-def test_what_is_not_understood_has_a_verdict_of_its_own(answer: str, expected: str, verdict: Verdict) -> None:
+def test_answers_that_cannot_be_read_have_their_own_verdict(answer: str, expected: str, verdict: Verdict) -> None:
     assert judge(f"<answer>{answer}</answer>", expected) is verdict

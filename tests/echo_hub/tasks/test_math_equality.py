@@ -28,7 +28,7 @@ from echo_hub.tasks.math_reader import read
         ("b<x<a", "a<x<b", False),
     ],
 )
-def test_two_answers_are_compared_by_what_they_say(answer: str, expected: str, is_same: bool) -> None:
+def test_answers_are_compared_by_their_meaning(answer: str, expected: str, is_same: bool) -> None:
     assert Comparison(form=None, question="").is_same(read(answer), read(expected)) is is_same
 
 

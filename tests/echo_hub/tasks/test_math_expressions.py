@@ -65,6 +65,6 @@ def test_marks_are_part_of_a_name(text: str, name: str) -> None:
         r"\int x dx",
     ],
 )
-def test_what_has_two_readings_or_none_is_not_understood(text: str) -> None:
+def test_ambiguous_or_invalid_expressions_are_not_read(text: str) -> None:
     with pytest.raises(NotUnderstood):
         read_expression(nodes(text))

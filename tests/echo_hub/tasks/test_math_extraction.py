@@ -27,14 +27,14 @@ from echo_hub.tasks.math_extraction import answers_in, without_prose
         ("", [""]),
     ],
 )
-def test_an_answer_is_found_where_it_is_called_one(completion: str, answers: list[str]) -> None:
+def test_an_announced_answer_is_found(completion: str, answers: list[str]) -> None:
     assert answers_in(completion) == answers
 
 
 @pytest.mark.parametrize(
     "text", ["x = 2√2", "It is 5 or 6", "at least 6", "half of 6", "3 + 6", "x<6", "6!", "5:6", "12,6", "x_6", "6x"]
 )
-def test_the_last_number_counts_only_where_it_stands_alone(text: str) -> None:
+def test_the_last_number_counts_only_if_it_stands_alone(text: str) -> None:
     assert answers_in(text) == [text]
 
 

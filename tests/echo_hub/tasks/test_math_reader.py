@@ -61,6 +61,6 @@ def test_an_answer_is_read_whole(text: str, item: object) -> None:
         "It is 5",
     ],
 )
-def test_anything_else_is_not_understood(text: str) -> None:
+def test_other_texts_are_not_understood(text: str) -> None:
     with pytest.raises(NotUnderstood):
         read(text)

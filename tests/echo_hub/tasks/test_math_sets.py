@@ -19,7 +19,7 @@ from echo_hub.tasks.math_sets import is_same_set, real_set
         (r"x \in \{2\}", "[2,2]", True),
     ],
 )
-def test_sets_are_compared_by_what_they_hold(one: str, other: str, is_same: bool) -> None:
+def test_sets_are_compared_by_their_elements(one: str, other: str, is_same: bool) -> None:
     mine, theirs = real_set(read(one)), real_set(read(other))
     assert mine is not None
     assert theirs is not None
@@ -27,5 +27,5 @@ def test_sets_are_compared_by_what_they_hold(one: str, other: str, is_same: bool
 
 
 @pytest.mark.parametrize("text", ["x+1", "a<x<b", "x<y", "(2,-3]", "x>1 or y>1", "x<x<1", "x=y"])
-def test_what_is_no_set_of_numbers_is_none(text: str) -> None:
+def test_text_that_is_no_set_of_numbers_gives_none(text: str) -> None:
     assert real_set(read(text)) is None

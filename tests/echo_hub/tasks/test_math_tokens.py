@@ -60,6 +60,6 @@ def test_commands_hold_their_arguments() -> None:
         "1" * (LONGEST + 1),
     ],
 )
-def test_what_is_not_whole_is_not_understood(text: str) -> None:
+def test_incomplete_text_is_not_read(text: str) -> None:
     with pytest.raises(NotUnderstood):
         nodes(text)

@@ -69,12 +69,12 @@ def test_nearly_equal_ones_are_not(answer: str, expected: str) -> None:
         r"\sin(e^{10^9})",
     ],
 )
-def test_what_is_too_large_is_not_computed(text: str) -> None:
+def test_values_that_are_too_large_are_not_computed(text: str) -> None:
     with pytest.raises(TooMuch):
         is_same_value(expression(text), expression(text))
 
 
-def test_all_that_is_computed_for_one_answer_shares_a_bound() -> None:
+def test_all_computation_for_one_answer_shares_a_limit() -> None:
     sines = expression("+".join(rf"\sin({number}x+e^{{{number}}})" for number in range(1, 60)))
     with bounded_work(), pytest.raises(TooMuch):
         for _ in range(1_000):
@@ -89,7 +89,7 @@ def test_a_constant_ratio_is_found(answer: str, expected: str, ratio: Fraction |
     assert constant_ratio(expression(answer), expression(expected)) == ratio
 
 
-def test_rational_numbers_are_known_as_such() -> None:
+def test_rational_numbers_are_recognized() -> None:
     assert is_rational(expression(r"\sqrt{\frac{4}{9}}"))
     assert not is_rational(expression(r"\sqrt{2}"))
     assert approximation(expression(r"\frac{1}{3}")) == Fraction(1, 3)

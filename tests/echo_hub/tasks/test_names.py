@@ -12,7 +12,7 @@ from echo_shared.errors import ConfigError
     "name",
     ["arithmetic", "jsonl", "environment:guess", "reasoning-gym:chain_sum", "python:my.module:make"],
 )
-def test_a_task_that_there_is(name: str) -> None:
+def test_an_existing_task_is_found(name: str) -> None:
     assert check_name(name) == name
 
 
@@ -38,7 +38,7 @@ def test_the_nearest_name_is_named(name: str, nearest: str) -> None:
     "name",
     ["", ":", "knights", "python", "python:module", "reasoning-gym:", "reasoning-gym:A B", "x" * 10_000, "jsonl\n"],
 )
-def test_what_is_like_none_gets_them_all(name: str) -> None:
+def test_an_unknown_name_lists_all_names(name: str) -> None:
     with pytest.raises(ValueError, match="there is no such task") as caught:
         check_name(name)
     assert all(form in str(caught.value) for form in FORMS)
@@ -55,7 +55,7 @@ def test_a_misspelt_task_in_the_settings_is_answered_with_tasks(tmp_path: Path) 
     assert "pattern" not in got and "^" not in got and all(form in got for form in FORMS)
 
 
-def test_every_form_is_one_that_the_registry_makes() -> None:
+def test_the_registry_makes_every_listed_form() -> None:
     for form in FORMS:
         try:
             make_task(form, {})

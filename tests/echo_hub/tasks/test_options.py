@@ -16,7 +16,7 @@ def test_options_are_read() -> None:
 
 
 @pytest.mark.parametrize("options", [{"size": "large"}, {"sise": 4}])
-def test_what_does_not_fit_is_named_with_what_there_is(options: dict[str, object]) -> None:
+def test_a_wrong_option_is_named_with_the_valid_ones(options: dict[str, object]) -> None:
     ((name, value),) = options.items()
     with pytest.raises(ConfigError) as refused:
         Options.read("toy", options)

@@ -48,7 +48,7 @@ def test_a_decimal_is_read_exactly(number: object) -> None:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-def test_whatever_else_is_written_is_a_number_or_none(text: str) -> None:
+def test_any_other_text_is_a_number_or_none(text: str) -> None:
     read = read_quantity(text)
     assert read is None or is_same_quantity(read, read)
 
@@ -64,7 +64,7 @@ def test_any_words_may_stand_for_a_unit(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     "unit", ["cm^", "m**9", "m^-9", "per", "per per", "m/", "°C", "delta", "sq", "µ", "in in in", "%%", "a b"]
 )
-def test_words_that_come_near_a_unit_are_one_or_none(unit: str) -> None:
+def test_misspelled_units_are_a_unit_or_none(unit: str) -> None:
     read = read_quantity(f"5 {unit}")
     centimetres = read_quantity("5 cm")
     assert centimetres is not None
@@ -72,14 +72,14 @@ def test_words_that_come_near_a_unit_are_one_or_none(unit: str) -> None:
 
 
 @pytest.mark.parametrize("gap", [" ", "  ", " - ", "  /  ", "^2  ", "\\cdot ", " \n\t "])
-def test_two_hundred_characters_are_read_at_once(gap: str) -> None:
-    """Whoever tried all ways to take them apart would not come back."""
+def test_two_hundred_characters_are_read_quickly(gap: str) -> None:
+    """Trying all ways to split them would never end."""
     assert read_quantity(f"5 a{f'{gap}b' * 200}"[:198] + "!") is None
 
 
 @pytest.mark.parametrize("unit", ["dB", "dBm", "neper", "octave", "bel", "W", "degC"])
 @pytest.mark.parametrize("other", ["W", "dBm", "degF", "m"])
-def test_levels_are_no_multiples_of_what_they_measure(unit: str, other: str) -> None:
+def test_level_units_are_no_multiples_of_other_units(unit: str, other: str) -> None:
     one, another = read_quantity(f"5 {unit}"), read_quantity(f"5 {other}")
     assert one is not None
     assert another is not None
@@ -131,7 +131,7 @@ def test_other_parts_are_no_quantity(text: str) -> None:
         ("18 foos per hour", "18 km per hour", False),
     ],
 )
-def test_things_are_the_same_by_all_words_of_one(one: str, other: str, is_same: bool) -> None:
+def test_counted_things_match_by_all_words_of_one(one: str, other: str, is_same: bool) -> None:
     things, others = read_quantity(one), read_quantity(other)
     assert things is not None
     assert others is not None

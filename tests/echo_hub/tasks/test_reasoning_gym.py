@@ -20,7 +20,7 @@ REFUSED = {
     "simple_integration",
 }
 COSTLY = {"arc_agi", "rearc", "codeio", "knight_swap", "figlet_font", "group_anagrams"}
-"""Tenths of a second or more for one problem; the others show the same."""
+"""Datasets that take tenths of a second or more for one problem; the others test the same."""
 
 
 @pytest.mark.parametrize("dataset", sorted(DATASETS.keys() - REFUSED - COSTLY))
@@ -192,7 +192,7 @@ def test_the_right_answer_in_tags_earns_one_and_wrong_ones_less(dataset: str) ->
 
 
 def wrong_answers(dataset: str, problem: Problem) -> list[str]:
-    """Wrong in one thing or in all, or right in nothing but the form."""
+    """Return wrong answers: wrong in one part, wrong in all parts, or right only in form."""
     right = problem.metadata["answer"]
     if dataset == "sokoban":
         return [right[:-1], "", "?", "the boxes are on their goals", "<answer>"]
@@ -253,7 +253,7 @@ for dataset in sys.argv[1:]:
 
 
 def audited(datasets: list[str]) -> list[str]:
-    """Who runs a part of marked completions, as Python's own audit hooks see it, or fails on one."""
+    """Return datasets that fail on a marked completion or run a part of it, as seen by Python's audit hooks."""
     command = [sys.executable, "-c", AUDIT, *datasets]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=280).stdout
     return [line for line in said.splitlines() if line.startswith("!")]  # Some datasets print dots.

@@ -9,7 +9,7 @@ from echo_shared.errors import ConfigError
 @pytest.mark.parametrize(
     "name", ["arithmetic", "reasoning-gym:knights_knaves", "environment:guess", "environment:calculator"]
 )
-def test_a_task_bears_the_name_it_was_asked_for(name: str) -> None:
+def test_a_task_has_the_requested_name(name: str) -> None:
     assert make_task(name, {}).name == name
 
 
@@ -45,7 +45,7 @@ def test_a_task_of_ones_own_is_made_from_the_options(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "name", ["python:no_such_module:make", "python:json:no_such_function", "python:", "python:json"]
 )
-def test_a_function_that_is_not_there_is_refused(name: str) -> None:
+def test_a_missing_function_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be imported") as caught:
         make_task(name, {})
     assert name in str(caught.value)

@@ -33,7 +33,7 @@ def test_a_task_that_declares_none_has_rewards_from_0_to_1(name: str) -> None:
     assert RewardBounds.of(make_task(name, {})) == RewardBounds(lowest=0.0, highest=1.0)
 
 
-def test_a_task_may_declare_its_own() -> None:
+def test_a_task_may_declare_its_own_bounds() -> None:
     assert RewardBounds.of(Own((-1, 0.5))) == RewardBounds(lowest=-1.0, highest=0.5)
     assert RewardBounds.of(Own((-MAX_REWARD, MAX_REWARD))).hold(-MAX_REWARD)
 
@@ -42,7 +42,7 @@ def test_a_task_may_declare_its_own() -> None:
     "bounds",
     [None, (), (0.0,), (1.0, 0.0), (1.0, 1.0), (0.0, float("inf")), (float("nan"), 1.0), (0, 1e30), ("0", "1"), "01"],
 )
-def test_what_is_no_pair_of_bounds_is_refused_with_what_to_declare(bounds: Any) -> None:
+def test_invalid_bounds_are_refused_with_the_valid_form(bounds: Any) -> None:
     with pytest.raises(ConfigError, match=r"(?s)reward_bounds = .* of own.*\(0\.0, 1\.0\)"):
         RewardBounds.of(Own(bounds))
 
@@ -72,7 +72,7 @@ def test_a_reward_is_any_number_within_the_bounds(given: Any, reward: float) -> 
     "given",
     [float("nan"), float("inf"), float("-inf"), 1e30, 1.01, -0.01, 2, "1", b"1", None, 1j, [1.0], (), {}, "x" * 10**6],
 )
-def test_anything_else_is_the_scorers_failure(given: Any) -> None:
+def test_other_results_are_the_scorers_failure(given: Any) -> None:
     with pytest.raises(ScorerError, match=r"The reward is .*numbers from 0 to 1") as caught:
         RewardBounds().read(given)
     assert len(str(caught.value)) < 200

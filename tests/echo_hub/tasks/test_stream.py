@@ -56,7 +56,7 @@ def test_a_task_too_small_for_its_held_out_set_is_refused(heldout: int) -> None:
         stream(heldout=heldout, options={"digits": 1}).train(0)
 
 
-def test_a_stream_that_is_told_the_held_out_prompts_does_not_draw_them() -> None:
+def test_a_stream_skips_given_held_out_prompts() -> None:
     task = Counted(make_task("arithmetic", {}))
     told = ProblemStream(task, run_seed=0, heldout_problems=50, heldout=stream().held_out)
     assert told.heldout(49) == stream().heldout(49)
@@ -65,7 +65,7 @@ def test_a_stream_that_is_told_the_held_out_prompts_does_not_draw_them() -> None
 
 
 class Counted:
-    """Another task's problems."""
+    """Problems of another task."""
 
     def __init__(self, task: Any) -> None:
         self.name = task.name
@@ -81,7 +81,7 @@ class Counted:
         return 0.0
 
 
-def test_what_does_not_fit_is_passed_over_and_all_else_stays() -> None:
+def test_prompts_that_do_not_fit_are_skipped_and_others_stay() -> None:
     fitting = ProblemStream(
         make_task("arithmetic", {}), run_seed=0, heldout_problems=50, fits=lambda prompt: prompt[0] != "1"
     )
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_passed_over_and_all_else_stays() -> None:
 
 
 class Changing(Counted):
-    """Another problem each time."""
+    """A task with another problem at each call."""
 
     def sample(self, seed: int) -> Problem:
         self.samples += 1
@@ -132,7 +132,7 @@ def test_a_task_that_is_too_small_is_refused_when_the_stream_is_prepared() -> No
 
 
 class Numbered:
-    """Problems of a file, some of which nobody can be asked; it counts how often each is read."""
+    """Problems of a file, some of which cannot be used; it counts how often each is read."""
 
     name = "numbered"
     num_heldout = 0
@@ -196,7 +196,7 @@ def test_a_problem_that_cannot_be_asked_is_passed_over(wrong: tuple[str, ...], d
         (["another half"] * 7, "Correct the file."),
     ],
 )
-def test_where_no_problem_can_be_asked_that_is_said_after_one_look_at_each(prompts: list[str], said: str) -> None:
+def test_a_task_without_usable_problems_is_refused_after_one_pass(prompts: list[str], said: str) -> None:
     task = Numbered(*prompts)
     with pytest.raises(ConfigError) as caught:
         ProblemStream(task, run_seed=0, heldout_problems=0, fits=asked).prepare()

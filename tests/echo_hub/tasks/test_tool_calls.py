@@ -5,7 +5,7 @@ import pytest
 from echo_hub.tasks.tool_calls import MOST_CALLS, MOST_CHARACTERS, BadCall, ToolCall, tool_calls
 
 
-def test_calls_are_read_in_their_order_between_whatever_else_is_said() -> None:
+def test_calls_are_read_in_order_between_other_text() -> None:
     text = (
         'First <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>, then '
         '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "say", "arguments": "{\\"x\\": 1}"}</tool_call>'
@@ -39,13 +39,13 @@ def test_calls_are_read_in_their_order_between_whatever_else_is_said() -> None:
         (" " * (MOST_CHARACTERS + 1), "longer than"),
     ],
 )
-def test_what_is_no_call_is_said_to_be_none(inside: str, problem: str) -> None:
+def test_an_invalid_call_is_reported(inside: str, problem: str) -> None:
     (found,) = tool_calls(f"<tool_call>{inside}</tool_call>")
     assert isinstance(found, BadCall) and problem in found.problem
     assert len(found.problem) < 300
 
 
-def test_a_call_that_is_not_closed_is_none() -> None:
+def test_an_unclosed_call_does_not_count() -> None:
     good = '<tool_call>{"name": "now"}</tool_call>'
     assert tool_calls(f'{good} <tool_call>{{"name": "now"}}') == [
         ToolCall(name="now", arguments={}),
@@ -53,7 +53,7 @@ def test_a_call_that_is_not_closed_is_none() -> None:
     ]
 
 
-def test_a_stranger_calls_so_many_times_and_no_more() -> None:
+def test_the_number_of_tool_calls_is_limited() -> None:
     found = tool_calls("<tool_call></tool_call>" * 100_000)
     assert len(found) == MOST_CALLS + 1 and all(isinstance(one, BadCall) for one in found)
     assert len(tool_calls("<tool_call>" * 200_000)) == 1

@@ -48,7 +48,7 @@ def test_the_exact_number_in_the_last_answer_earns_one(completion: str) -> None:
 
 
 @pytest.mark.parametrize("completion", WRONG)
-def test_anything_else_earns_nothing(completion: str) -> None:
+def test_other_answers_earn_nothing(completion: str) -> None:
     assert make_worked({}).score(SUM, completion) == 0.0
 
 

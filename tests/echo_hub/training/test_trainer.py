@@ -1,4 +1,4 @@
-"""The real learner process on the built-in base, killed as a power cut would kill it."""
+"""The real learner process on the built-in base, killed as suddenly as by a power cut."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.core.effects import BatchGroup
-from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
+from echo_hub.core.events import Event, LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.source import Changes
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.by_hub import Generated
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.learner.process import begun
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
-from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerEvent, LearnerState, Trainer
+from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerState, Trainer
 from echo_shared.errors import LearnerError
+from echo_shared.messages import FinishReason
+from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import SupervisedChild
 
@@ -46,7 +51,8 @@ def batch(step: int) -> list[TrainingGroup]:
             loss_mask=np.ones(len(ids), dtype=bool),
             behavior_logprobs=np.full(len(ids), -1.0, np.float32),
             reward=float(index),
-            truncated=False,
+            finish_reason=FinishReason.STOP,
+            sampling_s=0.0,
         )
         for index in range(2)
     )
@@ -58,7 +64,7 @@ def unrewarded(group: TrainingGroup) -> TrainingGroup:
 
 
 def planned(step: int, rollouts: str = "") -> list[BatchGroup]:
-    """The same batch, as a plan has it."""
+    """Return the same batch, as a plan has it."""
     return [BatchGroup(step, (f"{step}-0{rollouts}",), (0.0, 1.0))]
 
 
@@ -77,7 +83,7 @@ def request(lease_id: int, policy_version: int) -> GroupRequest:
 
 
 def heldout(policy_version: int) -> list[GroupRequest]:
-    """Three problems by the base, two dozen by a version."""
+    """Return three problems for the base, and two dozen for a version."""
     return [
         replace(request(n, policy_version), indices=(0,), prompt_ids=PROMPTS[n % 3])
         for n in range(24 if policy_version else 3)
@@ -88,8 +94,33 @@ def completions(generated: Generated) -> dict[int, list[int]]:
     return {rollout.lease_id: rollout.completion_ids.tolist() for rollout in generated.rollouts}
 
 
+class OddSteps:
+    """Exports the adapters of odd steps, with the learner's own settings."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def export_path(self, step: int) -> Path | None:
+        return self._run_dir / f"v{step}" if step % 2 else None
+
+    def learning_rate(self, step: int) -> None: ...
+
+    def objective(self, step: int) -> None: ...
+
+
+class Reports(EventQueue):
+    """Gives each event to the hub, and keeps none."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._hub = hub
+
+    async def put(self, event: Event) -> None:
+        await self._hub.report(event)
+
+
 class Hub:
-    """What the trainer asks and tells."""
+    """A hub's answers to the trainer, and its events."""
 
     def __init__(self, run_dir: Path, spawned: SupervisedChild | None = None, **learner: Any) -> None:
         config = HubConfig(
@@ -98,7 +129,7 @@ class Hub:
             learner=LearnerConfig(threads=1, device="cpu", **learner),
         )
         self.run_dir = run_dir
-        self.events: list[LearnerEvent] = []
+        self.events: list[Event] = []
         self.loaded: list[set[int]] = []
         """Groups that were read together."""
         self.at_batch: Callable[[], None] = lambda: None
@@ -109,23 +140,27 @@ class Hub:
             settings=LearnerSettings.of_run(config, base_dir=BASE, stop_ids=CODEC.stop_ids),
             run_dir=run_dir,
             batches=self,
-            export_path=lambda step: run_dir / f"v{step}" if step % 2 else None,
+            steps=OddSteps(run_dir),
+            queue=Reports(self),
+            due=DueVersions(config, RunDirectory(run_dir), done=()),
+            pages=Changes(),
+            room=Room(),
             spawned=spawned,
         )
 
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
-        """Of the one group STEP."""
+        """Return a step's batch: the group with its number."""
         self.at_batch()
         return batch(step)
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
-        """Without rewards. Those above 99 were dropped meanwhile."""
+        """Return groups without rewards; those above 99 were dropped meanwhile."""
         self.loaded.append(set(wanted))
         self._changes.notify()
         found = {group_id: batch(group_id)[0] for group_id in wanted if group_id < 100}
         return {group_id: unrewarded(group) for group_id, group in found.items()}
 
-    async def report(self, event: LearnerEvent) -> None:
+    async def report(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, LearnerLost):
             self.at_loss()
@@ -148,7 +183,7 @@ class Hub:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(self.trainer.run(self.report))
+            running = tasks.create_task(self.trainer.run())
             yield
             running.cancel()
 
@@ -159,7 +194,7 @@ def hub(tmp_path: Path) -> Hub:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_of_the_learner_and_its_death(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     trainer = hub.trainer
     assert (trainer.pid, trainer.state) == (None, LearnerState.STARTING)
@@ -192,7 +227,7 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
                 os.kill(first_pid, signal.SIGKILL)
 
         def give_one_too_late() -> None:
-            """The coordinator has not heard of the loss yet."""
+            """Give a step before the coordinator knows of the loss."""
             assert (trainer.pid, trainer.state) == (first_pid, LearnerState.DOWN)
             trainer.train(2)
 
@@ -202,18 +237,18 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
         await hub.until(lambda: hub.is_ready_again(1))
         told = {1: done.metrics}
         ready = LearnerReady(policy_version=1, metrics=told, screens={1: done.screen})
-        assert hub.events[9:] == [LearnerLost(), ready], "of step 1, as before"
+        assert hub.events[9:] == [LearnerLost(), ready], "metrics of step 1, as before"
         assert trainer.pid not in (None, first_pid)
         trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
-        assert len(hub.events) == 13, "what was lost waits until the coordinator asks for it again"
+        assert len(hub.events) == 13, "the lost step waits until the coordinator requests it again"
         assert not (hub.run_dir / "v2").exists()
         assert trainer.state is LearnerState.RUNNING
     assert trainer.pid is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-async def test_a_process_that_was_begun_and_dies_is_followed_by_one_of_the_trainers_own(
+async def test_a_dead_learner_process_is_replaced_by_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
@@ -233,10 +268,12 @@ async def handed_over(hub: Hub, *group_ids: int) -> None:
     await hub.until(lambda: set(group_ids) <= set().union(*hub.loaded))
 
 
-async def test_groups_go_ahead_of_the_step_that_takes_them(tmp_path: Path) -> None:
-    """What is held is named, with its rewards, what is not is read; what came in with other rollouts is read again. The
-    steps are to the byte what they are from the store: there each is handed over before the one before it is told of,
-    and none is begun by a process that lacks the one before, for it came with an older checkpoint."""
+async def test_groups_are_sent_before_their_step(tmp_path: Path) -> None:
+    """Name held groups with their rewards, read the others, and read a group again if its rollouts changed.
+
+    Steps equal those from the store byte for byte. There each is handed over before the previous one is reported. A
+    process with an older checkpoint, which lacks the previous step, begins none.
+    """
     ahead, along = Hub(tmp_path / "ahead"), Hub(tmp_path / "along")
     told: list[list[int]] = []
     along.at_batch = lambda: told.append(along.steps())
@@ -254,8 +291,8 @@ async def test_groups_go_ahead_of_the_step_that_takes_them(tmp_path: Path) -> No
                     hub.trainer.begin(step, planned(step, "again" if step == 3 else ""))
                 hub.trainer.train(step)
             await hub.until(lambda hub=hub: hub.steps() == [1, 2, 3])
-    assert ahead.loaded == [{0, 1, 3, 100}, {3}] and along.loaded == [], "what is at hand is not read"
-    assert ahead.trainer._held == {}, "what is older than the batch before was dropped"
+    assert ahead.loaded == [{0, 1, 3, 100}, {3}] and along.loaded == [], "payloads in memory are not read"
+    assert ahead.trainer._held == {}, "groups older than the previous batch were dropped"
     for step in (1, 3):
         one, other = (hub.run_dir / f"v{step}" / "adapter_model.safetensors" for hub in (ahead, along))
         assert one.read_bytes() == other.read_bytes()
@@ -267,9 +304,8 @@ async def test_groups_go_ahead_of_the_step_that_takes_them(tmp_path: Path) -> No
         assert ("gap_s" in done.metrics) == (step > 1) and done.metrics.get("gap_s", 1.0) > 0
 
 
-async def test_a_group_that_comes_in_anew_while_what_came_before_is_let_go_is_held(hub: Hub) -> None:
-    """A part of it was drawn anew. It is on its way, in a frame that the pipe does not take at once, when a step
-    begins."""
+async def test_a_group_that_arrives_again_while_its_old_copy_is_dropped_is_held(hub: Hub) -> None:
+    """Begin a step while a part of the group, sampled again, is in a frame that the full pipe blocks."""
     large = np.zeros(2**20, np.int32)
     rollout = replace(batch(50)[0].rollouts[0], completion_ids=large, behavior_logprobs=np.zeros(2**20, np.float32))
     async with hub.running(), asyncio.timeout(60):
@@ -289,12 +325,11 @@ async def test_a_group_that_comes_in_anew_while_what_came_before_is_let_go_is_he
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-async def test_nothing_of_a_step_is_kept_before_its_plan_is_in_the_store(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process is killed once it has computed it, and comes back as if it had never been begun; no other job goes
-    before the plan, and what was handed over to the process before is gone with it. One that is killed once it has said
-    that it has computed a planned step comes back with what was told as done."""
+async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill the process after it computed a step: it returns as if the step had never begun, without held groups.
+
+    No other job runs before the plan. A process killed after a planned step returns with the reported steps as done.
+    """
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     async with hub.running(), asyncio.timeout(120):
         await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
@@ -314,25 +349,27 @@ async def test_nothing_of_a_step_is_kept_before_its_plan_is_in_the_store(
         hub.trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
         assert hub.loaded == [{1, 2}, {2}]
-        assert hub.events.count(StepComputed(step=2)) == 1, "a step that was begun is not trained again"
+        assert hub.events.count(StepComputed(step=2)) == 1, "a begun step is not trained again"
 
         second_pid = hub.trainer.pid
         assert second_pid is not None
         hub.at_computed = lambda step: os.kill(second_pid, signal.SIGKILL) if hub.trainer.pid == second_pid else None
         hub.trainer.train(3)
         await hub.until(lambda: hub.is_ready_again(2))
-        assert hub.events[-3:-1] == [StepComputed(step=3), LearnerLost()], "the kill came before the write's end"
-        assert hub.steps() == [1, 2], "what is computed and not written is not told as done"
+        assert hub.events[-3:-1] == [StepComputed(step=3), LearnerLost()], "the kill came before the end of the write"
+        assert hub.steps() == [1, 2], "a computed step that is not written is not reported as done"
         hub.trainer.train(3)
         await hub.until(lambda: hub.steps() == [1, 2, 3])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-async def test_an_evaluation_is_of_its_version_whatever_happens_to_the_learner(
+async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is begun, a step goes first, the learner dies in it, learns another version, and the evaluation goes on. One
-    that nobody waits for is given up."""
+    """Begin it, run a step first, let the learner die in it and load another version; then the evaluation continues.
+
+    An evaluation without a waiting caller is abandoned.
+    """
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     hub = Hub(tmp_path, micro_batch_tokens=64)
     trainer = hub.trainer
@@ -355,7 +392,7 @@ async def test_an_evaluation_is_of_its_version_whatever_happens_to_the_learner(
                 os.kill(first_pid, signal.SIGKILL)
 
         hub.at_batch = kill
-        trainer._train_s = 0.0  # The last step took no time, so the next waits for one part at most.
+        trainer._train_s = 0.0  # The last step took no time, so the next one waits for at most one part.
         disturbed = asyncio.ensure_future(trainer.generate(heldout(1), adapter=adapter, greedy=False))
         await asyncio.sleep(0)
         (evaluation,) = trainer._jobs._queue  # type: ignore[attr-defined]
@@ -363,7 +400,7 @@ async def test_an_evaluation_is_of_its_version_whatever_happens_to_the_learner(
         await hub.until(lambda: hub.is_ready_again(1))
         trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
-        assert 0 < at_work_on[0] < len(heldout(1)), "the step went in between"
+        assert 0 < at_work_on[0] < len(heldout(1)), "the step ran in between"
         found = await disturbed
         assert completions(found) == completions(undisturbed)
         assert found.seconds > 0
@@ -382,7 +419,7 @@ async def test_a_learner_that_cannot_live_ends_the_run(
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     monkeypatch.setenv("PYTHONHOME", str(hub.run_dir / "no-python-here"))
     with pytest.raises(LearnerError, match=r"(?s)dies again and again.*exit status 1.*learner\.log"):
-        await hub.trainer.run(hub.report)
+        await hub.trainer.run()
     assert hub.events == [LearnerLost()] * (DEATHS_IN_A_ROW - 1)
     assert caplog.text.count("the learner died") == DEATHS_IN_A_ROW
     assert hub.trainer.state is LearnerState.DOWN
@@ -393,5 +430,5 @@ async def test_a_learner_that_cannot_live_ends_the_run(
 async def test_a_learner_that_refuses_ends_the_run_at_once(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "learner.lock").mkdir()
     with pytest.raises(LearnerError, match=r"(?s)The learner failed.*learner\.lock"):
-        await hub.trainer.run(hub.report)
+        await hub.trainer.run()
     assert hub.events == []

@@ -1,4 +1,4 @@
-"""Versions of a random base model small enough to be computed in milliseconds, and rollouts that they drew."""
+"""Versions of a random base model that computes in milliseconds, and rollouts sampled with them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
-from echo_hub.core.payload import Span
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 from echo_shared.torch_sampler import sample_groups
 from tests.echo_hub.learner.conftest import _one_thread, base_dir
@@ -29,7 +29,7 @@ STOP_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """A run directory with adapters of versions 1 to `VERSIONS`, and who samples from them."""
+    """A run directory with adapters of versions 1 to `VERSIONS`, and a policy that samples from them."""
 
     directory: RunDirectory
     settings: LearnerSettings
@@ -59,24 +59,25 @@ class Versions:
             return list(sample_groups(self.policy.model, requests))
 
     def drawn(self, version: int, *numbers: int, node_id: str = "a") -> list[DrawnRollout]:
-        """Whole groups by one node and one version."""
+        """Return whole groups sampled by one node with one version."""
         requests = {number: self.request(number) for number in numbers}
         return [
-            as_drawn(rollout, requests[rollout.group_id], Span(node_id=node_id, policy_version=version, num_tokens=0))
+            as_drawn(
+                rollout, requests[rollout.group_id], DrawnSpan(node_id=node_id, policy_version=version, num_tokens=0)
+            )
             for rollout in self.draw(version, list(requests.values()))
         ]
 
 
-def as_drawn(rollout: FinishedRollout, request: GroupRequest, *spans: Span) -> DrawnRollout:
-    """The last span is as long as is left."""
+def as_drawn(rollout: FinishedRollout, request: GroupRequest, *spans: DrawnSpan) -> DrawnRollout:
+    """Return the rollout with these spans; the last one has the remaining tokens."""
     *first, last = spans
     left = len(rollout.completion_ids) - sum(span.num_tokens for span in first)
     return DrawnRollout(
         rollout_id=f"{rollout.lease_id}-{rollout.index}",
         prompt_ids=request.prompt_ids,
-        completion_ids=rollout.completion_ids,
-        behavior_logprobs=rollout.behavior_logprobs,
-        spans=(*first, Span(node_id=last.node_id, policy_version=last.policy_version, num_tokens=left)),
+        **rollout.content(),
+        spans=(*first, DrawnSpan(node_id=last.node_id, policy_version=last.policy_version, num_tokens=left)),
         seed=request.seed,
         index=rollout.index,
     )

@@ -1,6 +1,7 @@
-"""A verifier process that answers at once, but dies of some rollouts and roundings, by their names, or cannot begin.
+"""A verifier process that answers at once, but dies of some rollouts and roundings by name, or cannot start.
 
-A rounding that is `deadly` ends one process, one that is `fatal` ends each."""
+The rounding `deadly` ends one process, `fatal` ends each.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ import sys
 from pathlib import Path
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.verify.drawn import pack_evidence, unpack
+from echo_hub.verify.drawn import DrawnRollout, pack_evidence
 from echo_shared.child import ParentPipe
+from echo_shared.rollout_books import unpack_payload
 
 
 def clean(count: int) -> Evidence:
-    """Of tokens that were drawn honestly."""
+    """Return the evidence of honestly sampled tokens."""
     return Evidence.of([0.0] * count, [-0.5] * count, [0.25] * count, [-0.5] * count)
 
 
@@ -40,11 +42,11 @@ def serve(pipe: ParentPipe) -> int:
                 (run_dir / "died").touch()
                 os._exit(9)
             if rounding == "too large":
-                pipe.send({"rounding": rounding, "cannot": "There is not enough memory for it."})
+                pipe.send({"rounding": rounding, "cannot": "The device has too little memory."})
             else:
                 pipe.send({"rounding": rounding, "evidence": pack_evidence(clean(3)), "seconds": 0.25})
         for frame in rollouts:
-            drawn = unpack(frame)
+            drawn = unpack_payload(DrawnRollout, frame)
             if drawn.rollout_id.startswith("deadly"):
                 os._exit(9)
             spans = [{"node_id": "a", **pack_evidence(clean(len(drawn.completion_ids)))}]

@@ -1,4 +1,4 @@
-"""What a node is sent of others' rollouts, and what its answer shows: with the draws computed by hand."""
+"""Messages to a checking node, and the evidence in its answer, with draws computed by hand."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from echo_hub.core.effects import SendCheck
-from echo_hub.core.events import CheckAbandoned, CheckReturned
-from echo_hub.core.payload import Span
+from echo_hub.core.events import CheckAbandoned, CheckReturned, Event
 from echo_hub.core.trust.evidence import NO_EVIDENCE
 from echo_hub.core.trust.judging import weigh
 from echo_hub.core.trust.numerics import DEFAULTS
 from echo_hub.core.trust.pairs import apart
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.verify.by_nodes import MOST_OUT, NodeChecks, finding_of
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared import draws
-from echo_shared.messages import CheckLease, CheckResult, VersionSpan
+from echo_shared.messages import CheckLease, CheckResult, FinishReason, VersionSpan
+from echo_shared.rollout_books import DrawnSpan
 
 DRAWN = DrawnRollout(
     rollout_id="1-0",
@@ -28,10 +29,12 @@ DRAWN = DrawnRollout(
     completion_ids=np.array([1, 2, 3], np.int32),
     behavior_logprobs=np.array([-0.5, -0.5, -1.5], np.float32),
     spans=(
-        Span(node_id="x", policy_version=4, num_tokens=1),
-        Span(node_id="y", policy_version=4, num_tokens=1),
-        Span(node_id="y", policy_version=5, num_tokens=1),
+        DrawnSpan(node_id="x", policy_version=4, num_tokens=1),
+        DrawnSpan(node_id="y", policy_version=4, num_tokens=1),
+        DrawnSpan(node_id="y", policy_version=5, num_tokens=1),
     ),
+    finish_reason=FinishReason.STOP,
+    sampling_s=0.5,
     seed=7,
     index=3,
 )
@@ -45,10 +48,12 @@ def result(below: list[float], logprobs: list[float], rollout_id: str = "1-0") -
     )
 
 
-def test_each_who_drew_is_shown_what_is_his() -> None:
-    """The first token's interval holds its u; the second's ends at 0.7, 0.024 below; the third's begins 0.25 above,
-    and what is claimed of it is a nat off, its odds from ln(.607 / .393) to ln(.223 / .777). In log-odds the second's
-    end is .12 below its u, and the third's beginning 2.1 above."""
+def test_each_sampler_gets_the_evidence_of_its_tokens() -> None:
+    """Token 1's interval contains its u. Token 2's ends at 0.7, 0.024 below its u, or .12 in log-odds.
+
+    Token 3's begins 0.25 above its u, or 2.1 in log-odds. Its claim is a nat off: its odds go from ln(.607 / .393) to
+    ln(.223 / .777).
+    """
     found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]))
     assert found.below == pytest.approx([0.4, 0.7 - np.exp(-0.5), 0.3], abs=1e-6)
     assert found.logprobs == pytest.approx([-0.5, -0.5, -0.5])
@@ -72,8 +77,8 @@ LOWEST, HIGHEST = (float(bound) for bound in (np.finfo(np.float32).min, np.finfo
         ([0.5, 0.5, 0.5], [HIGHEST, 710.0, 1e3]),
     ],
 )
-def test_whatever_is_said_the_evidence_is_of_numbers(below: list[float], logprobs: list[float]) -> None:
-    """Of all that a message can hold: finite numbers, shares between 0 and 1."""
+def test_any_answer_gives_finite_evidence(below: list[float], logprobs: list[float]) -> None:
+    """Try everything that a message can contain: finite numbers, and shares between 0 and 1."""
     wild = replace(DRAWN, behavior_logprobs=np.array([-1e30, 0.0, -5.0], np.float32))
     found = finding_of(wild, result(below, logprobs))
     total = sum((evidence for _, evidence in found.spans), NO_EVIDENCE)
@@ -85,19 +90,37 @@ def test_whatever_is_said_the_evidence_is_of_numbers(below: list[float], logprob
         assert all(np.isfinite(weigh(evidence, honest)).all() for evidence in (total, other))
 
 
+class Reports(EventQueue):
+    """Gives each event to the test, and keeps none."""
+
+    def __init__(self, reported: asyncio.Queue[Any]) -> None:
+        super().__init__()
+        self._reported = reported
+
+    async def put(self, event: Event) -> None:
+        await self._reported.put(event)
+
+
 class World:
     def __init__(self) -> None:
         self.found: dict[str, DrawnRollout | str] = {"1-0": DRAWN}
         self.sent: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.reported: asyncio.Queue[Any] = asyncio.Queue()
         self.checks = NodeChecks(
-            load=self._load,
-            send=lambda node_id, message: self.sent.put_nowait((node_id, message)),
-            report=self.reported.put,
+            rollouts=self,
+            connections=self,
+            queue=Reports(self.reported),
             temperature=0.7,
         )
 
-    async def _load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
+    def send(self, node_id: str, message: Any) -> bool:
+        self.sent.put_nowait((node_id, message))
+        return True
+
+    def prompts(self) -> list[Any]:
+        return []
+
+    async def load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
         return {rollout_id: self.found[rollout_id] for rollout_id in rollout_ids if rollout_id in self.found}
 
     async def ask(self, node_id: str = "a", rollout_id: str = "1-0") -> CheckLease:
@@ -115,7 +138,7 @@ async def world() -> AsyncIterator[World]:
     running.cancel()
 
 
-async def test_a_node_is_told_the_tokens_and_who_drew_by_what_and_nothing_else(world: World) -> None:
+async def test_a_checking_node_gets_only_tokens_and_spans(world: World) -> None:
     lease = await world.ask()
     assert lease.versions == (
         VersionSpan(policy_version=4, num_tokens=2),
@@ -127,7 +150,7 @@ async def test_a_node_is_told_the_tokens_and_who_drew_by_what_and_nothing_else(w
     assert said == {"prompt_ids", "completion_ids", "versions"}
 
 
-async def test_an_answer_is_heard_once_and_only_from_who_was_asked(world: World) -> None:
+async def test_an_answer_counts_once_and_only_from_the_asked_node(world: World) -> None:
     await world.ask()
     answer = result([0.4, 0.2, 0.3], [-0.5, -0.5, -0.5])
     await world.checks.answered("b", answer)
@@ -139,7 +162,7 @@ async def test_an_answer_is_heard_once_and_only_from_who_was_asked(world: World)
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-async def test_an_answer_of_another_length_tells_nothing(world: World, count: int) -> None:
+async def test_an_answer_of_another_length_does_not_count(world: World, count: int) -> None:
     await world.ask()
     await world.checks.answered("a", result([0.1] * count, [-1.0] * count))
     assert world.reported.get_nowait() == CheckReturned(node_id="a", rollout_id="1-0", finding=None)
@@ -155,7 +178,7 @@ async def test_an_answer_of_another_length_tells_nothing(world: World, count: in
         replace(DRAWN, prompt_ids=np.zeros(131_073, np.int32)),
     ],
 )
-async def test_what_cannot_be_checked_by_anybody_is_said_at_once(world: World, found: Any) -> None:
+async def test_a_rollout_that_no_node_can_check_is_reported_at_once(world: World, found: Any) -> None:
     world.found = {} if found is None else {"1-0": found}
     world.checks.submit(SendCheck(node_id="a", rollout_id="1-0", deadline_s=9.0))
     async with asyncio.timeout(5.0):
@@ -163,7 +186,7 @@ async def test_what_cannot_be_checked_by_anybody_is_said_at_once(world: World, f
     assert world.sent.empty()
 
 
-async def test_who_never_answers_and_who_has_left_is_forgotten(world: World) -> None:
+async def test_checkers_that_left_or_never_answer_are_forgotten(world: World) -> None:
     names = [f"{number}-0" for number in range(1, MOST_OUT + 3)]
     world.found = {name: replace(DRAWN, rollout_id=name) for name in names}
     for name in names:

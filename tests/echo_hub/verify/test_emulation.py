@@ -1,4 +1,4 @@
-"""Formats of few bits by hand, and what the emulation rounds of a small model's forward pass."""
+"""Low-bit formats computed by hand, and the rounding of a small model's forward pass by the emulation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def linear(inputs: int, outputs: int = 8, *, bias: bool = False) -> torch.nn.Lin
 
 
 def block(*values: float) -> Tensor:
-    """One block of 32 that begins with these, and 0 behind them."""
+    """Return one block of 32 that begins with these values and continues with 0."""
     return torch.tensor([*values, *[0.0] * (BLOCK - len(values))])
 
 
@@ -33,39 +33,39 @@ def block(*values: float) -> Tensor:
 
 
 def test_eight_bits_by_hand() -> None:
-    """The largest is 127: the scale is 1, and each value a whole number, the nearest."""
+    """127 is the largest value, so the scale is 1 and each value rounds to the nearest integer."""
     found = in_blocks(block(127.0, -3.4, 0.6, -0.4), symmetric(8))
     assert found[:4].tolist() == [127.0, -3.0, 1.0, 0.0] and found.shape == (BLOCK,)
 
 
 def test_the_scale_is_of_half_precision() -> None:
-    """Of 1.0: 1 / 127 = .0078740 is .0078735 in float16, so that 127 of them are .99994."""
+    """1 / 127 = .0078740 is .0078735 in float16, so 127 scales are .99994."""
     scale = float(np.float16(1.0 / 127.0))
     found = in_blocks(block(1.0, 0.5), symmetric(8))
     assert found[0] == pytest.approx(127 * scale, rel=1e-6) and found[0] != 1.0
-    assert found[1] == pytest.approx(64 * scale, rel=1e-6), ".5 is 63.5 scales, and a little more"
+    assert found[1] == pytest.approx(64 * scale, rel=1e-6), ".5 is 63.5 scales and a little more"
 
 
 def test_four_bits_by_hand() -> None:
-    """The largest is 7, the scale 1: of 4 bits -8 to 7 are left."""
+    """7 is the largest value, so the scale is 1; 4 bits hold -8 to 7."""
     found = in_blocks(block(7.0, -7.0, 2.6, -0.4), symmetric(4))
     assert found[:4].tolist() == [7.0, -7.0, 3.0, 0.0]
 
 
 def test_an_affine_block_by_hand() -> None:
-    """From -1 to 14 in 15 steps of 1; its lowest value is kept, and 0 is one of the steps."""
+    """Values from -1 to 14 have 15 steps of 1; the lowest value is kept, and 0 is one of the steps."""
     found = in_blocks(block(14.0, -1.0, 5.4, 5.6), affine(4))
     assert found[:5].tolist() == [14.0, -1.0, 5.0, 6.0, 0.0]
 
 
-def test_a_block_of_one_value_comes_through_whole() -> None:
+def test_a_block_of_one_value_is_unchanged() -> None:
     same = torch.full((BLOCK,), 0.5)
     assert torch.equal(in_blocks(same, affine(4)), same) and torch.equal(in_blocks(same * 0, affine(5)), same * 0)
     assert torch.equal(in_blocks(same * 0, symmetric(8)), same * 0)
 
 
 @pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
-def test_each_block_has_a_scale_of_its_own(rounding) -> None:
+def test_each_block_has_its_own_scale(rounding) -> None:
     small, large = torch.randn(BLOCK) / 100, torch.randn(BLOCK)
     found = in_blocks(torch.cat([small, large]), rounding)
     assert torch.equal(found[:BLOCK], in_blocks(small, rounding))
@@ -74,8 +74,8 @@ def test_each_block_has_a_scale_of_its_own(rounding) -> None:
 
 @pytest.mark.parametrize("size", [1, 31, 33, 40, 100])
 @pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
-def test_sizes_that_are_no_multiple_of_a_block(size: int, rounding) -> None:
-    """What is missing of the last block counts as 0, and nothing of it comes back."""
+def test_sizes_that_are_not_a_multiple_of_a_block(size: int, rounding) -> None:
+    """Pad the last block with 0, and return none of the padding."""
     values = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
     found = in_blocks(values, rounding)
     padded = torch.nn.functional.pad(values, (0, -size % BLOCK))
@@ -91,8 +91,8 @@ def test_no_value_is_off_by_more_than_half_a_step(bits: int, error: float) -> No
     assert off.max() > values.abs().max() * error / 4
 
 
-def test_values_as_large_as_can_be_stay_numbers() -> None:
-    """Scales above what float16 holds, of inputs above 8 million."""
+def test_the_largest_values_stay_finite() -> None:
+    """Inputs above 8 million have scales above float16's range."""
     for rounding in (symmetric(8), symmetric(4), affine(4)):
         assert in_blocks(block(1e7, -1e7, 1.0), rounding).isfinite().all()
 
@@ -112,8 +112,8 @@ def test_values_as_large_as_can_be_stay_numbers() -> None:
         ("made-up", symmetric(4), symmetric(4)),
     ],
 )
-def test_a_layer_is_rounded_as_by_hand(size: int, precision: str, packed, packed_whole) -> None:
-    """The weights in the format, the inputs to 8 bits; K-quants need whole superblocks of inputs."""
+def test_a_layers_rounding_equals_hand_computed_values(size: int, precision: str, packed, packed_whole) -> None:
+    """Round the weights to the format, and the inputs to 8 bits; K-quants need whole superblocks of inputs."""
     layer, inputs = linear(size), torch.randn(5, size)
     with emulating(precision, weights(layer)):
         found = layer(inputs)
@@ -132,7 +132,7 @@ def test_a_bias_is_not_rounded() -> None:
 
 
 def test_products_of_other_matrices_are_not_rounded() -> None:
-    """Such as an adapter's, or those of attention."""
+    """Such products are an adapter's, or those of attention."""
     one, other = torch.randn(4, 64), torch.randn(64, 4)
     with emulating("q4_0", weights(linear(64))):
         assert torch.equal(one @ other, torch.mm(one, other))
@@ -140,8 +140,10 @@ def test_products_of_other_matrices_are_not_rounded() -> None:
 
 
 def test_a_mantissa_by_hand() -> None:
-    """With 7 bits a step is 2**-7 between 1 and 2: 1 + 3 * 2**-9 is nearer to 1 + 2**-7, and 1 + 2**-9 to 1; half of a
-    step goes away from 0. The range stays."""
+    """Steps of 7 bits are 2**-7 between 1 and 2.
+
+    So 1 + 3 * 2**-9 rounds to 1 + 2**-7, and 1 + 2**-9 to 1; half of a step rounds away from 0. The range is unchanged.
+    """
     step = 2.0**-7
     values = torch.tensor([1.0, 1.0 + 0.75 * step, 1.0 + 0.25 * step, -1.0 - 0.5 * step, 2.0 - 0.1 * step, 0.0, 3e38])
     found = with_mantissa(values, 7)
@@ -151,7 +153,7 @@ def test_a_mantissa_by_hand() -> None:
 
 @pytest.mark.parametrize(("precision", "bits", "dtype"), [("f16", 10, torch.float16), ("bf16", 7, torch.bfloat16)])
 def test_half_precision_rounds_every_result(precision: str, bits: int, dtype: torch.dtype) -> None:
-    """As a tensor of that precision has them, but for what is right between two."""
+    """Compare with a tensor of that precision, except for ties."""
     layer, inputs = linear(64), torch.randn(5, 64)
     with emulating(precision, weights(layer)):
         product = layer(inputs)
@@ -163,7 +165,7 @@ def test_half_precision_rounds_every_result(precision: str, bits: int, dtype: to
 
 
 def test_half_precision_keeps_its_range() -> None:
-    """A model in half precision computes sums of squares in float32."""
+    """Models in half precision compute sums of squares in float32."""
     layer = linear(64)
     for precision in ("f16", "bf16"):
         with emulating(precision, weights(layer)):
@@ -178,7 +180,7 @@ def test_f32_of_a_bfloat16_layer_is_exact() -> None:
     torch.testing.assert_close(found.float(), inputs @ layer.weight.float().T, atol=1e-5, rtol=1e-5)
 
 
-def test_what_is_outside_of_the_block_is_not_rounded() -> None:
+def test_code_outside_the_block_is_not_rounded() -> None:
     layer, inputs = linear(64), torch.randn(5, 64)
     before = layer(inputs)
     kept = layer.weight.clone()
@@ -195,8 +197,8 @@ def test_an_error_ends_the_emulation() -> None:
     assert torch.equal(layer(inputs), inputs @ layer.weight.T)
 
 
-def test_two_layers_one_after_the_other_keep_their_weights() -> None:
-    """The last packed weight is kept for the next product, and not for another layer's."""
+def test_two_layers_in_sequence_keep_their_weights() -> None:
+    """Reuse the last packed weight for the next product, but not for another layer's."""
     first, second, inputs = linear(64, 64), linear(64, 64), torch.randn(5, 64)
     second.weight.mul_(2.0)
     with emulating("q8_0", weights(first, second)):
@@ -206,8 +208,8 @@ def test_two_layers_one_after_the_other_keep_their_weights() -> None:
         torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_parts_of_a_weight_are_rounded_as_the_whole() -> None:
-    """As the output layer is computed, some rows of it at a time."""
+def test_parts_of_a_weight_are_rounded_like_the_whole() -> None:
+    """Take some rows at a time, like the computation of the output layer."""
     layer, inputs = linear(64, 12), torch.randn(5, 64)
     with emulating("q4_0", weights(layer)):
         whole = inputs @ layer.weight.T
@@ -224,7 +226,7 @@ def held_in(versions: Versions, precision: str) -> Policy:
 
 
 def batches(tokens: int) -> list[MicroBatch]:
-    """Two prompts with three completions each, packed into one pass or one by one."""
+    """Return two prompts with three completions each, packed into one pass or one by one."""
     rng = np.random.default_rng(4)
     groups = [
         WeightedGroup(
@@ -252,8 +254,8 @@ def with_adapter(policy: Policy, versions: Versions, version: int) -> Policy:
 
 @pytest.mark.parametrize("packs_up_to", [0, 10**6])
 @pytest.mark.parametrize("version", [1, 3])
-def test_f32_of_a_bfloat16_policy_is_the_float32_policy(versions: Versions, version: int, packs_up_to: int) -> None:
-    """Packed, and row by row, by an adapter; the base's weights are those that bfloat16 has."""
+def test_f32_of_a_bfloat16_policy_equals_the_float32_policy(versions: Versions, version: int, packs_up_to: int) -> None:
+    """Compare packed and row by row, with an adapter; the base's weights are rounded to bfloat16."""
     coarse = with_adapter(held_in(versions, "bfloat16"), versions, version)
     exact = with_adapter(held_in(versions, "float32"), versions, version)
     with torch.no_grad():
@@ -266,7 +268,7 @@ def test_f32_of_a_bfloat16_policy_is_the_float32_policy(versions: Versions, vers
         expected = exact.states(batch)
         torch.testing.assert_close(found.float(), expected, atol=1e-5, rtol=1e-5)
         off = (coarse.states(batch).float() - expected).abs().max()
-        assert float(off) > 1e-3, "bfloat16 itself is farther off"
+        assert float(off) > 1e-3, "bfloat16 itself deviates more"
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"])
@@ -291,7 +293,7 @@ def test_few_bits_are_farther_off_than_many(versions: Versions) -> None:
 
 
 def test_the_adapter_itself_is_not_packed(versions: Versions) -> None:
-    """Engines keep it in float32 or half precision: its storages are no base weights."""
+    """Engines keep adapters in float32 or half precision, so their storages are not base weights."""
     policy = held_in(versions, "float32")
     own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters.values()}
     assert own and not own & policy.base_storages

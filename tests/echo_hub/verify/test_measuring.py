@@ -1,4 +1,4 @@
-"""How coarsely engines round, measured on a small model."""
+"""Rounding scales of engines, measured on a small model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = [np.random.default_rng(number).integers(2, 40, 3 + number % 3).astype(
 
 
 class Measured:
-    """A verifier in one precision, by version 1, behind completions of `PROMPTS`."""
+    """A verifier in one precision, with version 1, on completions of `PROMPTS`."""
 
     def __init__(self, versions: Versions, precision: str) -> None:
         learner = LearnerConfig(device="cpu", threads=1, precision=precision)
@@ -41,7 +41,7 @@ def exact(versions: Versions) -> Measured:
 
 
 def scales(shown: Evidence) -> tuple[float, float]:
-    """Of draws and of claims, as they are then assumed of the class."""
+    """Return the scales of draws and claims that numerics assume for the class."""
     numerics = Numerics()
     numerics.measured("q8_0", shown)
     honest = numerics.honest(NumericsClass("x", "q8_0"))
@@ -52,8 +52,8 @@ def num_positions(groups: list[WeightedGroup]) -> int:
     return sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts)
 
 
-def test_prompts_are_completed_until_there_is_enough(exact: Measured) -> None:
-    """Each once, in batches, and no more batches than are needed."""
+def test_prompts_are_completed_until_enough_positions_exist(exact: Measured) -> None:
+    """Complete each prompt once, in batches, and as few batches as needed."""
     assert all(len(group.rollouts) == 1 for group in exact.groups)
     assert len(exact.groups) % TOGETHER == 0 and len(exact.groups) < len(PROMPTS)
     assert POSITIONS <= num_positions(exact.groups) < POSITIONS + TOGETHER * MAX_TOKENS
@@ -73,7 +73,7 @@ def test_f32_of_a_float32_verifier_has_the_least_scale(exact: Measured) -> None:
     shown = exact("f32")
     assert shown.num_tokens == shown.num_claims == DRAWS * num_positions(exact.groups)
     assert shown.draws[0] == shown.claims[0] == shown.num_tokens
-    assert scales(shown) == pytest.approx((SCALES[1], SCALES[1])), "the first one, rounded up"
+    assert scales(shown) == pytest.approx((SCALES[1], SCALES[1])), "the first scale, rounded up"
 
 
 def test_few_bits_are_coarser_than_many(exact: Measured) -> None:
@@ -83,7 +83,7 @@ def test_few_bits_are_coarser_than_many(exact: Measured) -> None:
 
 
 def test_a_bfloat16_verifier_finds_f32_coarser(versions: Versions, exact: Measured) -> None:
-    """Its own rounding is part of what it finds, of coarse engines as well."""
+    """Measure its own rounding too, also with coarse engines."""
     coarse = Measured(versions, "bfloat16")
     shown = coarse("f32")
     assert scales(shown)[1] > scales(exact("f32"))[1] and shown.claims[0] < shown.num_claims
@@ -100,7 +100,10 @@ def test_the_same_seed_gives_the_same_evidence(exact: Measured) -> None:
 
 
 def test_an_honest_engine_of_the_rounding_is_not_convicted(exact: Measured) -> None:
-    """What another seed draws, by what one seed has measured; and an engine of four bits that says eight is found."""
+    """Judge samples of another seed by the measurement of one seed.
+
+    An engine of four bits that declares eight must be found.
+    """
     for rounding in ("f32", "bf16", "q8_0", "q4_0"):
         numerics = Numerics()
         numerics.measured("q8_0", exact(rounding))

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
 from echo_hub.config.training_sections import LearnerConfig
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify import verifier
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
 from echo_hub.verify.verifier import NOT_KEPT, TOO_MANY, Verifier, program, verifier_settings
+from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import DrawnSpan
 from tests.echo_hub.verify.conftest import VERSIONS, Versions
 from tests.echo_hub.verify.odd_worker import clean
 
@@ -33,20 +34,20 @@ ODD = "tests.echo_hub.verify.odd_worker"
 
 @dataclass(slots=True)
 class Told:
-    """What a verifier has said of rollouts."""
+    """Answers of a verifier about rollouts."""
 
     of: dict[str, tuple[NodeEvidence, ...] | str] = field(default_factory=dict)
     measurements: list[tuple[str, Evidence | None]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
-    """Rollouts and roundings, as they were told."""
+    """Rollouts and roundings, in the order of the answers."""
     seconds: float = 0.0
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def report(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
+    async def checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
         self.seconds += seconds
         await self._note(rollout_id, spans)
 
-    async def cannot(self, rollout_id: str, why: str) -> None:
+    async def abandoned(self, rollout_id: str, why: str) -> None:
         await self._note(rollout_id, why)
 
     async def measured(self, rounding: str, _version: int, evidence: Evidence | None, seconds: float) -> None:
@@ -75,7 +76,7 @@ class Told:
 @asynccontextmanager
 async def working(checker: Verifier) -> AsyncIterator[Told]:
     told = Told()
-    task = asyncio.create_task(checker.run(told.report, told.cannot, told.measured))
+    task = asyncio.create_task(checker.run(told))
     try:
         yield told
     finally:
@@ -94,26 +95,30 @@ def made(
     module: str = "echo_hub.verify.worker",
     loads: list[int] | None = None,
 ) -> Verifier:
-    kept = {one.rollout_id: one for one in rollouts}
-
-    async def load(rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
-        if loads is not None:
-            loads.append(len(rollout_ids))
-        return {rollout_id: kept[rollout_id] for rollout_id in rollout_ids if rollout_id in kept}
-
     return Verifier(
         beside(versions.settings, run_dir, module),
         versions.settings,
         directory=RunDirectory(run_dir),
         kept=2,
         patience=3,
-        load=load,
-        prompts=prompts,
+        rollouts=Committed(rollouts, loads),
     )
 
 
-def prompts() -> list[NDArray[np.int32]]:
-    return [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
+class Committed:
+    """Committed rollouts and prompts. `loads` gets the number of rollouts of each load."""
+
+    def __init__(self, rollouts: Sequence[DrawnRollout], loads: list[int] | None = None) -> None:
+        self._kept = {one.rollout_id: one for one in rollouts}
+        self._loads = loads
+
+    async def load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
+        if self._loads is not None:
+            self._loads.append(len(rollout_ids))
+        return {rollout_id: self._kept[rollout_id] for rollout_id in rollout_ids if rollout_id in self._kept}
+
+    def prompts(self) -> list[NDArray[np.int32]]:
+        return [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
 
 
 def beside(settings: LearnerSettings, run_dir: Path, module: str) -> ProcessBeside:
@@ -128,7 +133,9 @@ def of_one_token(rollout_id: str) -> DrawnRollout:
         prompt_ids=np.array([3], np.int32),
         completion_ids=np.array([4], np.int32),
         behavior_logprobs=np.array([-1.0], np.float32),
-        spans=(Span(node_id="a", policy_version=0, num_tokens=1),),
+        spans=(DrawnSpan(node_id="a", policy_version=0, num_tokens=1),),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.5,
         seed=1,
         index=0,
     )
@@ -146,7 +153,7 @@ def test_the_hubs_side_loads_no_torch() -> None:
     assert {"torch", "transformers", "peft"}.isdisjoint(run.stdout.split())
 
 
-async def test_a_real_process_tells_honest_rollouts_from_others(versions: Versions) -> None:
+async def test_a_real_process_distinguishes_honest_rollouts(versions: Versions) -> None:
     honest = [one for version in range(VERSIONS + 1) for one in versions.drawn(version, 2 * version, 2 * version + 1)]
     others = [
         replace(one, rollout_id=f"{one.rollout_id}-other", completion_ids=np.flip(one.completion_ids))
@@ -177,7 +184,7 @@ async def test_a_real_process_tells_honest_rollouts_from_others(versions: Versio
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP")
-async def test_a_process_that_is_killed_takes_no_request_with_it(versions: Versions) -> None:
+async def test_a_killed_process_loses_no_request(versions: Versions) -> None:
     first, *rest = [one for version in (0, 1, 2) for one in versions.drawn(version, 3 * version, 3 * version + 1)]
     ids = [one.rollout_id for one in rest]
     checker = made(versions, versions.directory.root, [first, *rest])
@@ -186,7 +193,7 @@ async def test_a_process_that_is_killed_takes_no_request_with_it(versions: Versi
         await told.all_of([first.rollout_id])
         killed = checker.pid
         assert killed is not None
-        os.kill(killed, signal.SIGSTOP)  # It answers nothing of what it is given.
+        os.kill(killed, signal.SIGSTOP)  # It answers no request.
         for rollout_id in ids:
             checker.submit(rollout_id, is_urgent=True)
         asyncio.get_running_loop().call_soon(os.kill, killed, signal.SIGKILL)
@@ -207,13 +214,13 @@ async def test_a_rollout_that_kills_is_found_out_and_the_others_are_checked(vers
         await told.all_of(["later-0"])
     given_up = {rollout_id for rollout_id, spans in told.of.items() if isinstance(spans, str)}
     assert given_up == {"deadly-1", "deadly-2", "later-0"}
-    assert "dies of it" in str(told.of["deadly-1"]) and told.of["later-0"] == NOT_KEPT
+    assert "fails on this rollout" in str(told.of["deadly-1"]) and told.of["later-0"] == NOT_KEPT
     assert told.seconds == 9 * 0.5
 
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("trouble", ["no_base", "dies_at_once"])
-async def test_where_no_process_can_work_all_are_told_and_later_it_is_tried_again(
+async def test_without_a_working_process_all_requests_fail_and_are_retried_later(
     versions: Versions, tmp_path: Path, trouble: str
 ) -> None:
     (tmp_path / trouble).touch()
@@ -223,7 +230,7 @@ async def test_where_no_process_can_work_all_are_told_and_later_it_is_tried_agai
         for rollout_id in ids:
             checker.submit(rollout_id, is_urgent=True)
         await told.all_of(ids)
-        assert all("No verifier can be kept at work" in str(spans) for spans in told.of.values())
+        assert all("The verifier process keeps failing" in str(spans) for spans in told.of.values())
         (tmp_path / trouble).unlink()
         while all(isinstance(spans, str) for spans in told.of.values()):
             told.of.pop("9-0", None)
@@ -233,7 +240,7 @@ async def test_where_no_process_can_work_all_are_told_and_later_it_is_tried_agai
     assert starts == 2 if trouble == "no_base" else starts == verifier.DEATHS_IN_A_ROW + 1
 
 
-async def test_more_than_may_wait_are_told_at_once(
+async def test_requests_beyond_the_limit_are_answered_at_once(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifier, "MOST_WAITING", 3)
@@ -246,7 +253,7 @@ async def test_more_than_may_wait_are_told_at_once(
     assert [rollout_id for rollout_id in ids if told.of[rollout_id] == TOO_MANY] == ids[3:]
 
 
-async def test_what_waits_is_handed_over_together(versions: Versions, tmp_path: Path) -> None:
+async def test_waiting_rollouts_are_handed_over_together(versions: Versions, tmp_path: Path) -> None:
     ids = [f"{number}-0" for number in range(verifier.TOGETHER + 4)]
     loads: list[int] = []
     checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD, loads=loads)
@@ -259,7 +266,7 @@ async def test_what_waits_is_handed_over_together(versions: Versions, tmp_path: 
 
 
 @pytest.mark.parametrize("comes", ["something urgent", "a third version", "enough", "the end of its time"])
-async def test_what_is_not_urgent_waits_for_company(
+async def test_checks_that_are_not_urgent_wait_for_a_batch(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str
 ) -> None:
     monkeypatch.setattr(verifier, "COMPANY_S", 0.05 if comes == "the end of its time" else 1e6)
@@ -300,7 +307,7 @@ async def test_the_urgent_ones_go_first(versions: Versions, tmp_path: Path, monk
 
 
 async def test_a_measurement_comes_before_later_checks(versions: Versions, tmp_path: Path) -> None:
-    """Before what was asked for earlier, too, if that is not in hand yet."""
+    """Measure even before earlier requests that are not in progress yet."""
     ids = [f"{number}-0" for number in range(3)]
     checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD)
     checker.submit(ids[0], is_urgent=False)
@@ -328,7 +335,7 @@ async def test_a_measurement_waits_for_nothing(versions: Versions, tmp_path: Pat
 async def test_a_measurement_hastens_no_check(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that waits for company waits on."""
+    """Checks that wait for a batch continue to wait."""
     monkeypatch.setattr(verifier, "COMPANY_S", 1e6)
     checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
     async with working(checker) as told:
@@ -336,13 +343,13 @@ async def test_a_measurement_hastens_no_check(
         checker.measure("q8_0", 0)
         await told.reached(lambda: len(told.measurements) == 1)
         await asyncio.sleep(0.2)
-        assert not told.of, "nobody waits for it"
+        assert not told.of, "the check is not urgent"
         checker.hasten()
         await told.all_of(["1-0"])
 
 
-async def test_a_rounding_is_measured_by_the_newest_version(versions: Versions, tmp_path: Path) -> None:
-    """And versions one after the other, the oldest first."""
+async def test_a_rounding_is_measured_with_the_newest_version(versions: Versions, tmp_path: Path) -> None:
+    """Measure versions in order, the oldest first."""
     checker = made(versions, tmp_path, [], module=ODD)
     checker.measure("q8_0", 1)
     checker.measure("f32", 4)
@@ -366,8 +373,8 @@ async def test_a_process_that_dies_while_measuring_is_asked_again(versions: Vers
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_rounding_that_ends_every_process_is_given_up(versions: Versions, tmp_path: Path) -> None:
-    """And what is checked afterwards is checked."""
+async def test_a_rounding_that_ends_every_process_is_abandoned(versions: Versions, tmp_path: Path) -> None:
+    """Later checks must still work."""
     checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
     checker.measure("fatal", 0)
     async with working(checker) as told:
@@ -381,8 +388,8 @@ async def test_a_rounding_that_ends_every_process_is_given_up(versions: Versions
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("trouble", ["no_base", "dies_at_once"])
-async def test_where_no_process_can_work_nothing_is_measured(versions: Versions, tmp_path: Path, trouble: str) -> None:
-    """Nor is it while the verifier rests; nobody waits for it."""
+async def test_without_a_working_process_nothing_is_measured(versions: Versions, tmp_path: Path, trouble: str) -> None:
+    """Measure nothing while the verifier rests either, and block no caller."""
     (tmp_path / trouble).touch()
     checker = made(versions, tmp_path, [], module=ODD)
     checker.measure("f32", 0)
@@ -394,7 +401,7 @@ async def test_where_no_process_can_work_nothing_is_measured(versions: Versions,
     assert sorted(told.measurements) == [("bf16", None), ("f32", None), ("q8_0", None)]
 
 
-async def test_what_cannot_be_measured_is_said_and_the_rest_is(versions: Versions, tmp_path: Path) -> None:
+async def test_an_impossible_measurement_is_reported_and_others_continue(versions: Versions, tmp_path: Path) -> None:
     checker = made(versions, tmp_path, [], module=ODD)
     checker.measure("too large", 0)
     checker.measure("q8_0", 0)
@@ -404,7 +411,7 @@ async def test_what_cannot_be_measured_is_said_and_the_rest_is(versions: Version
 
 
 async def test_a_real_process_measures(versions: Versions) -> None:
-    """By a version that there is, and by one that is gone; then it checks."""
+    """Measure with an existing version and a removed one, then check."""
     (honest, *_) = versions.drawn(2, 3)
     checker = made(versions, versions.directory.root, [honest])
     for rounding, version in (("f32", 2), ("q4_0", 2), ("q8_0", 9)):
@@ -420,16 +427,16 @@ async def test_a_real_process_measures(versions: Versions) -> None:
     assert told.seconds > 0 and not isinstance(told.of[honest.rollout_id], str)
 
 
-async def test_a_hub_that_verifies_nothing_says_so(versions: Versions, tmp_path: Path) -> None:
+async def test_a_hub_without_verification_reports_it(versions: Versions, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    checker = Verifier(None, versions.settings, directory=directory, kept=1, patience=1, load=None, prompts=prompts)  # type: ignore[arg-type]
+    checker = Verifier(None, versions.settings, directory=directory, kept=1, patience=1, rollouts=Committed([]))
     async with working(checker) as told:
         checker.submit("1-0", is_urgent=True)
         await told.all_of(["1-0"])
     assert "trust.verifier is off" in str(told.of["1-0"])
 
 
-def test_its_settings_are_a_lone_learners_with_the_whole_base(versions: Versions) -> None:
+def test_the_verifiers_settings_are_a_single_learners_with_the_whole_base(versions: Versions) -> None:
     many = LearnerConfig(processes=2, device="cuda", base_bits=4, threads=8, gradient_checkpointing=True)
     trust = TrustConfig(verifier_device="cpu", verifier_threads=2, verifier_precision="float32")
     config = HubConfig(trust=trust)

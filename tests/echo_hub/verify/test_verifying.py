@@ -1,39 +1,42 @@
-"""Checks by the odd process of the verifier's own tests."""
+"""Checks by the odd process of the verifier's tests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from echo_hub.core.events import CheckAbandoned, NumericsMeasured, RolloutChecked
+from echo_hub.core.events import CheckAbandoned, Event, NumericsMeasured, RolloutChecked
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.run.directory import RunDirectory
-from echo_hub.verify.drawn import DrawnRollout
 from echo_hub.verify.verifier import Verifier
-from echo_hub.verify.verifying import Finding, Verifying
+from echo_hub.verify.verifying import Verifying
 from tests.echo_hub.verify.conftest import Versions
 from tests.echo_hub.verify.odd_worker import clean
-from tests.echo_hub.verify.test_verifier import ODD, beside, of_one_token, prompts
+from tests.echo_hub.verify.test_verifier import ODD, Committed, beside, of_one_token
 
 
 async def test_each_check_becomes_an_event_and_its_time_is_counted(versions: Versions, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
 
-    async def load(rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
-        return {rollout_id: of_one_token(rollout_id) for rollout_id in rollout_ids if rollout_id != "gone"}
-
-    found = asyncio.Queue[Finding]()
+    queue = EventQueue()
     process = beside(versions.settings, tmp_path, ODD)
     directory = RunDirectory(tmp_path)
-    checker = Verifier(process, versions.settings, directory=directory, kept=1, patience=1, load=load, prompts=prompts)
-    verifying = Verifying(checker, report=found.put)
+    checker = Verifier(
+        process, versions.settings, directory=directory, kept=1, patience=1, rollouts=Committed([of_one_token("1-0")])
+    )
+    verifying = Verifying(checker, queue)
     working = asyncio.create_task(verifying.run())
     verifying.measure("q8_0", 0)
     for rollout_id in ("1-0", "gone"):
         verifying.submit(rollout_id, is_urgent=True)
-    measured, *others = [await found.get() for _ in range(3)]
-    events = {event.rollout_id: event for event in others if not isinstance(event, NumericsMeasured)}
+    found: list[Event] = []
+    async with asyncio.timeout(60):
+        while len(found) < 3:
+            await queue.wait()
+            found += queue.take()
+    measured, *others = found
+    events = {event.rollout_id: event for event in others if isinstance(event, RolloutChecked | CheckAbandoned)}
     working.cancel()
     with suppress(asyncio.CancelledError):
         await working

@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.learner.policy import Policy
 from echo_hub.run.directory import RunDirectory
@@ -18,6 +17,7 @@ from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, u
 from echo_hub.verify.worker import Examiner
 from echo_shared import draws
 from echo_shared.errors import LearnerError
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.sampling import Prefix
 from echo_shared.torch_draws import most_likely
 from echo_shared.torch_sampler import sample_groups
@@ -38,7 +38,7 @@ def made(versions: Versions) -> Made:
 def answers(
     examiner: Examiner, rollouts: Sequence[DrawnRollout], directory: RunDirectory
 ) -> dict[str, tuple[NodeEvidence, ...] | str]:
-    """What it says of each, once."""
+    """Return the answer about each rollout, one for each."""
     found = list(examiner.examine(rollouts, directory.adapter))
     assert sorted(frame["rollout_id"] for frame in found) == sorted(one.rollout_id for one in rollouts)
     return {frame["rollout_id"]: frame.get("cannot") or unpack_spans(frame["spans"]) for frame in found}
@@ -49,7 +49,7 @@ def is_clean(shown: Evidence) -> bool:
 
 
 def all_logits(versions: Versions, drawn: DrawnRollout, version: int) -> NDArray[np.float32]:
-    """[T, V] before each token of its completion, of the one sequence."""
+    """Return the logits [T, V] before each token of its completion, from the single sequence."""
     ids = np.concatenate([drawn.prompt_ids, drawn.completion_ids]).astype(np.int64)
     with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))), torch.no_grad():
         logits_TV: NDArray[np.float32] = versions.policy.model(input_ids=torch.from_numpy(ids)[None]).logits[0].numpy()
@@ -57,12 +57,12 @@ def all_logits(versions: Versions, drawn: DrawnRollout, version: int) -> NDArray
 
 
 def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where intervals begin and log-probabilities [T], from all logits of the one sequence."""
+    """Return the lower ends of intervals and the log-probabilities [T], from all logits of the single sequence."""
     logits_TV = all_logits(versions, drawn, version)
     return draws.interval(logits_TV, drawn.completion_ids, temperature=versions.settings.temperature)
 
 
-def test_honest_draws_show_nothing_whatever_is_computed_together(versions: Versions, made: Made) -> None:
+def test_honest_samples_pass_in_any_batch(versions: Versions, made: Made) -> None:
     rollouts = [one for version in (2, 0, 1) for one in versions.drawn(version, *range(10 * version, 10 * version + 5))]
     for spans in answers(made(), rollouts, versions.directory).values():
         assert not isinstance(spans, str)
@@ -70,8 +70,8 @@ def test_honest_draws_show_nothing_whatever_is_computed_together(versions: Versi
         assert node_id == "a" and is_clean(shown)
 
 
-def test_what_it_shows_is_what_the_definition_says(versions: Versions, made: Made) -> None:
-    """Claimed to be of another version, with other claims: many tokens in many classes."""
+def test_evidence_equals_its_definition(versions: Versions, made: Made) -> None:
+    """Claim another version, and other log-probabilities: many tokens fall into many classes."""
     rollouts = [
         replace(
             one,
@@ -95,19 +95,20 @@ def test_what_it_shows_is_what_the_definition_says(versions: Versions, made: Mad
 
 
 def going_on(versions: Versions, number: int) -> list[DrawnRollout]:
-    """Completions of which a drew 2 tokens by version 1, b 3 more by version 1, and c the rest by version 2."""
+    """Return completions of three nodes: a sampled 2 tokens with version 1, b 3 more with version 1, c the rest with
+    version 2."""
     request = versions.request(number, size=32)
     parts = [("a", 1, 2), ("b", 1, 3), ("c", 2, 0)]
     long = [rollout for rollout in versions.draw(1, [request]) if len(rollout.completion_ids) >= 6]
     prefixes = [Prefix(index=one.index, ids=one.completion_ids[:5], logprobs=one.behavior_logprobs[:5]) for one in long]
     again = versions.request(number, prefixes=prefixes)
-    spans = [Span(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in parts]
+    spans = [DrawnSpan(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in parts]
     found = [as_drawn(rollout, again, *spans) for rollout in versions.draw(2, [again])]
     assert len(found) > 2
     return found
 
 
-def test_every_span_is_judged_under_its_version_for_who_drew_it(versions: Versions, made: Made) -> None:
+def test_every_span_is_judged_under_its_version_for_its_node(versions: Versions, made: Made) -> None:
     for spans in answers(made(), going_on(versions, 50), versions.directory).values():
         assert [node_id for node_id, _ in spans] == ["a", "b", "c"]
         assert all(isinstance(shown, Evidence) and is_clean(shown) for _, shown in spans)
@@ -115,8 +116,8 @@ def test_every_span_is_judged_under_its_version_for_who_drew_it(versions: Versio
 
 
 @pytest.mark.parametrize(("forger", "place"), [("a", 1), ("b", 3), ("c", 5)])
-def test_a_forged_span_is_held_against_its_node_alone(versions: Versions, made: Made, forger: str, place: int) -> None:
-    """A later node's tokens follow from the forged ones; it drew them honestly, and so it is shown."""
+def test_a_forged_span_counts_only_against_its_node(versions: Versions, made: Made, forger: str, place: int) -> None:
+    """Later tokens depend on the forged ones, but their node sampled them honestly."""
     forged = []
     for one in going_on(versions, 51):
         claims = one.behavior_logprobs.copy()
@@ -144,16 +145,16 @@ def test_tokens_of_another_version_lie_outside(versions: Versions, made: Made) -
 
 
 def greedy(versions: Versions, version: int, *numbers: int) -> list[DrawnRollout]:
-    """The most likely completion of each prompt."""
+    """Return the most likely completion of each prompt."""
     requests = {number: versions.request(number, size=1) for number in numbers}
     with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))):
         drawn = list(sample_groups(versions.policy.model, list(requests.values()), most_likely))
-    span = Span(node_id="a", policy_version=version, num_tokens=0)
+    span = DrawnSpan(node_id="a", policy_version=version, num_tokens=0)
     return [replace(as_drawn(one, requests[one.group_id], span), is_greedy=True) for one in drawn]
 
 
-def test_a_greedy_choice_shows_nothing_beside_others_that_were_drawn(versions: Versions, made: Made) -> None:
-    """Of its claims nothing is said: they are of a temperature near 0."""
+def test_a_greedy_choice_next_to_sampled_rollouts_shows_nothing(versions: Versions, made: Made) -> None:
+    """Ignore its claims, which are for a temperature near 0."""
     chosen = [replace(one, behavior_logprobs=one.behavior_logprobs * 0) for one in greedy(versions, 1, *range(6))]
     rollouts = [*versions.drawn(1, 30), *chosen]
     found = answers(made(), rollouts, versions.directory)
@@ -164,7 +165,7 @@ def test_a_greedy_choice_shows_nothing_beside_others_that_were_drawn(versions: V
         assert shown.claims_CS.any() != one.is_greedy
 
 
-def test_any_other_choice_shows_how_much_less_likely_it_is(versions: Versions, made: Made) -> None:
+def test_another_choice_than_the_greedy_one_shows_its_shortfall(versions: Versions, made: Made) -> None:
     rollouts = [
         replace(one, spans=(replace(one.spans[0], policy_version=2),)) for one in greedy(versions, 1, *range(12))
     ]
@@ -181,7 +182,7 @@ def test_any_other_choice_shows_how_much_less_likely_it_is(versions: Versions, m
     assert total.draws[0] > 0 and sum(total.draws[2:]) > 0
 
 
-def test_a_version_that_is_gone_is_told_and_the_others_are_checked(versions: Versions, made: Made) -> None:
+def test_a_version_that_is_gone_is_reported_and_the_others_are_checked(versions: Versions, made: Made) -> None:
     gone = [replace(one, spans=(replace(one.spans[0], policy_version=9),)) for one in versions.drawn(1, 0)]
     partly = [
         replace(one, spans=(*one.spans[:2], replace(one.spans[2], policy_version=9))) for one in going_on(versions, 52)
@@ -192,7 +193,7 @@ def test_a_version_that_is_gone_is_told_and_the_others_are_checked(versions: Ver
     assert all(not isinstance(found[one.rollout_id], str) for one in here)
 
 
-def test_what_cannot_have_been_drawn_never_reaches_the_model(versions: Versions, made: Made) -> None:
+def test_impossible_rollouts_never_reach_the_model(versions: Versions, made: Made) -> None:
     honest = versions.drawn(1, 0)
     one = honest[0]
     count = len(one.completion_ids)
@@ -240,11 +241,11 @@ def test_few_adapters_are_kept_and_others_read_again(versions: Versions, made: M
         version: isinstance(answers(examiner, rollouts[version], directory)[f"{10 * version}-0"], str)
         for version in rollouts
     }
-    assert told == {0: False, 1: True, 2: False, 3: False}, "the two that were used last are at hand"
+    assert told == {0: False, 1: True, 2: False, 3: False}, "the two that were used last are in memory"
 
 
 class Crowded(Policy):
-    """One whose device has no memory for several rollouts at once, and none at all for those of `too_long` tokens."""
+    """A policy whose device has memory for one rollout at a time, and for fewer than `too_long` tokens."""
 
     too_long = 1_000
 
@@ -254,7 +255,7 @@ class Crowded(Policy):
         return super().intervals(batch, **options)
 
 
-def test_without_memory_for_many_they_are_taken_one_by_one(versions: Versions) -> None:
+def test_without_memory_for_many_rollouts_are_examined_one_by_one(versions: Versions) -> None:
     rollouts = [*versions.drawn(1, 0, 1), *versions.drawn(2, 2)]
     examiner = Examiner(Crowded.load(versions.settings), versions.settings, kept=2)
     plain = Examiner(Policy.load(versions.settings), versions.settings, kept=2)
@@ -272,12 +273,12 @@ def test_without_memory_for_many_they_are_taken_one_by_one(versions: Versions) -
     assert all(not isinstance(spans, str) for spans in answers(plain, rollouts, versions.directory).values())
 
 
-def test_the_time_is_shared_out_among_them(versions: Versions, made: Made) -> None:
+def test_the_time_is_divided_among_the_rollouts(versions: Versions, made: Made) -> None:
     found = list(made().examine([*versions.drawn(1, 0, 1), *going_on(versions, 53)], versions.directory.adapter))
     assert all(frame["seconds"] > 0 for frame in found)
 
 
-def test_several_versions_take_one_pass_and_a_prompt_that_they_share_is_computed_by_each(versions: Versions) -> None:
+def test_several_versions_take_one_pass_and_each_computes_its_prompt(versions: Versions) -> None:
     passes: list[list[int]] = []
 
     class Counted(Policy):
@@ -302,10 +303,10 @@ def test_several_versions_take_one_pass_and_a_prompt_that_they_share_is_computed
     examiner._policy._packs_up_to = 0
     again = answers(examiner, mixed, versions.directory)
     assert all(not isinstance(spans, str) and is_clean(spans[0][1]) for spans in again.values())
-    assert [len(counts) for counts in passes] == [1, 1, 1], "a model that takes each row by itself"
+    assert [len(counts) for counts in passes] == [1, 1, 1], "a model that computes each row separately"
 
 
-def test_a_model_that_gives_no_numbers_judges_nobody(versions: Versions) -> None:
+def test_a_model_with_nan_outputs_judges_no_node(versions: Versions) -> None:
     class Broken(Policy):
         def intervals(self, batch: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
             below_N, logprobs_N = super().intervals(batch, **options)
@@ -318,8 +319,8 @@ def test_a_model_that_gives_no_numbers_judges_nobody(versions: Versions) -> None
 PROMPTS = [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
 
 
-def test_a_rounding_is_measured_by_a_version(versions: Versions, made: Made) -> None:
-    """Its answer is the evidence of an honest engine: of this version, not of the one that was computed last."""
+def test_a_rounding_is_measured_with_a_version(versions: Versions, made: Made) -> None:
+    """Expect an honest engine's evidence under this version, not under the last computed one."""
     examiner = made()
     list(examiner.examine(versions.drawn(3, 0), versions.directory.adapter))
     frame = examiner.measure("f32", 1, versions.directory.adapter, PROMPTS)
@@ -328,8 +329,8 @@ def test_a_rounding_is_measured_by_a_version(versions: Versions, made: Made) -> 
     assert shown.num_tokens > 200 and sum(shown.draws[2:]) == sum(shown.claims[2:]) == 0
 
 
-def test_what_is_checked_after_a_measurement_is_as_before(versions: Versions, made: Made) -> None:
-    """A measurement sets an adapter; the next rollouts name others, or none."""
+def test_checks_are_unchanged_by_a_measurement(versions: Versions, made: Made) -> None:
+    """Measurements set an adapter; the next rollouts use others, or none."""
     examiner, rollouts = made(), [*versions.drawn(0, 1), *versions.drawn(2, 2)]
     before = answers(examiner, rollouts, versions.directory)
     examiner.measure("q4_0", 3, versions.directory.adapter, PROMPTS)
@@ -345,8 +346,8 @@ def test_without_prompts_nothing_can_be_measured(versions: Versions, made: Made)
     assert "cannot" in made().measure("f32", 0, versions.directory.adapter, [])
 
 
-def test_a_model_that_gives_no_numbers_measures_nothing(versions: Versions, made: Made) -> None:
-    """Evidence of no numbers would make the first scale the most likely one, and honest nodes forgers."""
+def test_a_model_with_nan_outputs_measures_nothing(versions: Versions, made: Made) -> None:
+    """NaN evidence would make the finest scale most likely, and honest nodes forgers."""
     examiner = made()
     frame = examiner.measure("f32", 0, versions.directory.adapter, PROMPTS)
     assert "evidence" in frame
@@ -365,7 +366,7 @@ def test_on_a_cpu_auto_is_float32(versions: Versions) -> None:
     assert examiner._policy.head.weight.dtype is torch.bfloat16
 
 
-def test_a_base_that_is_not_there_is_told(versions: Versions, tmp_path: Path) -> None:
+def test_a_missing_base_is_reported(versions: Versions, tmp_path: Path) -> None:
     settings = versions.settings.model_copy(update={"base_dir": tmp_path / "nothing"})
     with pytest.raises(LearnerError, match="cannot be loaded"):
         Examiner.open({"settings": settings.model_dump(mode="json"), "kept": 1})

@@ -1,4 +1,4 @@
-"""A verifier whose device holds the base in 16 bits, and which computes in float32 all the same."""
+"""A verifier whose device holds the base in 16 bits, but which computes in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HALVES = [torch.bfloat16, torch.float16]
 
 
 def in_files_of(versions: Versions, directory: Path, dtype: torch.dtype, *, but: str = "") -> Versions:
-    """The same versions over the base as files of `dtype` hold it; the tensor named `but` stays in float32."""
+    """Return the same versions over base files of `dtype`; the tensor named `but` stays in float32."""
     base_dir = copytree(versions.settings.base_dir, directory / "base")
     weights = load_file(base_dir / "model.safetensors")
     kept = {name: weight if name == but else weight.to(dtype) for name, weight in weights.items()}
@@ -33,16 +33,16 @@ def in_files_of(versions: Versions, directory: Path, dtype: torch.dtype, *, but:
 
 
 def opened(versions: Versions, *, fits: bool, monkeypatch: pytest.MonkeyPatch) -> Examiner:
-    """`fits`: the device has memory for the base in float32."""
+    """Open an examiner; `fits` means that the device has memory for the base in float32."""
     monkeypatch.setattr(worker, "is_float32_affordable", lambda settings: fits)
     return Examiner.open({"settings": versions.settings.model_dump(mode="json"), "kept": 3})
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_it_finds_what_a_verifier_finds_that_holds_float32(
+def test_16_bit_storage_gives_the_findings_of_float32(
     versions: Versions, tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of honest draws by several versions nothing, of forged ones the same to rounding."""
+    """Find nothing in honest rollouts of several versions, and equal evidence in forged ones, up to rounding."""
     own = in_files_of(versions, tmp_path, dtype)
     honest = [one for version in (0, 1, 3) for one in own.drawn(version, 10 * version, 10 * version + 1)]
     forged = [
@@ -67,7 +67,7 @@ def test_it_finds_what_a_verifier_finds_that_holds_float32(
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_it_measures_what_a_verifier_measures_that_holds_float32(
+def test_16_bit_storage_gives_the_measurements_of_float32(
     versions: Versions, tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = in_files_of(versions, tmp_path, dtype)
@@ -77,7 +77,7 @@ def test_it_measures_what_a_verifier_measures_that_holds_float32(
             examiner = opened(own, fits=fits, monkeypatch=monkeypatch)
             shown = unpack_evidence(examiner.measure(rounding, 1, own.directory.adapter, PROMPTS)["evidence"])
             scales.append((shown.draws_CS[0].argmax(), shown.claims_CS[0].argmax()))
-        assert np.abs(np.subtract(*scales)).max() <= 1, "completions are drawn in 16 bits, so they are not the same"
+        assert np.abs(np.subtract(*scales)).max() <= 1, "completions are sampled in 16 bits, so they differ"
 
 
 def test_bfloat16_that_is_asked_for_computes_in_bfloat16(
@@ -89,16 +89,16 @@ def test_bfloat16_that_is_asked_for_computes_in_bfloat16(
     rollouts = own.drawn(1, *range(8))
     frames = opened(coarse, fits=True, monkeypatch=monkeypatch).examine(rollouts, own.directory.adapter)
     off = [sum(unpack_spans(frame["spans"])[0][1].claims[1:]) for frame in frames]
-    assert sum(off) > 0, "its own rounding shows"
+    assert sum(off) > 0, "its own rounding is visible"
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_files_of_one_type_are_held_in_it(versions: Versions, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_files_of_one_16_bit_type_are_held_in_it(versions: Versions, tmp_path: Path, dtype: torch.dtype) -> None:
     assert stored_dtype(in_files_of(versions, tmp_path, dtype).settings.base_dir) is dtype
 
 
 def test_any_other_files_are_held_in_float32(versions: Versions, tmp_path: Path) -> None:
-    """16 bits of one kind do not hold those of the other, nor float32."""
+    """16 bits of one kind cannot hold the other kind, nor float32."""
     assert stored_dtype(versions.settings.base_dir) is torch.float32
     mixed = in_files_of(versions, tmp_path, torch.bfloat16, but="model.norm.weight")
     assert stored_dtype(mixed.settings.base_dir) is torch.float32
@@ -108,7 +108,7 @@ def test_any_other_files_are_held_in_float32(versions: Versions, tmp_path: Path)
     assert stored_dtype(tmp_path / "two") is torch.float32
 
 
-def test_too_little_memory_is_told(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> Policy:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 

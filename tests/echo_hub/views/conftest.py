@@ -1,4 +1,4 @@
-"""The hub's parts around its pages, and what they are asked for."""
+"""A hub's parts around its pages, with scripted answers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from echo_hub.intake.connected import ConnectedNodes
 from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.operation.event_log import EventLog
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
+from echo_hub.scoring.stop_strings import NO_STRINGS
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
@@ -47,7 +49,7 @@ STARTED = 900.0
 
 
 def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluation]:
-    """Greedy and sampled, the latter half as good."""
+    """Return a greedy and a sampled evaluation; the sampled one is half as good."""
     greedy = Evaluation(
         policy_version=version,
         kind=EvaluationKind.GREEDY,
@@ -68,22 +70,24 @@ def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluat
 
 
 class Hub:
-    """The hub's parts around its pages: what nodes say goes by the connected nodes and the driver into the store."""
+    """Parts of a hub around its pages: node messages go through the connected nodes and the driver into the store."""
 
     def __init__(self, driven: Any, directory: RunDirectory, **run: Any) -> None:
         self.driven = driven
         self.directory = directory
         self.said: dict[str, Any] = {}
         """Of the moment, in the place of what a hub in mid-run would say."""
+        self.live = LiveNodes()
         self.nodes = ConnectedNodes(
-            report=driven.driver.report,
-            check_name=self._check_name,
-            remember=self._remember,
+            queue=driven.queue,
+            live=self.live,
+            register=self,
+            welcoming=self,
             distributor=self,
-            welcome=self._welcome,
-            look_up=self._look_up,
+            look_ups=self,
             checks=self,
             invitations=Invitations(),
+            stop_strings=NO_STRINGS,
             partials=Partials(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())),
         )
         self.config = HubConfig(
@@ -92,7 +96,7 @@ class Hub:
             server=ServerConfig(port=1),
         )
         self.changes = Changes()
-        self.event_log = EventLog(driven.driver.note)
+        self.event_log = EventLog(driven.driver)
         store = driven.store
         self.pages = HubPages(
             changes=self.changes,
@@ -105,16 +109,16 @@ class Hub:
                 versions=VersionViews(store, directory),
                 evaluations=EvaluationViews(store),
             ),
-            nodes=self.nodes.live,
-            moment=self.moment,
+            nodes=self.live,
+            moments=self,
         )
 
-    def moment(self) -> Moment:
+    def now(self) -> Moment:
         driver = self.driven.driver
         mid_run = Moment(
             status=driver.coordinator.status(),
             distribution=DistributionStatus(),
-            num_received=driver.num_received,
+            num_received=self.driven.progress.num_received,
             rollouts_gone_on=0,
             tokens_saved=0,
             learner_is_starting=False,
@@ -125,10 +129,10 @@ class Hub:
         )
         return replace(mid_run, **self.said)
 
-    async def _check_name(self, node: NodeInfo) -> None:
+    async def check_name(self, node: NodeInfo) -> None:
         """Every name is free."""
 
-    async def _remember(self, node: NodeInfo) -> None:
+    async def remember(self, node: NodeInfo) -> None:
         await self.driven.async_store.on_writer(
             self.driven.async_store.store.node_seen,
             node_id=node.node_id,
@@ -140,25 +144,25 @@ class Hub:
         )
 
     async def answered(self, node_id: str, result: CheckResult) -> None:
-        """Nobody checks others here."""
+        """Ignore checks of other nodes' rollouts."""
 
     def left(self, node_id: str) -> None:
-        """Likewise."""
+        """Ignore nodes that leave."""
 
-    async def _look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+    async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         """Nobody asks for receipts here."""
 
     def admit(self, node_id: str) -> None:
-        """Nobody is banned here."""
+        """Admit every node."""
 
     def node_joined(self, node: NodeInfo) -> None:
-        """Nothing is distributed here, as in the two below."""
+        """Distribute nothing, like the two functions below."""
 
     def node_left(self, node_id: str) -> None: ...
 
     async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None: ...
 
-    def _welcome(self, node: NodeInfo) -> Welcome:
+    def welcome(self, node: NodeInfo) -> Welcome:
         return Welcome(
             run_id="r",
             run_name="spring",
@@ -205,13 +209,13 @@ class Hub:
             await self.nodes.node_said(lease.node_id, rollout)
 
     async def train_to_the_end(self) -> None:
-        """The whole run, by all that is leased; adapters appear where the learner writes them."""
+        """Train the whole run with all leases; adapters appear where the learner writes them."""
         driven = self.driven
         driven.answered |= {TrainStep, PublishVersion}
         for version in (1, 2):
             self.directory.adapter(version).mkdir(parents=True)
             (self.directory.adapter(version) / "adapter_model.safetensors").write_bytes(bytes(1_000 * version))
-        await driven.driver.report(LearnerReady(policy_version=0))
+        await driven.queue.put(LearnerReady(policy_version=0))
         await driven.work(lambda: bool(driven.of(FinishRun)), self.deliver)
 
 

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import Connection
 
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.dashboard.model import Fleet
 from echo_hub.store.known_nodes import ban_nodes
 from echo_hub.store.reports import read_leaderboard
@@ -20,13 +19,14 @@ from echo_hub.views import all_nodes as all_nodes_module
 from echo_hub.views.all_nodes import AllNodes
 from echo_shared.books import NodeTotals
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 PATIENCE_S: Final = 30.0
 
 
 @pytest.fixture
 def long_books(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To read them all takes long."""
+    """Make a full read count as slow."""
     monkeypatch.setattr(beside, "QUICK_S", -1.0)
     monkeypatch.setattr(beside, "REST", 1e9)
     monkeypatch.setattr(all_nodes, "FRESH_S", -1.0)
@@ -69,7 +69,7 @@ def test_small_books_are_read_whole_for_every_look(store: Store, monkeypatch: py
 
 @pytest.fixture
 def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """The nodes whose rows are asked for by themselves, look by look."""
+    """Return a list that collects the nodes whose single rows are read, look by look."""
     found = list[set[str]]()
 
     def heard(connection: Connection, **wanted: Any) -> list[NodeTotals]:
@@ -82,14 +82,12 @@ def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 
 @pytest.mark.usefixtures("long_books")
-def test_of_long_books_those_rows_are_read_that_the_hub_has_written_and_of_who_comes_or_goes(
-    store: Store, asked: list[set[str]]
-) -> None:
+def test_in_a_large_store_only_changed_nodes_are_read(store: Store, asked: list[set[str]]) -> None:
     known, by_another = AllNodes(store), Store(store.engine, store.keeping)
     names(known, store, "here", "gone")
     first = look(known, store, "here", "gone")
     again = look(known, store, "here", "gone")
-    assert again.here["here"] is first.here["here"], "nothing of it is another"
+    assert again.here["here"] is first.here["here"], "its row has not changed"
     asked.clear()
     rename(store, "here", "second")
     for node_id in ("away", "gone"):
@@ -103,7 +101,7 @@ def test_of_long_books_those_rows_are_read_that_the_hub_has_written_and_of_who_c
 
 
 @pytest.mark.usefixtures("long_books")
-def test_what_has_come_in_is_counted_before_it_is_final(store: Store) -> None:
+def test_received_rollouts_count_before_they_are_final(store: Store) -> None:
     known = AllNodes(store)
     look(known, store, "here")
     payload = RolloutPayload(
@@ -124,7 +122,7 @@ def test_what_has_come_in_is_counted_before_it_is_final(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("long_books")
-def test_who_is_new_and_who_is_banned_is_known_at_once(store: Store) -> None:
+def test_new_and_banned_nodes_are_known_at_once(store: Store) -> None:
     known = AllNodes(store)
     names(known, store)
     rename(store, "new", "new")
@@ -135,9 +133,7 @@ def test_who_is_new_and_who_is_banned_is_known_at_once(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("long_books")
-def test_the_whole_is_read_beside_and_takes_nothing_back_that_was_read_meanwhile(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_full_read_does_not_overwrite_newer_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     known = AllNodes(store)
     names(known, store, "gone")
     monkeypatch.setattr(beside, "REST", 0.0)
@@ -152,7 +148,7 @@ def test_the_whole_is_read_beside_and_takes_nothing_back_that_was_read_meanwhile
 
     monkeypatch.setattr(all_nodes_module, "read_leaderboard", slow)
     rename(Store(store.engine, store.keeping), "away", "second")
-    assert names(known, store, "gone")["away"] == "first", "nobody waits for it"
+    assert names(known, store, "gone")["away"] == "first", "no caller waits for it"
     assert begun.wait(PATIENCE_S)
     rename(store, "gone", "second")
     for connected in (("gone",), (), ()):
@@ -165,12 +161,12 @@ def test_the_whole_is_read_beside_and_takes_nothing_back_that_was_read_meanwhile
 
 
 @pytest.mark.usefixtures("long_books")
-def test_those_that_are_away_are_the_same_until_one_of_them_is_another(store: Store) -> None:
+def test_the_view_of_absent_nodes_is_reused_until_it_changes(store: Store) -> None:
     known = AllNodes(store)
     names(known, store, "here")
     first = look(known, store, "here")
     assert set(first.here) == {"here"} and first.here["here"].connected
-    assert first.here["here"].totals.last_seen > time.time() - 60, "it is seen at this moment"
+    assert first.here["here"].totals.last_seen > time.time() - 60, "it is connected at this moment"
     assert set(first.away.by_id) == {"away", "gone"} and first.away.by_id["away"].totals.last_seen == 2.0
     rename(store, "here", "second")
     second = look(known, store, "here")
@@ -186,7 +182,7 @@ def test_those_that_are_away_are_the_same_until_one_of_them_is_another(store: St
     assert look(known, store).away.by_id["gone"].banned
 
 
-async def test_the_hub_knows_what_its_nodes_have_done(hub: Any) -> None:
+async def test_the_view_has_the_nodes_totals(hub: Any) -> None:
     for node_id in ("a", "b"):
         await hub.join(node_id, capacity=100)
     await hub.train_to_the_end()

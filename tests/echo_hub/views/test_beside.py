@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 
 
 class Books:
-    """Counts how often it is read; a reading says which thread made it, and may be held back."""
+    """Counts its reads; a read returns its thread, and may be blocked."""
 
     def __init__(self) -> None:
         self.num_read = 0
@@ -49,7 +49,7 @@ def until(found: Callable[[], bool]) -> None:
         assert time.perf_counter() < began_s + PATIENCE_S
 
 
-def test_what_is_quick_is_read_by_who_asks_when_it_is_due(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_read_is_done_by_its_caller_when_due(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "QUICK_S", 1e9)
     monkeypatch.setattr(beside, "REST", 0.0)
     books = Books()
@@ -61,7 +61,7 @@ def test_what_is_quick_is_read_by_who_asks_when_it_is_due(clock: list[float], mo
 
 
 @pytest.mark.usefixtures("takes_long")
-def test_who_asks_for_what_takes_long_is_told_what_was_read_last_and_waits_for_nothing(clock: list[float]) -> None:
+def test_a_slow_read_runs_in_the_background_and_callers_get_the_last_result(clock: list[float]) -> None:
     books = Books()
     reading = ReadBeside(books.read, every_s=10.0, name="test")
     first = reading.newest()
@@ -72,10 +72,10 @@ def test_who_asks_for_what_takes_long_is_told_what_was_read_last_and_waits_for_n
     until(lambda: reading.newest(3) is not first)
     found, page, thread = reading.newest(4)
     assert (found, page) == (2, 1) and thread != threading.get_ident()
-    assert books.num_read == 2, "one at a time, and no sooner than it is due again"
+    assert books.num_read == 2, "one read at a time, and no sooner than it is due again"
 
 
-def test_the_longer_it_takes_the_seldomer_it_is_read(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_read_is_repeated_less_often(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "QUICK_S", 1e9)
     processor_s = [0.0]
     monkeypatch.setattr(time, "thread_time", lambda: processor_s[0])
@@ -100,7 +100,7 @@ def test_nothing_is_asked_for_again_at_once(clock: list[float]) -> None:
 
 
 @pytest.mark.usefixtures("takes_long")
-def test_what_a_reading_fails_with_is_told_and_it_is_tried_again(clock: list[float]) -> None:
+def test_a_failed_read_raises_and_is_retried(clock: list[float]) -> None:
     books = Books()
     reading = ReadBeside(books.read, every_s=0.0, name="test")
     first = reading.newest()
@@ -111,7 +111,7 @@ def test_what_a_reading_fails_with_is_told_and_it_is_tried_again(clock: list[flo
     until(lambda: reading.newest() is not first)
 
 
-def test_a_first_reading_that_fails_is_told_too() -> None:
+def test_a_first_reading_that_fails_is_reported_too() -> None:
     books = Books()
     books.broken = True
     reading = ReadBeside(books.read, every_s=0.0, name="test")

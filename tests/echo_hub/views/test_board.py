@@ -1,4 +1,4 @@
-"""The leaderboard as many ask for it at once."""
+"""The leaderboard for many simultaneous requests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_of_many_questions_the_newest_answers_are_kept(monkeypatch: pytest
     assert len(board._answers) == 3
 
 
-async def test_it_says_what_the_hub_s_books_say(hub: Any) -> None:
+async def test_the_board_equals_the_stores(hub: Any) -> None:
     await hub.join("a")
     await hub.join("b", capacity=0)
     await hub.train_to_the_end()

@@ -26,7 +26,7 @@ def said(workload: Workload, *nodes: NodeClass) -> str:
 
 @pytest.fixture
 async def written(make_hub: Any) -> Any:
-    """Nobody but the test writes its books."""
+    """Return a hub with a store that only the test writes."""
     hub = await make_hub(running=False)
     write_books(hub.driven.store)
     return hub
@@ -35,13 +35,13 @@ async def written(make_hub: Any) -> Any:
 def test_a_learner_that_is_fed() -> None:
     assert said(WORKLOAD, replace(FAST, count=5)) == (
         "The learner can train 95% of the time. The rest, 5%, is its own hand-off. "
-        "The nodes could return 25% more than it takes."
+        "The nodes could return 25% more than the learner needs."
     )
 
 
 def test_nodes_that_are_too_few() -> None:
     assert said(WORKLOAD, replace(FAST, count=3)) == (
-        "The learner waits 25% of the time: it takes 16 rollouts/s, the nodes return 12. Add 1 node like torch · RTX."
+        "The learner waits 25% of the time: it needs 16 rollouts/s, the nodes return 12. Add 1 node like torch · RTX."
     )
     assert "Add 2 nodes like" in said(WORKLOAD, replace(FAST, count=2))
 
@@ -55,7 +55,7 @@ def test_nodes_whose_rollouts_are_too_late() -> None:
 
 def test_versions_that_follow_each_other_too_fast() -> None:
     text = said(replace(WORKLOAD, broadcast_s=3.0, max_staleness=4), replace(FAST, count=8))
-    assert "a version takes 3 s to the nodes, and there is one every 2 s." in text
+    assert "a version takes 3 s to reach the nodes, and a new one comes every 2 s." in text
     assert text.endswith("Set training.publish_every = 2.")
     both = said(replace(WORKLOAD, broadcast_s=3.0, max_staleness=1), replace(FAST, count=8))
     assert both.endswith("Set training.publish_every = 2 and training.max_staleness = 4.")
@@ -65,39 +65,37 @@ SLOW = NodeClass(name="llama_cpp · cpu", count=2, rollouts_per_s=0.3, latency_s
 HOME = Workload(mode="async", rollouts_per_step=128, train_s=60.0, hand_off_s=1.0, broadcast_s=3.0, max_staleness=2)
 
 
-def test_where_nothing_is_enough_it_is_said_how_far_each_way_gets() -> None:
+def test_if_nothing_is_enough_the_advice_says_how_far_each_change_gets() -> None:
     text = said(HOME, SLOW)
     assert text.endswith(
-        "From 29%, this gets it: 5 more nodes like llama_cpp · cpu to 86%. "
+        "From 29%, it could reach: 5 more nodes like llama_cpp · cpu to 86%. "
         "5 more nodes like llama_cpp · cpu and training.max_staleness = 3 together are enough."
     )
     late = said(HOME, replace(SLOW, latency_s=700.0, count=9))
     assert "training.max_staleness = 6 to 56%; leases half as long" in late and "to 44%" in late
-    assert "llama_cpp" not in late, "more of them get it no further"
+    assert "llama_cpp" not in late, "more of these nodes would not help"
 
 
-def test_where_nothing_helps_that_is_said_too() -> None:
+def test_the_advice_reports_that_nothing_helps() -> None:
     text = said(replace(HOME, broadcast_s=3_000.0), replace(SLOW, count=99, latency_s=1.0))
-    assert text.endswith(
-        "Neither more such nodes nor shorter leases get it beyond 2%: versions have to be there sooner."
-    )
+    assert text.endswith("Neither more such nodes nor shorter leases get it beyond 2%: versions must arrive sooner.")
 
 
-def test_what_only_another_mode_would_change() -> None:
+def test_advice_that_needs_another_mode() -> None:
     text = said(replace(WORKLOAD, mode="sequential"), FAST)
-    assert "in sequential mode it always waits" in text
+    assert "in sequential mode the learner always waits" in text
     assert text.endswith("With a staleness of 2, in async mode, it could train 95% of the time.")
     assert said(replace(WORKLOAD, mode="colocated"), FAST).endswith(
         "In async mode, nodes would sample while it trains."
     )
 
 
-def test_without_nodes_nothing_is_said_of_them() -> None:
-    assert "nothing can be said" in said(WORKLOAD)
+def test_without_nodes_the_advice_names_none() -> None:
+    assert "enough rollouts recently" in said(WORKLOAD)
 
 
-async def test_a_run_by_its_books(written: Any) -> None:
-    """Planned every 4 s, trained for 2 s of them: 1.9 s are waiting, 0.1 s hand-off."""
+async def test_the_view_of_a_run_with_handmade_records(written: Any) -> None:
+    """Plan every 4 s and train for 2 s: 1.9 s are waiting and 0.1 s hand-off."""
     views = CapacityViews(store=written.driven.store, started_at=BEGAN)
     view = views.read(written.config, None, waits_for=None)
     assert view is not None
@@ -116,14 +114,14 @@ async def test_a_run_by_its_books(written: Any) -> None:
     assert view.verdict.startswith("The learner can train 95% of the time.")
 
 
-async def test_what_it_waits_for_now_counts(written: Any) -> None:
+async def test_the_current_wait_counts(written: Any) -> None:
     views = CapacityViews(store=written.driven.store, started_at=BEGAN)
     view = views.read(written.config, None, waits_for="down")
     assert view is not None
     assert view.idle_by_reason["down"] > 0.99, "its last step was decades ago"
 
 
-async def test_it_is_read_now_and_then(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_capacity_is_read_now_and_then(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, asked = written.driven.store, []
     read = pace_module.read_recent_rollouts
     monkeypatch.setattr(
@@ -142,16 +140,16 @@ async def test_it_is_read_now_and_then(written: Any, monkeypatch: pytest.MonkeyP
     assert second.rollouts_per_s == pytest.approx(first.rollouts_per_s + 2 / 3)
 
 
-async def test_it_is_on_the_page_after_the_first_step(make_hub: Any) -> None:
+async def test_capacity_is_shown_after_the_first_step(make_hub: Any) -> None:
     hub = await make_hub(running=False)
     assert (await hub.pages.run_view()).capacity is None
     write_books(hub.driven.store)
     view = (await hub.pages.run_view()).capacity
     assert isinstance(view, CapacityView)
-    assert "No node" in view.verdict, "none is connected"
+    assert "No node" in view.verdict, "no node is connected"
 
 
-async def test_of_a_run_that_is_over_all_who_worked_count(make_hub: Any, make_evaluations: Any) -> None:
+async def test_in_a_finished_run_all_nodes_that_worked_count(make_hub: Any, make_evaluations: Any) -> None:
     hub = await make_hub(running=False, max_staleness=3)
     write_books(hub.driven.store)
     hub.driven.store.record_evaluations(make_evaluations(2, 0.75))

@@ -26,7 +26,7 @@ def test_greedy_alone_is_a_view_too(hub: Any, make_evaluations: Any) -> None:
     assert EvaluationViews(hub.driven.store).read()[""] == [EvaluationView(greedy=greedy, seconds=2.0)]
 
 
-def test_what_is_evaluated_later_is_found_and_what_is_known_is_not_read_again(
+def test_later_evaluations_are_found_and_known_ones_not_read_again(
     hub: Any, make_evaluations: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, asked = hub.driven.store, []
@@ -58,7 +58,7 @@ async def test_of_many_evaluations_some_between_are_left_out(hub: Any, make_eval
     assert max(late - early for early, late in itertools.pairwise(shown)) <= 4
 
 
-def test_every_set_has_a_curve_of_its_own_from_the_first_day(hub: Any, make_evaluations: Any) -> None:
+def test_every_set_has_its_own_curve_from_the_first_day(hub: Any, make_evaluations: Any) -> None:
     store = hub.driven.store
     views = EvaluationViews(store, ["easy", "hard"])
     assert views.read() == {"": [], "easy": [], "hard": []}

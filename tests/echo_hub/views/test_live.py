@@ -11,13 +11,13 @@ from echo_hub.views.live import configured, with_live, with_stored
 CONFIG = HubConfig(training=TrainingConfig(max_staleness=3, publish_every=2), cost=CostConfig(spend_cap_per_hour=1.5))
 
 
-def test_where_nobody_has_changed_anything_it_is_as_configured() -> None:
+def test_without_changes_live_settings_are_the_configured_ones() -> None:
     settings = coordinator_settings(CONFIG, multi_turn=False)
     assert with_live(CONFIG, settings) == CONFIG == with_stored(CONFIG, {})
     assert set(configured(CONFIG)) == set(Setting) - {Setting.LEASING}
 
 
-def test_what_operators_have_changed_holds() -> None:
+def test_operators_changes_hold() -> None:
     stored = {"max_staleness": 5, "publish_every": [[3, 1], [9, 4]], "learning_rate": [[4, 0.5]], "leasing": "paused"}
     stored["objective"] = [[4, '{"clip_high": 0.5}']]
     live = with_stored(CONFIG, {**stored, "spend_cap_per_hour": 4.0})

@@ -19,7 +19,7 @@ def test_a_node_that_is_away_may_still_owe_rollouts() -> None:
     assert (view.connected, view.activity, view.capacity, view.in_flight) == (False, "", 0, 3)
 
 
-def test_what_a_node_says_of_its_precision_goes_before_what_it_said_at_its_last_check() -> None:
+def test_a_nodes_current_precision_overrides_that_of_its_last_check() -> None:
     class Said:
         activity, capacity, policy_version, tokens_per_s, precision = "sampling", 4, 1, 2.5, "bf16"
         cost_per_hour, standby, affordable = 0.0, "", True

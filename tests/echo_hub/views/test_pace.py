@@ -34,7 +34,7 @@ def test_how_long_a_node_had_work(spans: list[tuple[float, float]], seconds: flo
 
 @pytest.fixture
 async def hub(make_hub: Any) -> Any:
-    """Nobody but the test writes its books."""
+    """Return a hub with a store that only the test writes."""
     return await make_hub(running=False)
 
 
@@ -47,9 +47,9 @@ def test_a_broadcast_counts_from_the_training() -> None:
     assert broadcast_s([]) == 0.0
     assert broadcast_s([spread(1)]) == 0.0
     assert broadcast_s([spread(1, 1.0, 3.0)]) == 3.5
-    assert broadcast_s([replace(spread(1, 1.0), trained_at=None)]) == 0.0, "of the base nobody waits"
+    assert broadcast_s([replace(spread(1, 1.0), trained_at=None)]) == 0.0, "no node waits for the base"
     newest_under_way = [spread(5, 0.1), spread(4, 2.0), spread(3, 9.0), spread(2, 3.0)]
-    assert broadcast_s([*newest_under_way, spread(1, 20.0)]) == 3.5, "nor do the oldest and the newest count"
+    assert broadcast_s([*newest_under_way, spread(1, 20.0)]) == 3.5, "the oldest and the newest do not count either"
     assert broadcast_s(newest_under_way[2:]) == 3.5
 
 
@@ -59,12 +59,12 @@ def test_versions_that_have_arrived_nowhere_yet_do_not_hide_how_long_the_others_
     assert broadcast_s(over_a_slow_line) == 9.5
 
 
-def test_versions_that_share_a_line_are_measured_as_if_one_went_after_the_other() -> None:
+def test_versions_that_share_a_line_are_measured_one_after_the_other() -> None:
     four_apart = [spread(version, 5.5 + 2 * version, every_s=2.0) for version in range(6, 0, -1)]
     assert broadcast_s(four_apart) == 4.0
     overtaken = [spread(version, 3.5, every_s=2.0) for version in (5, 4, 3, 2, 1)]
     overtaken[3] = spread(2, 9.5, every_s=2.0)
-    assert broadcast_s(overtaken) == 0.0, "nobody waited for what had overtaken the one before it"
+    assert broadcast_s(overtaken) == 0.0, "no node waited for a version that overtook the one before it"
 
 
 def test_a_kind_is_its_median_node() -> None:
@@ -82,7 +82,7 @@ async def test_before_the_first_step_nothing_is_measured(hub: Any) -> None:
     assert read_pace(store, hub.config, [], None) is None
 
 
-async def test_a_run_by_its_books(hub: Any) -> None:
+async def test_the_pace_of_a_run_with_handmade_records(hub: Any) -> None:
     store = hub.driven.store
     write_books(store)
     pace = read_pace(store, hub.config, newest_steps(store), None)
@@ -102,7 +102,7 @@ async def test_a_run_by_its_books(hub: Any) -> None:
     assert slow.rollouts_per_s == pytest.approx(2 / 3)
 
 
-async def test_what_nodes_ask_for_is_their_kinds_cost(hub: Any) -> None:
+async def test_the_nodes_prices_are_their_kinds_cost(hub: Any) -> None:
     store = hub.driven.store
     write_books(store)
     for node_id, cost in (("fast0", 0.4), ("fast1", 0.6)):
@@ -130,7 +130,7 @@ async def test_of_nodes_that_are_away_nothing_is_expected(hub: Any) -> None:
     assert [(kind.name, kind.count) for kind in pace.kinds] == [("torch · RTX 4070", 1)]
 
 
-async def test_a_node_that_has_just_come_is_taken_for_one_of_its_kind(hub: Any) -> None:
+async def test_a_new_node_counts_as_one_of_its_kind(hub: Any) -> None:
     store = hub.driven.store
     write_books(store)
     for node_id, device in (("new", "RTX 4070"), ("strange", "abacus")):
@@ -140,7 +140,7 @@ async def test_a_node_that_has_just_come_is_taken_for_one_of_its_kind(hub: Any) 
     assert [(kind.name, kind.count, kind.rollouts_per_s) for kind in pace.kinds] == [("torch · RTX 4070", 2, 2.0)]
 
 
-async def test_what_engines_take_to_get_warm_does_not_count(hub: Any) -> None:
+async def test_the_engines_warm_up_does_not_count(hub: Any) -> None:
     store = hub.driven.store
     write_books(store, steps=4, slow_start=20.0)
     pace = read_pace(store, hub.config, newest_steps(store), None)
@@ -149,7 +149,7 @@ async def test_what_engines_take_to_get_warm_does_not_count(hub: Any) -> None:
 
 
 async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -> None:
-    """In one step the slow node returns two rollouts, which are too few for itself alone."""
+    """Two rollouts in one step are too few to measure the slow node alone."""
     store = hub.driven.store
     write_books(store, steps=1)
     pace = read_pace(store, hub.config, newest_steps(store), None)
@@ -178,7 +178,7 @@ async def test_sequential_knows_no_staleness(make_hub: Any) -> None:
 
 
 def test_a_lease_that_waits_for_its_version_is_no_work() -> None:
-    """Versions are trained at 10 and 20, and are there 2 s later."""
+    """Train versions at 10 and 20; nodes get them 2 s later."""
     leases = [(5.0, 6.0), (10.0, 15.0), (11.0, 11.5), (13.0, 14.0), (20.5, 23.0)]
     there = [(5.0, 6.0), (12.0, 15.0), (11.5, 11.5), (13.0, 14.0), (22.0, 23.0)]
     found = behind_versions([(begin, end, end) for begin, end in leases], [10.0, 20.0], 2.0)
@@ -186,10 +186,12 @@ def test_a_lease_that_waits_for_its_version_is_no_work() -> None:
 
 
 def test_throughput_is_that_of_a_node_with_enough_to_do() -> None:
-    """Forty at once; the ten that were leased with them are drawn behind them, and leave slots free."""
+    """Sample forty at once; the ten leased with them are sampled after them, and leave slots free."""
     leases = [(0.0, 0.0, 0.5)] * 40 + [(0.0, 0.5, 1.0)] * 10
     assert busy_rate(leases) == pytest.approx(80.0)
-    assert busy_rate(leases[40:]) == pytest.approx(10.0), "what it holds and does not draw, it is too slow for"
+    assert busy_rate(leases[40:]) == pytest.approx(10.0), (
+        "held rollouts that are not sampled show that the node is too slow"
+    )
     assert (busy_rate([]), busy_rate([(0.0, 1.0, 1.0)])) == (0.0, 0.0)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ async def test_a_whole_run(hub: Any) -> None:
     assert await hub.pages.steps(1) == steps[1:]
 
 
-async def test_a_node_is_known_in_full_by_its_whole_id(hub: Any) -> None:
+async def test_a_nodes_full_record_is_found_by_its_whole_id(hub: Any) -> None:
     await hub.join("a")
     await hub.train_to_the_end()
     record = await hub.pages.node("a")
@@ -61,6 +62,7 @@ async def test_the_log_is_on_the_page_and_still_there_after_a_restart(hub: Any) 
     log.addHandler(hub.event_log)
     log.warning("the learner died", extra={"event": "learner_died", "data": {"deaths": 1}})
     log.removeHandler(hub.event_log)
+    await asyncio.sleep(0)  # The line reaches the driver by its loop.
     await hub.driven.driver.commit_noted()
     (event,) = (await hub.pages.run_view()).events
     assert (event.text, event.kind, event.warning, event.data) == (
@@ -92,7 +94,8 @@ async def test_health_is_of_this_moment(hub: Any) -> None:
 async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the page with its chart and column, in JSON, at /metrics and in TensorBoard: no reader is told of it."""
+    """Show it on the page with chart and column, in JSON, at /metrics and in TensorBoard, without a change in any
+    reader."""
     added = StepFigure(
         key="surprise",
         label="of the policy",
@@ -146,12 +149,12 @@ async def test_pages_know_the_foremost_and_the_connected_and_count_all(
     assert (view.nodes_known, view.nodes_useful) == (3, 1)
 
 
-async def test_what_is_leased_is_looked_at_as_it_was_when_somebody_asked(hub: Any) -> None:
-    """The coordinator goes on leasing while a thread looks."""
+async def test_leases_are_shown_as_of_the_request(hub: Any) -> None:
+    """Let the coordinator lease more while a thread reads."""
     await hub.join("a")
     live = dict.fromkeys(("a", "b"), 3)
-    moment = hub.pages._moment()
-    hub.pages._moment = lambda: replace(moment, status=replace(moment.status, leased_by_node=live))
-    read = hub.pages._reading_of_nodes(hub.pages._moment())
+    moment = hub.now()
+    moment = replace(moment, status=replace(moment.status, leased_by_node=live))
+    read = hub.pages._reading_of_nodes(moment)
     live["a"] = 7
     assert read().here["a"].in_flight == 3

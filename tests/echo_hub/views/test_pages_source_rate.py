@@ -3,9 +3,9 @@ from __future__ import annotations
 from echo_hub.views.pages_source import WINDOW_S, Rate
 
 
-def test_the_rate_is_that_of_the_last_while() -> None:
+def test_the_rate_covers_the_last_window() -> None:
     rate = Rate(0.0)
-    assert rate.per_s(0, 0.0) == 0.0, "no time has gone by"
+    assert rate.per_s(0, 0.0) == 0.0, "no time has passed"
     assert rate.per_s(20, 10.0) == 2.0
     assert rate.per_s(20, WINDOW_S + 10.0) == 0.0, "nothing since the look a window ago"
     assert rate.per_s(30, WINDOW_S + 20.0) == 1.0, "older looks are forgotten"

@@ -15,7 +15,7 @@ def lengths(outcome: str, *tokens: int) -> list[Length]:
     return [Length(outcome=outcome, num_tokens=number, rollouts=1) for number in tokens]
 
 
-def test_nothing_is_said_of_nothing() -> None:
+def test_without_work_the_view_is_empty() -> None:
     assert work_view([], []) == WorkView()
 
 

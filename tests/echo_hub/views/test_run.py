@@ -22,9 +22,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
 from echo_hub.core.mixture import TrainedTask
 from echo_hub.core.step_screen import StepScreen
-from echo_hub.core.trust.mismatch import NodeMismatch
-from echo_hub.core.trust.status import TrustStatus
-from echo_hub.dashboard.model import Doing, MismatchView, Readiness, RunState
+from echo_hub.dashboard.model import Doing, Readiness, RunState
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.tallies import TRANSPORTS
@@ -41,11 +39,11 @@ from echo_hub.views.run import (
     VERIFIER_IS_AWAY,
     VERSION_IS_WITHDRAWN,
     goes_on_with,
-    trust_view,
     waits_for,
 )
 from echo_shared.books import Accounting
 from echo_shared.health import HubState
+from echo_shared.node_books import NodeMismatch, TrustStatus
 
 
 async def test_a_run_before_its_first_step(hub: Any) -> None:
@@ -60,7 +58,7 @@ async def test_a_run_before_its_first_step(hub: Any) -> None:
     assert (view.dissemination, view.nodes_on_newest, view.nodes_connected, view.uplink_bytes_s) == (None, 0, 0, None)
 
 
-async def test_the_books_are_shown_as_they_are(hub: Any) -> None:
+async def test_the_stores_totals_are_shown(hub: Any) -> None:
     await hub.join("a")
     await hub.train_to_the_end()
     view = await hub.pages.run_view()
@@ -71,14 +69,14 @@ async def test_the_books_are_shown_as_they_are(hub: Any) -> None:
     assert view.newest_step == (await hub.pages.steps(1))[0]
 
 
-async def test_what_was_gone_on_with_is_shown(hub: Any) -> None:
+async def test_continued_rollouts_are_shown(hub: Any) -> None:
     hub.said = {"rollouts_gone_on": 3, "tokens_saved": 700}
     view = await hub.pages.run_view()
     assert (view.rollouts_gone_on, view.tokens_saved) == (3, 700)
 
 
 async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: Any) -> None:
-    """The views decide nothing of it, whatever the books and the coordinator look like."""
+    """Views decide nothing about it, whatever the store and the coordinator contain."""
     await hub.join("a")
     await hub.train_to_the_end()
     view = await hub.pages.run_view()
@@ -95,23 +93,23 @@ async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: An
     assert (view.accuracy_before, view.accuracy_after) == (0.25, 0.75)
 
 
-async def test_a_step_is_shown_as_soon_as_it_is_committed_and_no_sooner(hub: Any) -> None:
+async def test_a_step_is_shown_once_it_is_committed(hub: Any) -> None:
     driven = hub.driven
     driven.answered.add(PublishVersion)
     await hub.join("a")
-    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.queue.put(LearnerReady(policy_version=0))
     await driven.work(lambda: bool(driven.of(TrainStep)), hub.deliver)
-    await driven.driver.report(StepDone(step=1, metrics={"loss": 0.5}))
+    await driven.queue.put(StepDone(step=1, metrics={"loss": 0.5}))
     await driven.work(lambda: len(driven.of(TrainStep)) == 2 and bool(driven.of(AnnounceVersion)), hub.deliver)
     may_commit = threading.Event()
     event.listen(driven.store.engine, "commit", lambda connection: may_commit.wait(20))
-    await driven.driver.report(StepDone(step=2, metrics={"loss": 0.25}))
+    await driven.queue.put(StepDone(step=2, metrics={"loss": 0.25}))
     for _ in range(10):
         await asyncio.sleep(0)
-    assert driven.driver.coordinator.status().trained_steps == 2, "it is on its way into the store"
+    assert driven.driver.coordinator.status().trained_steps == 2, "its commit is in progress"
     view = await hub.pages.run_view()
     may_commit.set()
-    assert view.newest_step is not None, "the figures of step 1 stay until those of step 2 are there"
+    assert view.newest_step is not None, "the figures of step 1 stay until those of step 2 are stored"
     assert (view.trained_step, view.newest_step.step, view.newest_step.figures["loss"]) == (1, 1, 0.5)
     assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (0.5, 0.0, 0)
     await driven.until(lambda: bool(driven.of(FinishRun)))
@@ -124,10 +122,10 @@ async def test_an_alarm_about_the_newest_step_is_a_problem_that_makes_the_hub_no
     driven = hub.driven
     driven.answered.add(PublishVersion)
     await hub.join("a")
-    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.queue.put(LearnerReady(policy_version=0))
     await driven.work(lambda: bool(driven.of(TrainStep)), hub.deliver)
     metrics = {"groups_left_out": 1.0}
-    await driven.driver.report(StepDone(step=1, metrics=metrics, screen=StepScreen(left_out=(0,))))
+    await driven.queue.put(StepDone(step=1, metrics=metrics, screen=StepScreen(left_out=(0,))))
     await driven.work(lambda: bool(driven.of(AnnounceVersion)), hub.deliver)
     view = await hub.pages.run_view()
     assert view.problems == view.alarms != () and view.readiness is Readiness.READY
@@ -150,7 +148,7 @@ async def test_without_a_curriculum_none_is_shown(hub: Any) -> None:
     assert (await hub.pages.run_view()).curriculum is None
 
 
-async def test_what_a_curriculum_knows_is_shown(make_hub: Any) -> None:
+async def test_a_curriculums_status_is_shown(make_hub: Any) -> None:
     settings = CurriculumSettings(rule="skip", by="problem")
     choosy = await make_hub(curriculum=settings, tasks=(TrainedTask(key="sums"),))
     await choosy.join("a")
@@ -160,7 +158,7 @@ async def test_what_a_curriculum_knows_is_shown(make_hub: Any) -> None:
     assert known.solved + known.hopeless + known.between > 0
 
 
-async def test_what_nodes_cost_is_shown_once_any_costs_something(hub: Any) -> None:
+async def test_costs_are_shown_once_a_node_costs_something(hub: Any) -> None:
     await hub.join("a")
     assert (await hub.pages.run_view()).cost is None
     await hub.train_to_the_end()
@@ -172,11 +170,11 @@ async def test_what_nodes_cost_is_shown_once_any_costs_something(hub: Any) -> No
 
 
 async def test_a_node_that_costs_something_stands_by_under_a_cap_of_nothing(hub: Any) -> None:
-    await hub.driven.driver.report(LearnerReady(policy_version=0))
+    await hub.driven.queue.put(LearnerReady(policy_version=0))
     await hub.join("dear", cost_per_hour=0.4)
     await hub.driven.until(lambda: bool(hub.driven.of(TellStandby)))
     (told,) = hub.driven.of(TellStandby)
-    hub.nodes.told(told.node_id, told.reason, told.detail)
+    hub.live.told(told.node_id, told.reason, told.detail)
     cost = (await hub.pages.run_view()).cost
     assert cost is not None and (cost.nodes_active, cost.nodes_standing_by) == (0, 1)
     (node,) = await hub.pages.nodes()
@@ -199,21 +197,21 @@ async def test_only_async_runs_have_a_staleness_bound(make_hub: Any, mode: str) 
         ({"finished": True, "learner_is_down": True}, None),
     ],
 )
-async def test_what_the_learner_waits_for(hub: Any, moment: dict[str, bool], reason: str | None) -> None:
+async def test_the_reason_that_the_learner_waits(hub: Any, moment: dict[str, bool], reason: str | None) -> None:
     hub.said.update(moment)
-    assert waits_for(hub.moment()) == reason
+    assert waits_for(hub.now()) == reason
 
 
 async def test_a_learner_at_work_waits_for_nothing(hub: Any) -> None:
     hub.driven.answered -= {TrainStep}
-    await hub.driven.driver.report(LearnerReady(policy_version=0))
+    await hub.driven.queue.put(LearnerReady(policy_version=0))
     await hub.join("a")
     await hub.driven.work(lambda: bool(hub.driven.of(TrainStep)), hub.deliver)
-    assert waits_for(hub.moment()) is None
+    assert waits_for(hub.now()) is None
 
 
-async def test_what_a_run_does_is_what_must_end_first(hub: Any, make_evaluations: Any) -> None:
-    """One word for each moment; where several hold, what keeps the others from mattering."""
+async def test_a_runs_activity_is_the_one_that_must_end_first(hub: Any, make_evaluations: Any) -> None:
+    """Show one activity for each moment; of several, the one that makes the others irrelevant."""
 
     async def doing(**said: Any) -> Doing:
         hub.said = said
@@ -225,33 +223,22 @@ async def test_what_a_run_does_is_what_must_end_first(hub: Any, make_evaluations
     assert await doing() is Doing.LACKS_NODES
     assert await doing(needs_nodes=False) is Doing.COLLECTING, "it samples for itself"
     assert await doing(learner_is_down=True) is Doing.LEARNER_DOWN
-    assert await doing(last_is_published=True) is Doing.EVALUATING, "nobody is needed any more"
+    assert await doing(last_is_published=True) is Doing.EVALUATING, "no node is needed any more"
     hub.driven.store.record_evaluations(make_evaluations(0, 0.25, at=1.0))
     assert await doing(last_is_published=True, finished=True) is Doing.FINISHED
     assert set(DETAILS) == set(Doing)
 
 
-def test_whose_claims_are_far_off_is_shown() -> None:
-    status = TrustStatus(mismatch=(NodeMismatch(node_id="a", kl=0.25, num_tokens=90),))
-    assert trust_view(status).mismatch == (MismatchView(node_id="a", kl=0.25, num_tokens=90),)
-
-
-def test_what_all_nodes_fail_on_is_a_problem() -> None:
+async def test_the_runs_page_shows_what_the_core_knows_of_trust(hub: Any) -> None:
     status = TrustStatus(
-        checked={"mlx/f32/metal": 9},
-        failed={"mlx/f32/metal": 3},
-        abandoned=1,
-        waiting=2,
-        quarantined=4,
-        suspended=("mlx/f32/metal on version 7",),
+        mismatch=(NodeMismatch(node_id="a", kl=0.25, num_tokens=90),), suspended=("mlx/f32/metal on version 7",)
     )
-    view = trust_view(status)
-    assert (view.checks, view.failed_checks) == ({"mlx/f32/metal": 9}, {"mlx/f32/metal": 3})
-    assert (view.abandoned_checks, view.waiting_checks, view.quarantined) == (1, 2, 4)
-    assert "mlx/f32/metal on version 7" in COMMON_FAULT.format(what=view.suspended[0])
+    hub.said = {"status": replace(hub.moment().status, trust=status)}
+    view = await hub.pages.run_view()
+    assert view.trust == status and COMMON_FAULT.format(what="mlx/f32/metal on version 7") in view.problems
 
 
-async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub: Any) -> None:
+async def test_watched_problems_are_shown_and_the_hub_stays_ready(hub: Any) -> None:
     disk = Problem(kind=ProblemKind.DISK, text="The disk is nearly full.", since=1.0)
     down = Problem(kind=ProblemKind.LEARNER_DOWN, text=LEARNER_IS_DOWN, since=1.0)
     hub.said = {"watched": (disk,)}
@@ -293,11 +280,11 @@ async def test_a_cluster_that_is_away_is_broken_and_said_once(
     assert "(connection refused)" in text
 
 
-async def test_what_the_run_goes_on_with_is_said_and_makes_the_hub_no_less_ready(hub: Any) -> None:
+async def test_degraded_parts_are_shown_and_the_hub_stays_ready(hub: Any) -> None:
     status = replace(hub.driven.driver.coordinator.status(), withdrawn={8: "not finite"})
     lagging = replace(status, trust=TrustStatus(lagging=(("a" * 32, "It lags."),)))
     hub.said = {"status": lagging}
-    said = goes_on_with(hub.moment())
+    said = goes_on_with(hub.now())
     assert said == {
         ProblemKind.VERSION_WITHDRAWN: VERSION_IS_WITHDRAWN.format(version=8, reason="not finite"),
         ProblemKind.NODE_LAGS: NODE_LAGS.format(node_id="a" * 32, what="It lags."),
@@ -323,12 +310,12 @@ async def test_a_database_that_is_away_is_broken_and_said_once(hub: Any) -> None
     assert view.broken and hub.pages.health().reasons == view.problems
 
 
-async def test_what_operators_have_changed_is_shown(make_hub: Any) -> None:
+async def test_operators_changes_are_shown(make_hub: Any) -> None:
     hub = await make_hub(max_staleness=3)
     view = await hub.pages.run_view()
     assert (view.leasing, view.live["max_staleness"]) == ("open", 3)
     for number, (what, value) in enumerate((("leasing", "paused"), ("max_staleness", 2), ("learning_rate", 0.5))):
-        await hub.driven.driver.report(OperatorAsked(number=number, what=what, value=value))
+        await hub.driven.queue.put(OperatorAsked(number=number, what=what, value=value))
     await hub.driven.until(lambda: len(hub.driven.of(TellOperator)) == 3)
     view = await hub.pages.run_view()
     assert (view.leasing, view.max_staleness, view.live["learning_rate"]) == ("paused", 2, 0.5)

@@ -1,4 +1,4 @@
-"""Small random models and adapters of each architecture, and the naive sampler that engines are compared with."""
+"""Small random models and adapters of each architecture, and a naive reference sampler for all engines."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of the random model named so in CONFIGS, in float32."""
+    """Return a function that makes the random float32 model with this name in CONFIGS, and returns its directory."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -71,7 +71,7 @@ def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             torch.manual_seed(7)
             model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
             for parameter_name, parameter in model.named_parameters():
-                if parameter_name.endswith(("bias", "norm.weight")):  # Else zeros and ones, which hide mistakes.
+                if parameter_name.endswith(("bias", "norm.weight")):  # Zeros and ones would hide mistakes.
                     parameter.data += 0.1 * torch.randn_like(parameter)
             made[name] = tmp_path_factory.mktemp(name) / name
             model.save_pretrained(made[name])
@@ -87,7 +87,8 @@ def base(base_of: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Saves a random adapter for a base with PEFT; options go to LoraConfig. The same is made once."""
+    """Return a function that saves a random PEFT adapter for a base; options go to LoraConfig, and results are
+    cached."""
     made: dict[str, Path] = {}
 
     def make(base: Path, seed: int, **options: Any) -> Path:
@@ -112,7 +113,7 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 @contextlib.contextmanager
 def quiet_peft() -> Iterator[None]:
-    """PEFT reads an attribute that transformers has renamed."""
+    """Ignore a warning: PEFT reads an attribute that transformers has renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         yield
@@ -120,7 +121,7 @@ def quiet_peft() -> Iterator[None]:
 
 @functools.cache
 def load_reference(base: Path, adapter: Path | None = None) -> Any:
-    """The model as transformers and PEFT compute it, in float32."""
+    """Load the model with transformers and PEFT, in float32."""
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     if adapter is not None:
         with quiet_peft():
@@ -130,14 +131,14 @@ def load_reference(base: Path, adapter: Path | None = None) -> Any:
 
 @torch.inference_mode()
 def reference_logits(model: Any, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """[len(ids), vocabulary], by one forward pass without a cache."""
+    """Return the logits [len(ids), vocabulary] of one forward pass without a cache."""
     logits: np.ndarray[Any, np.dtype[np.float32]] = model(torch.tensor([list(ids)])).logits[0].float().numpy()
     return logits
 
 
 def reference_rollout(model: Any, request: GroupRequest, index: int) -> tuple[list[int], list[float]]:
-    """One token after the other by `draws.draw` on the whole sequence's logits: the definition itself. Engines that
-    are asked for the same are compared with the same: it is drawn once."""
+    """Sample token by token with `draws.draw` on the whole sequence's logits, which is the definition; results are
+    cached."""
     prompt, stop_ids = tuple(request.prompt_ids.tolist()), frozenset(request.stop_ids)
     return _drawn(model, prompt, request.seed, index, request.max_tokens, stop_ids, request.temperature)
 
@@ -160,7 +161,8 @@ def _drawn(
 def make_requests(
     count: int, *, group_size: int = 4, policy_version: int = 0, first_lease: int = 0, max_tokens: int = 12
 ) -> list[GroupRequest]:
-    """Groups with prompts of 1 to 17 tokens, three temperatures, and a fifth of the vocabulary as stop tokens."""
+    """Return groups with prompts of 1 to 17 tokens, three temperatures, and a fifth of the vocabulary as stop
+    tokens."""
     rng = np.random.default_rng(3 + first_lease)
     return [
         GroupRequest(
@@ -179,7 +181,7 @@ def make_requests(
 
 
 def rollouts_of(events: Sequence[EngineEvent]) -> dict[tuple[int, int], FinishedRollout]:
-    """By lease and index; each exactly once, and nothing failed."""
+    """Return rollouts by lease and index; fail on duplicates and on failed groups."""
     assert all(isinstance(event, FinishedRollout) for event in events), events
     rollouts = [event for event in events if isinstance(event, FinishedRollout)]
     by_name = {(rollout.lease_id, rollout.index): rollout for rollout in rollouts}
@@ -189,7 +191,7 @@ def rollouts_of(events: Sequence[EngineEvent]) -> dict[tuple[int, int], Finished
 
 @pytest.fixture(scope="session")
 def kit() -> Any:
-    """The functions above, for tests that must not import this file by name."""
+    """Return the functions above, for tests that must not import this file by name."""
     return types.SimpleNamespace(
         load_reference=load_reference,
         reference_logits=reference_logits,

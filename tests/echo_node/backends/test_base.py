@@ -1,4 +1,4 @@
-"""What every engine must do: from the same seeds, the very rollouts that the naive sampler draws."""
+"""Requirements for every engine: from the same seeds it must sample exactly the rollouts of the naive sampler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from echo_shared.sampling import GroupRequest, Prefix
 
 WIDTH = 6
 EXACT = [name for name in NAMES if name != "vllm"]
-"""vLLM computes adapters in 16 bits only; test_vllm_engine compares it with the reference."""
+"""vLLM computes adapters only in 16 bits; test_vllm_engine compares it with the reference."""
 EDGE_NATS = 1e-3
 Parts = Callable[[GroupRequest, int, list[int], list[int], int], None]
 
@@ -61,8 +61,9 @@ def assert_same_as_reference(kit: Any, model: Any, requests: list[GroupRequest],
             assert rollout.behavior_logprobs.dtype == np.float32
 
 
-def test_rollouts_are_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """The base; adapters of one shape, of lower rank, on fewer layers; the base again; and an adapter after it."""
+def test_rollouts_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
+    """Sample with the base, adapters of one shape, of lower rank, on fewer layers, the base again, and an adapter after
+    it."""
     first = make_adapter(base, 1)
     second = make_adapter(base, 2)
     thin = make_adapter(base, 3, r=4)
@@ -87,13 +88,13 @@ def test_one_token_at_most(engine: Engine, base: Path, kit: Any) -> None:
 
 
 def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.Generator) -> GroupRequest:
-    """The request, with a random beginning of each of its rollouts but every fourth, of as many as can be cut."""
+    """Return the request with a random prefix for each rollout but every fourth, if the rollout is long enough."""
     prefixes = []
     for index in request.indices:
         drawn = rollouts[request.lease_id, index]
         if len(drawn.completion_ids) > 1 and index % 4:
             cut = int(cuts.integers(1, len(drawn.completion_ids)))
-            # Not what this engine would give: whoever drew them gave them.
+            # Shifted log-probabilities, as of another engine: given ones must be kept.
             given = drawn.behavior_logprobs[:cut] - np.float32(0.25)
             prefixes.append(Prefix(index=index, ids=drawn.completion_ids[:cut], logprobs=given))
     return dataclasses.replace(request, prefixes=tuple(prefixes))
@@ -102,7 +103,7 @@ def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.G
 def assert_same_as_undisturbed(
     requests: list[GroupRequest], found: dict[Any, Any], undisturbed: dict[Any, Any], parts: Parts | None = None
 ) -> None:
-    """Where `parts` is given, one rollout may part from its counterpart, at a draw of which it does not complain."""
+    """Compare rollouts. With `parts`, one rollout may differ, at a draw that `parts` accepts."""
     assert set(found) == set(undisturbed)
     parted = 0
     for request in requests:
@@ -123,12 +124,14 @@ def assert_same_as_undisturbed(
 
 
 def on_an_edge(kit: Any, model: Any) -> Parts:
-    """Batches of other shapes are rounded otherwise, and which draw lies that near to an edge, if any does, depends on
-    the processor: by the reference u is within `EDGE_NATS` of the intervals of both tokens that were drawn."""
+    """Return a check that u lies within `EDGE_NATS` of both tokens' intervals by the reference.
+
+    Batches of other shapes round differently; a draw this close to an edge may then differ, depending on the processor.
+    """
 
     def check(request: GroupRequest, index: int, one: list[int], other: list[int], given: int) -> None:
         place = next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-        assert place >= given, "what was given stays"
+        assert place >= given, "given tokens stay"
         logits = kit.reference_logits(model, [*request.prompt_ids.tolist(), *one[:place]])[-1:]
         u = draws.uniforms(request.seed, index, place + 1)[-1:]
         for token in (one[place], other[place]):
@@ -140,10 +143,10 @@ def on_an_edge(kit: Any, model: Any) -> Parts:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_rollout_goes_on_from_its_prefix(
+def test_a_rollout_continues_from_its_prefix(
     engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any, seed: int
 ) -> None:
-    """Groups of fresh and begun rollouts, narrower and wider than the engine, that come sooner and later."""
+    """Mix new and continued rollouts in groups narrower and wider than the engine, which arrive at different times."""
     adapter = make_adapter(base, 1)
     engine.set_policy(engine.prepare(adapter))
     whole = [
@@ -179,7 +182,7 @@ def test_long_prompts_with_long_prefixes(engine: Engine, kit: Any) -> None:
     assert_same_as_undisturbed(requests, kit.rollouts_of(run(engine, requests)), undisturbed)
 
 
-def test_a_prefix_that_cannot_be_gone_on_from_fails_alone(engine: Engine, kit: Any) -> None:
+def test_an_impossible_prefix_fails_alone(engine: Engine, kit: Any) -> None:
     engine.set_policy(None)
     good, *others = kit.make_requests(7)
 
@@ -204,8 +207,8 @@ def test_a_prefix_that_cannot_be_gone_on_from_fails_alone(engine: Engine, kit: A
     assert len(events) == len(failed) + len(good.indices)
 
 
-def test_what_is_drawn_is_told_once_and_in_order(engine: Engine, kit: Any) -> None:
-    """After some steps, and not what came last."""
+def test_sampled_tokens_are_reported_once_and_in_order(engine: Engine, kit: Any) -> None:
+    """Read the news only after some steps; the last tokens may not be reported."""
     engine.set_policy(None)
     requests = kit.make_requests(6, max_tokens=40)
     first = kit.rollouts_of(run(engine, requests))
@@ -228,7 +231,7 @@ def test_what_is_drawn_is_told_once_and_in_order(engine: Engine, kit: Any) -> No
 
 
 class Dripping:
-    """Groups that are there sometimes: an iterator that runs dry is asked again."""
+    """An iterator of groups that sometimes runs dry, and is then asked again."""
 
     def __init__(self, requests: list[GroupRequest], seed: int) -> None:
         self.left = list(requests)
@@ -256,7 +259,7 @@ def test_groups_may_come_later(engine: Engine, base: Path, kit: Any, seed: int) 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_prompts_and_completions_of_all_lengths(engine: Engine, base: Path, kit: Any, seed: int) -> None:
-    """Also those that fill a prefill exactly, end with their first token, or are more than the engine is wide."""
+    """Include prompts that exactly fill a prefill, rollouts that end at once, and groups wider than the engine."""
     engine.set_policy(None)
     dice = np.random.default_rng(seed)
     requests = [
@@ -275,7 +278,7 @@ def test_prompts_and_completions_of_all_lengths(engine: Engine, base: Path, kit:
     assert_same_as_reference(kit, kit.load_reference(base), requests, kit.rollouts_of(events))
 
 
-def test_what_cannot_be_sampled_fails_alone(engine: Engine, kit: Any) -> None:
+def test_a_request_that_cannot_be_sampled_fails_alone(engine: Engine, kit: Any) -> None:
     engine.set_policy(None)
     good, long, foreign, empty, last = kit.make_requests(5)
     bad = [
@@ -328,11 +331,11 @@ def test_after_an_abandoned_run_the_engine_starts_clean(engine: Engine, kit: Any
 def test_an_adapter_for_another_model_is_refused(
     engine: Engine, base_of: Callable[[str], Path], make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """The engine goes on with the base."""
+    """Check that the engine continues with the base."""
     engine.set_policy(None)
     requests = kit.make_requests(3)
     expected = kit.rollouts_of(run(engine, requests))
-    # A foreign adapter may displace the present one before it is found out; what is set next must not suffer.
+    # A foreign adapter may replace the current one before it is refused, which must not affect the next policy.
     with pytest.raises(BackendError):
         engine.set_policy(engine.prepare(make_adapter(base_of("qwen2_wide"), 5)))
     with pytest.raises(CodecError):
@@ -342,8 +345,8 @@ def test_an_adapter_for_another_model_is_refused(
     assert all(np.array_equal(again[name].completion_ids, expected[name].completion_ids) for name in expected)
 
 
-def test_scores_are_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Between two runs, under either policy, of completions of one token and of prompts of one and of many."""
+def test_scores_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
+    """Score between two sampling runs, with both policies, short completions, and short and long prompts."""
     rng = np.random.default_rng(5)
     for adapter in (None, make_adapter(base, 1)):
         engine.set_policy(None if adapter is None else engine.prepare(adapter))
@@ -360,7 +363,7 @@ def test_scores_are_the_references(engine: Engine, base: Path, make_adapter: Cal
         assert_same_as_reference(kit, model, requests, kit.rollouts_of(run(engine, requests)))
 
 
-def test_what_cannot_be_scored_harms_nothing(engine: Engine, kit: Any) -> None:
+def test_an_impossible_score_request_harms_nothing(engine: Engine, kit: Any) -> None:
     engine.set_policy(None)
     for ids in (np.zeros(kit.max_positions + 2, np.int32), np.array([1, kit.vocabulary], np.int32)):
         with pytest.raises(BackendError):

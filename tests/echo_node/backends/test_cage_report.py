@@ -1,4 +1,4 @@
-"""What a stand-in for NVIDIA's driver is refused at each step of the real cage, as the report has it."""
+"""Refusals that a stub of NVIDIA's driver gets at each step of the real cage, as reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_file_that_is_kept_closed_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("stub_cuda")
-def test_what_the_driver_does_without_is_told_of_a_step_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_step_reports_the_refusals_that_the_driver_tolerates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_CUDA_NEEDS", "fork")
     tried = try_step(CUDA, BY_NAME["local sockets"], START)
     assert tried.failure and "clone(): EPERM" in tried.refused
@@ -61,7 +61,7 @@ def test_code_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_step(CUDA, SEALED, "import threading; threading.Event().wait()").failure.startswith("exit status -9")
 
 
-def test_where_no_parent_may_look_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_report_says_if_the_parent_may_not_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> None:
         raise OSError(1, "the process cannot be watched: Operation not permitted")
 

@@ -1,4 +1,4 @@
-"""What an engine in its cage can do to the machine: each attempt is refused, and succeeds without the cage."""
+"""Attacks on the machine by an engine in its cage: each one is refused, and succeeds without the cage."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ REFUSED_BY_SOME = {
     "watch_the_processor": "kernel.perf_event_paranoid",
     "mark_a_file": "a file system without marks",
 }
-"""What some systems refuse to everybody."""
+"""Attempts that some systems refuse to every process."""
 NO_SUCH_SOCKETS = "OSError(97,"
 OTHER_REFUSALS = {
-    "clone_the_new_way": "OSError(38,",  # There is no such call.
+    "clone_the_new_way": "OSError(38,",  # The call does not exist.
     "link_a_file_to_where_it_writes": "OSError(18,",  # As if between two disks.
 }
 SOCKETS = (
@@ -53,17 +53,17 @@ SOCKETS = (
 if sys.platform == "linux":
     OTHER_REFUSALS |= dict.fromkeys(SOCKETS, NO_SUCH_SOCKETS)
 WITH_A_GPU = {
-    "connect_a_sequenced_socket": "FileNotFoundError(",  # As if nobody listened.
+    "connect_a_sequenced_socket": "FileNotFoundError(",  # As if no process listened.
     "give_a_socket_a_file": "PermissionError(",
     "accept_a_connection": "PermissionError(",
 }
-"""What is said otherwise where NVIDIA's driver may listen."""
+"""Other errors, where NVIDIA's driver may listen."""
 SECRET = ctypes.create_string_buffer(b"a secret")
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def _listeners(stack: ExitStack, directory: Path) -> dict[str, object]:
-    """What can be connected to, in one place each."""
+    """Open one listening socket of each kind, and return their addresses."""
     tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     udp.bind(("127.0.0.1", 0))
@@ -85,7 +85,7 @@ def _listeners(stack: ExitStack, directory: Path) -> dict[str, object]:
 
 
 def _kinds() -> tuple[int, int, int]:
-    """macOS has no sequenced ones."""
+    """Return the socket kinds; macOS has no sequenced ones."""
     return (1, 2, 5) if sys.platform == "linux" else (1, 2, 1)
 
 
@@ -110,7 +110,7 @@ async def _run(directory: Path, targets: dict[str, object], mode: CageMode, devi
         cage=Terms(mode=mode, leeway=BY_NAME["listening socket"]),
     )
     await engine.stop()
-    assert (scratch / "victim").exists(), "attempts undo what they did"
+    assert (scratch / "victim").exists(), "attempts undo their changes"
     return engine.held, json.loads(engine.precision)
 
 
@@ -120,7 +120,7 @@ Outcomes = dict[Case, tuple[Held, dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """Of all attempts, in a cage, without one, and in that of an engine on a GPU."""
+    """Yield all attempts' outcomes: caged, uncaged, and caged for a GPU engine."""
     cases: tuple[Case, ...] = ("required", "off", "GPU")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -136,7 +136,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_caged_engine_tries_is_refused(name: str, outcomes: Outcomes) -> None:
+def test_a_caged_engines_attempts_are_refused(name: str, outcomes: Outcomes) -> None:
     uncaged = outcomes["off"][1][name]
     if uncaged != "done" and name in REFUSED_BY_SOME:
         pytest.skip(f"refused without a cage as well, by {REFUSED_BY_SOME[name]}: {uncaged}")
@@ -146,13 +146,13 @@ def test_what_a_caged_engine_tries_is_refused(name: str, outcomes: Outcomes) -> 
     assert outcomes["GPU"][1][name].startswith(WITH_A_GPU.get(name, expected))
 
 
-def test_it_says_what_holds(outcomes: Outcomes) -> None:
+def test_the_engine_reports_its_guards(outcomes: Outcomes) -> None:
     assert outcomes["required"][0].holds == outcomes["GPU"][0].holds == tuple(GUARDS)
     assert outcomes["off"][0] == Held.to_nothing("the settings turn it off")
 
 
-def test_an_engine_that_starts_programs_has_no_cage_and_says_so(tmp_path: Path) -> None:
-    """In this process, which would notice a cage."""
+def test_an_engine_that_starts_programs_has_no_cage_and_reports_it(tmp_path: Path) -> None:
+    """Call it in this process, which a cage would affect."""
     caged = cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), Terms())
     assert caged.held.lacks == dict.fromkeys(GUARDS, "vLLM starts programs that compile code")
     with pytest.raises(BackendError) as caught:
@@ -183,7 +183,7 @@ def test_helpers_are_found_and_have_their_doors_before_there_is_a_cage(monkeypat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces")
 def test_an_engine_of_a_user_without_name_and_home_has_both(tmp_path: Path) -> None:
-    """PyTorch's compiler asks for the name; in the cage, nobody can read the list of users."""
+    """PyTorch's compiler needs the user's name, but the cage hides the list of users."""
     code = (
         "import getpass; from pathlib import Path; from echo_node.backends.caging import cage_trial\n"
         f"held = cage_trial('torch', 'cuda', {str(tmp_path)!r}, 'required', 'listening socket')\n"
@@ -232,8 +232,8 @@ LAYOUTS: dict[str, dict[str, str]] = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="in the cage of Linux")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_files_that_a_models_directory_links_to_are_read(layout: str, tmp_path: Path) -> None:
-    """And nothing that lies next to them."""
+def test_files_linked_from_a_models_directory_are_readable(layout: str, tmp_path: Path) -> None:
+    """Files next to the linked ones stay unreadable."""
     (tmp_path / "blobs").mkdir()
     for name in ("config", "weights", "private"):
         (tmp_path / "blobs" / name).write_text(name)

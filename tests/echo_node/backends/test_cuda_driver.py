@@ -1,4 +1,4 @@
-"""The start of CUDA by the driver's own library, played by a stand-in; in processes of their own, for they keep it."""
+"""Starting CUDA by the driver's library, replaced by a stub; in separate processes, which keep the library loaded."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is
 
 
 @pytest.mark.usefixtures("stub_cuda")
-def test_a_driver_that_works_says_nothing() -> None:
+def test_a_working_driver_reports_nothing() -> None:
     assert failure_of(START) is None
 
 
 @pytest.mark.usefixtures("stub_cuda")
-def test_what_the_driver_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drivers_error_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_CUDA_NEEDS", "nothing works")
     said = failure_of(START)
     assert said is not None and said.endswith("cuInit failed with error 100: no CUDA-capable device")
 
 
-def test_a_machine_without_the_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_the_library_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libcuda.so.1").write_bytes(b"no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     said = failure_of(START)

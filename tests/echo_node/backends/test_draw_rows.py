@@ -1,4 +1,4 @@
-"""Against the reference, for small vocabularies (one block) and large ones (many)."""
+"""`draw_rows` compared with the reference, for small vocabularies (one block) and large ones (many)."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_logits_that_are_not_numbers_give_no_number() -> None:
     ties=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_draws_what_the_reference_draws(
+def test_draw_rows_equals_the_reference(
     vocabulary: int, scale: float, temperature: float, u: float, impossible: float, ties: bool, seed: int
 ) -> None:
-    """But where u falls on the edge between two tokens to within rounding, where either is right."""
+    """If u is on the edge between two tokens within rounding, accept either."""
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((2, vocabulary)) * scale).astype(np.float32)
     if ties:

@@ -1,4 +1,4 @@
-"""Converted models compute what transformers computes, for every architecture and rotary scaling that is accepted."""
+"""Converted models compute the same as transformers, for every supported architecture and rotary scaling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LENGTH = 150
 
 
 def logits_of(gguf: Path, ids: list[int], adapter: Path | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """[len(ids), vocabulary]"""
+    """Return logits [len(ids), vocabulary]."""
     llama = LlamaContext()
     llama.open(gguf, ModelOptions(batch_tokens=8, threads=1, exact=True, num_layers=4))
     llama.reserve(KvLayout(sequences=1, cells=256, unified=True))
@@ -44,7 +44,7 @@ def logits_of(gguf: Path, ids: list[int], adapter: Path | None = None) -> np.nda
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_yarn", "qwen2", "llama", "llama3_rope", "llama_linear_rope"])
 @pytest.mark.parametrize("adapted", [False, True])
-def test_logits_are_those_of_transformers(
+def test_logits_equal_transformers(
     name: str,
     adapted: bool,
     base_of: Callable[[str], Path],
@@ -84,7 +84,7 @@ def test_a_conversion_is_made_once_and_whole(base: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("precision", ["q8_0", "q4_k_m"])
-def test_what_a_killed_conversion_left_makes_way(base: Path, tmp_path: Path, precision: str) -> None:
+def test_leftovers_of_a_killed_conversion_are_replaced(base: Path, tmp_path: Path, precision: str) -> None:
     for name in ("base-f16-1.7.tmp", "base-q4_k_m-1.7.7.f16"):
         (tmp_path / name).write_bytes(b"half of it")
     made = convert_model(base, tmp_path, precision)
@@ -92,7 +92,7 @@ def test_what_a_killed_conversion_left_makes_way(base: Path, tmp_path: Path, pre
     assert left == (set() if precision == "q4_k_m" else {"base-q4_k_m-1.7.7.f16"})
 
 
-def test_a_conversion_is_on_the_disk_before_it_has_its_name(
+def test_a_conversion_is_flushed_to_disk_before_it_is_renamed(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -132,7 +132,7 @@ def test_lower_precisions_compute_nearly_the_same(precision: str, base: Path, ki
     ("features", "gpu", "expected"),
     [(b"AVX512 = 1 | AVX512_BF16 = 1", False, "bf16"), (b"AVX512 = 1", False, "f16"), (b"BF16 = 1", True, "f16")],
 )
-def test_the_kind_of_16_bits_is_what_the_processor_multiplies(
+def test_the_16_bit_type_is_the_one_the_processor_multiplies(
     features: bytes, gpu: bool, expected: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "-f32-" in find_model(base, tmp_path, "auto", gpu=gpu).path.name
@@ -141,7 +141,7 @@ def test_the_kind_of_16_bits_is_what_the_processor_multiplies(
     assert f"-{expected}-" in find_model(base, tmp_path, "auto", gpu=gpu).path.name
 
 
-def test_a_base_given_as_gguf_is_used_as_it_is(
+def test_a_base_given_as_gguf_is_used_unchanged(
     base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
     made = convert_model(base, tmp_path / "derived", "f32")
@@ -155,7 +155,7 @@ def test_a_base_given_as_gguf_is_used_as_it_is(
     expected, shape = read_shape(base), read_shape(given)
     assert dataclasses.replace(shape, rope=expected.rope, norm_eps=expected.norm_eps) == expected
     assert shape.norm_eps == pytest.approx(expected.norm_eps)
-    with pytest.raises(BackendError, match="has the precision that it has"):
+    with pytest.raises(BackendError, match="in a GGUF file cannot be changed"):
         find_model(given, tmp_path, "q8_0", gpu=False)
     adapter = make_adapter(base, 3)
     write_adapter(load_adapter(adapter), shape, tmp_path / "adapter.gguf")
@@ -178,7 +178,7 @@ def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["f32", "q4_k_m"])
-def test_a_disk_without_room_is_said_before_anything_is_written(
+def test_a_disk_without_room_is_reported_before_anything_is_written(
     precision: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10, 9, 1))
@@ -222,7 +222,9 @@ def test_configurations_from_before_transformers_5(base: Path, tmp_path: Path) -
         {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
     ],
 )
-def test_what_llama_cpp_would_get_wrong_is_refused(changes: dict[str, Any], base: Path, tmp_path: Path) -> None:
+def test_models_that_llama_cpp_computes_wrongly_are_refused(
+    changes: dict[str, Any], base: Path, tmp_path: Path
+) -> None:
     with pytest.raises(BackendError) as caught:
         convert_model(copy_with(base, tmp_path / "odd", **changes), tmp_path, "f32")
     assert caught.value.code == "unsupported_model"
@@ -236,7 +238,7 @@ def test_a_damaged_config_is_refused(text: str, tmp_path: Path) -> None:
         read_shape(tmp_path)
 
 
-def test_a_disk_that_is_full_is_said_and_nothing_is_left(
+def test_a_disk_that_is_full_is_reported_and_nothing_is_left(
     base: Path, make_adapter: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object) -> None:

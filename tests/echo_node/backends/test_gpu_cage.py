@@ -1,4 +1,4 @@
-"""Which step of the cage is found for a stand-in of NVIDIA's driver, in real cages; and what is remembered of it."""
+"""The cage step chosen for a stub of NVIDIA's driver, in real cages, and its storage."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_the_narrowest_cage_is_found(
 
 
 @pytest.mark.usefixtures("stub_cuda")
-def test_a_gpu_that_starts_nowhere_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_never_starts_is_reported_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_CUDA_NEEDS", "nothing works")
     file = tmp_path / "cages.json"
     with pytest.raises(BackendError) as caught:
         GpuCages(file, starts=START).terms(CUDA, "auto")
     assert caught.value.code == GPU_UNUSABLE and "cuInit failed with error 100" in str(caught.value.got)
-    assert "echo-node doctor" in str(caught.value.do) and not file.exists(), "a driver may be mended at any time"
+    assert "echo-node doctor" in str(caught.value.do) and not file.exists(), "a driver may be repaired at any time"
 
 
 def working_from(step: str) -> tuple[list[str], Callable[[str], str | None]]:
-    """The steps that were tried, and a machine on which the GPU starts from this step on."""
+    """Return a list of the tried steps, and a probe by which the GPU starts from this step on."""
     names, tried = [one.name for one in LEEWAYS], list[str]()
 
     def probe(code: str) -> str | None:
@@ -53,7 +53,7 @@ def working_from(step: str) -> tuple[list[str], Callable[[str], str | None]]:
     return tried, probe
 
 
-def test_what_was_found_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_found_step_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried, probe = working_from("listening socket")
     cages = GpuCages(tmp_path / "cages.json", starts=START, probe=probe)
     assert [cages.find(CUDA, "auto").leeway.name for _ in range(2)] == ["listening socket"] * 2
@@ -62,8 +62,8 @@ def test_what_was_found_is_tried_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert cages.find(CUDA, "auto").leeway.name == "listening socket" and len(tried) == 6, "another driver"
 
 
-def test_what_is_quick_is_tried_first(tmp_path: Path) -> None:
-    """The driver starts from the second step on, the library from the fourth."""
+def test_quick_probes_come_first(tmp_path: Path) -> None:
+    """Let the driver start from the second step on, and the library from the fourth."""
     tried: list[str] = []
 
     def probe(code: str) -> str | None:
@@ -88,7 +88,7 @@ def test_a_wide_cage_is_looked_for_again_after_a_week(tmp_path: Path, monkeypatc
     assert len(tried) == 2 * count
 
 
-def test_a_damaged_file_is_found_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_replaced_by_a_new_search(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "cages.json").write_text("{")
     _, probe = working_from("sealed")
     assert GpuCages(tmp_path / "cages.json", probe=probe).find(CUDA, "auto").leeway is SEALED

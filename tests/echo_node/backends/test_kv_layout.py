@@ -1,4 +1,4 @@
-"""Rollouts of every length: as many at once as fit, and none that could not end."""
+"""Cache layouts hold as many rollouts as fit, and each rollout can finish."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_long_rollouts_run_all_at_once_where_memory_allows() -> None:
 
 
 @given(st.integers(1, 256), st.integers(1, 100_000), st.integers(1, 5_000), st.integers(1, 5_000), st.integers(1, 64))
-def test_what_passes_has_room_and_stays_within_memory(
+def test_an_accepted_layout_fits_its_rollouts_and_memory(
     width: int, blocks: int, prompt: int, max_tokens: int, group_size: int
 ) -> None:
     plans = planner(width=width, cells=256 * blocks)
@@ -62,7 +62,7 @@ def test_few_cells_are_shared_and_many_are_not() -> None:
     assert planner(width=16).plan(request(500, 20, group_size=16)).unified
 
 
-def test_a_layout_serves_what_needs_no_more_and_the_same_arrangement() -> None:
+def test_a_layout_serves_smaller_requests_of_its_arrangement() -> None:
     layout = KvLayout(sequences=8, cells=512, unified=False)
     assert layout.serves(KvLayout(sequences=8, cells=256, unified=False))
     assert not layout.serves(KvLayout(sequences=9, cells=256, unified=False))
@@ -70,7 +70,7 @@ def test_a_layout_serves_what_needs_no_more_and_the_same_arrangement() -> None:
     assert not layout.serves(KvLayout(sequences=8, cells=512, unified=True))
 
 
-def test_what_only_memory_forbids_says_both_bounds() -> None:
+def test_a_request_too_large_for_memory_names_both_limits() -> None:
     with pytest.raises(BackendError) as caught:
         planner(cells=256).check(request(200, 58))
     assert caught.value.code == "too_long"

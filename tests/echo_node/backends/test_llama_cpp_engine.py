@@ -1,4 +1,4 @@
-"""What only llama.cpp has: precisions, prompts in pieces, layouts of its cache, and adapters loaded and freed."""
+"""Features only of llama.cpp: precisions, prompts in pieces, cache layouts, and loading and freeing adapters."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_many_swaps_neither_crash_nor_leak(
 def test_policies_are_prepared_while_another_samples(
     base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """What is being loaded and freed changes nothing of what is being drawn; close frees what nobody freed."""
+    """Load and free adapters during sampling, which must not change; close frees the rest."""
     engine = open_engine(base, tmp_path)
     adapters = [make_adapter(base, 1), make_adapter(base, 2)]
     first = engine.prepare(adapters[0])
@@ -116,7 +116,8 @@ def test_long_prompts_are_fed_in_pieces(base: Path, kit: Any, tmp_path: Path, mo
 def test_both_arrangements_draw_the_same(
     gain: int, width: int, base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups wider and narrower than the engine, of many lengths, so that slots are freed and refilled out of order."""
+    """Use groups wider and narrower than the engine, of many lengths, so that slots are freed and refilled out of
+    order."""
     monkeypatch.setattr(kv_layout, "_UNIFIED_GAIN", gain)
     monkeypatch.setattr(llama_cpp_engine, "_PREFILL_TOKENS", 7)
     engine = open_engine(base, tmp_path, width=width)
@@ -129,7 +130,7 @@ def test_both_arrangements_draw_the_same(
 
 
 def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -> None:
-    """Memory for four short rollouts or two long ones."""
+    """Give memory for four short rollouts or two long ones."""
     shape_bytes = 2 * 4 * 2 * 32 * 4
     engine = open_engine(base, tmp_path, kv_cache_bytes=1_024 * shape_bytes)
     engine._planner = dataclasses.replace(engine._planner, max_positions=512)
@@ -151,7 +152,7 @@ def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -
 
 
 def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many start at different times, the prompt is fed once."""
+    """Start rollouts at different times, but feed the prompt once."""
     engine = open_engine(base, tmp_path, width=3)
     fed: list[int] = []
     feed = engine._llama.feed_prompt
@@ -167,10 +168,10 @@ def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeyp
     engine.close()
 
 
-def test_a_begun_rollout_shares_the_prompt_of_one_that_runs(
+def test_a_continued_rollout_shares_a_running_ones_prompt(
     base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prompt is fed once, then each prefix."""
+    """Feed the prompt once, then each prefix."""
     engine = open_engine(base, tmp_path, width=4)
     fed: list[int] = []
     feed = engine._llama.feed_prompt
@@ -256,8 +257,8 @@ def test_a_base_given_as_gguf(base: Path, make_adapter: Callable[..., Path], kit
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's address space")
-def test_no_memory_for_the_cache_is_said_so(base: Path, tmp_path: Path) -> None:
-    """In a process of its own: 2 GiB of addresses more than it has, and a cache of 4 GiB."""
+def test_a_cache_too_large_for_memory_is_reported(base: Path, tmp_path: Path) -> None:
+    """Run a process that may use 2 GiB of addresses more, and needs a cache of 4 GiB."""
     open_engine(base, tmp_path).close()
     program = f"""
         import dataclasses, resource, psutil

@@ -1,4 +1,4 @@
-"""Batches against one another: pieces, copies and neighbours change nothing of what a sequence computes."""
+"""Batches compared with each other: pieces, copies and neighbours do not change a sequence's results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_pieces_of_a_prompt_are_the_prompt(llama: LlamaContext) -> None:
     np.testing.assert_allclose(llama.feed_prompt(PROMPT[7:], 7, 3), whole, atol=1e-4)
 
 
-def test_a_copy_goes_its_own_way_and_can_be_cut_back(llama: LlamaContext) -> None:
+def test_a_copied_sequence_is_independent_and_can_be_truncated(llama: LlamaContext) -> None:
     length = len(PROMPT)
     llama.feed_prompt(PROMPT, 0, 0)
     llama.copy_sequence(0, 1)
@@ -52,7 +52,7 @@ def test_a_copy_goes_its_own_way_and_can_be_cut_back(llama: LlamaContext) -> Non
     np.testing.assert_allclose(again[2], apart[0], atol=1e-4)
 
 
-def test_a_freed_sequence_starts_anew(llama: LlamaContext) -> None:
+def test_a_freed_sequence_starts_empty(llama: LlamaContext) -> None:
     alone = llama.feed_prompt(PROMPT[:4], 0, 1).copy()
     llama.remove_sequence(1)
     llama.feed_prompt(PROMPT, 0, 0)

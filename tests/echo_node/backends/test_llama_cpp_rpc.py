@@ -1,4 +1,4 @@
-"""One model on several processes: the very rollouts of one process, whatever is swapped meanwhile; what goes wrong."""
+"""One model on several processes: exactly the rollouts of one process, during any policy changes; and failures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LendingProcess:
 
 @pytest.fixture(scope="module")
 def lending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LendingProcess]]:
-    """Two helpers."""
+    """Yield two helpers."""
     with ExitStack() as stack:
         processes = []
         for name in ("one", "two"):
@@ -74,7 +74,7 @@ def lending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LendingPr
 def sample_all(
     base: Path, derived: Path, adapters: list[Path], kit: Any, *, helpers: tuple[str, ...], precision: str
 ) -> dict[Any, tuple[list[int], list[float]]]:
-    """The rollouts of the base and each adapter by turns; the next adapter is prepared while another samples."""
+    """Return rollouts of the base and each adapter in turn; the next adapter is prepared during sampling."""
     rollouts: dict[Any, tuple[list[int], list[float]]] = {}
     with closing(LlamaCppEngine()) as engine:
         settings = EngineSettings(width=WIDTH, threads=1, precision=precision, helpers=helpers)
@@ -131,7 +131,7 @@ def test_split_and_whole_draw_the_same(
 def test_an_adapter_may_be_freed_at_any_time(
     base: Path, make_adapter: Callable[..., Path], lending: list[LendingProcess], kit: Any, tmp_path: Path
 ) -> None:
-    """While a helper computes one graph again and again, which freed memory makes it forget."""
+    """Free adapters while a helper computes one graph repeatedly; freed memory makes the helper forget the graph."""
     with closing(LlamaCppEngine()) as engine:
         settings = EngineSettings(width=WIDTH, threads=1, precision="f32", helpers=(lending[0].without_code,))
         engine.open(base, tmp_path, settings)
@@ -200,7 +200,7 @@ def test_a_build_without_rpc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GGML_RPC=ON" in caught.value.do and f"llama-cpp-python=={llama_cpp.__version__}" in caught.value.do
 
 
-def test_what_cannot_be_spread(base: Path, lending: list[LendingProcess], tmp_path: Path) -> None:
+def test_models_that_cannot_be_spread_are_refused(base: Path, lending: list[LendingProcess], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the address"), closing(LlamaCppEngine()) as engine:
         engine.open(base, tmp_path, EngineSettings(threads=1, helpers=("nowhere:x",)))
     helpers = Helpers()

@@ -1,4 +1,4 @@
-"""What engines are measured at: real engines on small models, and an engine with a clock of its own."""
+"""Measurements of engines: real ones on small models, and an engine with a scripted clock."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Slow:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Slow]:
-    """Makes an engine and has `measure` read its clock."""
+    """Return a function that makes an engine and lets `measure` read its clock."""
 
     def make(**speeds: object) -> Slow:
         engine = Slow(**speeds)  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def test_the_budget_is_kept_and_spent(timed: Callable[..., Slow], tmp_path: Path
     assert engine.cancelled == []
 
 
-def test_what_is_too_slow_is_given_up_with_all_that_is_wider(
+def test_a_too_slow_width_and_wider_ones_are_not_measured(
     timed: Callable[..., Slow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measuring, "_WARM_UP_TOKENS", 10)
@@ -175,8 +175,8 @@ def test_a_model_without_a_description_raises(timed: Callable[..., Slow], tmp_pa
         measure(timed(prompt_s=0.1, step_s=lambda width: 0.1), tmp_path, widths=(1,), budget_s=1.0)
 
 
-def test_a_prompt_that_the_memory_does_not_take_is_not_measured(base_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """The short one counts then."""
+def test_a_prompt_too_large_for_memory_is_not_measured(base_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """Measure the short prompt instead."""
     base = base_of("qwen3")
     engine = registry.make_engine("llama_cpp")
     shape_bytes = 2 * 4 * 2 * 32 * 4  # Keys and values, layers, heads, their size, float32.

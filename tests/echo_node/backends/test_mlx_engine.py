@@ -1,4 +1,4 @@
-"""What only MLX's engine has: rows that take each other's places, and room that is reserved as rollouts need it."""
+"""Features only of MLX's engine: rows that replace each other, and cache space that grows with the rollouts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def sample(kit: Any, engine: MlxEngine, requests: list[GroupRequest]) -> Any:
     return kit.rollouts_of(list(chain.from_iterable(engine.sample(iter(requests)))))
 
 
-def test_little_memory_only_slows_down(base: Path, kit: Any) -> None:
-    """One row at a time, in the extreme."""
+def test_little_memory_only_slows_sampling_down(base: Path, kit: Any) -> None:
+    """Use one row at a time, in the extreme."""
     requests = kit.make_requests(4, group_size=5)
     wide = sample(kit, open_engine(base), requests)
     narrow = sample(kit, open_engine(base, kv_cache_bytes=1), requests)
@@ -76,8 +76,8 @@ def test_a_prompt_is_computed_once(base: Path, kit: Any, monkeypatch: pytest.Mon
     assert [prompt.tolist() for prompt in prefilled] == [request.prompt_ids.tolist() for request in requests]
 
 
-def test_groups_of_any_length_share_the_room(base: Path, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The room is reshaped for long and short groups while rows hold something."""
+def test_groups_of_any_length_share_the_cache(base: Path, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reshape the cache for long and short groups while rows are in use."""
     monkeypatch.setattr(mlx_model, "_LENGTH_STEP", 4)
     shapes = []
     reserve = MlxModel.reserve
@@ -147,7 +147,7 @@ def test_fifty_swaps_do_not_leak(base: Path, make_adapter: Callable[..., Path], 
         (RuntimeError("[matmul] Last dimension of first input does not match"), "backend"),
     ],
 )
-def test_what_mlx_raises_is_told_apart(
+def test_mlx_errors_are_distinguished(
     raised: Exception, code: str, base: Path, kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(base)

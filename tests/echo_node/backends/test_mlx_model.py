@@ -1,4 +1,4 @@
-"""mlx-lm's models by rows, against transformers: every architecture, precision and kind of adapter."""
+"""mlx-lm's models by rows, compared with transformers: every architecture, precision and kind of adapter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prompt_of(length: int, seed: int = 0) -> NDArray[np.int32]:
 
 
 def last_logits(model: MlxModel, prompts: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
-    """After each prompt, one a row."""
+    """Return the logits after each prompt, one row each."""
     model.reserve(len(prompts), mlx_model.round_up(max(map(len, prompts))), kept_rows=0)
     for row, prompt in enumerate(model.prefill(prompts)):
         model.put(prompt, [row])
@@ -79,10 +79,10 @@ def test_prompts_in_pieces_and_batches(base: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("length", [1, 2, 9, 257, 300])
-def test_what_a_prompt_has_is_extended_and_stays(
+def test_extending_a_prompt_keeps_its_computed_part(
     length: int, base_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice from the same prompt, in one piece and in several: as if the whole had been computed at once."""
+    """Extend the same prompt in one piece and in several, and compare with computing the whole."""
     model = open_model(base_of("qwen3"))
     wholes = [np.append(prompt_of(length), prompt_of(more, seed=more)) for more in (1, 40)]
     (prompt,) = model.prefill([prompt_of(length)])
@@ -107,8 +107,8 @@ def test_rows_move_and_room_changes_without_a_trace(base: Path) -> None:
     np.testing.assert_allclose(moved[[0, 4]], expected[[2, 1]], atol=1e-5)
 
 
-def test_room_for_keys_and_values_is_known(base: Path) -> None:
-    """2 (keys and values) of 4 layers with 2 heads of 32 numbers."""
+def test_the_cache_size_for_a_token_is_known(base: Path) -> None:
+    """2 (keys and values) times 4 layers with 2 heads of 32 numbers."""
     assert open_model(base).kv_bytes_per_token == 2 * 4 * 2 * 32 * 4
     assert open_model(base, "f16").kv_bytes_per_token == 2 * 4 * 2 * 32 * 2
 
@@ -140,7 +140,7 @@ def test_small_models_are_exact_and_large_ones_fit(base: Path, monkeypatch: pyte
         ({"vocab_size": None}, "NoneType"),
     ],
 )
-def test_what_it_would_compute_wrongly_is_refused(
+def test_models_that_mlx_computes_wrongly_are_refused(
     change: dict[str, Any], complaint: str, base: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(base, tmp_path / "base")

@@ -1,4 +1,4 @@
-"""What is prepared, set and freed, and in which order, by an engine that writes it down."""
+"""Preparing, setting and freeing policies, in the order recorded by a scripted engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Policy:
 
 
 class SlowEngine:
-    """Prepares a directory named `slow` when `go` is set; does not take one named `bad`."""
+    """An engine that prepares a directory named `slow` when `go` is set, and refuses one named `bad`."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -58,8 +58,8 @@ def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: Policies
     assert engine.done == ["set None"]
 
 
-def test_what_is_unknown_cannot_be_used(policies: Policies) -> None:
-    assert policies.is_ready(1)  # To fail, that is.
+def test_an_unknown_version_cannot_be_used(policies: Policies) -> None:
+    assert policies.is_ready(1)  # Ready to fail.
     with pytest.raises(BackendError) as caught:
         policies.use(1)
     assert caught.value.code == "unknown_policy"
@@ -77,7 +77,7 @@ def test_a_version_is_ready_once_it_is_prepared(engine: SlowEngine, policies: Po
     policies.close()
 
 
-def test_what_fails_to_be_prepared_fails_each_time(policies: Policies) -> None:
+def test_a_policy_that_fails_to_prepare_fails_each_time(policies: Policies) -> None:
     policies.add(1, Path("damaged"))
     for _ in range(2):
         with pytest.raises(CodecError):
@@ -86,7 +86,7 @@ def test_what_fails_to_be_prepared_fails_each_time(policies: Policies) -> None:
     policies.close()
 
 
-def test_the_one_in_use_is_freed_when_another_has_taken_its_place(engine: SlowEngine, policies: Policies) -> None:
+def test_a_dropped_policy_in_use_is_freed_once_replaced(engine: SlowEngine, policies: Policies) -> None:
     for version, name in ((1, "a"), (2, "b")):
         policies.add(version, Path(name))
     policies.use(1)
@@ -97,7 +97,7 @@ def test_the_one_in_use_is_freed_when_another_has_taken_its_place(engine: SlowEn
     assert engine.done[-4:] == ["set b", "free a", "set None", "free b"]
 
 
-def test_what_is_dropped_while_it_is_prepared_is_freed_later(engine: SlowEngine, policies: Policies) -> None:
+def test_a_policy_dropped_during_preparation_is_freed_later(engine: SlowEngine, policies: Policies) -> None:
     policies.add(1, Path("slow"))
     policies.add(2, Path("never begun"))
     policies.drop(2)
@@ -105,7 +105,7 @@ def test_what_is_dropped_while_it_is_prepared_is_freed_later(engine: SlowEngine,
     policies.use(0)
     engine.go.set()
     policies.close()
-    policies.drop(3)  # The next occasion.
+    policies.drop(3)  # The next call frees it.
     assert engine.done == ["set None", "prepare slow", "free slow"]
 
 

@@ -1,4 +1,4 @@
-"""The real child process, end to end: each engine, several policies, failures, cancellation, sudden death."""
+"""The real child process end to end: each engine, several policies, failures, cancellation, sudden death."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def start(
 
 
 async def take(engine: EngineChild, count: int) -> list[WorkerNews | FinishedRollout]:
-    """The next `count` events, of finished rollouts each one, and what else came with the last."""
+    """Return the next `count` events, with each finished rollout as one, and the rest of the last message."""
     events: list[WorkerNews | FinishedRollout] = []
     async for event in engine.events():
         events += event.rollouts if isinstance(event, Finished) else [event]
@@ -88,12 +88,12 @@ async def test_rollouts_of_several_versions(
             assert rollout.completion_ids.tolist() == ids
             assert rollout.policy_version == request.policy_version
     versions = [rollout.policy_version for rollout in rollouts.values()]
-    assert versions == sorted(versions)  # One switch, although the leases came in turns.
+    assert versions == sorted(versions)  # One switch, although the leases alternated.
     assert engine.tokens_per_s > 0
     await engine.stop()
 
 
-async def test_what_fails_is_told_and_the_rest_goes_on(base: Path, kit: Any, tmp_path: Path) -> None:
+async def test_a_failed_group_is_reported_and_others_continue(base: Path, kit: Any, tmp_path: Path) -> None:
     engine = await start(base, tmp_path)
     (tmp_path / "damaged").mkdir()
     await engine.add_policy(3, tmp_path / "damaged")
@@ -132,15 +132,15 @@ async def test_a_cancelled_lease_is_given_up(base: Path, kit: Any, tmp_path: Pat
     await engine.stop()
 
 
-async def test_what_a_killed_worker_had_told_goes_on_in_another_engine(base: Path, kit: Any, tmp_path: Path) -> None:
-    """Killed when every rollout has begun; the other goes on, and the completions are those of the definition."""
+async def test_another_engine_continues_a_killed_workers_reported_tokens(base: Path, kit: Any, tmp_path: Path) -> None:
+    """Kill the worker when every rollout has begun; the other engine must complete them as defined."""
     (request,) = kit.make_requests(1, group_size=6, max_tokens=200)
     request = dataclasses.replace(request, stop_ids=())
     engine = await start(base, tmp_path, stream_s=0.001)
     await engine.submit(request)
     told: dict[int, list[DrawnPart]] = {}
     async for event in engine.events():
-        assert isinstance(event, Drawn), "it is killed long before the end"
+        assert isinstance(event, Drawn), "the worker is killed long before the end"
         for part in event.parts:
             told.setdefault(part.index, []).append(part)
         if len(told) == 6 and all(len(parts) >= 3 for parts in told.values()):
@@ -167,13 +167,13 @@ async def test_what_a_killed_worker_had_told_goes_on_in_another_engine(base: Pat
 
 
 class SmallNode:
-    """A work loop around a real engine, and nothing else of a node; `rollouts` as they would be spooled."""
+    """A work loop with a real engine and no other part of a node; `rollouts` are the spooled ones."""
 
     def __init__(self, engine: EngineChild, adapters: dict[int, Path]) -> None:
         self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={}, jitter=lambda: 0.0)
         self.rollouts: list[Rollout] = []
         self.told: set[tuple[int, int]] = set()
-        """Versions and the indices that they are known to have drawn of."""
+        """Versions and the indices of which tokens are known."""
         self._engine = engine
         self._adapters = adapters
 
@@ -213,7 +213,7 @@ class SmallNode:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.skipif(not installed(n), reason="not installed")) for n in NAMES]
 )
-async def test_an_interrupted_completion_is_what_its_versions_give_by_hand(
+async def test_an_interrupted_completion_equals_sampling_by_its_versions(
     name: str,
     base: Path,
     make_adapter: Callable[..., Path],
@@ -221,7 +221,8 @@ async def test_an_interrupted_completion_is_what_its_versions_give_by_hand(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each token is drawn by its own version's distribution behind all tokens before it, whichever drew those."""
+    """Sample each token with its own version's distribution after all earlier tokens, whichever version sampled
+    those."""
     monkeypatch.setattr("echo_node.backends.process._RATE_WINDOW_S", math.inf)
     adapters = {version: make_adapter(base, version) for version in (1, 2, 3)}
     engine = await start(base, tmp_path, name, stream_s=0.001, precision="f32")
@@ -283,7 +284,7 @@ async def test_stopping_in_mid_work(base: Path, kit: Any, tmp_path: Path) -> Non
     await engine.stop()
 
 
-async def test_its_speed_is_measured_before_work(base: Path, kit: Any, tmp_path: Path) -> None:
+async def test_an_engines_speed_is_measured_before_work(base: Path, kit: Any, tmp_path: Path) -> None:
     engine = await start(base, tmp_path)
     rows = await engine.measure(widths=(1, 6), budget_s=0.3)
     assert [(row["kind"], row["width"]) for row in rows] == [("prefill", 1), ("decode", 1), ("decode", 6)]
@@ -311,11 +312,11 @@ def test_the_parents_end_imports_no_engine() -> None:
 
 
 @pytest.mark.skipif(not has_huge_pages(), reason="this machine has no huge pages for who asks")
-def test_large_tensors_lie_on_huge_pages() -> None:
-    """What the engine's environment asks PyTorch for, it does."""
+def test_large_tensors_use_huge_pages() -> None:
+    """Check that PyTorch obeys the engine's environment."""
     program = "import torch; tensor = torch.ones(1 << 24); print(open('/proc/self/smaps_rollup').read())"
     run = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **HUGE_PAGES}, capture_output=True, text=True, check=True
     )
     (kib,) = (int(line.split()[1]) for line in run.stdout.splitlines() if line.startswith("AnonHugePages:"))
-    assert kib >= 60 << 10, "of 64 MiB"
+    assert kib >= 60 << 10, "60 of 64 MiB"

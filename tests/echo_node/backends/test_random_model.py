@@ -1,4 +1,4 @@
-"""The random model is one that engines load, of the size that is promised."""
+"""The random model loads in engines and has the promised size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from echo_node.backends.random_model import make_random_model
 
 
-def test_it_is_a_model_of_the_promised_size(tmp_path: Path) -> None:
+def test_the_random_model_has_the_promised_size(tmp_path: Path) -> None:
     directory = make_random_model(tmp_path / "model")
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
     wanted = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}

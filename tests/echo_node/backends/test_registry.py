@@ -1,4 +1,4 @@
-"""Which engine a machine gets, with this environment's packages, and without some of them."""
+"""Choosing a machine's engine, with or without some of this environment's packages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ APPLE = replace(PLAIN, apple_silicon=True)
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Packages put into this set are not found; all others of the registry are."""
+    """Hide packages in the returned set, and find all others of the registry."""
     hidden: set[str] = set()
 
     def find(name: str, package: str | None = None) -> ModuleSpec | None:
@@ -59,7 +59,7 @@ def test_a_gpu_with_a_torch_that_cannot_use_it_gets_the_cpu(monkeypatch: pytest.
     assert registry.choose(WITH_GPU, "torch").device == "cpu"
 
 
-def test_a_gpu_that_is_not_used_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_gpu_is_reported_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_llama_has_gpu", lambda: False)
     monkeypatch.setattr(registry, "_torch_has_cuda", lambda: False)
     for requested in ("auto", "torch"):
@@ -71,7 +71,7 @@ def test_a_gpu_that_is_not_used_is_told_with_what_to_do(monkeypatch: pytest.Monk
     assert "its driver does not answer" in registry.choose(replace(PLAIN, silent_gpu=True)).unused_gpu
 
 
-def test_a_gpu_that_failed_when_it_was_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_failed_its_measurement_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_llama_has_gpu", lambda: False)
     monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
     rates = {("torch", "cuda"): 0.0, ("llama_cpp", "cpu"): 9.0, ("torch", "cpu"): 8.0}
@@ -79,9 +79,9 @@ def test_a_gpu_that_failed_when_it_was_measured_is_told(monkeypatch: pytest.Monk
     assert failed.device == "cpu"
     assert "torch on cuda failed (CUDA does not start). Repair it, then run: echo-node bench." in failed.unused_gpu
     partly = registry.choose(WITH_GPU, "torch", {("torch", "cuda"): 0.0}, {("torch", "cuda"): "CUDA does not start"})
-    assert (partly.device, partly.unused_gpu) == ("cpu", failed.unused_gpu), "not all were measured"
+    assert (partly.device, partly.unused_gpu) == ("cpu", failed.unused_gpu), "not all engines were measured"
     slower = registry.choose(WITH_GPU, "auto", {**rates, ("torch", "cuda"): 1.0})
-    assert (slower.device, slower.unused_gpu) == ("cpu", ""), "it works, and the processor is faster"
+    assert (slower.device, slower.unused_gpu) == ("cpu", ""), "the GPU works, but the processor is faster"
     assert registry.choose(WITH_GPU, "auto", {**rates, ("torch", "cuda"): 99.0}).unused_gpu == ""
 
 
@@ -109,7 +109,7 @@ def test_apple_silicon_gets_mlx_on_its_gpu(without: set[str]) -> None:
     assert registry.choose(APPLE).name == "llama_cpp"
 
 
-def test_mlx_on_a_cpu_is_for_those_who_ask(without: set[str]) -> None:
+def test_mlx_on_a_cpu_is_used_only_on_request(without: set[str]) -> None:
     choice = registry.choose(PLAIN, "mlx")
     assert (choice.name, choice.device) == ("mlx", "cpu")
     without.update({"llama_cpp", "torch"})
@@ -175,7 +175,7 @@ def test_without_figures_of_all_the_order_of_preference_holds(measured: dict[tup
     assert registry.choose(PLAIN, "auto", measured).name == "llama_cpp"
 
 
-def test_one_that_failed_is_not_chosen_for_its_place_in_the_order() -> None:
+def test_a_failed_engine_is_not_chosen_by_its_order() -> None:
     assert registry.choose(PLAIN, "auto", {**BOTH, ("llama_cpp", "cpu"): 0.0}).name == "torch"
 
 
@@ -183,13 +183,13 @@ def test_figures_do_not_override_the_request() -> None:
     assert registry.choose(PLAIN, "llama_cpp", BOTH).name == "llama_cpp"
 
 
-def test_figures_of_what_is_no_longer_installed_do_not_count(without: set[str]) -> None:
+def test_measurements_of_uninstalled_engines_do_not_count(without: set[str]) -> None:
     without.add("transformers")
     choice = registry.choose(PLAIN, "auto", BOTH)
     assert (choice.name, choice.reason) == ("llama_cpp", "this machine has no better device")
 
 
-def test_the_survey_says_what_is_missing(without: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_survey_names_missing_packages(without: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_torch_has_cuda", lambda: False)
     without.add("gguf")
     found = {(one.choice.name, one.choice.device): one.missing for one in registry.survey(WITH_GPU)}
@@ -201,16 +201,14 @@ def test_the_survey_says_what_is_missing(without: set[str], monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["torch", "llama_cpp"])
-def test_the_command_that_installs_an_engine_anew_names_its_distributions(name: str) -> None:
+def test_an_engines_install_command_names_its_distributions(name: str) -> None:
     command = registry.reinstall(name)
     distribution = registry.software(name).split()[0]
     assert command.startswith(sys.executable) and distribution in command
 
 
 @pytest.mark.parametrize("name", ["torch", "llama_cpp"])
-def test_an_engines_software_is_named_the_same_however_its_distribution_is_found(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engines_software_name_does_not_depend_on_its_discovery(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     by_its_name = registry.software(name)
     looked_up = replace(registry._BACKENDS[name], distribution="of-another-name")
     monkeypatch.setitem(registry._BACKENDS, name, looked_up)

@@ -1,4 +1,4 @@
-"""How a completion is cut into pieces, and that pieces give what the whole gives."""
+"""Splitting a completion into pieces, whose scores must equal those of the whole."""
 
 from __future__ import annotations
 

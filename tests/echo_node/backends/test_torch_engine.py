@@ -1,4 +1,4 @@
-"""What only this engine does; what all engines do is in test_base."""
+"""Features only of this engine; those of all engines are tested in test_base."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Opened = Callable[..., TorchEngine]
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
 AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""What makes PyTorch compute as on a processor that has no more than AVX2."""
+"""Environment that makes PyTorch compute as on a processor with at most AVX2."""
 OPEN_ON = """
 import sys
 from pathlib import Path
@@ -64,7 +64,7 @@ def tokens(engine: TorchEngine, kit: Any, requests: list[Any]) -> dict[tuple[int
 
 
 def on_step(engine: TorchEngine, act: Callable[[], None]) -> Any:
-    """Does something within each forward pass; returns the handle that ends it."""
+    """Call `act` in each forward pass, and return the handle that ends it."""
     return engine._model.register_forward_pre_hook(lambda *_: act())
 
 
@@ -137,7 +137,7 @@ def test_bfloat16_is_near_float32(opened: Opened, kit: Any) -> None:
 def test_too_little_memory_has_its_code_and_leaves_the_engine_clean(
     opened: Opened, kit: Any, error: Exception | None
 ) -> None:
-    """None: PyTorch's own words, of an allocation that no machine can serve."""
+    """`error` None: PyTorch's own error, for an allocation that no machine can serve."""
     engine = opened()
     requests = kit.make_requests(4)
     expected = tokens(engine, kit, requests)
@@ -155,7 +155,7 @@ def test_too_little_memory_has_its_code_and_leaves_the_engine_clean(
     assert tokens(engine, kit, requests) == expected
 
 
-def test_any_other_error_passes_as_it_is(opened: Opened, kit: Any) -> None:
+def test_other_errors_are_raised_unchanged(opened: Opened, kit: Any) -> None:
     engine = opened()
 
     def fail() -> None:
@@ -187,7 +187,7 @@ def test_a_cancel_without_work_is_harmless(opened: Opened, kit: Any) -> None:
     assert len(tokens(engine, kit, kit.make_requests(2))) == 8
 
 
-def test_what_it_cannot_load_is_said(base: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_reported(base: Path, tmp_path: Path) -> None:
     engine = TorchEngine()
     with pytest.raises(BackendError, match="weights are not here as safetensors"):
         engine.open(tmp_path, tmp_path, EngineSettings())
@@ -202,7 +202,7 @@ def test_what_it_cannot_load_is_said(base: Path, tmp_path: Path) -> None:
 
 
 def test_an_abandoned_run_does_not_disturb_the_next(opened: Opened, kit: Any) -> None:
-    """Even when it is closed after the next has begun."""
+    """Close the abandoned run even after the next has begun."""
     engine = opened()
     requests = kit.make_requests(4, group_size=WIDTH)
     abandoned = engine.sample(iter(requests))
@@ -220,7 +220,7 @@ def test_small_models_are_exact_by_default(opened: Opened) -> None:
 
 
 def precision_of_a_large_model(base: Path, memory_bytes: int, **environment: str) -> str:
-    """What `auto` chooses in a process of its own."""
+    """Return the precision that `auto` chooses in a new process."""
     command = [sys.executable, "-c", OPEN_ON, str(base), str(memory_bytes)]
     environment = {**os.environ, **environment}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
@@ -238,5 +238,5 @@ def test_a_model_that_does_not_fit_in_float32_is_of_16_bits_all_the_same(base: P
 
 
 @pytest.mark.skipif(not {"avx512_bf16", "amx_bf16"} & {*FLAGS}, reason="this processor does not multiply bfloat16")
-def test_a_large_model_is_bfloat16_where_the_processor_multiplies_it(base: Path) -> None:
+def test_a_large_model_is_bfloat16_if_the_processor_multiplies_it(base: Path) -> None:
     assert precision_of_a_large_model(base, 2**36) == "torch.bfloat16"

@@ -20,7 +20,7 @@ def _packing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05), (torch.float16, 0.02)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 32])
-def test_computes_what_the_layer_computes(dtype: torch.dtype, atol: float, bias: bool, rows: int) -> None:
+def test_the_fast_layer_equals_the_plain_one(dtype: torch.dtype, atol: float, bias: bool, rows: int) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(48, 80, bias=bias).to(dtype)
     layer = SamplerLinear(linear, rows=rows)

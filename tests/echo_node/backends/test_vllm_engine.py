@@ -1,4 +1,4 @@
-"""vLLM's part of a rollout that is ours: the draws, the requests, the adapter's form; and, with CUDA, the whole."""
+"""Echo's part of a vLLM rollout: draws, requests, and the adapter's form; with CUDA, the whole engine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reference(logits: Any, seed: int, index: int, temperature: float, position: 
     return int(token[0]), float(logprob[0])
 
 
-def test_draws_are_the_references_whatever_the_order_of_slots() -> None:
+def test_samples_equal_the_references_in_any_slot_order() -> None:
     table = DrawTable(4)
     assert table.start(2, options_of(7, 0, 0.7, 5), 40)
     assert table.start(0, options_of(7, 3, 1.0, 9), 30)
@@ -79,8 +79,8 @@ def test_a_slot_is_used_again() -> None:
     assert int(table.force(logits, np.array([0]), np.array([5])).argmax()) == token
 
 
-def test_behind_a_prefix_the_next_number_is_drawn_with() -> None:
-    """Five tokens of prompt and thirty that were given are fed: the next draw is number thirty."""
+def test_after_a_prefix_the_next_uniform_is_used() -> None:
+    """Feed five prompt tokens and thirty given ones: the next draw is number thirty."""
     table = DrawTable(1)
     table.start(0, options_of(7, 2, 1.0, 5, given=30), 10)
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(3))
@@ -90,7 +90,7 @@ def test_behind_a_prefix_the_next_number_is_drawn_with() -> None:
 
 
 class HandsOver:
-    """vLLM's engine as far as this one sees it: it hands over the tokens that it is told to, some at a time."""
+    """A stub of vLLM's engine that returns given tokens, some at a time."""
 
     def __init__(self, deltas: dict[int, list[tuple[list[int], bool]]]) -> None:
         self.deltas = deltas
@@ -117,7 +117,7 @@ class HandsOver:
 
 @pytest.fixture
 def vllm_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names of vLLM's that requests are made with."""
+    """Stub the names of vLLM that requests are made with."""
     words = ModuleType("vllm")
     words.SamplingParams = words.TokensPrompt = dict  # type: ignore[attr-defined]
     parameters = ModuleType("vllm.sampling_params")
@@ -126,7 +126,7 @@ def vllm_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", parameters)
 
 
-def test_what_vllm_hands_over_is_told_and_put_behind_the_prefix(kit: Any, vllm_words: None) -> None:
+def test_vllms_tokens_are_reported_and_appended_to_the_prefix(kit: Any, vllm_words: None) -> None:
     (request,) = kit.make_requests(1, group_size=2, max_tokens=5)
     prefix = Prefix(index=3, ids=np.array([7, 8], np.int32), logprobs=np.array([-1, -2], np.float32))
     request = dataclasses.replace(request, prefixes=(prefix,))
@@ -171,7 +171,7 @@ def test_logits_that_are_not_finite_show_in_the_logprob() -> None:
 
 
 def test_an_adapter_is_written_with_its_scaling(base: Path, make_adapter: Callable[..., Path], tmp_path: Path) -> None:
-    """rsLoRA with patterns goes in; plain LoRA of one rank, which adds the same, comes out."""
+    """Convert rsLoRA with patterns to plain LoRA of one rank with the same result."""
     source = make_adapter(base, 1, r=4, use_rslora=True, rank_pattern={"q_proj": 6}, alpha_pattern={"down_proj": 3})
     adapter = load_adapter(source)
     check_adapter(adapter, read_shapes(base))
@@ -195,7 +195,7 @@ def test_adapters_that_do_not_fit_are_refused(
         check_adapter(load_adapter(high), shapes)
 
 
-def test_a_policy_takes_its_files_along(tmp_path: Path) -> None:
+def test_freeing_a_policy_removes_its_files(tmp_path: Path) -> None:
     policy = VllmPolicy(3, tmp_path / "3")
     policy.directory.mkdir()
     (policy.directory / "file").touch()
@@ -203,7 +203,7 @@ def test_a_policy_takes_its_files_along(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_opened_is_refused_before_vllm_is_imported(base: Path, tmp_path: Path) -> None:
+def test_an_impossible_open_is_refused_before_vllm_is_imported(base: Path, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="precision"):
         VllmEngine().open(base, tmp_path, EngineSettings(precision="f32"))
     with pytest.raises(BackendError, match="safetensors"):
@@ -215,7 +215,7 @@ def test_what_cannot_be_opened_is_refused_before_vllm_is_imported(base: Path, tm
     reason="vLLM or CUDA is not here: on Linux with a CUDA GPU, pip install '.[vllm]'",
 )
 def test_rollouts_follow_the_reference(base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path) -> None:
-    """The base, an adapter, another one, the base again: close to the float32 reference, in 16 bits."""
+    """Sample with the base, two adapters, then the base: close to the float32 reference, in 16 bits."""
     engine = VllmEngine()
     engine.open(base, tmp_path, EngineSettings(device="cuda", width=8, precision="f16", kv_cache_bytes=2**28))
     for version, adapter in enumerate((None, make_adapter(base, 1), make_adapter(base, 2, r=4), None)):

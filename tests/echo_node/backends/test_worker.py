@@ -1,4 +1,4 @@
-"""The worker's process around an engine that misbehaves as its prompts tell it to, and the parent that finds out."""
+"""The worker's process around a scripted engine that misbehaves by prompt, and the parent that detects it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from echo_shared.supervised import Limits
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
 TALK, MUSE = 8, 9
-"""As in odd_worker."""
+"""The values in odd_worker."""
 Starter = Callable[..., Awaitable[EngineChild]]
 
 
 @pytest.fixture
 async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
-    """Starts a worker with the odd engine; keywords go to Limits."""
+    """Yield a function that starts a worker with the odd engine; keywords go to Limits."""
     engines: list[EngineChild] = []
 
     async def starter(*, stream_s: float = 0.0, **limits: Any) -> EngineChild:
@@ -78,7 +78,7 @@ def group(lease_id: int, *, version: int = 0, prompt: int = 0) -> GroupRequest:
 
 
 async def take(engine: EngineChild, count: int) -> list[WorkerNews | FinishedRollout]:
-    """The next `count` events, of finished rollouts each one, and what else came with the last."""
+    """Return the next `count` events, with each finished rollout as one, and the rest of the last message."""
     events: list[WorkerNews | FinishedRollout] = []
     async for event in engine.events():
         events += event.rollouts if isinstance(event, Finished) else [event]
@@ -94,7 +94,7 @@ async def end_of(engine: EngineChild) -> BackendError:
 
 
 async def test_a_version_is_prepared_while_another_samples(start: Starter, tmp_path: Path) -> None:
-    """Work on version 0 goes on while 1 is not ready, also what came later than the work on 1."""
+    """Continue work on version 0, old and new, while version 1 is not ready."""
     engine = await start()
     slow = tmp_path / "slow"
     slow.mkdir()
@@ -110,11 +110,11 @@ async def test_a_version_is_prepared_while_another_samples(start: Starter, tmp_p
     assert last.completion_ids.tolist() == [1]
 
 
-async def test_it_is_prepared_before_there_is_work_on_it(start: Starter, tmp_path: Path) -> None:
+async def test_a_version_is_prepared_before_it_has_work(start: Starter, tmp_path: Path) -> None:
     engine = await start()
     for version in (1, 2):
         await engine.add_policy(version, tmp_path / f"v{version}")
-    await engine.submit(group(1, version=2))  # Prepared in the order in which they came, by one thread.
+    await engine.submit(group(1, version=2))  # One thread prepares versions in their order of arrival.
     (rollout,) = await take(engine, 1)
     assert isinstance(rollout, FinishedRollout)
     assert rollout.completion_ids.tolist() == [2]
@@ -131,10 +131,10 @@ async def test_a_cancel_is_heard_while_an_adapter_is_prepared(start: Starter, tm
     cancelled, failed = await take(engine, 2)
     assert isinstance(failed, GroupFailed) and cancelled == Cancelled(lease_id=1)
     assert (failed.lease_id, failed.code) == (2, "unknown_policy")
-    (tmp_path / "slow" / "go").touch()  # Or its thread would keep the process from ending.
+    (tmp_path / "slow" / "go").touch()  # Otherwise its thread would keep the process alive.
 
 
-async def test_an_adapter_is_freed_when_it_is_neither_known_nor_used(start: Starter, tmp_path: Path) -> None:
+async def test_an_adapter_is_freed_once_it_is_unknown_and_unused(start: Starter, tmp_path: Path) -> None:
     engine = await start()
     for version in (1, 2):
         await engine.add_policy(version, tmp_path / f"v{version}")
@@ -148,7 +148,7 @@ async def test_an_adapter_is_freed_when_it_is_neither_known_nor_used(start: Star
     assert log == ["opened odd cpu 4", "set v1", "set v2", "freed v1", "closed"]
 
 
-async def test_a_version_that_changes_its_meaning_is_not_sampled_by_the_old_one(start: Starter, tmp_path: Path) -> None:
+async def test_a_replaced_version_is_not_sampled_with_its_old_adapter(start: Starter, tmp_path: Path) -> None:
     engine = await start()
     await engine.add_policy(1, tmp_path / "old")
     await engine.submit(group(1, version=1))
@@ -174,7 +174,7 @@ async def test_a_damaged_adapter_fails_each_group_that_names_it(start: Starter, 
     ]
 
 
-async def test_an_engine_with_hiccups_goes_on(start: Starter) -> None:
+async def test_an_engine_with_hiccups_continues(start: Starter) -> None:
     engine = await start()
     await engine.submit(group(1, prompt=HICCUP))
     await engine.submit(group(2))
@@ -183,9 +183,7 @@ async def test_an_engine_with_hiccups_goes_on(start: Starter) -> None:
     assert isinstance(finished, FinishedRollout)
 
 
-async def test_what_is_drawn_is_told_now_and_then_and_all_of_it_before_a_cancel_is_answered(
-    start: Starter, tmp_path: Path
-) -> None:
+async def test_sampled_tokens_are_reported_regularly_and_before_a_cancel_ends(start: Starter, tmp_path: Path) -> None:
     engine = await start(stream_s=0.01)
     await engine.submit(group(7, prompt=TALK))
     drawn: list[int] = []
@@ -210,7 +208,7 @@ async def test_what_is_drawn_is_told_now_and_then_and_all_of_it_before_a_cancel_
     assert drawn == [*range(len(drawn))]
 
 
-async def test_an_engine_of_slow_steps_tells_its_node_after_each_and_the_hub_in_its_time(start: Starter) -> None:
+async def test_a_slow_engine_reports_to_its_node_after_each_step(start: Starter) -> None:
     engine = await start(stream_s=600.0)
     await engine.submit(group(7, prompt=MUSE))
     told = await take(engine, 3)
@@ -226,8 +224,8 @@ async def test_an_engine_of_slow_steps_tells_its_node_after_each_and_the_hub_in_
         assert isinstance(event, Drawn) and len(event.parts[0].ids) == 1
 
 
-async def test_that_a_version_is_prepared_is_told_while_another_samples(start: Starter, tmp_path: Path) -> None:
-    """So that what runs can be stopped for it; not of a version that cannot be used."""
+async def test_a_prepared_version_is_reported_during_sampling(start: Starter, tmp_path: Path) -> None:
+    """Report it so that running rollouts can be interrupted; never report an unusable version."""
     engine = await start(stream_s=0.01)
     await engine.submit(group(1, prompt=TALK))
     await engine.add_policy(1, tmp_path / "damaged")
@@ -236,7 +234,7 @@ async def test_that_a_version_is_prepared_is_told_while_another_samples(start: S
     assert news == [Prepared(policy_version=2)]
 
 
-async def test_an_engine_that_is_to_tell_nothing_tells_nothing(start: Starter) -> None:
+async def test_a_cancelled_group_reports_no_tokens(start: Starter) -> None:
     engine = await start()
     await engine.submit(group(7, prompt=TALK))
     await engine.cancel(9)
@@ -262,14 +260,14 @@ async def test_a_worker_over_its_memory_cap_is_killed(start: Starter) -> None:
     cap = 200 * 2**20
     engine = await start(memory_bytes=cap)
     await engine.submit(group(1))
-    await take(engine, 1)  # Until here it is within its cap.
+    await take(engine, 1)  # Up to here it is within its cap.
     await engine.submit(group(2, prompt=HOARD))
     error = await end_of(engine)
     assert error.code == OUT_OF_MEMORY
     assert error.got is not None and "0.20 GiB allowed" in error.got
 
 
-async def test_a_crash_says_why(start: Starter) -> None:
+async def test_a_crash_gives_the_reason(start: Starter) -> None:
     engine = await start()
     await engine.submit(group(1, prompt=BUG))
     error = await end_of(engine)
@@ -290,7 +288,7 @@ async def test_an_engine_that_stalls_is_killed(start: Starter) -> None:
 async def test_a_measurement_that_stalls_is_the_workers_end(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 2, "max_position_embeddings": 64}')
     engine = await start(stalled_s=0.3)
-    with pytest.raises(BackendError) as caught:  # Of random tokens, some make it hang.
+    with pytest.raises(BackendError) as caught:  # Some random tokens make it hang.
         await engine.measure(widths=(1,), budget_s=0.1)
     assert caught.value.code == STALLED
 
@@ -310,7 +308,7 @@ async def test_a_worker_that_falls_silent_is_killed(start: Starter) -> None:
 async def test_a_kill_by_the_kernel_counts_as_out_of_memory(
     counts: tuple[int | None, int | None], code: str, start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps count, where it does; else nobody else is likely to kill like this."""
+    """Believe the kernel's counter if it exists; otherwise only the kernel is likely to kill this way."""
     monkeypatch.setattr(process_memory, "kernel_kills", iter(counts).__next__)
     engine = await start()
     os.kill(engine.pid, signal.SIGKILL)
@@ -319,7 +317,7 @@ async def test_a_kill_by_the_kernel_counts_as_out_of_memory(
     assert code == DIED or (error.got is not None and "GiB" in error.got)
 
 
-async def test_who_reads_is_told_of_a_stop(start: Starter) -> None:
+async def test_a_reader_is_told_that_the_engine_stopped(start: Starter) -> None:
     engine = await start()
     await engine.stop()
     assert (await end_of(engine)).code == STOPPED
@@ -335,7 +333,7 @@ def completion(name: str, *versions: int, prompt: int = 0) -> ScoreRequest:
     )
 
 
-async def test_a_completion_is_scored_by_each_version_that_drew_it(start: Starter, tmp_path: Path) -> None:
+async def test_a_completion_is_scored_with_each_of_its_versions(start: Starter, tmp_path: Path) -> None:
     engine = await start()
     assert engine.scores
     await engine.add_policy(1, tmp_path / "one")
@@ -348,7 +346,7 @@ async def test_a_completion_is_scored_by_each_version_that_drew_it(start: Starte
 
 
 @pytest.mark.parametrize("how", [NO_ROOM, HICCUP])
-async def test_what_cannot_be_scored_ends_nothing(start: Starter, how: int) -> None:
+async def test_an_impossible_score_request_ends_nothing(start: Starter, how: int) -> None:
     engine = await start()
     await engine.score(completion("1-0", 0, prompt=how))
     await engine.score(completion("2-0", 9))

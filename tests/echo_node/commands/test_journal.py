@@ -1,4 +1,4 @@
-"""`echo-node log`."""
+"""The command `echo-node log`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_the_last_lines_are_printed(path: Path) -> None:
     ]
 
 
-def test_without_a_log_it_says_so() -> None:
+def test_without_a_log_the_command_reports_it() -> None:
     found = CliRunner().invoke(app, ["log"])
     assert (found.exit_code, found.stdout) == (0, "") and "No node has written a log here" in found.stderr
 
 
-def test_it_follows_from_one_file_to_the_next(path: Path) -> None:
+def test_following_continues_in_the_next_file(path: Path) -> None:
     path.write_text(f"{FIRST}\n")
     command = [sys.executable, "-u", "-m", "echo_node", "log", "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:

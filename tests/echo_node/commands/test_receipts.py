@@ -1,4 +1,4 @@
-"""`echo-node receipts` against real books: the node's spool, and a hub of real sockets."""
+"""`echo-node receipts` with real data: the node's spool, and a hub on real sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 @pytest.fixture
 async def joined(bare_hub: Any, paths: Paths) -> Any:
-    """The hub, which was joined; the node has rollouts in four states."""
+    """Return a hub that the node joined; the node has rollouts in four states."""
     record = HubRecord(
         url=bare_hub.url, hub_key_hex=bare_hub.me.public_key.hex(), joined_at=1.0, run_id="run-1", run_name="a run"
     )
@@ -49,7 +49,7 @@ async def joined(bare_hub: Any, paths: Paths) -> Any:
 
 
 async def invoke(*arguments: str) -> Any:
-    """Beside the hub, which this process serves."""
+    """Run the command in a thread, while this process serves the hub."""
     return await asyncio.to_thread(lambda: CliRunner().invoke(app, ["receipts", *arguments], catch_exceptions=False))
 
 
@@ -83,7 +83,7 @@ async def test_both_books_stand_side_by_side_newest_first(joined: Any) -> None:
     assert "1-0: It was final here, and a final state never changes. Tell the hub's operator" in shown
 
 
-async def test_they_are_filtered(joined: Any) -> None:
+async def test_receipts_are_filtered(joined: Any) -> None:
     for arguments, expected in {
         ("--state", "sent"): ["3-0"],
         ("--limit", "2"): ["4-0", "3-0"],
@@ -107,7 +107,7 @@ async def test_a_hub_that_cannot_be_asked_keeps_nothing_back(joined: Any) -> Non
     assert "The hub was not asked: The hub cannot be reached." in found.stderr
 
 
-async def test_one_is_shown_also_when_this_node_has_forgotten_it(joined: Any) -> None:
+async def test_a_receipt_is_shown_even_if_the_node_has_forgotten_it(joined: Any) -> None:
     joined.books["9-3"] = Receipt(rollout_id="9-3", state=ReceiptState.TRAINED, checked=Checked.PASSED)
     shown = (await invoke("show", "9-3")).stdout
     assert "node     unknown" in shown and "hub      trained, checked: passed" in shown
@@ -119,7 +119,7 @@ async def test_one_is_shown_also_when_this_node_has_forgotten_it(joined: Any) ->
         await invoke("show", "one")
 
 
-async def test_what_receipts_tell_is_written_down_by_the_node_alone(joined: Any, paths: Paths) -> None:
+async def test_only_the_node_itself_records_receipts(joined: Any, paths: Paths) -> None:
     hub_says(joined, r2_0=ReceiptState.TRAINED)
     await invoke("list")
     spool = Spool(Hubs(paths).directory(Hubs(paths).all()[0]) / "spool.db")
@@ -174,7 +174,7 @@ async def test_a_certificate_of_an_unknown_hub_needs_its_key(tmp_path: Path) -> 
         await invoke("verify", str(tmp_path / "none.json"))
 
 
-async def test_a_node_that_has_joined_nothing_says_so() -> None:
+async def test_a_node_without_a_hub_reports_it() -> None:
     for command in (["list"], ["show", "1-0"], ["certificate", "--out", "x.json"]):
         with pytest.raises(ConfigError, match="joined no hub yet"):
             await invoke(*command)

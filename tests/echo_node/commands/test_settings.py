@@ -1,4 +1,4 @@
-"""`echo-node config` where no node runs; `tests/echo_node/test_daemon_reloads.py` has one."""
+"""`echo-node config` without a running node; `tests/echo_node/test_daemon_reloads.py` has one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def invoke(*arguments: str) -> str:
     return result.stdout
 
 
-def test_what_is_set_is_got_and_unset_again(file: Path) -> None:
+def test_a_setting_is_set_read_and_unset(file: Path) -> None:
     assert invoke("path") == f"{file}\n"
     assert json.loads(invoke("path", "--json")) == {"path": str(file), "exists": False}
     said = invoke("set", "manners.exclusive", "blender", "obs studio")
@@ -66,7 +66,7 @@ def test_the_list_has_every_setting_with_its_meaning(file: Path) -> None:
     }
 
 
-def test_what_wins_over_the_file_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_that_overrides_the_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     record = HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, flags={"width": 9})
     Hubs(Paths.find(None)).save(record)
     said = invoke("set", "width", "4")

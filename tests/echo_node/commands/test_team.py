@@ -1,4 +1,4 @@
-"""`echo-node team` against a hub of real sockets."""
+"""`echo-node team` with a hub on real sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def joined(bare_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 async def said(*arguments: str) -> str:
-    """Beside the hub, which this process serves."""
+    """Run the command in a thread, while this process serves the hub."""
     result = await asyncio.to_thread(
         lambda: CliRunner().invoke(app, ["team", *arguments], catch_exceptions=False),
     )
@@ -56,13 +56,13 @@ async def test_how_the_team_stands_is_printed(joined: Any) -> None:
     assert (told["team"], told["members"], told["page"]) == ("[b]Herons", 3, f"{joined.url}/teams/Herons")
 
 
-async def test_in_no_team_the_way_into_one_is_told(joined: Any) -> None:
+async def test_without_a_team_the_command_says_how_to_join_one(joined: Any) -> None:
     assert "echo-node team join NAME" in await said("leave")
     assert json.loads(await said("show", "--json"))["team"] is None
 
 
 @pytest.mark.parametrize("name", ["", "x" * 41, "a\nb", "\u202eabc"])
-async def test_what_is_no_name_is_not_sent(joined: Any, name: str) -> None:
+async def test_an_invalid_name_is_not_sent(joined: Any, name: str) -> None:
     with pytest.raises(ConfigError, match="not a valid team name"):
         await said("join", name)
     assert joined.handshakes == 0

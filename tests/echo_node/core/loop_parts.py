@@ -1,4 +1,4 @@
-"""A work loop and its clock, and what happens to it: for the tests of all that it joins."""
+"""A work loop with its clock and scripted events, for tests of the whole loop."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -92,7 +92,7 @@ def finished(lease_id: int, index: int, version: int = 0) -> RolloutsFinished:
 
 
 def ended(lease_id: int, index: int, version: int, *, tokens: int) -> RolloutsFinished:
-    """Completion 0, 1, 2, ... to its `tokens`."""
+    """Return the end of a completion 0, 1, 2, ... of `tokens` tokens."""
     rollout = replace(
         finished(lease_id, index, version).rollouts[0],
         completion_ids=np.arange(tokens, dtype=np.int32),
@@ -122,7 +122,7 @@ def spans(rollout: Rollout) -> list[tuple[int, int]]:
 
 
 class Node:
-    """A work loop, its clock, and all that it wanted so far."""
+    """A work loop, its clock, and all its effects so far."""
 
     def __init__(self, *, unfinished: dict[int, tuple[int, ...]] | None = None, unacked: Iterable[str] = ()) -> None:
         self.loop = WorkLoop(
@@ -133,7 +133,7 @@ class Node:
         self.turn: tuple[Effect, ...] = ()
 
     def __call__(self, *events: Event, after_s: float = 0.0) -> "Node":
-        """The turn is what the last event led to."""
+        """Handle the events; `turn` has the effects of the last one."""
         self.now += after_s
         for event in events:
             self.turn = self.loop.handle(event, self.now)
@@ -141,7 +141,7 @@ class Node:
         return self
 
     def ready(self, version: int = 0) -> "Node":
-        """Welcomed, base there, engine up."""
+        """Handle a welcome, a present base and a ready engine."""
         return self(welcome(version), here(None), EngineReady(width=WIDTH))
 
     def of(self, kind: type[E]) -> list[E]:

@@ -1,4 +1,4 @@
-"""What two books say of one rollout."""
+"""Agreement of the node's and the hub's records of a rollout."""
 
 from __future__ import annotations
 

@@ -26,5 +26,5 @@ def test_the_way_that_brought_most_is_named(came: dict[str, Any], words: str) ->
     assert arrival(Fetched(info_hash=bytes(20), policy_version=1, seconds=1.5, **(none | came))) == words
 
 
-def test_amounts_have_a_unit_that_suits_them() -> None:
+def test_amounts_have_a_suitable_unit() -> None:
     assert [amount(n) for n in (0, 999, 1_000, 10**9)] == ["0 bytes", "999 bytes", "1.0 kB", "1.0 GB"]

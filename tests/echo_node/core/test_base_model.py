@@ -15,7 +15,7 @@ def test_the_first_offer_is_fetched_and_later_ones_are_kept_for_a_retry() -> Non
     assert base.due(100.0) == [], "one retry for one failure"
 
 
-def test_it_waits_longer_after_each_failure() -> None:
+def test_a_base_fetch_waits_longer_after_each_failure() -> None:
     base = BaseModel(lambda: 0.5)
     base.offered(FIRST)
     for now, wait_s in ((0.0, 0.75), (10.0, 1.5), (20.0, 3.0)):
@@ -23,14 +23,14 @@ def test_it_waits_longer_after_each_failure() -> None:
         assert base.due(now + wait_s - 0.01) == [] and len(base.due(now + wait_s)) == 1
 
 
-def test_it_arrives_once() -> None:
+def test_a_base_arrives_once() -> None:
     base = BaseModel(lambda: 0.0)
     assert base.fetched is None
     assert base.arrived(fetched(None)) and not base.arrived(fetched(None))
     assert base.fetched == fetched(None)
 
 
-def test_a_base_that_lacks_its_weights_comes_again_by_the_newest_offer() -> None:
+def test_a_base_without_weights_is_fetched_again_with_the_newest_offer() -> None:
     base = BaseModel(lambda: 0.0)
     base.offered(FIRST)
     base.arrived(fetched(None))

@@ -1,4 +1,4 @@
-"""Completions of others: taken or declined, given to the engine when it can, answered once."""
+"""Checks of others' completions: accepted or declined, given to the engine when possible, answered once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scored(number: int) -> Scored:
     return Scored(rollout_id=f"{number}-0", below=np.array([0.5], np.float32), logprobs=np.array([-1], np.float32))
 
 
-def test_one_from_lease_to_answer() -> None:
+def test_a_check_from_request_to_answer() -> None:
     checks, effects = taken(lease(1, 3, 4))
     assert effects == [] and checks.versions == {3, 4}
     assert started(checks.start(frozenset({4}))) == [], "its versions are being loaded"
@@ -59,7 +59,7 @@ def test_one_from_lease_to_answer() -> None:
     assert checks.versions == frozenset() and checks.scored(scored(1)) == []
 
 
-def test_what_it_cannot_do_it_declines_at_once() -> None:
+def test_impossible_checks_are_declined_at_once() -> None:
     assert declined(taken(lease(1, 3), can=False)[1]) == ["1-0"]
     assert declined(taken(lease(1, 3, 5))[1]) == ["1-0"], "version 5 is not here"
     assert declined(taken(*(lease(number, 3) for number in range(1, MAX_CHECKS + 3)))[1]) == [
@@ -72,7 +72,7 @@ def test_the_same_again_is_held_already() -> None:
     assert taken(lease(1, 3), lease(1, 3))[1] == []
 
 
-def test_what_an_engine_ended_over_is_not_tried_again() -> None:
+def test_a_check_that_ended_the_engine_is_not_retried() -> None:
     checks, _ = taken(lease(1, 3), lease(2, 4))
     assert started(checks.start(frozenset({3}))) == ["1-0"]
     assert declined(checks.engine_lost()) == ["1-0"]
@@ -82,7 +82,7 @@ def test_what_an_engine_ended_over_is_not_tried_again() -> None:
     assert declined(checks.give_up()) == ["2-0"]
 
 
-def test_nobody_waits_for_what_is_overdue() -> None:
+def test_overdue_checks_are_dropped() -> None:
     checks, _ = taken(lease(1, 3, deadline_s=5.0), lease(2, 4))
     checks.overdue(105.0)
     assert checks.versions == {3, 4}
@@ -95,8 +95,10 @@ def test_a_hub_that_waits_for_nothing_or_comes_again_gives_the_engine_no_more() 
     assert len(started(checks.start(HERE))) == MAX_CHECKS
     checks.overdue(102.0)
     one_more = lease(100, 3)
-    assert declined(checks.take(one_more, 102.0, can=True, on_disk=HERE)) == ["100-0"], "the engine has all of them yet"
-    assert checks.scored(scored(0)) == [], "nobody waits for it"
+    assert declined(checks.take(one_more, 102.0, can=True, on_disk=HERE)) == ["100-0"], (
+        "the engine still holds all of them"
+    )
+    assert checks.scored(scored(0)) == [], "the check is overdue"
     assert checks.take(one_more, 102.0, can=True, on_disk=HERE) == []
     assert started(checks.start(HERE)) == ["100-0"]
     assert declined(checks.give_up()) == ["100-0"]

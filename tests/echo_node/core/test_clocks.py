@@ -11,14 +11,14 @@ TIMES = st.floats(min_value=0, max_value=1e9)
 JUMPS = st.floats(min_value=-1e9, max_value=1e9)
 
 
-def test_a_gap_between_two_looks_is_a_sleep() -> None:
+def test_a_gap_between_two_clock_readings_is_a_sleep() -> None:
     sense = SleepSense(look_s=1.0)
     assert sense.slept_s(ClockReading(100.0, 0.0)) == 0.0, "there is nothing to compare with"
     assert sense.slept_s(ClockReading(101.0, 0.0)) == 0.0
-    assert sense.slept_s(ClockReading(101.0 + 1.0 + SLEPT_S - 0.1, 0.0)) == 0.0, "it was busy"
+    assert sense.slept_s(ClockReading(101.0 + 1.0 + SLEPT_S - 0.1, 0.0)) == 0.0, "the process was busy"
     before = 101.0 + 1.0 + SLEPT_S - 0.1
     assert sense.slept_s(ClockReading(before + 7_201.0, 0.0)) == 7_200.0
-    assert sense.slept_s(ClockReading(before + 7_202.0, 0.0)) == 0.0, "it is told once"
+    assert sense.slept_s(ClockReading(before + 7_202.0, 0.0)) == 0.0, "a sleep is reported once"
 
 
 @given(JUMPS)
@@ -29,11 +29,9 @@ def test_a_time_of_day_that_jumps_is_no_sleep(jump: float) -> None:
 
 
 @given(TIMES, TIMES, JUMPS, st.floats(min_value=0, max_value=1e7))
-def test_the_hub_s_clock_finds_what_this_one_is_off_by_whenever_it_is_set(
-    running: float, hub_wall: float, off: float, later: float
-) -> None:
+def test_the_hubs_clock_shows_the_local_clocks_error(running: float, hub_wall: float, off: float, later: float) -> None:
     clock = HubClock()
-    assert clock.ahead_s(ClockReading(running, hub_wall + off)) == 0.0, "the hub has told nothing"
+    assert clock.ahead_s(ClockReading(running, hub_wall + off)) == 0.0, "the hub has sent no time"
     clock.tell(hub_wall, running=running)
     for passed in (0.0, later):
         reading = ClockReading(running + passed, hub_wall + passed + off)
@@ -46,7 +44,7 @@ def test_the_hub_s_clock_finds_what_this_one_is_off_by_whenever_it_is_set(
     ("off", "says"),
     [(2_220.0, "37 min ahead of the hub's"), (-86_400.0, "24 h behind the hub's"), (WRONG_S, "2 min ahead")],
 )
-def test_a_wrong_clock_is_told_with_what_to_do(off: float, says: str) -> None:
+def test_a_wrong_clock_is_reported_with_advice(off: float, says: str) -> None:
     clock = HubClock()
     clock.tell(1_000_000.0, running=50.0)
     trouble = clock.trouble(ClockReading(60.0, 1_000_010.0 + off))

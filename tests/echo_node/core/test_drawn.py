@@ -1,4 +1,4 @@
-"""What is drawn grows, is sent once a connection within the wire's bounds, and is what an engine goes on from."""
+"""Sampled tokens: growth, sending within the wire's limits, and continuation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def shown(messages: list[RolloutParts]) -> list[tuple[int, int, int, list[int]]]
     return [(one.lease_id, one.index, one.start, one.ids.tolist()) for message in messages for one in message.parts]
 
 
-def test_what_is_drawn_is_sent_once() -> None:
+def test_sampled_tokens_are_sent_once() -> None:
     drawn = Drawn()
     drawn.begin(lease(1), {0, 1})
     assert drawn.take_unsent() == []
@@ -71,10 +71,10 @@ def test_what_is_drawn_is_sent_once() -> None:
     assert drawn.take_unsent() == []
 
 
-def test_on_a_new_connection_all_of_it_is_sent_again_with_what_was_given() -> None:
+def test_on_a_new_connection_all_tokens_are_sent_again() -> None:
     drawn = Drawn()
     drawn.begin(continued(1, 1, 3, 4), {0, 1})
-    assert drawn.take_unsent() == [], "the hub has just given it"
+    assert drawn.take_unsent() == [], "the hub has just given these tokens"
     drawn.add(part(1, 1, 2, 5))
     assert shown(drawn.take_unsent()) == [(1, 1, 2, [5])]
     drawn.connected()
@@ -83,7 +83,7 @@ def test_on_a_new_connection_all_of_it_is_sent_again_with_what_was_given() -> No
     assert messages[0].parts[0].logprobs.tolist() == [-3.0, -4.0, -5.0]
 
 
-def test_an_engine_goes_on_from_what_was_given_and_drawn() -> None:
+def test_an_engine_continues_from_given_and_sampled_tokens() -> None:
     drawn = Drawn()
     drawn.begin(continued(1, 0, 3), {0, 1, 2})
     drawn.add(part(1, 0, 1, 4))
@@ -93,7 +93,7 @@ def test_an_engine_goes_on_from_what_was_given_and_drawn() -> None:
     assert drawn.prefixes(9, (0,)) == ()
 
 
-def test_what_does_not_follow_or_is_of_nothing_held_is_not_kept() -> None:
+def test_parts_that_do_not_follow_or_belong_to_no_lease_are_dropped() -> None:
     drawn = Drawn()
     drawn.begin(lease(1), {0})
     for late in (part(1, 0, 3, 5), part(1, 1, 0, 5), part(2, 0, 0, 5)):
@@ -103,13 +103,13 @@ def test_what_does_not_follow_or_is_of_nothing_held_is_not_kept() -> None:
     assert shown(drawn.take_unsent()) == [(1, 0, 0, [5])]
 
 
-def test_the_end_of_a_rollout_says_how_much_its_lease_gave() -> None:
+def test_a_finished_rollout_says_how_many_tokens_were_given() -> None:
     drawn = Drawn()
     drawn.begin(continued(1, 0, 3, 4), {0, 1})
     drawn.add(part(1, 0, 2, 5))
     drawn.add(part(1, 1, 0, 6))
     end = drawn.end(ended(1, 0, 3, 4, 5, 1))
-    assert (end.num_given, end.versions) == (2, spans((0, 4)))
+    assert (end.num_given, end.policy_version_start, end.versions) == (2, 0, ())
     assert [drawn.end(ended(*known, 5)).num_given for known in ((1, 0), (7, 0))] == [0, 0]
     assert shown(drawn.take_unsent()) == [(1, 1, 0, [6])]
     drawn.connected()
@@ -118,7 +118,7 @@ def test_the_end_of_a_rollout_says_how_much_its_lease_gave() -> None:
     assert drawn.take_unsent() == []
 
 
-def test_every_token_keeps_the_version_that_drew_it() -> None:
+def test_every_token_keeps_its_version() -> None:
     drawn = Drawn()
     given = LeasedPrefix(
         index=0, ids=np.array([3, 4], np.int32), logprobs=np.zeros(2, np.float32), versions=spans((5, 1), (7, 1))
@@ -140,7 +140,7 @@ def test_every_token_keeps_the_version_that_drew_it() -> None:
     assert (end.num_given, end.versions) == (0, spans((9, 1), (11, 1)))
 
 
-def test_the_time_that_a_rollout_took_is_that_of_all_its_beginnings() -> None:
+def test_a_rollouts_time_includes_all_its_parts() -> None:
     drawn = Drawn()
     drawn.begin(lease(1), {0, 1})
     drawn.prefixes(1, (0, 1))
@@ -153,7 +153,7 @@ def test_the_time_that_a_rollout_took_is_that_of_all_its_beginnings() -> None:
     assert drawn.end(replace(ended(1, 1, 5), sampling_s=0.5)).sampling_s == 0.5
 
 
-def test_a_prefix_whose_versions_are_not_told_is_by_that_of_its_lease() -> None:
+def test_a_prefix_without_versions_has_its_leases_version() -> None:
     drawn = Drawn()
     drawn.begin(continued(1, 0, 3, 4).model_copy(update={"policy_version": 6}), {0})
     end = drawn.end(ended(1, 0, 3, 4, 1, version=8))

@@ -21,7 +21,7 @@ def again(after_s: float = 0.0, *, max_width: int = 0) -> StartEngine:
     return StartEngine(after_s=after_s, max_width=max_width)
 
 
-def test_it_is_up_between_ready_and_lost() -> None:
+def test_an_engine_is_up_between_ready_and_lost() -> None:
     life = engine(is_up=False)
     assert not life.is_up
     life.ready(EngineReady(width=WIDTH), 0.0)
@@ -30,7 +30,7 @@ def test_it_is_up_between_ready_and_lost() -> None:
     assert not life.is_up and life.width == 0
 
 
-def test_one_that_makes_way_starts_at_once_and_blames_nobody() -> None:
+def test_a_stopped_engine_restarts_at_once_without_blame() -> None:
     life = engine()
     for _ in range(5):
         assert life.lost(EngineLost(what="a GPU", cause="stopped"), 1.0) == EngineEnding(start=again(), blame="nobody")
@@ -47,17 +47,17 @@ def test_out_of_memory_halves_the_width_until_it_is_one() -> None:
     assert life.lost(full(1), 1.0) == EngineEnding(start=again(1.0), blame="the work")
 
 
-def test_out_of_memory_before_it_could_tell_its_width() -> None:
+def test_out_of_memory_before_the_engine_reports_its_width() -> None:
     assert engine(is_up=False).lost(full(0), 1.0).start == again(max_width=USUAL_WIDTH // 2)
 
 
-def test_out_of_memory_after_long_work_keeps_the_width_even_of_one() -> None:
+def test_out_of_memory_after_long_work_keeps_the_width() -> None:
     for width in (8, 1):
         assert engine().lost(full(width), STEADY_S) == EngineEnding(start=again(), blame="nobody")
     assert engine().lost(full(8), STEADY_S - 1.0).start == again(max_width=4)
 
 
-def test_one_that_never_started_was_not_steady() -> None:
+def test_an_engine_that_never_started_was_not_steady() -> None:
     assert engine(is_up=False).lost(full(8), 2.0 * STEADY_S).start == again(max_width=4)
 
 
@@ -77,7 +77,7 @@ def test_waits_are_jittered() -> None:
     assert [life.lost(DIED, 0.0).start.after_s for _ in range(3)] == [0.0, 0.75, 1.5]
 
 
-def test_it_rests_when_group_after_group_fails() -> None:
+def test_an_engine_rests_after_several_failed_groups() -> None:
     life = engine()
     for _ in range(MAX_FAILED_GROUPS - 1):
         life.group_failed(10.0, what="it fails", code="")

@@ -1,4 +1,4 @@
-"""The leases held, by hand; then a random walk over which every rollout leaves once."""
+"""Held leases, by hand; then a random walk in which every rollout leaves exactly once."""
 
 from collections.abc import Iterable
 
@@ -49,7 +49,7 @@ def ids_of(held: HeldLeases) -> list[int]:
     return [one.lease_id for one in held.leases]
 
 
-def test_a_request_is_for_what_is_pending_and_starts_once() -> None:
+def test_a_request_covers_pending_rollouts_and_starts_once() -> None:
     held = HeldLeases()
     held.take(lease(1, version=3, count=4), {3, 1}, 0.0)
     assert held.start(lambda wanted: None) == [] and not held.any_running
@@ -58,11 +58,11 @@ def test_a_request_is_for_what_is_pending_and_starts_once() -> None:
     assert held.any_running and started(held) == []
 
 
-def test_a_lease_that_may_be_interrupted_begins_anew_by_a_newer_version_and_needs_none_till_then() -> None:
+def test_an_interruptible_lease_restarts_with_a_newer_version() -> None:
     held = HeldLeases()
     held.take(interruptible(lease(1, version=3)), {0, 1}, 0.0)
     held.take(lease(2, version=3), {0}, 0.0)
-    assert held.versions == {3} and held.interruptible(9) == [], "what has not begun"
+    assert held.versions == {3} and held.interruptible(9) == [], "the first lease has not begun"
     assert [request.policy_version for request in held.start(lambda wanted: 4)] == [4, 4]
     assert held.versions == {4} and held.running_by(1) == 4 and held.interruptible(4) == []
     ((found, pending),) = held.interruptible(5)
@@ -82,7 +82,7 @@ def interruptible(wanted: Lease) -> Lease:
     return wanted.model_copy(update={"on_new_version": "interrupt"})
 
 
-def test_what_is_let_go_says_what_is_missing_and_whether_it_ran() -> None:
+def test_a_released_lease_lists_its_missing_rollouts() -> None:
     held = holding(1, 2)
     held.start(everything)
     held.finish(1, 0)
@@ -100,7 +100,7 @@ def test_deadlines() -> None:
     held.start(everything)
     held.take(lease(2, deadline_s=10.0), {0}, 0.0)
     assert held.overdue(10.0) == []
-    assert held.overdue(10.1) == [2], "what runs has as long again"
+    assert held.overdue(10.1) == [2], "a running lease has as long again"
     held.let_go(2, "late")
     assert held.renew(lease(1, deadline_s=10.0), 15.0) and not held.renew(lease(2), 15.0)
     assert held.overdue(35.0) == []
@@ -108,14 +108,14 @@ def test_deadlines() -> None:
     assert held.is_running(1) and not held.is_running(2)
 
 
-def test_an_end_that_nobody_is_to_blame_for_costs_nothing() -> None:
+def test_an_engine_end_without_blame_costs_no_lease() -> None:
     held = holding(1, 2)
     for _ in range(2 * MAX_DEATHS):
         assert started(held) == [1, 2]
         held.engine_ended()
 
 
-def test_suspects_run_one_at_a_time_and_the_guilty_one_goes() -> None:
+def test_suspect_leases_run_one_at_a_time_and_the_guilty_one_is_returned() -> None:
     held = holding(1, 2)
     for _ in range(SUSPECT_DEATHS):
         assert started(held) == [1, 2]
@@ -131,7 +131,7 @@ def test_suspects_run_one_at_a_time_and_the_guilty_one_goes() -> None:
     assert started(held) == [3]
 
 
-def test_a_suspect_whose_version_is_not_loaded_lets_nothing_else_run() -> None:
+def test_a_suspect_without_its_version_blocks_other_leases() -> None:
     held = HeldLeases()
     held.take(lease(1, version=1), {0}, 0.0)
     for _ in range(SUSPECT_DEATHS):

@@ -17,7 +17,7 @@ def test_spans_without_a_note_share_their_rate() -> None:
     assert history.rates[-1] == 0.0
 
 
-def test_it_forgets_what_is_old() -> None:
+def test_old_rates_are_forgotten() -> None:
     history = TokenHistory()
     for span in range(3 * KEPT):
         history.note(span, span * SPAN_S)

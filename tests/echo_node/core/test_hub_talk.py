@@ -13,7 +13,7 @@ def status(**news: Any) -> NodeStatus:
     return NodeStatus(**{**fields, **news})
 
 
-def test_what_is_said_without_a_connection_waits_for_the_next_welcome_once() -> None:
+def test_a_message_without_a_connection_is_sent_after_the_next_welcome() -> None:
     talk = HubTalk([RETURNED])
     assert talk.say(RETURNED) == [] and not talk.connected
     assert talk.welcomed(5.0) == [*SAID, *SAID] and talk.connected
@@ -22,7 +22,7 @@ def test_what_is_said_without_a_connection_waits_for_the_next_welcome_once() -> 
     assert talk.say(RETURNED) == SAID
 
 
-def test_what_is_sent_without_a_connection_is_never_said() -> None:
+def test_a_message_sent_without_a_connection_is_dropped() -> None:
     talk = HubTalk([])
     assert talk.send(Goodbye()) == [] and talk.report(status(), 0.0) == []
     assert talk.welcomed(5.0) == []
@@ -34,10 +34,10 @@ def test_a_status_is_sent_as_news_and_as_the_heartbeat() -> None:
     talk.welcomed(5.0)
     first = status()
     assert talk.report(first, 1.0) == [Send(message=first)]
-    assert talk.report(status(tokens_per_s=9.0), 5.9) == [], "the pace alone is no news"
+    assert talk.report(status(tokens_per_s=9.0), 5.9) == [], "a change of the pace alone is not reported"
     assert len(talk.report(first, 6.0)) == 1
     for news in ({"activity": "sampling"}, {"capacity": 3}, {"policy_version": 2}):
         assert len(talk.report(status(**news), 6.0)) == 1
     talk.disconnected()
     talk.welcomed(5.0)
-    assert len(talk.report(status(policy_version=2), 6.0)) == 1, "another connection knows of nothing"
+    assert len(talk.report(status(policy_version=2), 6.0)) == 1, "another connection has no status yet"

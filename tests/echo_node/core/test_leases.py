@@ -1,4 +1,4 @@
-"""The leases with what is drawn of them, as the engine and the hub hear of both."""
+"""Leases with their sampled tokens, and the resulting messages to engine and hub."""
 
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ def talking() -> HubTalk:
 
 
 def running(*held: Lease, talk: HubTalk | None = None) -> Leases:
-    """The engine samples all of them."""
+    """Return leases that the engine samples."""
     leases = Leases(talk or talking())
     for one in held:
         leases.take(one, set(one.indices), 0.0)
@@ -52,7 +52,7 @@ def test_a_lease_is_on_disk_from_the_start_and_gone_with_its_last_rollout() -> N
     assert (leases.held, leases.num_finished, leases.num_drawn_tokens) == ((), 2, 6)
 
 
-def test_an_engine_begins_behind_what_is_drawn() -> None:
+def test_an_engine_begins_after_the_sampled_tokens() -> None:
     leases = Leases(talking())
     leases.take(continued(1, 1, 7), {0, 1}, 0.0)
     leases.start(by_its_own)
@@ -64,19 +64,19 @@ def test_an_engine_begins_behind_what_is_drawn() -> None:
     assert (leases.num_held_tokens, leases.most_tokens) == (2, 16)
 
 
-def test_what_runs_goes_back_once_the_engine_has_told_all_and_what_does_not_at_once() -> None:
+def test_running_leases_are_returned_after_the_engines_last_report() -> None:
     leases = running(lease(1))
     leases.take(lease(2), {0, 1}, 0.0)
     effects = leases.give_back_all("enough", by=2.0)
     assert effects[0] == CancelLease(lease_id=1) and returned(effects) == [(2, (0, 1), "enough")]
     assert ForgetLease(lease_id=2) in effects and leases.any_leaving
-    assert leases.give_back_all("again", by=3.0) == [], "it was told"
+    assert leases.give_back_all("again", by=3.0) == [], "it was already told"
     assert shown(messages(leases.drawn([drawn(1, 0, 0, 5)]), RolloutParts)) == [(1, 0, 0, [5])]
     assert returned(leases.cancelled(1)) == [(1, (0, 1), "enough")]
     assert not leases.any_leaving and leases.cancelled(1) == []
 
 
-def test_what_the_node_alone_was_told_is_sent_when_the_hub_is_to_hear_of_more_and_before_the_lease_goes_back() -> None:
+def test_unsent_parts_are_sent_before_the_lease_is_returned() -> None:
     leases = running(lease(1))
     assert leases.drawn([drawn(1, 0, 0, 5)], for_hub=False) == []
     assert shown(messages(leases.drawn([drawn(1, 0, 1, 6)]), RolloutParts)) == [(1, 0, 0, [5, 6])]
@@ -88,7 +88,7 @@ def test_what_the_node_alone_was_told_is_sent_when_the_hub_is_to_hear_of_more_an
     assert shown(messages(effects, RolloutParts)) == [(1, 1, 0, [7])]
 
 
-def test_nothing_is_sent_of_what_a_version_drew_that_has_been_replaced() -> None:
+def test_tokens_of_a_replaced_version_are_not_sent() -> None:
     leases = running(lease(1, version=3))
     leases.drawn([drawn(1, 0, 0, 5, version=3)], for_hub=False)
     effects = leases.replaced({3})
@@ -104,7 +104,7 @@ def test_the_sooner_of_two_deadlines_counts_for_an_engine_that_does_not_answer()
     assert returned(leases.leave(21.0)) == [(1, (0, 1), "its deadline has passed")]
 
 
-def test_without_a_hub_nothing_is_waited_for_and_the_return_is_said_later() -> None:
+def test_without_a_hub_nothing_is_waited_for_and_the_return_is_reported_later() -> None:
     talk = talking()
     leases = running(lease(1), talk=talk)
     talk.disconnected()
@@ -113,27 +113,27 @@ def test_without_a_hub_nothing_is_waited_for_and_the_return_is_said_later() -> N
     assert returned(talk.welcomed(5.0)) == [(1, (0, 1), "enough")]
 
 
-def test_a_hub_that_is_connected_with_anew_is_sent_all_again() -> None:
+def test_after_a_reconnect_the_hub_gets_all_parts_again() -> None:
     leases = running(lease(1))
     leases.drawn([drawn(1, 0, 0, 5, 6)])
     assert shown(messages(leases.connected(), RolloutParts)) == [(1, 0, 0, [5, 6])]
 
 
-def test_what_is_revoked_is_not_returned() -> None:
+def test_a_revoked_lease_is_not_returned() -> None:
     leases = running(lease(1), lease(2))
     assert leases.revoked(1) == [CancelLease(lease_id=1), ForgetLease(lease_id=1)]
     leases.give_back_all("enough", by=2.0)
-    assert leases.revoked(2) == [ForgetLease(lease_id=2)], "the engine was told already"
+    assert leases.revoked(2) == [ForgetLease(lease_id=2)], "the engine was already told"
     assert not leases.any_leaving and leases.revoked(2) == []
 
 
-def test_the_end_of_an_engine_is_put_down_to_what_it_was_due_to() -> None:
+def test_an_engines_end_is_attributed_to_its_cause() -> None:
     leases = running(lease(1), lease(2))
     assert leases.engine_lost("out of memory", "nobody") == [] and not leases.any_running
     leases.start(by_its_own)
     for _ in range(2):
         assert leases.engine_lost("crashed", "the work") == []
-        leases.start(by_its_own)  # Of two suspects, the first alone from here on.
+        leases.start(by_its_own)  # Of two suspects, only the first runs from here on.
     assert returned(leases.engine_lost("crashed", "the work")) == [
         (1, (0, 1), "the sampling engine died 3 times on it: crashed")
     ]
@@ -142,7 +142,7 @@ def test_the_end_of_an_engine_is_put_down_to_what_it_was_due_to() -> None:
     ]
 
 
-def test_what_was_drawn_by_a_version_that_is_another_now_goes_back() -> None:
+def test_leases_of_a_replaced_version_are_returned() -> None:
     leases = running(lease(1, version=1), lease(2, version=2))
     leases.drawn([drawn(1, 0, 0, 5, version=1), drawn(2, 0, 0, 5, version=2)])
     assert leases.replaced(set()) == []
@@ -151,7 +151,7 @@ def test_what_was_drawn_by_a_version_that_is_another_now_goes_back() -> None:
     assert returned(effects) == [(2, (0, 1), "policy version 2 has been replaced")]
 
 
-def test_what_may_move_on_says_how_far_it_is_and_begins_anew_once_it_has_stopped() -> None:
+def test_an_interrupted_lease_reports_its_progress_and_restarts() -> None:
     leases = running(interruptible(1), lease(2))
     leases.drawn([drawn(1, 0, 0, 5, 6)])
     assert leases.behind(0) == []
@@ -159,12 +159,12 @@ def test_what_may_move_on_says_how_far_it_is_and_begins_anew_once_it_has_stopped
     assert (found.lease_id, sorted(counts)) == (1, [0, 2])
     assert leases.move([found]) == [CancelLease(lease_id=1)] and leases.behind(1) == []
     assert leases.start(lambda one: 1) == []
-    assert leases.cancelled(1) == [], "it stays here"
+    assert leases.cancelled(1) == [], "the lease stays here"
     (submitted,) = leases.start(lambda one: 1)
     assert isinstance(submitted, SubmitGroup) and submitted.request.policy_version == 1
 
 
-def test_what_leaves_or_has_as_many_versions_as_a_rollout_may_does_not_move_on() -> None:
+def test_leaving_leases_and_rollouts_with_most_versions_are_not_interrupted() -> None:
     leases = running(interruptible(1, count=1))
     for version in range(MAX_VERSION_SPANS):
         assert len(leases.behind(MAX_VERSION_SPANS)) == 1
@@ -184,7 +184,7 @@ def test_all_that_runs_is_stopped_once_for_another_engine() -> None:
     assert leases.move_all() == []
 
 
-def test_what_the_engine_cannot_sample_goes_back_once() -> None:
+def test_a_group_the_engine_cannot_sample_is_returned_once() -> None:
     leases = running(lease(1))
     leases.give_back_all("enough", by=2.0)
     effects = leases.failed(1, "the prompt is too long")

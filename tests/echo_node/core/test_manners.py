@@ -27,7 +27,7 @@ QUIET = Reading(
 
 
 class Owner:
-    """One machine's manners, and a clock."""
+    """One machine's manners, with a clock."""
 
     def __init__(self, **settings: object) -> None:
         self.manners = Manners(MannersConfig(**settings))  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ class Owner:
         return [hold.reason.value for hold in self.holds(reading, on_gpu=on_gpu, after_s=after_s)]
 
 
-def test_nothing_holds_a_quiet_machine_nor_one_that_tells_nothing() -> None:
+def test_a_quiet_machine_and_one_without_readings_are_not_held() -> None:
     assert Owner().holds(QUIET) == () and Owner().holds(Reading()) == ()
 
 
@@ -66,7 +66,7 @@ def test_nothing_holds_a_quiet_machine_nor_one_that_tells_nothing() -> None:
         ({"schedule": ["22:00-07:00"]}, {}, "schedule", "the next ones begin mon 22:00"),
     ],
 )
-def test_each_wish_holds_the_node_and_says_why(
+def test_each_wish_holds_the_node_and_gives_the_reason(
     settings: dict[str, object], reading: dict[str, object], reason: str, says: str
 ) -> None:
     (hold,) = Owner(**settings).holds(replace(QUIET, **reading))  # type: ignore[arg-type]
@@ -93,25 +93,25 @@ def test_each_wish_can_be_waived(settings: dict[str, object], reading: dict[str,
     assert Owner(**settings).holds(replace(QUIET, **reading)) == ()  # type: ignore[arg-type]
 
 
-def test_what_is_said_of_the_gpu_does_not_hold_an_engine_on_the_processor() -> None:
+def test_gpu_readings_do_not_hold_an_engine_on_the_processor() -> None:
     busy = replace(QUIET, others_gpu=1.0, gpu_celsius=120.0, idle_s=0.0)
     assert Owner().reasons(busy, on_gpu=False) == []
     assert Owner(cpu="idle").reasons(busy, on_gpu=False) == ["owner_active"]
 
 
-def test_a_figure_s_hold_ends_once_it_has_been_well_within_its_limit_for_a_while() -> None:
+def test_a_hold_ends_after_a_while_well_within_the_limit() -> None:
     owner = Owner()
     assert owner.reasons(replace(QUIET, gpu_celsius=88.0)) == ["gpu_hot"]
     for _ in range(20):
         assert owner.reasons(replace(QUIET, gpu_celsius=80.0)) == ["gpu_hot"], "not cool yet"
     assert owner.reasons(replace(QUIET, gpu_celsius=78.0), after_s=CALM_S - 1) == ["gpu_hot"]
-    assert owner.reasons(replace(QUIET, gpu_celsius=88.0)) == ["gpu_hot"], "the time begins anew"
+    assert owner.reasons(replace(QUIET, gpu_celsius=88.0)) == ["gpu_hot"], "the wait starts again"
     assert owner.reasons(replace(QUIET, gpu_celsius=78.0), after_s=CALM_S - 1) == ["gpu_hot"]
     assert owner.reasons(replace(QUIET, gpu_celsius=78.0)) == []
     assert owner.reasons(replace(QUIET, gpu_celsius=80.0)) == [], "below the limit"
 
 
-def test_an_engine_that_had_no_room_comes_back_only_where_there_is_room_for_it() -> None:
+def test_an_engine_stopped_for_memory_returns_once_memory_suffices() -> None:
     owner, tight = Owner(), replace(QUIET, free_memory_bytes=2**28)
     assert owner.reasons(tight) == ["memory"]
     without_it = replace(QUIET, free_memory_bytes=2**30, engine_bytes=2**30)
@@ -120,7 +120,7 @@ def test_an_engine_that_had_no_room_comes_back_only_where_there_is_room_for_it()
     assert owner.reasons(roomy, after_s=2 * CALM_S) == []
 
 
-def test_a_pause_lasts_as_long_as_was_said() -> None:
+def test_a_pause_lasts_its_given_time() -> None:
     owner = Owner()
     (hold,) = owner.holds(QUIET, pause=Pause())
     assert (hold.reason, hold.frees_memory) == (HoldReason.PAUSED, False) and "echo-node resume" in hold.sentence
@@ -150,7 +150,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
             MannersConfig(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_cap_on_traffic_holds_the_node_and_keeps_it_off_the_network() -> None:
+def test_a_traffic_cap_holds_the_node_and_disconnects_it() -> None:
     owner = Owner(max_upload_bytes_day=1_000_000_000)
     used = Traffic(day=Amount(sent=999_999_999), month=Amount(sent=5 * 10**9))
     assert owner.holds(replace(QUIET, traffic=used)) == ()

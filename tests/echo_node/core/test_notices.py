@@ -6,7 +6,7 @@ from echo_shared.messages import RefusalCode, Standby, StandbyReason
 
 
 @pytest.mark.parametrize("code", [*RefusalCode, "hub_key_changed"])
-def test_what_a_person_must_mend_is_told(code: str) -> None:
+def test_problems_that_need_a_person_are_notified(code: str) -> None:
     notice = notice_of_end(RefusedError("The hub says: no.", do="Ask it.", code=code))
     if code == RefusalCode.FINISHED:
         assert notice is None
@@ -15,12 +15,12 @@ def test_what_a_person_must_mend_is_told(code: str) -> None:
         assert notice.title == TITLES.get(code, REFUSED)  # type: ignore[call-overload]
 
 
-def test_a_network_that_is_gone_comes_back_by_itself() -> None:
+def test_a_lost_network_is_not_notified() -> None:
     assert notice_of_end(ConnectError("The hub cannot be reached.")) is None
 
 
 @pytest.mark.parametrize("reason", [None, *StandbyReason])
-def test_of_all_reasons_to_stand_by_quarantine_alone_is_told(reason: StandbyReason | None) -> None:
+def test_of_all_reasons_to_stand_by_quarantine_alone_is_reported(reason: StandbyReason | None) -> None:
     notice = notice_of_standby(Standby(reason=reason), "Why.")
     if reason is StandbyReason.QUARANTINED:
         assert notice is not None and (notice.title, notice.text) == (QUARANTINED, "Why.")

@@ -1,4 +1,4 @@
-"""What is learnt of a line from its links, by a line in virtual time: a rate, and a queue before it."""
+"""Estimation of a line's rate from its links, with a simulated line: a rate, and a queue before it."""
 
 from dataclasses import dataclass, replace
 
@@ -10,13 +10,13 @@ from echo_shared.sent import Sent
 DELAY_S = 0.06
 MOST_QUEUE_S = 0.1
 HEADERS = 1.08
-"""What goes over the line, over what arrives as the links count it."""
+"""Bytes on the line, relative to the bytes that the links count as received."""
 FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=DELAY_S, min_rtt_s=DELAY_S)
 
 
 @dataclass
 class Home:
-    """Four links that send as fast as they may; others use the line by `others`, its share."""
+    """Four links that send at full speed; other users take the share `others` of the line."""
 
     carries: float
     others: float = 0.0
@@ -32,7 +32,7 @@ class Home:
         return self.waiting / self.carries
 
     def send(self, seconds: float) -> list[float]:
-        """The queue, look by look."""
+        """Return the queue at each look."""
         queues = []
         for _ in range(round(seconds / LOOK_S)):
             rate = self.line.rate
@@ -57,7 +57,7 @@ class Home:
 
 
 @pytest.mark.parametrize("carries", [1e5, 1e6, 2e7])
-def test_a_full_line_is_learnt_and_its_queue_stays_short(carries: float) -> None:
+def test_a_full_lines_rate_is_found_and_its_queue_stays_short(carries: float) -> None:
     home = Home(carries)
     assert home.send(1.0)[0] == MOST_QUEUE_S
     queues = home.send(30.0)
@@ -74,7 +74,7 @@ def test_a_line_that_is_never_full_is_not_learnt() -> None:
     assert home.line.rate is None
 
 
-def test_one_link_with_a_queue_of_its_own_says_nothing() -> None:
+def test_a_single_links_own_queue_is_ignored() -> None:
     home = Home(1e6)
     for _ in range(50):
         home.look(2e5)
@@ -83,7 +83,7 @@ def test_one_link_with_a_queue_of_its_own_says_nothing() -> None:
     assert home.line.rate is None
 
 
-def test_the_only_link_that_sends_says_nothing_whatever_queue_it_shows() -> None:
+def test_the_queue_of_the_only_sending_link_is_ignored() -> None:
     line, sent = OwnLine(), replace(FIRST, rtt_s=DELAY_S + MOST_QUEUE_S)
     for number in range(1, 40):
         line.saw({"idle": FIRST, "late": replace(sent, arrived_bytes=10_000 * number)}, number * LOOK_S)
@@ -106,7 +106,7 @@ def test_a_line_that_became_slower_is_found_at_once() -> None:
     assert home.line.rate is not None and home.line.rate < 1e6
 
 
-def test_what_others_fill_is_left_to_them_down_to_a_share() -> None:
+def test_other_traffic_gets_the_line_down_to_a_minimum_share() -> None:
     home = Home(1e6)
     home.send(5.0)
     home.others = 0.9
@@ -114,7 +114,7 @@ def test_what_others_fill_is_left_to_them_down_to_a_share() -> None:
     assert home.line.rate == pytest.approx(LEAST_SHARE * 1e6 / HEADERS, rel=0.05)
 
 
-def test_who_sends_little_does_not_find_more() -> None:
+def test_little_traffic_does_not_raise_the_estimate() -> None:
     home = Home(1e6)
     home.send(1.0)
     home.waiting = 0.0

@@ -1,11 +1,11 @@
-"""The arithmetic of how much a node can finish in time, by hand."""
+"""Number of rollouts that a node can finish in time, computed by hand."""
 
 from __future__ import annotations
 
 from echo_node.core.pace import Pace
 
 
-def test_what_is_unknown_limits_nothing() -> None:
+def test_unknown_values_limit_nothing() -> None:
     pace = Pace()
     assert pace.affordable(64) == 64
     pace.tokens_per_s = 10.0
@@ -16,11 +16,11 @@ def test_half_of_the_deadline_is_used() -> None:
     pace = Pace()
     pace.tokens_per_s = 100.0
     pace.leased(60.0, 300)
-    assert pace.affordable(64) == 10  # 100 tokens/s * 60 s / (2 * 300 tokens)
+    assert pace.affordable(64) == 10  # 100 tokens/s * 60 s / (2 * 300 tokens).
     assert pace.affordable(4) == 4
 
 
-def test_completions_as_they_are_count_for_more_than_as_they_may_be() -> None:
+def test_actual_lengths_count_more_than_maximum_lengths() -> None:
     pace = Pace()
     pace.leased(60.0, 300)
     pace.finished(50, 100.0, full=True)
@@ -29,7 +29,7 @@ def test_completions_as_they_are_count_for_more_than_as_they_may_be() -> None:
     assert pace.affordable(64) == 30
 
 
-def test_one_is_always_affordable() -> None:
+def test_one_rollout_is_always_affordable() -> None:
     pace = Pace()
     pace.tokens_per_s = 0.001
     pace.leased(1.0, 10_000)
@@ -44,8 +44,8 @@ def test_small_changes_are_not_told() -> None:
         assert pace.affordable(64) == told
 
 
-def test_a_rate_seen_with_little_work_lowers_nothing() -> None:
-    """Else a node that was told to hold little would be seen to be slow, and be told to hold less."""
+def test_a_rate_measured_with_little_work_does_not_lower_the_pace() -> None:
+    """Otherwise a node with few rollouts would seem slow, and be given even fewer."""
     pace = Pace()
     pace.leased(120.0, 512)
     pace.finished(512, 256.0, full=True)

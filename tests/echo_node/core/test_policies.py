@@ -10,7 +10,7 @@ from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, L
 
 
 def offer(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:
-    """`marker`: what is in it."""
+    """Return an offer; `marker` is its content."""
     manifest = Manifest(
         kind="policy",
         run_id="run",
@@ -70,7 +70,7 @@ def test_the_base_is_loaded_without_a_fetch() -> None:
     assert settle(policies()) == [AddPolicy(policy_version=0)]
 
 
-def test_an_offer_of_version_0_is_none_for_that_is_the_base() -> None:
+def test_an_offer_of_version_0_is_ignored_as_it_is_the_base() -> None:
     shelf = policies()
     assert shelf.offered(0, offer(1, "a")) + shelf.offered(0, offer(1, "b")) == []
     assert settle(shelf) == [AddPolicy(policy_version=0)]
@@ -91,7 +91,7 @@ def test_the_newest_version_is_fetched_once_then_loaded() -> None:
 
 
 def superseded() -> Policies:
-    """1 is being fetched, and then 2 is published."""
+    """Return policies that fetch version 1, after which version 2 is published."""
     shelf = policies()
     shelf.published(1, offer(1))
     settle(shelf)
@@ -100,17 +100,17 @@ def superseded() -> Policies:
     return shelf
 
 
-def test_a_superseded_fetch_is_abandoned_once_the_newer_is_closer_and_its_late_arrival_ignored() -> None:
+def test_a_superseded_fetch_is_abandoned_once_the_newer_is_closer() -> None:
     shelf = superseded()
     shelf.progressed({None: (0, 1_000), 1: (40, 100)})
-    assert settle(shelf) == []  # How far the newest is, is not known yet.
+    assert settle(shelf) == []  # The newest version's progress is not known yet.
     shelf.progressed({1: (40, 100), 2: (0, 50)})
     assert settle(shelf) == [AbandonFetch(policy_version=1)]
     assert not shelf.fetched(1, fetched(1))
     assert settle(shelf) == []
 
 
-def test_a_superseded_fetch_goes_on_while_it_is_closer() -> None:
+def test_a_superseded_fetch_continues_while_it_is_closer() -> None:
     shelf = superseded()
     shelf.progressed({1: (60, 100), 2: (0, 50)})
     assert settle(shelf) == []
@@ -127,7 +127,7 @@ def test_a_superseded_fetch_is_abandoned_when_the_newest_is_here() -> None:
     assert AbandonFetch(policy_version=1) in settle(shelf)
 
 
-def test_a_superseded_fetch_goes_on_when_the_newest_is_a_delta_against_it() -> None:
+def test_a_superseded_fetch_continues_as_the_parent_of_the_newest() -> None:
     shelf = policies()
     shelf.published(1, offer(1))
     settle(shelf)
@@ -145,7 +145,7 @@ def test_a_fetch_that_a_lease_needs_is_not_abandoned() -> None:
     assert settle(shelf, 1) == [FetchArtefact(policy_version=2, offer=offer(2))]
 
 
-def test_keeps_the_newest_few_on_disk_and_two_loaded_and_what_leases_name() -> None:
+def test_the_newest_versions_and_those_of_leases_are_kept() -> None:
     shelf = policies()
     have(shelf, 1)
     assert settle(shelf, 1) == []
@@ -160,7 +160,7 @@ def test_keeps_the_newest_few_on_disk_and_two_loaded_and_what_leases_name() -> N
     assert [report.policy_version for report in shelf.reports] == list(range(2, KEPT + 2))
 
 
-def test_the_parent_of_what_is_being_fetched_is_kept() -> None:
+def test_the_parent_of_a_version_being_fetched_is_kept() -> None:
     shelf = policies()
     have(shelf, *range(1, KEPT + 1))
     shelf.published(9, offer(9, parent=1))
@@ -197,7 +197,7 @@ def test_a_failed_fetch_is_tried_again_later_and_later() -> None:
     assert settle(shelf, now=22.0) == [FetchArtefact(policy_version=1, offer=offer(1))]
 
 
-def test_a_contradicting_offer_replaces_what_the_first_one_brought() -> None:
+def test_a_contradicting_offer_replaces_the_first_ones_version() -> None:
     shelf = policies()
     have(shelf, 1)
     assert shelf.published(1, offer(1)) == []
@@ -223,14 +223,14 @@ def test_a_delta_whose_parent_is_on_disk_or_coming_is_fetched() -> None:
     ]
 
 
-def test_without_the_parent_the_keyframe_is_asked_for_now_and_then_until_it_comes() -> None:
+def test_without_the_parent_the_keyframe_is_requested_until_it_comes() -> None:
     shelf = policies()
     shelf.published(5, offer(5, parent=4))
     assert settle(shelf, engine_up=False) == [asked(5)]
     assert settle(shelf, engine_up=False, now=0.9) == []
     assert settle(shelf, engine_up=False, now=1.0) == [asked(5)]
     assert settle(shelf, engine_up=False, now=2.9) == []
-    shelf.connected()  # Anew: what was asked may be lost.
+    shelf.connected()  # After a reconnect the earlier request may be lost.
     shelf.published(5, offer(5, parent=4))
     assert settle(shelf, engine_up=False, now=2.9) == [asked(5)]
     shelf.published(5, offer(5))
@@ -244,7 +244,7 @@ def test_a_delta_that_cannot_be_read_is_not_fetched_again() -> None:
     settle(shelf)
     shelf.fetch_failed(5, 0.0, unreadable=True)
     assert settle(shelf) == [asked(5)]
-    shelf.published(5, offer(5, parent=3))  # Another, by which nothing is known to be wrong but its parent.
+    shelf.published(5, offer(5, parent=3))  # An offer whose missing parent is its only known fault.
     assert settle(shelf) == [asked(5)]
     shelf.published(5, offer(5))
     assert settle(shelf) == [FetchArtefact(policy_version=5, offer=offer(5))]
@@ -272,7 +272,7 @@ def test_a_keyframe_that_is_offered_meanwhile_is_fetched_when_the_delta_fails() 
     assert settle(shelf) == [FetchArtefact(policy_version=5, offer=offer(5))]
 
 
-def test_what_is_there_from_before_a_restart_is_used_and_served_again() -> None:
+def test_versions_on_disk_are_used_and_served_after_a_restart() -> None:
     content = Manifest.model_validate_json(offer(5).manifest).content
     shelf = policies({4: OnDisk(content="c" * 64, fetched=fetched(4)), 5: OnDisk(content=content, fetched=fetched(5))})
     assert list(shelf.reports) == [fetched(4), fetched(5)]
@@ -286,7 +286,7 @@ def test_what_is_there_from_before_a_restart_is_used_and_served_again() -> None:
     assert shelf.offered(4, offer(4)) == [RemoveArtefact(policy_version=4)]  # It is another version 4.
 
 
-def test_a_manifest_that_is_none_is_left_to_the_fetch() -> None:
+def test_an_invalid_manifest_is_left_to_the_fetch() -> None:
     shelf = policies()
     odd = offer(1).model_copy(update={"manifest": b"{}"})
     shelf.published(1, odd)
@@ -298,7 +298,7 @@ def pushed(version: int, marker: str = "a", *, parent: int | None = None) -> Art
 
 
 def declines(shelf: Policies) -> list[bytes]:
-    """The info-hashes of the pushes that are declined now."""
+    """Return the info-hashes of the pushes that are declined now."""
     messages = [effect.message for effect in shelf.declined() if isinstance(effect, Send)]
     haves = [message for message in messages if isinstance(message, Have)]
     assert all(have.pieces == () and not have.wanted for have in haves) and len(haves) == len(messages)
@@ -322,7 +322,7 @@ def test_a_push_that_is_fetched_is_not_declined_until_that_fails() -> None:
     assert settle(shelf, now=1.0) != [] and declines(shelf) == []
 
 
-def test_a_push_of_what_is_not_wanted_or_here_is_declined() -> None:
+def test_pushes_of_unwanted_or_present_versions_are_declined() -> None:
     shelf = policies()
     have(shelf, 3)
     shelf.offered(2, pushed(2))
@@ -337,7 +337,7 @@ def test_the_push_of_an_abandoned_version_is_declined() -> None:
     shelf.published(2, pushed(2, parent=1))
     settle(shelf)
     assert declines(shelf) == []
-    shelf.published(2, pushed(2, "b"))  # Of other content.
+    shelf.published(2, pushed(2, "b"))  # With other content.
     settle(shelf)
     assert declines(shelf) == [info_hash(2, 1)]
     shelf.published(3, pushed(3))
@@ -357,7 +357,7 @@ def test_nothing_is_declined_that_is_not_pushed_or_has_no_name() -> None:
     assert declines(shelf) == []
 
 
-def test_a_new_engine_is_told_all_it_needs() -> None:
+def test_a_new_engine_gets_all_policies_it_needs() -> None:
     shelf = policies()
     have(shelf, 1, 2)
     shelf.engine_lost()
@@ -365,7 +365,7 @@ def test_a_new_engine_is_told_all_it_needs() -> None:
     assert settle(shelf, 1) == [AddPolicy(policy_version=2), AddPolicy(policy_version=1)]
 
 
-def test_a_version_that_nobody_offers_is_hopeless() -> None:
+def test_a_version_without_an_offer_is_hopeless() -> None:
     shelf = policies()
     shelf.published(3, offer(3))
     assert [shelf.is_hopeless(lease(1, version=version)) for version in (7, 3, 2, 0)] == [True, False, True, False]
@@ -376,7 +376,7 @@ def interruptible(version: int) -> Lease:
     return lease(1, version=version).model_copy(update={"on_new_version": "interrupt"})
 
 
-def test_a_lease_begins_by_its_version_and_one_that_may_be_interrupted_by_the_newest_published() -> None:
+def test_interruptible_leases_begin_with_the_newest_version_others_with_their_own() -> None:
     shelf = policies()
     have(shelf, 1, 2)
     assert [shelf.version_for(lease(1, version=version)) for version in (1, 2, 3)] == [1, 2, None]
@@ -385,7 +385,7 @@ def test_a_lease_begins_by_its_version_and_one_that_may_be_interrupted_by_the_ne
     assert [shelf.version_for(interruptible(version)) for version in (1, 2)] == [1, None]
 
 
-def test_what_the_engine_has_prepared_is_known_until_it_is_dropped_or_another() -> None:
+def test_prepared_versions_are_known_until_dropped_or_replaced() -> None:
     shelf = policies()
     have(shelf, 1, 2)
     assert shelf.newest_prepared is None
@@ -401,7 +401,7 @@ def test_what_the_engine_has_prepared_is_known_until_it_is_dropped_or_another() 
     assert shelf.newest_prepared is None
 
 
-def test_an_offer_is_kept_for_as_long_as_its_fetch_goes_on() -> None:
+def test_an_offer_is_kept_while_its_fetch_continues() -> None:
     shelf = policies()
     newest = KEPT + KEPT_OFFERS + 4
     for version in range(1, newest + 1):
@@ -413,7 +413,7 @@ def test_an_offer_is_kept_for_as_long_as_its_fetch_goes_on() -> None:
     assert shelf.newest_loaded == newest
 
 
-def test_an_older_version_that_a_lease_brings_is_fetched_for_it_and_given_up_after() -> None:
+def test_an_older_version_of_a_lease_is_fetched_and_dropped_afterwards() -> None:
     shelf = policies()
     have(shelf, *range(5, 20))
     assert shelf.is_hopeless(lease(1, version=2))

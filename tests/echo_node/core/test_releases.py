@@ -11,6 +11,6 @@ def test_the_later_release_is_newer_and_not_the_other_way_round(theirs: str, own
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "1", "1.0", "\x1b[2J", ""])
-def test_none_is_newer_than_itself_and_what_is_no_release_is_not_newer(version: str) -> None:
+def test_no_release_is_newer_than_itself_and_invalid_ones_are_never_newer(version: str) -> None:
     assert not is_newer(version, version) and not is_newer("", version) and not is_newer(version, "")
     assert not is_newer("1.0", "1") and not is_newer("1", "1.0.0")

@@ -40,7 +40,7 @@ def test_several_are_joined_and_none_is_always() -> None:
     assert Schedule().allows(at("mon", "02:00")) and Schedule().next_begin(at("mon", "02:00")) == ""
 
 
-def test_says_when_the_next_one_begins() -> None:
+def test_a_schedule_says_when_the_next_span_begins() -> None:
     schedule = Schedule.parse(["mon-fri 22:00-07:00", "sat"])
     assert schedule.next_begin(at("mon", "08:00")) == "mon 22:00"
     assert schedule.next_begin(at("fri", "23:00")) == "sat 00:00"
@@ -60,6 +60,6 @@ def test_any_text_is_a_schedule_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "mon-", "mon 25:00-01:00", "mon 10:60-11:00", "mon10:00-11:00", "monday", "-"]
 )
-def test_what_is_none_is_refused(text: str) -> None:
+def test_an_invalid_schedule_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a valid time span of a week"):
         Schedule.parse([text])

@@ -6,11 +6,11 @@ from echo_node.core.shares import HALF_LIFE_S, HubShare, next_hub
 HOUR = 3_600.0
 
 
-def test_who_is_furthest_below_its_share_is_next() -> None:
+def test_the_hub_furthest_below_its_share_is_next() -> None:
     hubs = {"a": HubShare(share=2, worked_s=40, at=0), "b": HubShare(share=1, worked_s=15, at=0), "c": HubShare()}
     assert next_hub(hubs, away=set(), now=0.0) == "b"
     assert next_hub(hubs, away={"b"}, now=0.0) == "a"
-    assert next_hub(hubs, away={"a", "b"}, now=0.0) is None, "no share is none"
+    assert next_hub(hubs, away={"a", "b"}, now=0.0) is None, "a share of 0 is never next"
     assert next_hub({}, away=set(), now=0.0) is None
 
 
@@ -25,7 +25,7 @@ def test_time_is_had_as_the_shares_are() -> None:
     assert had["a"] == pytest.approx(150, abs=3)
 
 
-def test_what_is_long_past_counts_less() -> None:
+def test_old_work_counts_less() -> None:
     one = HubShare(share=1, worked_s=100, at=1_000.0)
     assert one.counted_s(1_000.0) == 100 and one.counted_s(1_000.0 + HALF_LIFE_S) == pytest.approx(50)
     assert one.counted_s(0.0) == 100, "a clock that was set back"

@@ -1,4 +1,4 @@
-"""A node without work says why, in a sentence."""
+"""Sentences that explain why a node has no work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from echo_node.core.standby import SENTENCES, WORKS_AGAIN, sentence
 from echo_shared.messages import Standby, StandbyReason
 
 
-def test_every_reason_has_its_sentence() -> None:
+def test_every_reason_has_a_sentence() -> None:
     assert SENTENCES.keys() == set(StandbyReason)
     for reason in StandbyReason:
         said = sentence(Standby(reason=reason, detail="It costs $2 an hour."))
@@ -16,6 +16,6 @@ def test_every_reason_has_its_sentence() -> None:
     assert sentence(Standby(reason=None)) == WORKS_AGAIN
 
 
-def test_at_the_runs_end_nobody_is_said_to_have_other_nodes_before_it() -> None:
+def test_at_the_runs_end_other_nodes_are_not_named_as_the_reason() -> None:
     said = sentence(Standby(reason=StandbyReason.NO_WORK_NOW, detail="The run is finished."))
     assert said == "The run is finished."

@@ -19,7 +19,7 @@ def test_days_and_months_by_hand() -> None:
     assert ledger.now(date(2027, 1, 31)).month == Amount(1, 1), "January of another year"
 
 
-def test_a_clock_that_is_set_back_goes_on_with_the_day_that_it_shows() -> None:
+def test_a_clock_set_back_continues_with_the_shown_day() -> None:
     ledger = Ledger({})
     ledger.add(Amount(5, 0), date(2026, 3, 10))
     ledger.add(Amount(100, 0), date(2026, 3, 20))  # The clock was wrong.
@@ -30,7 +30,7 @@ def test_a_clock_that_is_set_back_goes_on_with_the_day_that_it_shows() -> None:
 
 
 @given(st.lists(st.tuples(DATES, st.integers(0, 2**40), st.integers(0, 2**40)), max_size=40))
-def test_no_byte_is_lost_or_counted_twice_whatever_the_clock_does(moves: list[tuple[date, int, int]]) -> None:
+def test_no_byte_is_lost_or_counted_twice_under_any_clock_change(moves: list[tuple[date, int, int]]) -> None:
     ledger = Ledger({})
     for day, sent, received in moves:
         ledger.add(Amount(sent, received), day)
@@ -40,7 +40,7 @@ def test_no_byte_is_lost_or_counted_twice_whatever_the_clock_does(moves: list[tu
     assert all(again.now(day) == ledger.now(day) for day, _, _ in moves)
 
 
-def test_what_is_kept_is_bounded_and_holds_a_month_and_more() -> None:
+def test_the_kept_history_is_bounded_and_covers_a_month() -> None:
     ledger, begin = Ledger({}), date(2026, 1, 1)
     for number in range(200):
         ledger.add(Amount(1, 0), begin + timedelta(days=number))

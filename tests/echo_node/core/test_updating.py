@@ -1,4 +1,4 @@
-"""Every decision, and that no hub, whatever it says, has the installer run more than once a day."""
+"""Update decisions; whatever a hub says, the installer runs at most once a day."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def at(source: str, **more: Any) -> Note:
         "http://[::1]/x.tar",
     ],
 )
-def test_a_copy_whose_source_can_bring_another_release_is_installed_from_there(source: str) -> None:
+def test_a_copy_is_updated_from_a_source_of_newer_releases(source: str) -> None:
     known = replace(GOOD, note=at(source), hub_hosts=("hub.example.org", ""))
     assert decide(known) == Install(source=source, name=name_of(SAID))
 
@@ -79,18 +79,18 @@ def test_a_copy_whose_source_can_bring_another_release_is_installed_from_there(s
         ({"is_held": True}, Why.HELD),
     ],
 )
-def test_each_reason_against_it_is_one_by_itself(changed: dict[str, Any], why: Why) -> None:
+def test_each_reason_prevents_an_update_alone(changed: dict[str, Any], why: Why) -> None:
     decision = decide(replace(GOOD, **changed))
     assert isinstance(decision, Stay) and decision.why is why
     assert (decision.sentence == "") == (why is Why.NOT_ASKED)
     assert "{" not in decision.sentence
 
 
-def test_every_reason_has_its_sentence() -> None:
+def test_every_reason_has_a_sentence() -> None:
     assert set(SENTENCES) == set(Why)
 
 
-def test_of_what_was_tried_already_it_is_said_how_that_ended() -> None:
+def test_an_earlier_attempts_result_is_reported() -> None:
     for outcome in ("The disk is full.", ""):
         decision = decide(replace(GOOD, tries=(Try(name=name_of(SAID), at=0.0, outcome=outcome),)))
         assert isinstance(decision, Stay)
@@ -133,7 +133,7 @@ def test_all_that_is_known_of_a_copy_leads_somewhere_and_the_installer_runs_only
 @pytest.mark.parametrize(
     "names", [lambda hour: "always the same", lambda hour: f"release {hour}", lambda hour: f"{hour % 40}"]
 )
-def test_a_hub_that_says_too_old_for_ever_costs_one_run_for_each_name_and_one_a_day(names: Any) -> None:
+def test_a_hub_that_always_says_too_old_causes_one_attempt_a_day(names: Any) -> None:
     tries: list[Try] = []
     hours = 24 * 60
     for hour in range(hours):
@@ -143,10 +143,10 @@ def test_a_hub_that_says_too_old_for_ever_costs_one_run_for_each_name_and_one_a_
             tries.append(Try(name=decision.name, at=now))
     assert len({one.name for one in tries}) == len(tries) <= hours / 24
     assert all(after.at - before.at >= DAY_S for before, after in pairwise(tries))
-    assert tries, "the first is let through"
+    assert tries, "the first attempt is allowed"
 
 
-def test_what_may_be_tried() -> None:
+def test_the_first_attempt_and_one_a_day_later_are_allowed() -> None:
     assert against_try((), "a", NOW) is None
     assert against_try((Try(name="b", at=NOW - DAY_S),), "a", NOW) is None
 
@@ -155,5 +155,5 @@ def test_what_may_be_tried() -> None:
     ("url", "host"),
     [("https://A.example:1/x", "a.example"), ("https://a.example.", "a.example"), ("x", ""), ("https://[", "")],
 )
-def test_hosts_are_compared_as_they_are_resolved(url: str, host: str) -> None:
+def test_hosts_are_compared_in_resolved_form(url: str, host: str) -> None:
     assert host_of(url) == host

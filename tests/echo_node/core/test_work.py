@@ -1,4 +1,4 @@
-"""The work loop, event by event: what is fetched, sent and said, and how it ends."""
+"""The work loop, event by event: fetches, messages, and its end."""
 
 from typing import get_args
 
@@ -63,11 +63,11 @@ from tests.echo_node.core.loop_parts import WIDTH, Node, fetched, finished, here
 from tests.echo_node.core.test_policies import offer as real_offer
 
 
-def test_every_event_is_handled_and_nothing_else() -> None:
+def test_exactly_the_declared_events_are_handled() -> None:
     assert set(HANDLERS) == set(get_args(Event))
 
 
-def test_a_node_says_why_it_asks_for_no_work() -> None:
+def test_a_node_reports_why_it_takes_no_work() -> None:
     node = Node()
     assert node.loop.held_back_by(0.0) == ("the engine is not up",)
     node.ready()
@@ -85,7 +85,7 @@ def test_a_node_says_why_it_asks_for_no_work() -> None:
     )
 
 
-def test_why_there_is_no_work_is_known_until_there_is() -> None:
+def test_the_reason_for_no_work_is_known_until_work_comes() -> None:
     node = Node()
     node.ready()
     assert node.loop.standby == ""
@@ -117,7 +117,7 @@ def test_from_welcome_to_the_first_rollout() -> None:
     assert node.sent(NodeStatus)[0].activity == "sampling"
 
 
-def test_a_hub_is_told_anew_what_is_here() -> None:
+def test_after_a_reconnect_the_hub_is_told_the_present_versions() -> None:
     node = Node().ready()(PolicyPublished(policy_version=1, offer=offer(1)), here(1))
     assert node.sent(Fetched) == [fetched(1)]
     node(Disconnected(), PolicyPublished(policy_version=2, offer=offer(2)), here(2))
@@ -174,7 +174,7 @@ def test_a_push_that_the_node_cannot_take_now_is_declined() -> None:
 
     node = Node()(welcome())
     node(published(1))
-    assert node.sent(Have) == declined(1)  # There is no base yet.
+    assert node.sent(Have) == declined(1)  # The base is missing.
     node(here(None))
     assert node.of(FetchArtefact) == [FetchArtefact(policy_version=1, offer=published(1).offer)]
     node(published(2))
@@ -194,7 +194,7 @@ def test_a_rollout_is_spooled_before_it_is_sent() -> None:
     assert node.sent(Rollout) == [spool.rollout]
 
 
-def test_rollouts_that_end_together_are_spooled_each_and_of_all_of_them_the_hub_is_told_once() -> None:
+def test_rollouts_that_end_together_are_spooled_and_reported_once() -> None:
     together = finished(1, 0).rollouts + finished(2, 1).rollouts + finished(1, 1).rollouts + finished(2, 0).rollouts
     node = Node().ready()(lease(1, deadline_s=1.2), lease(2, deadline_s=1.2))
     node(RolloutsFinished(rollouts=together, tokens_per_s=10.0))
@@ -221,7 +221,7 @@ def test_no_more_is_asked_for_than_can_be_done_in_time() -> None:
     assert node.sent(NodeStatus)[-1].capacity == 6
 
 
-def test_a_full_disk_stops_the_intake_until_it_is_over() -> None:
+def test_a_full_disk_stops_the_intake_until_space_returns() -> None:
     node = Node().ready()(lease(1), finished(1, 0))
     rollout = node.of(SpoolRollout)[0].rollout
     node(SpoolFailed(what="disk full"))
@@ -242,8 +242,8 @@ def check(version: int = 0) -> CheckLease:
     )
 
 
-def test_a_completion_of_another_is_scored_by_its_version_and_answered() -> None:
-    """The version is on disk: it is loaded for this, and let go again."""
+def test_another_nodes_completion_is_scored_with_its_version() -> None:
+    """Load a version from disk for the check, and drop it afterwards."""
     node = Node()(welcome(1), here(None), here(1), EngineReady(width=WIDTH, scores=True))
     assert node.sent(NodeStatus)[-1].checks == MAX_CHECKS
     for version in (2, 3, 4):
@@ -258,7 +258,7 @@ def test_a_completion_of_another_is_scored_by_its_version_and_answered() -> None
     assert DropPolicy(policy_version=1) in node.turn
 
 
-def test_who_cannot_score_or_leaves_declines() -> None:
+def test_a_node_that_cannot_score_or_leaves_declines_checks() -> None:
     node = Node().ready()
     assert node.sent(NodeStatus)[-1].checks == 0
     assert [len(result.below) for result in node(check()).sent(CheckResult)] == [0]
@@ -293,7 +293,7 @@ def test_the_base_is_fetched_again_after_a_failure() -> None:
     assert len(node(Tick(), after_s=0.1).of(FetchArtefact)) == 1
 
 
-def test_draining_says_so_first_then_returns_then_waits_for_receipts_then_stops() -> None:
+def test_draining_reports_itself_returns_leases_waits_for_receipts_and_stops() -> None:
     node = Node().ready()(lease(1), finished(1, 0))
     rollout = node.of(SpoolRollout)[0].rollout
     node(DrainRequested(reason="enough"))
@@ -314,7 +314,7 @@ def test_draining_says_so_first_then_returns_then_waits_for_receipts_then_stops(
     assert node(Tick()).turn == ()
 
 
-def test_finishing_ends_what_is_held_and_takes_nothing_new() -> None:
+def test_finishing_completes_held_leases_and_takes_no_new_ones() -> None:
     node = Node().ready()(lease(1, count=1), FinishRequested(reason="enough"))
     assert node.sent(NodeStatus)[0].capacity == 0 and node.of(CancelLease) == []
     assert node(lease(2)).sent(LeaseReturned)[0].reason == "the node is leaving"

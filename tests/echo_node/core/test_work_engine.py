@@ -1,4 +1,4 @@
-"""The engine of a work loop: how its ends are put down and made up for, and how it makes way for the owner."""
+"""Engine of a work loop: causes of its ends, recovery, and pauses for the owner."""
 
 from echo_node.core.effects import (
     AddPolicy,
@@ -61,7 +61,7 @@ def test_an_engine_without_weights_starts_again_once_the_base_has_come_again() -
 
 
 def test_a_lease_that_kills_the_engine_is_returned_and_no_other() -> None:
-    """Lease 2 kills whatever samples it."""
+    """Lease 2 kills every engine that samples it."""
     node = Node().ready()
     done: set[int] = set()
     running: set[int] = set()
@@ -105,7 +105,7 @@ def test_an_engine_out_of_memory_starts_again_at_once_with_half_its_width() -> N
     assert node.ever_sent(LeaseReturned) == []
 
 
-def test_so_does_one_that_cannot_even_load_its_model_until_width_is_not_what_it_lacks() -> None:
+def test_out_of_memory_while_loading_halves_the_width_down_to_one() -> None:
     node = Node()(welcome(), here(None), lease(1))
     widths = []
     for width in (0, 16, 8, 4, 2):
@@ -153,7 +153,7 @@ GAME = Holding(holds=(Hold(HoldReason.FULL_SCREEN, "A game.", frees_memory=True)
 FREE = Holding(holds=(), keep_memory_s=60.0)
 
 
-def test_a_held_node_says_so_gives_back_all_that_was_drawn_and_then_stops_its_engine() -> None:
+def test_a_held_node_returns_its_sampled_tokens_and_stops_its_engine() -> None:
     node = Node().ready()(lease(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)), PAUSED)
     (status,) = node.sent(NodeStatus)
     assert (status.activity, status.capacity, status.checks) == ("paused", 0, 0)
@@ -168,18 +168,18 @@ def test_a_held_node_says_so_gives_back_all_that_was_drawn_and_then_stops_its_en
     assert node(lease(2)).sent(LeaseReturned)[0].reason == "the machine is its owner's"
 
 
-def test_an_engine_that_does_not_answer_is_stopped_where_it_is() -> None:
+def test_an_engine_that_does_not_answer_is_suspended() -> None:
     node = Node().ready()(lease(1), PAUSED)
     assert node(Tick(), after_s=YIELD_S / 2).of(SuspendEngine) == []
     node(Tick(), after_s=YIELD_S / 2)
     assert len(node.sent(LeaseReturned)) == 1 and node.of(SuspendEngine) == [SuspendEngine()]
 
 
-def test_a_stopped_engine_is_told_nothing_and_goes_on_at_once() -> None:
+def test_a_stopped_engine_is_told_nothing_and_continues_at_once() -> None:
     node = Node().ready()(PAUSED)
     assert node.of(SuspendEngine) == [SuspendEngine()]
     node(PolicyPublished(policy_version=1, offer=real_offer(1)))
-    assert node.of(FetchArtefact), "what is new is fetched all the same"
+    assert node.of(FetchArtefact), "a new version is fetched all the same"
     assert node(here(1)).of(AddPolicy) == []
     node(FREE)
     assert [type(effect) for effect in node.turn][:2] == [ResumeEngine, AddPolicy]
@@ -191,11 +191,11 @@ def drawn_of_one(lease_id: int) -> RolloutsDrawn:
     return RolloutsDrawn(parts=(drawn(lease_id, 0, 0, 5, 6, version=0),))
 
 
-def test_an_engine_with_old_settings_tells_all_ends_and_the_next_one_goes_on_with_the_same_leases() -> None:
+def test_an_engine_with_new_settings_continues_the_old_ones_leases() -> None:
     node = Node().ready()(lease(1), EngineOutdated())
     assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(EndEngine) == []
     assert node.loop.held_back_by(node.now)[0] == "the engine is not up"
-    assert node(lease(2)).of(SubmitGroup) == [], "what is leased meanwhile waits for the next engine"
+    assert node(lease(2)).of(SubmitGroup) == [], "a lease that arrives meanwhile waits for the next engine"
     node(drawn_of_one(1))
     node(LeaseCancelled(lease_id=1))
     assert node.of(EndEngine) == [EndEngine()] and node.of(SubmitGroup) == []
@@ -226,22 +226,22 @@ def test_a_game_gets_the_engine_s_memory_at_once_and_a_pause_after_a_while() -> 
     node(EngineReady(width=WIDTH), PAUSED)
     assert node(Tick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [EndEngine()]
     assert node(Tick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [], "once"
-    assert node(FREE).of(StartEngine) == [], "its end is waited for"
+    assert node(FREE).of(StartEngine) == [], "its end is awaited"
     assert node(EngineLost(what="it was stopped", cause="stopped")).of(StartEngine) == [StartEngine(after_s=0.0)]
 
 
-def test_it_rests_from_when_its_engine_stands_still_until_its_owner_has_gone() -> None:
+def test_a_node_rests_from_its_engines_suspension_until_its_owner_is_gone() -> None:
     node = Node().ready()(lease(1))
     assert not node.loop.rests
-    assert not node(PAUSED).loop.rests, "its engine has not told all"
+    assert not node(PAUSED).loop.rests, "its engine has not reported all tokens"
     assert node(LeaseCancelled(lease_id=1)).loop.rests
     assert not node(FREE).loop.rests
-    assert not node(GAME).loop.rests, "its engine is to end"
+    assert not node(GAME).loop.rests, "its engine has to end"
     assert node(EngineLost(what="it was stopped", cause="stopped")).loop.rests
 
 
-def test_an_engine_that_is_not_up_yet_does_not_start_beside_its_owner() -> None:
+def test_an_engine_does_not_start_while_the_owner_is_active() -> None:
     node = Node()(PAUSED, welcome(), here(None))
     assert node.of(StartEngine) == []
     assert node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
-    assert node(PAUSED).of(EndEngine) == [EndEngine()], "to load a model costs the owner as much as to sample"
+    assert node(PAUSED).of(EndEngine) == [EndEngine()], "loading a model costs the owner as much as sampling"

@@ -1,4 +1,4 @@
-"""The leases of a work loop: by which version they are sampled, and what of them goes back, and when."""
+"""Leases of a work loop: the version of each, and their returns."""
 
 from echo_node.core.effects import (
     AddPolicy,
@@ -42,7 +42,7 @@ from tests.echo_node.core.loop_parts import (
 from tests.echo_node.core.test_policies import offer as real_offer
 
 
-def test_a_lease_is_fetched_for_then_sampled_by_exactly_its_version() -> None:
+def test_a_leases_version_is_fetched_and_used_for_sampling() -> None:
     node = Node().ready()
     node(PolicyPublished(policy_version=1, offer=offer(1)))
     node(lease(7, version=1))
@@ -63,7 +63,7 @@ def test_a_lease_may_bring_the_offer_of_its_version() -> None:
     assert node.of(SubmitGroup)[0].request.policy_version == 2
 
 
-def test_a_lease_for_a_version_that_nobody_offers_is_returned() -> None:
+def test_a_lease_for_a_version_without_an_offer_is_returned() -> None:
     node = Node().ready()(lease(1, version=5))
     assert node.sent(LeaseReturned)[0].indices == (0, 1)
     assert ForgetLease(lease_id=1) in node.turn
@@ -75,7 +75,7 @@ def test_a_repeated_lease_is_held_once() -> None:
     assert node.loop.held_rollouts == 2
 
 
-def test_a_lease_that_comes_again_is_sampled_only_where_nothing_is_on_its_way() -> None:
+def test_rollouts_in_the_spool_are_not_sampled_again() -> None:
     node = Node(unacked=["1-0"]).ready()(lease(1))
     assert node.of(SubmitGroup)[0].request.indices == (1,)
 
@@ -94,7 +94,7 @@ def test_a_failed_group_is_returned_with_the_reason() -> None:
     assert (returned.indices, returned.reason) == ((1,), "the prompt is too long")
 
 
-def test_a_group_that_fails_for_its_version_is_returned_with_the_version() -> None:
+def test_a_group_that_fails_by_its_version_is_returned_with_the_version() -> None:
     node = Node().ready()(lease(1), lease(2))
     node(GroupFailed(lease_id=1, what="not finite", code=POLICY_UNUSABLE), GroupFailed(lease_id=2, what="no", code="x"))
     assert [(one.lease_id, one.unusable_version) for one in node.ever_sent(LeaseReturned)] == [
@@ -111,13 +111,13 @@ def test_work_returned_without_a_connection_is_returned_at_the_next_welcome() ->
     assert ForgetLease(lease_id=1) in node.turn
 
 
-def test_what_a_restarted_node_held_is_returned() -> None:
+def test_a_restarted_nodes_leases_are_returned() -> None:
     node = Node(unfinished={4: (0, 3)})(welcome())
     (returned,) = node.sent(LeaseReturned)
     assert (returned.lease_id, returned.indices) == (4, (0, 3))
 
 
-def test_a_lease_past_its_deadline_is_returned_when_it_has_not_begun() -> None:
+def test_an_overdue_lease_that_has_not_begun_is_returned() -> None:
     node = Node().ready()
     node(
         PolicyPublished(policy_version=1, offer=offer(1)),
@@ -139,7 +139,7 @@ def test_more_work_than_any_node_holds_is_returned() -> None:
     assert [r.lease_id for r in node.ever_sent(LeaseReturned)] == [5]
 
 
-def test_what_is_drawn_is_sent_at_once_and_again_after_a_reconnect() -> None:
+def test_sampled_tokens_are_sent_at_once_and_again_after_a_reconnect() -> None:
     node = Node().ready()(lease(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 7, 8), drawn(1, 1, 0, 9))))
     assert shown(node.sent(RolloutParts)) == [(1, 0, 0, [7, 8]), (1, 1, 0, [9])]
     node(RolloutsDrawn(parts=(drawn(1, 1, 1, 5),)))
@@ -160,17 +160,17 @@ def test_a_prefix_goes_to_the_engine_and_the_rollout_says_how_much_was_given() -
     assert [spool.rollout.num_given for spool in node(finished(1, 0)).of(SpoolRollout)] == [0]
 
 
-def test_the_engine_after_one_that_died_goes_on_where_it_was() -> None:
+def test_a_new_engine_continues_a_dead_ones_tokens() -> None:
     node = Node().ready()(continued(1, 1, 7), RolloutsDrawn(parts=(drawn(1, 0, 0, 5), drawn(1, 1, 1, 8))))
     node(EngineLost(what="killed"), EngineReady(width=WIDTH))
     prefixes = {one.index: one.ids.tolist() for one in node.of(SubmitGroup)[0].request.prefixes}
     assert prefixes == {0: [5], 1: [7, 8]}
     node(RolloutsDrawn(parts=(drawn(1, 0, 1, 6),)))
     assert shown(node.sent(RolloutParts)) == [(1, 0, 1, [6])]
-    assert node(finished(1, 1)).of(SpoolRollout)[0].rollout.num_given == 1, "what the hub gave"
+    assert node(finished(1, 1)).of(SpoolRollout)[0].rollout.num_given == 1, "the tokens that the hub gave"
 
 
-def test_all_that_was_drawn_is_sent_before_the_lease_goes_back() -> None:
+def test_all_sampled_tokens_are_sent_before_the_lease_is_returned() -> None:
     node = Node().ready()(lease(1, count=3), lease(2), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)))
     node(DrainRequested(reason="enough"), RolloutsDrawn(parts=(drawn(1, 0, 1, 6), drawn(2, 0, 0, 7))))
     node(finished(1, 2), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
@@ -179,7 +179,7 @@ def test_all_that_was_drawn_is_sent_before_the_lease_goes_back() -> None:
     ]
     assert [type(one) for one in said] == [RolloutParts, RolloutParts, LeaseReturned, LeaseReturned]
     assert shown(node.ever_sent(RolloutParts)) == [(1, 0, 0, [5]), (1, 0, 1, [6]), (2, 0, 0, [7])]
-    assert [one.indices for one in node.ever_sent(LeaseReturned)] == [(0, 1), (0, 1)], "what has finished is kept"
+    assert [one.indices for one in node.ever_sent(LeaseReturned)] == [(0, 1), (0, 1)], "finished rollouts are kept"
 
 
 def test_an_engine_that_does_not_answer_or_ends_holds_no_lease_back() -> None:
@@ -199,12 +199,12 @@ def test_a_lease_that_is_revoked_or_fails_while_it_leaves_ends_once() -> None:
 
 
 def prepared_anew(node: Node, version: int) -> Node:
-    """A newer version is here, and the engine can draw by it."""
+    """Publish a newer version, fetch it and prepare it in the engine."""
     news = PolicyPublished(policy_version=version, offer=offer(version))
     return node(news, here(version), PolicyPrepared(policy_version=version))
 
 
-def test_a_completion_goes_on_by_a_newer_version_where_it_was() -> None:
+def test_a_completion_continues_with_a_newer_version() -> None:
     node = Node().ready()(interruptible(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 0, 1), drawn(1, 1, 0, 0))))
     prepared_anew(node, 1)
     assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(SubmitGroup) == []
@@ -223,7 +223,7 @@ def test_a_completion_goes_on_by_a_newer_version_where_it_was() -> None:
     assert DropPolicy(policy_version=0) not in node.wanted or node.loop.held_rollouts == 1
 
 
-def test_a_lease_that_names_its_version_is_drawn_to_its_end_by_it() -> None:
+def test_a_fixed_lease_is_sampled_to_its_end_with_its_version() -> None:
     node = Node().ready()(lease(1), interruptible(2))
     prepared_anew(node, 1)
     assert node.of(CancelLease) == [CancelLease(lease_id=2)]
@@ -231,7 +231,7 @@ def test_a_lease_that_names_its_version_is_drawn_to_its_end_by_it() -> None:
     assert (spool.rollout.policy_version_end, spool.rollout.versions) == (0, ())
 
 
-def test_what_ends_soon_and_what_is_prepared_is_not_broken_into() -> None:
+def test_rollouts_that_end_soon_are_not_interrupted() -> None:
     node = Node().ready()(lease(1, count=1), interruptible(2, max_tokens=8), finished(1, 0))
     prepared_anew(node, 1)
     assert node.of(CancelLease) == [], "8 tokens at 50 a second"
@@ -240,7 +240,7 @@ def test_what_ends_soon_and_what_is_prepared_is_not_broken_into() -> None:
     assert node(PolicyPrepared(policy_version=1)).of(CancelLease) == [CancelLease(lease_id=2)]
 
 
-def test_what_has_not_begun_begins_by_the_newest() -> None:
+def test_a_rollout_that_has_not_begun_uses_the_newest_version() -> None:
     node = Node()(welcome(1), here(None), interruptible(1, version=1), here(1))
     node(PolicyPublished(policy_version=2, offer=offer(2)), here(2), EngineReady(width=WIDTH))
     assert [one.request.policy_version for one in node.of(SubmitGroup)] == [2]
@@ -248,7 +248,7 @@ def test_what_has_not_begun_begins_by_the_newest() -> None:
     assert (spool.rollout.policy_version_start, spool.rollout.policy_version_end) == (2, 2)
 
 
-def test_an_engine_that_dies_between_two_versions_costs_what_it_had_not_told() -> None:
+def test_an_engine_that_dies_between_versions_loses_only_unreported_tokens() -> None:
     node = Node().ready()(interruptible(1, count=1), RolloutsDrawn(parts=(drawn(1, 0, 0, 0, 1),)))
     prepared_anew(node, 1)
     node(EngineLost(what="killed"), EngineReady(width=WIDTH))
@@ -267,8 +267,8 @@ def test_a_lease_that_is_revoked_or_goes_back_between_two_versions_ends_once() -
     assert sum(isinstance(effect, SubmitGroup) for effect in node.wanted) == 3
 
 
-def test_a_version_of_other_content_takes_what_was_drawn_by_it_along() -> None:
-    """As after the hub was restored from a backup: nothing may be gone on with that another policy drew."""
+def test_a_replaced_versions_tokens_are_dropped_with_it() -> None:
+    """Replace it as after a restore from a backup: another policy's tokens must not be continued."""
     node = Node()(welcome(1).model_copy(update={"policy": real_offer(1)}), here(None), here(1))
     node(EngineReady(width=WIDTH), lease(1, version=1), lease(2, version=0))
     node(RolloutsDrawn(parts=(drawn(1, 0, 0, 7, version=1), drawn(2, 0, 0, 8))), Disconnected())
@@ -278,6 +278,6 @@ def test_a_version_of_other_content_takes_what_was_drawn_by_it_along() -> None:
     ]
     assert shown(node.sent(RolloutParts)) == [(2, 0, 0, [8])]
     engine = [effect for effect in node.turn if isinstance(effect, CancelLease | DropPolicy)]
-    assert engine == [CancelLease(lease_id=1), DropPolicy(policy_version=1)], "no group is left of what is dropped"
+    assert engine == [CancelLease(lease_id=1), DropPolicy(policy_version=1)], "no group of the dropped version is left"
     node(here(1), lease(3, version=1))
     assert [one.request.lease_id for one in node.of(SubmitGroup)] == [3]

@@ -1,4 +1,4 @@
-"""A random walk over a work loop, which checks what must hold on every path."""
+"""A random walk over a work loop, with invariants checked on every path."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0,
 
 
 class World:
-    """Answers a work loop's effects at random moments, and keeps account of every leased index."""
+    """Answers a work loop's effects at random moments, and accounts for every leased index."""
 
     def __init__(self) -> None:
         self.node = Node()
@@ -66,7 +66,7 @@ class World:
         self.sent_before_spooled: set[str] = set()
         self.running: dict[int, set[int]] = {}
         self.versions: dict[int, int] = {}
-        """By lease, the version that it runs by; before that, the one that it names."""
+        """Policy version of each lease: the running one, or the named one before it runs."""
         self.may_move: set[int] = set()
         self.loaded: set[int] = set()
         self.engine_exists = self.engine_up = self.engine_is_still = self.engine_ends = False
@@ -75,15 +75,15 @@ class World:
         self.unspooled: list[Rollout] = []
         self.fetching: dict[int | None, ArtefactOffer] = {}
         self.on_disk: set[int | None] = {None}
-        """None stands for what a keyframe needs, as well as for the base."""
+        """None stands for a keyframe's needs, and for the base."""
         self.published = 0
         self.drawn: dict[tuple[int, int], list[int]] = {}
-        """The version of each token that the engine has drawn of what it holds; how many of them it has told."""
+        """Versions of all tokens that the engine sampled, and the number that it reported."""
         self.told: dict[tuple[int, int], int] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
-        """The version of each token that the node was given or told of."""
+        """Versions of all tokens that the node was given or told."""
         self.hub_has: dict[tuple[int, int], int] = {}
-        """Tokens of unfinished rollouts; forgotten with each connection."""
+        """Number of tokens of unfinished rollouts; reset at each connection."""
         self.cancelling: list[int] = []
 
     @property
@@ -151,7 +151,7 @@ class World:
                 given = {one.index: len(one.ids) for one in request.prefixes}
                 for index in request.indices:
                     name = request.lease_id, index
-                    assert given.get(index, 0) == len(self.known[name]), "nothing that was told is drawn again"
+                    assert given.get(index, 0) == len(self.known[name]), "no reported token is sampled again"
                     self.drawn[name], self.told[name] = list(self.known[name]), len(self.known[name])
             case CancelLease(lease_id=lease_id):
                 self.running.pop(lease_id, None)  # It may have been told before, to move on.
@@ -173,7 +173,7 @@ class World:
     def step(self, kind: int, a: int, b: int) -> None:
         lease_ids = sorted(self.running)
         chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
-        if kind == 0:  # From a hub that has forgotten what the version was, or not.
+        if kind == 0:  # A welcome from a hub that kept or forgot the version's content.
             news = welcome(self.published)
             self.hub_has = {}
             same = news.model_copy(update={"policy": news.policy and real_offer(self.published)})
@@ -264,7 +264,7 @@ def test_every_leased_index_ends_once(steps: list[tuple[int, int, int]]) -> None
     world.do(welcome())
     for kind, a, b in steps:
         world.step(kind, a, b)
-    world.step(0, 0, 0)  # Reconnected, so that what is to be said is said.
+    world.step(0, 0, 0)  # Reconnect, so that pending messages are sent.
     world.do(DrainRequested(reason="the end"))
     world.node.now += LAST_WORDS_S
     world.do(Tick())

@@ -1,4 +1,4 @@
-"""Which engine is chosen on a machine that changes between two looks."""
+"""The choice of an engine on a machine that changes between two looks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOUND = hardware.detect()
 
 
 class Machine:
-    """Gives the choices in this order, then the last one for ever; None stands for no engine at all."""
+    """Returns the choices in this order, then the last one forever; None means no engine."""
 
     def __init__(self, *choices: BackendChoice | None) -> None:
         self.left = list(choices)
@@ -52,7 +52,7 @@ async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machi
     assert (chooser.is_fallback, machine.changes) == (True, 1)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
     assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
-    await chooser.until_another()  # Over looks that find the same, and nothing.
+    await chooser.until_another()  # Also over looks without a change or without an engine.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU
     assert (chooser.is_fallback, machine.changes) == (False, 2)
@@ -68,7 +68,7 @@ async def test_a_gpu_that_is_not_used_is_a_trouble(
     assert chooser.trouble == Trouble(TroubleCode.GPU_UNUSED, told) and told in caplog.text
 
 
-async def test_who_wakes_up_looks_at_once() -> None:
+async def test_a_machine_that_wakes_up_is_looked_at_at_once() -> None:
     machine = Machine(GPU, CPU, GPU)
     chooser = EngineChooser(machine.look, on_change=machine.changed, probe_s=100_000.0)
     await chooser.decide()
@@ -80,7 +80,7 @@ async def test_who_wakes_up_looks_at_once() -> None:
     assert chooser.trouble is None
 
 
-async def test_new_settings_decide_which_choice_is_the_one_to_return_to(
+async def test_new_settings_set_the_choice_to_return_to(
     chooser_of: Callable[[Machine], EngineChooser],
 ) -> None:
     machine = Machine(GPU, CPU, GPU)
@@ -93,7 +93,7 @@ async def test_new_settings_decide_which_choice_is_the_one_to_return_to(
     assert (chooser.is_fallback, machine.changes) == (True, 2)
 
 
-async def test_a_machine_without_an_engine_says_so(chooser_of: Callable[[Machine], EngineChooser]) -> None:
+async def test_a_machine_without_an_engine_reports_it(chooser_of: Callable[[Machine], EngineChooser]) -> None:
     with pytest.raises(BackendError):
         await chooser_of(Machine(None)).decide()
 

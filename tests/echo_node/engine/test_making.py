@@ -1,4 +1,4 @@
-"""What engines are chosen and made by: the settings and the base model of that moment."""
+"""Inputs of an engine: the settings and the base model at that moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 class Node:
-    """Whose settings and run a test changes."""
+    """A node whose settings and run the test changes."""
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
@@ -34,7 +34,7 @@ class Node:
         self.maker = EngineMaker(paths=paths, config=lambda: self.config, run_id=lambda: self.run_id)
 
     def fetch_base(self, run_id: str) -> str:
-        """The content of a base model that is here from then on."""
+        """Create a base model, and return its content hash."""
         directory = self.paths.base(run_id)
         directory.mkdir(parents=True)
         (directory / "config.json").write_text("{}")
@@ -50,7 +50,7 @@ def node(tmp_path: Path) -> Node:
     return Node(Paths.find(tmp_path / "node"))
 
 
-def test_the_settings_of_the_moment_decide_what_is_chosen(node: Node) -> None:
+def test_the_current_settings_decide_the_choice(node: Node) -> None:
     pytest.importorskip("llama_cpp")
     found, choice = node.maker.look()
     assert found == hardware.detect() and choice == registry.choose(found)
@@ -58,7 +58,7 @@ def test_the_settings_of_the_moment_decide_what_is_chosen(node: Node) -> None:
     assert node.maker.look()[1] == registry.choose(found, "llama_cpp") != choice
 
 
-def test_what_was_measured_counts_on_its_own_base_once_that_is_here(node: Node) -> None:
+def test_measured_speeds_count_for_their_base_once_it_is_present(node: Node) -> None:
     found, by_rank = node.maker.look()
     usable = [one.choice for one in registry.survey(found) if one.missing is None and not one.on_request]
     if len(usable) < 2:

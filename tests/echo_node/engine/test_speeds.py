@@ -1,4 +1,4 @@
-"""What is remembered of engines' speeds, and what is made of it."""
+"""Stored speeds of engines, and their use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_rate_at_a_width_is_that_of_the_next_narrower_one() -> None:
     assert "too slow" in str(Speeds.now(()))
 
 
-def test_what_is_remembered_is_found_in_the_same_place_only(tmp_path: Path) -> None:
+def test_a_stored_speed_is_found_only_for_the_same_machine_and_base(tmp_path: Path) -> None:
     book = SpeedBook(tmp_path / "speeds.json")
     assert book.find(PLACE, SETTINGS) is None
     speeds = measured({1: 5.0})
@@ -95,7 +95,7 @@ def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @given(st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists)))
-def test_a_damaged_file_is_ignored_and_written_anew(tmp_path_factory: pytest.TempPathFactory, content: object) -> None:
+def test_a_damaged_file_is_ignored_and_replaced(tmp_path_factory: pytest.TempPathFactory, content: object) -> None:
     file = tmp_path_factory.mktemp("book") / "speeds.json"
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     book = SpeedBook(file)
@@ -104,13 +104,13 @@ def test_a_damaged_file_is_ignored_and_written_anew(tmp_path_factory: pytest.Tem
     assert book.find(PLACE, SETTINGS) is not None
 
 
-def test_damage_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "speeds.json").write_text('{"x": {"rows": [{"kind": "decode"}], "measured_at": 1}}')
     assert SpeedBook(tmp_path / "speeds.json").find(PLACE, SETTINGS) is None
     assert "is damaged" in caplog.text
 
 
-def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_cannot_be_written_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     book = SpeedBook(tmp_path / "file" / "speeds.json")
     book.remember(PLACE, SETTINGS, measured({1: 5.0}))
@@ -119,6 +119,6 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.Lo
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
-def test_the_file_is_its_owners(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     SpeedBook(tmp_path / "speeds.json").remember(PLACE, SETTINGS, measured({1: 5.0}))
     assert (tmp_path / "speeds.json").stat().st_mode & 0o077 == 0

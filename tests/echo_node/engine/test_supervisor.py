@@ -1,4 +1,4 @@
-"""The engine over real processes that misbehave as they are told to: what is delivered, and what is remembered."""
+"""The engine over real processes that misbehave as told: delivered events, and stored facts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from echo_shared.supervised import Limits
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
 FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK = range(9)
-"""As in odd_worker."""
+"""The values in odd_worker."""
 PATIENCE_S = 60.0
 TORCH = BackendChoice(name="torch", device="cpu", reason="test")
 LLAMA = BackendChoice(name="llama_cpp", device="cpu", reason="test")
@@ -52,7 +52,7 @@ Starter = Callable[..., Awaitable[Any]]
 
 
 class Bench:
-    """Starts engines; each event that one of them delivers is kept."""
+    """Starts engines, and keeps each event that they deliver."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ class Bench:
         self.changes += 1
 
     async def start(self, max_width: int = 0, *, width: int = 0) -> Any:
-        """The first event of a new engine."""
+        """Return the first event of a new engine."""
         parts = EngineParts(
             chooser=self.chooser,
             widths=Widths(self.directory / "widths.json"),
@@ -101,7 +101,7 @@ class Bench:
             return await self.events.get()
 
     async def sample(self, prompt: int) -> Any:
-        """What comes of a group with this prompt."""
+        """Return the event after sampling a group with this prompt."""
         await self.engine.submit(
             GroupRequest(
                 lease_id=1,
@@ -130,14 +130,14 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await bench.end()
 
 
-async def test_a_gpu_that_does_not_start_is_told_with_what_to_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gpu_that_does_not_start_is_reported_with_advice(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GpuCages, "find", lambda *_: Fit(leeway=SEALED, failure="cuInit failed with error 304"))
     lost = await bench.start()
     assert isinstance(lost, EngineLost) and lost.cause == "died" and lost.code == GPU_UNUSABLE
     assert "(cuInit failed with error 304)" in lost.what and "echo-node doctor" in lost.what
 
 
-async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembered(bench: Bench) -> None:
+async def test_an_engine_too_wide_for_memory_is_halved_and_the_width_stored(bench: Bench) -> None:
     (bench.directory / "enough.json").write_text("10")
     lost = await bench.start()
     assert lost == EngineLost(what="It is too big. (width 64)", cause="out_of_memory", code="out_of_memory", width=0)
@@ -151,7 +151,7 @@ async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembere
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes in the file system")
-async def test_an_engine_given_up_while_its_width_is_remembered_is_not_left(bench: Bench) -> None:
+async def test_an_engine_ended_while_its_width_is_stored_does_not_survive(bench: Bench) -> None:
     widths = bench.directory / "widths.json"
     os.mkfifo(widths)
     others = psutil.Process().children()
@@ -165,7 +165,7 @@ async def test_an_engine_given_up_while_its_width_is_remembered_is_not_left(benc
 
 
 async def opened_for_reading(pipe: Path) -> int:
-    """The other end of `pipe`, as soon as somebody waits for what comes of it."""
+    """Return the writing end of `pipe`, once a reader waits."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -174,7 +174,7 @@ async def opened_for_reading(pipe: Path) -> int:
                 await asyncio.sleep(0.01)
 
 
-async def test_what_was_learnt_of_one_engine_does_not_hold_for_another(bench: Bench) -> None:
+async def test_a_width_limit_does_not_hold_for_another_engine(bench: Bench) -> None:
     assert await bench.start(8) == EngineReady(width=8, scores=True)
     bench.choice = TORCH
     assert await bench.start() == EngineReady(width=64, scores=True)
@@ -185,7 +185,7 @@ def converted(bench: Bench) -> list[str]:
 
 
 @pytest.mark.parametrize("read", ["read.gguf", "another.gguf"])
-async def test_once_it_is_up_what_it_does_not_read_is_deleted(bench: Bench, read: str) -> None:
+async def test_a_running_engine_deletes_base_files_it_does_not_read(bench: Bench, read: str) -> None:
     for name in ("other.gguf", read):
         (bench.directory / name).write_text(name)
     await bench.start()
@@ -204,7 +204,7 @@ async def test_an_engine_that_stands_in_for_the_first_choice_deletes_nothing(ben
     assert converted(bench) == []
 
 
-async def test_weights_are_asked_for_where_this_node_deleted_them(bench: Bench) -> None:
+async def test_missing_weights_are_requested_if_this_node_deleted_them(bench: Bench) -> None:
     (bench.directory / "none.json").write_text("")
     lost = await bench.start()
     assert (lost.cause, lost.code) == ("died", NO_WEIGHTS)
@@ -214,7 +214,7 @@ async def test_weights_are_asked_for_where_this_node_deleted_them(bench: Bench) 
 
 
 def mark_converted(bench: Bench) -> None:
-    """The base counts as verified, with a converted file in place of its weights."""
+    """Mark the base as verified, with a converted file instead of its weights."""
     (bench.directory / "config.json").write_text("{}")
     (bench.directory / "a.safetensors").write_text("weights")
     manifest = Manifest(
@@ -250,7 +250,7 @@ async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> No
     assert lost == EngineLost(what="No room for the keys.", cause="out_of_memory", code="out_of_memory", width=64)
 
 
-async def test_a_group_fails_with_a_reason_that_the_hub_can_be_told_however_much_the_engine_says(bench: Bench) -> None:
+async def test_a_groups_failure_reason_fits_the_message_without_private_paths(bench: Bench) -> None:
     await bench.start()
     assert await bench.sample(HICCUP) == GroupFailed(lease_id=1, what="The engine has hiccups.", code="backend")
     failed = await bench.sample(RANT)
@@ -259,7 +259,7 @@ async def test_a_group_fails_with_a_reason_that_the_hub_can_be_told_however_much
     assert LeaseReturned(lease_id=1, indices=(0,), reason=failed.what).reason == failed.what
 
 
-async def test_what_is_drawn_is_told_and_so_is_the_end_of_a_cancelled_lease(bench: Bench) -> None:
+async def test_sampled_tokens_and_the_end_of_a_cancelled_lease_are_reported(bench: Bench) -> None:
     await bench.start()
     drawn = await bench.sample(TALK)
     assert isinstance(drawn, RolloutsDrawn) and drawn.parts[0].lease_id == 1
@@ -270,7 +270,7 @@ async def test_what_is_drawn_is_told_and_so_is_the_end_of_a_cancelled_lease(benc
     assert news == LeaseCancelled(lease_id=1)
 
 
-async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
+async def test_a_crash_is_reported_with_its_reason(bench: Bench) -> None:
     await bench.start()
     assert isinstance(await bench.sample(FINE), RolloutsFinished)
     lost = await bench.sample(BUG)
@@ -281,12 +281,12 @@ async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
 async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
     bench.choice = TORCH
     await bench.start()
-    bench.choice = LLAMA  # The better device is gone, and its engine dies of it.
+    bench.choice = LLAMA  # The better device vanishes, and its engine dies.
     await bench.sample(BUG)
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changes) == (LLAMA, 1)
     bench.choice = TORCH
-    lost = await bench.sample(HANG)  # Whatever it does: it is ended.
+    lost = await bench.sample(HANG)  # It is ended, whatever it does.
     assert (lost.cause, lost.what) == ("stopped", "The engine's process was stopped.")
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changes) == (TORCH, 2)
@@ -303,7 +303,7 @@ def until_stopped(process: psutil.Process) -> None:
         pass
 
 
-async def test_an_engine_that_is_suspended_stands_still_and_goes_on(bench: Bench) -> None:
+async def test_an_engine_that_is_suspended_stands_still_and_continues(bench: Bench) -> None:
     await bench.start()
     assert bench.engine.pid is not None
     process = psutil.Process(bench.engine.pid)
@@ -316,7 +316,7 @@ async def test_an_engine_that_is_suspended_stands_still_and_goes_on(bench: Bench
     assert isinstance(await asking, RolloutsFinished)
 
 
-async def test_an_engine_that_is_ended_says_so_once_whatever_it_did(bench: Bench) -> None:
+async def test_a_stopped_engine_reports_its_end_once(bench: Bench) -> None:
     await bench.start()
     bench.engine.suspend()
     await bench.engine.end()
@@ -327,14 +327,14 @@ async def test_an_engine_that_is_ended_says_so_once_whatever_it_did(bench: Bench
     await bench.engine.end()
     assert (await lost).cause == "stopped"
     starting = asyncio.create_task(bench.start())
-    await asyncio.sleep(0)  # Its process is not there yet.
+    await asyncio.sleep(0)  # Its process does not exist yet.
     assert bench.engine.pid is None
     await bench.engine.end()
     assert await starting == EngineLost(what="The engine was ended before it was up.", cause="stopped")
     assert bench.events.empty()
 
 
-async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench) -> None:
+async def test_a_machine_without_any_engine_is_reported_and_may_get_one_later(bench: Bench) -> None:
     await bench.start()
     bench.choice = None
     assert await bench.start() == EngineLost(what="There is no engine.", cause="died", code="backend", width=0)
@@ -343,7 +343,7 @@ async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere less is held, or nothing")
-async def test_what_the_engine_is_held_to_is_known_while_it_runs(bench: Bench) -> None:
+async def test_a_running_engines_cage_is_known(bench: Bench) -> None:
     await bench.start(8)
     assert bench.engine.held is not None and bench.engine.held.holds == tuple(GUARDS)
     await bench.engine.end()

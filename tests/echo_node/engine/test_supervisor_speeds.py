@@ -1,4 +1,4 @@
-"""An engine is measured once, before it reports what it can do; on real processes that behave as they are told to."""
+"""An engine is measured once, before it reports its capacity; with real, scripted processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATIENCE_S = 60.0
 
 
 class Node:
-    """Starts engines on one base; they open 64 wide unless they are told otherwise."""
+    """Starts engines on one base, 64 wide by default."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class Node:
         self._runs: list[asyncio.Task[None]] = []
 
     def describe_base(self) -> None:
-        """The odd engine's prompts begin with what goes wrong: of one token, all is well."""
+        """Limit prompts to token 0: the odd engine misbehaves by a prompt's first token."""
         (self.directory / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
 
     def speeds(self) -> Speeds | None:
@@ -66,7 +66,7 @@ class Node:
         return self.found, CHOICE
 
     async def start(self, *, width: int = 0, bench_seconds: float = 0.2) -> Any:
-        """The first event of a new engine."""
+        """Return the first event of a new engine."""
         parts = EngineParts(
             chooser=EngineChooser(self._look, on_change=self._unchanged),
             widths=Widths(self.directory / "widths.json"),
@@ -103,7 +103,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     await node.end()
 
 
-async def test_it_is_measured_before_it_reports_and_only_once(node: Node) -> None:
+async def test_an_engine_is_measured_once_before_it_reports(node: Node) -> None:
     node.describe_base()
     ready = await node.start()
     speeds = node.speeds()
@@ -113,7 +113,7 @@ async def test_it_is_measured_before_it_reports_and_only_once(node: Node) -> Non
     assert node.speeds() == speeds
 
 
-async def test_what_is_known_decides_the_width(node: Node) -> None:
+async def test_stored_speeds_decide_the_width(node: Node) -> None:
     rows = [
         {"kind": "decode", "width": width, "tokens": 10, "seconds": 1.0, "tokens_per_s": rate}
         for width, rate in ((1, 5.0), (8, 40.0), (32, 41.0))
@@ -125,7 +125,7 @@ async def test_what_is_known_decides_the_width(node: Node) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"width": 4}, {"bench_seconds": 0.0}])
-async def test_it_is_not_measured_when_that_is_of_no_use_or_not_wanted(node: Node, settings: dict[str, Any]) -> None:
+async def test_an_engine_is_not_measured_if_useless_or_disabled(node: Node, settings: dict[str, Any]) -> None:
     node.describe_base()
     assert await node.start(**settings) == EngineReady(width=settings.get("width", 64), scores=True)
     assert node.speeds() is None
@@ -136,11 +136,13 @@ async def test_a_base_that_does_not_say_its_bounds_is_not_measured(node: Node) -
     assert node.speeds() is None
 
 
-async def test_one_that_fails_at_it_works_without_the_next_time(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_fails_its_measurement_starts_without_one_next_time(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     (node.directory / "config.json").write_text("{}")  # Only measuring reads it here.
     lost = await node.start()
     assert isinstance(lost, EngineLost) and lost.cause == "died"
-    assert "it goes on unmeasured" in caplog.text
+    assert "the next start skips the measurement" in caplog.text
     assert await node.start() == EngineReady(width=64, scores=True)
 
 
@@ -152,13 +154,13 @@ async def test_a_narrow_memory_counts_more_than_the_best_width(node: Node) -> No
     assert isinstance(ready, EngineReady) and ready.width <= 4
 
 
-def test_what_the_node_is_told_goes_to_the_engine() -> None:
+def test_the_nodes_settings_reach_the_engine() -> None:
     config = NodeConfig(threads=3, width=7, memory_limit_bytes=2**30)
     assert settings_of(config) == EngineSettings(threads=3, width=7, stream_s=5.0)
     assert limits_of(config, hardware.detect()).memory_bytes == 2**30
 
 
-def test_rates_are_those_of_usable_engines_on_this_base(node: Node) -> None:
+def test_rates_include_only_usable_engines_on_this_base(node: Node) -> None:
     settings = EngineSettings()
     assert measured(node.book, node.found, "base", settings) == {}
     row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 10.0}
@@ -172,7 +174,9 @@ def test_rates_are_those_of_usable_engines_on_this_base(node: Node) -> None:
     assert measured(node.book, node.found, "another", settings) == {}
 
 
-async def test_a_failure_is_told_for_a_day_and_then_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_is_reported_for_a_day_and_then_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, gpu = EngineSettings(), hardware.Gpu(name="a GPU", memory_bytes=2**33)
     monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
     found = replace(node.found, cuda_gpus=(gpu,))

@@ -1,4 +1,4 @@
-"""Limits on a real disk."""
+"""Width limits on a real disk."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_a_limit_outlives_the_process(file: Path) -> None:
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Place)])
-def test_it_holds_for_what_it_was_learnt_of(file: Path, field: str) -> None:
+def test_a_limit_holds_only_for_its_engine_and_base(file: Path, field: str) -> None:
     Widths(file).remember(PLACE, LIMIT, 32)
     assert Widths(file).limit(PLACE, 2 * LIMIT) == 0
     assert Widths(file).limit(dataclasses.replace(PLACE, **{field: "another"}), LIMIT) == 0
     assert Widths(file).limit(PLACE, LIMIT) == 32
 
 
-def test_it_does_not_hold_for_ever(file: Path) -> None:
+def test_a_limit_expires(file: Path) -> None:
     Widths(file).remember(PLACE, LIMIT, 32)
     entries = json.loads(file.read_text())
     for entry in entries.values():
@@ -52,7 +52,7 @@ def test_limits_can_be_forgotten(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"a": 1}', '{"%s": {"width": "many"}}'])
-def test_a_damaged_file_is_learnt_anew(file: Path, damage: str) -> None:
+def test_a_damaged_file_counts_as_empty(file: Path, damage: str) -> None:
     Widths(file).remember(PLACE, LIMIT, 32)
     key = next(iter(json.loads(file.read_text())))
     file.write_text(damage.replace("%s", key))
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_learnt_anew(file: Path, damage: str) -> None:
     assert Widths(file).limit(PLACE, LIMIT) == 16
 
 
-def test_a_disk_that_cannot_be_written_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_cannot_be_written_is_reported_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "node").touch()
     with caplog.at_level(logging.WARNING):
         Widths(tmp_path / "node" / "widths.json").remember(PLACE, LIMIT, 8)

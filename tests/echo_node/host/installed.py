@@ -1,4 +1,4 @@
-"""A copy of Echo where an installer would have put it, whose installer is what a test says."""
+"""An installed copy of Echo with a scripted installer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from echo_node.host.installed_copy import InstalledCopy
 
 SYSTEM = "macos" if sys.platform == "darwin" else "linux"
 SWITCH = 'cd "$(dirname "$0")/../../../.." && mkdir -p versions/2/installers && ln -sfn versions/2 current'
-"""What an installer does in the end."""
+"""The last commands of an installer."""
 
 
 def make_copy(home: Path, installer: str = SWITCH, *, source: Path | str | None = None) -> InstalledCopy:
-    """`source`: the wheelhouse that it came from; None = one that is there."""
+    """Make a copy from the wheelhouse `source`; None creates a wheelhouse."""
     environment = home / "versions" / "1"
     script = environment / "installers" / SYSTEM / "install.sh"
     script.parent.mkdir(parents=True)
@@ -29,6 +29,6 @@ def make_copy(home: Path, installer: str = SWITCH, *, source: Path | str | None 
 
 
 def note(into: Path, /, **changed: object) -> None:
-    """source.json, as the installer writes it."""
+    """Write source.json like the installer."""
     noted = {"origin": "wheelhouse", "source": "", "options": [], "environment": {"HOME": str(into)}, **changed}
     (into / "source.json").write_text(json.dumps(noted))

@@ -49,7 +49,7 @@ def test_a_page_of_the_hub_is_the_hub_s_address(prefix: str, page: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/leaderboards", "/my-operator", "/leaderboard/echo", "/api", "/api/v2/run"])
-def test_what_is_no_page_of_a_hub_is_where_the_hub_is(path: str) -> None:
+def test_an_unknown_path_is_part_of_the_hubs_address(path: str) -> None:
     assert HubAddress.parse(f"https://hub.example.org{path}", insecure=False).origin.endswith(path)
 
 
@@ -71,7 +71,7 @@ def test_paths_that_the_hub_names_are_below_its_address() -> None:
         ("https://[::1", "IPv6"),
     ],
 )
-def test_what_is_no_address_is_said(url: str, got: str) -> None:
+def test_an_invalid_address_is_reported(url: str, got: str) -> None:
     with pytest.raises(ConfigError) as caught:
         HubAddress.parse(url, insecure=True)
     assert caught.value.code == "bad_url" and got in (caught.value.got or "")

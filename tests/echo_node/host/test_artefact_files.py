@@ -48,7 +48,7 @@ def manifest_of(directory: Path, kind: Literal["base", "policy"] = "policy") -> 
     )
 
 
-def test_a_marker_tells_what_is_here_and_how_it_came(directory: Path) -> None:
+def test_a_marker_has_the_manifest_and_the_fetch_report(directory: Path) -> None:
     assert read_marker(directory) is None and content_here(directory) is None
     manifest = manifest_of(directory)
     write_marker(directory, manifest, REPORT)
@@ -59,7 +59,7 @@ def test_a_marker_tells_what_is_here_and_how_it_came(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["longer", "touched", "gone", "marker"])
-def test_what_has_changed_since_does_not_count(directory: Path, change: str) -> None:
+def test_files_changed_since_the_marker_do_not_count(directory: Path, change: str) -> None:
     write_marker(directory, manifest_of(directory), REPORT)
     file = directory / "b.safetensors"
     match change:
@@ -75,7 +75,7 @@ def test_what_has_changed_since_does_not_count(directory: Path, change: str) -> 
     assert read_marker(directory) is None
 
 
-def test_what_never_reached_the_disk_does_not_count_once_it_is_hashed_again(directory: Path) -> None:
+def test_files_that_never_reached_the_disk_fail_the_next_hash(directory: Path) -> None:
     write_marker(directory, manifest_of(directory), REPORT)
     verified = read_marker(directory)
     assert verified is not None and read_marker(directory, hash_again=True) == verified
@@ -86,7 +86,7 @@ def test_what_never_reached_the_disk_does_not_count_once_it_is_hashed_again(dire
     assert read_marker(directory) == verified and read_marker(directory, hash_again=True) is None
 
 
-def test_only_what_was_verified_once_is_deleted_for_having_changed(directory: Path) -> None:
+def test_only_files_verified_before_are_deleted_after_a_change(directory: Path) -> None:
     delete_changed(directory)  # The beginning of a fetch.
     assert (directory / "a.json").exists()
     write_marker(directory, manifest_of(directory), REPORT)
@@ -106,9 +106,7 @@ def test_the_marker_goes_first(directory: Path, monkeypatch: pytest.MonkeyPatch)
     assert directory.exists() and read_marker(directory) is None
 
 
-def test_room_is_wanted_for_what_is_missing_and_some_stays_free(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_space_is_needed_for_missing_files_and_a_reserve(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (directory / "half").write_bytes(bytes(MIB))
     files = [(directory / "half", 2 * MIB), (directory / "new", 3 * MIB)]
     monkeypatch.setattr(artefact_files.shutil, "disk_usage", lambda _: SimpleNamespace(total=100 * MIB, free=9 * MIB))
@@ -116,7 +114,7 @@ def test_room_is_wanted_for_what_is_missing_and_some_stays_free(
     monkeypatch.setattr(artefact_files.shutil, "disk_usage", lambda _: SimpleNamespace(total=100 * MIB, free=8 * MIB))
     with pytest.raises(StorageError, match="It does not fit") as caught:
         check_room(directory, "It", files)
-    assert caught.value.got == "4 MiB needed at the most, 8 MiB free"
+    assert caught.value.got == "up to 4 MiB needed, 8 MiB free"
 
 
 def test_headroom_is_a_share_of_a_small_disk_and_a_fixed_amount_of_a_large_one() -> None:
@@ -125,7 +123,7 @@ def test_headroom_is_a_share_of_a_small_disk_and_a_fixed_amount_of_a_large_one()
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("base", ["a.json", "b.safetensors"]), ("policy", [])])
-def test_a_base_and_only_that_is_on_the_disk_before_its_marker_is(
+def test_only_a_base_is_flushed_to_disk_before_its_marker(
     directory: Path, monkeypatch: pytest.MonkeyPatch, kind: Literal["base", "policy"], expected: list[str]
 ) -> None:
     synced: list[str] = []

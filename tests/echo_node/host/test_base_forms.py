@@ -1,4 +1,4 @@
-"""The forms of a base model on the disk, with the node killed between any two steps."""
+"""Forms of a base model on the disk, with the node killed between any two steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GIB = 2**30
 
 
 class Killed(BaseException):
-    """The process ends here: nothing that handles errors sees it."""
+    """The process ends here: no error handler catches it."""
 
 
 class Disk:
-    """A verified base model of two files of weights, converted twice, with what else a node may find there."""
+    """A verified base model of two weight files, converted twice, with other files that a node may have."""
 
     def __init__(self, root: Path) -> None:
         self.base = root / "artefacts" / "run-base"
@@ -54,7 +54,7 @@ class Disk:
 
     @property
     def here(self) -> set[str]:
-        """Paths of all files but the marker."""
+        """Return the paths of all files except the marker."""
         files = [*self.base.rglob("*"), *self.derived.parent.rglob("*")]
         root = self.base.parent.parent
         return {path.relative_to(root).as_posix() for path in files if path.is_file()}
@@ -66,7 +66,7 @@ class Disk:
 
 
 def kill_after(num_steps: int, patch: pytest.MonkeyPatch) -> None:
-    """Kills in place of the next step after so many that change the disk."""
+    """Replace the next step by a kill, after `num_steps` steps that change the disk."""
     steps = iter(range(num_steps))
 
     def counted(real: Callable[..., object]) -> Callable[..., object]:
@@ -104,7 +104,7 @@ def test_the_weights_stay_for_an_engine_that_reads_them(disk: Disk) -> None:
 def test_a_kill_between_any_two_steps_leaves_a_whole_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: bool
 ) -> None:
-    """After every step that changes the disk; the next start ends what was begun."""
+    """Kill after every step that changes the disk; the next start completes the rest."""
     kept, num_kills = CONVERTED if converted else OWN, 0
     while True:
         disk = Disk(tmp_path / str(num_kills))
@@ -126,8 +126,7 @@ def test_a_kill_between_any_two_steps_leaves_a_whole_base(
     assert num_kills == (6 if converted else 3)
 
 
-def test_the_order_outlives_a_power_cut(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The marker is on the disk before the first of the weights goes."""
+def test_the_marker_is_on_disk_before_weights_are_deleted(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     unlink, sync = Path.unlink, artefact_files.sync
     monkeypatch.setattr(Path, "unlink", lambda path, **options: (steps.append(path.suffix), unlink(path, **options)))
@@ -165,7 +164,7 @@ def test_a_converted_file_that_is_gone_or_changed_makes_the_base_incomplete(disk
     assert not disk.is_whole
 
 
-def test_weights_are_wanted_again_only_where_they_were_deleted(disk: Disk) -> None:
+def test_weights_are_requested_again_only_if_they_were_deleted(disk: Disk) -> None:
     assert not want_weights(disk.base) and disk.is_whole
     keep_one_form(disk.base, disk.derived, disk.converted)
     assert want_weights(disk.base) and not disk.is_whole
@@ -197,14 +196,14 @@ def test_a_disk_that_refuses_is_a_storage_error(disk: Disk, monkeypatch: pytest.
         ("auto", "auto", 2**20, 2**21),
     ],
 )
-def test_what_a_conversion_takes(backend: str, precision: str, base_bytes: int, expected: int) -> None:
+def test_the_space_that_a_conversion_needs(backend: str, precision: str, base_bytes: int, expected: int) -> None:
     assert conversion_bytes(base_bytes, backend=backend, precision=precision) == expected
 
 
 @pytest.mark.parametrize(
     ("backend", "precision", "times"), [("torch", "auto", 2), ("auto", "auto", 2), ("llama_cpp", "q4_k_m", 2.5)]
 )
-def test_the_largest_base_fits_with_all_that_it_takes_meanwhile(backend: str, precision: str, times: float) -> None:
+def test_the_largest_base_fits_including_temporary_files(backend: str, precision: str, times: float) -> None:
     largest = largest_base_bytes(10 * GIB, backend=backend, precision=precision)
     assert largest == int(10 * GIB / times)
     conversion = conversion_bytes(largest, backend=backend, precision=precision)

@@ -5,7 +5,7 @@ import pytest
 from echo_node.host.clock import read_clocks, running_s
 
 
-def test_it_never_goes_back_and_counts_at_least_what_the_system_s_own_counts() -> None:
+def test_the_clock_never_goes_back_and_includes_the_systems_time() -> None:
     before, began = running_s(), time.monotonic()
     while time.monotonic() - began < 0.01:
         assert running_s() >= before

@@ -30,7 +30,7 @@ async def raw(port: int, request: str) -> dict[str, object]:
         return reply
 
 
-async def test_answers_its_verbs(tmp_path: Path) -> None:
+async def test_the_control_socket_answers_its_verbs(tmp_path: Path) -> None:
     file = tmp_path / "control.json"
     async with control_server(file, VERBS):
         assert await ask(file, "status") == {"answer": 42}
@@ -44,7 +44,7 @@ async def test_answers_its_verbs(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-async def test_refuses_whoever_lacks_the_secret(tmp_path: Path) -> None:
+async def test_a_client_without_the_secret_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "control.json"
     async with control_server(file, VERBS):
         port = json.loads(file.read_text())["port"]
@@ -54,7 +54,7 @@ async def test_refuses_whoever_lacks_the_secret(tmp_path: Path) -> None:
         assert await ask(file, "status") == {"answer": 42}
 
 
-async def test_who_only_holds_connections_keeps_nobody_out(tmp_path: Path) -> None:
+async def test_idle_connections_keep_no_client_out(tmp_path: Path) -> None:
     file = tmp_path / "control.json"
     async with control_server(file, VERBS):
         port = json.loads(file.read_text())["port"]
@@ -78,7 +78,7 @@ async def test_refuses_web_pages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"port": 1, "token": "x", "pid": 1}'])
-async def test_says_when_no_daemon_runs(tmp_path: Path, text: str | None) -> None:
+async def test_a_missing_daemon_is_reported(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "control.json"
     if text is not None:
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""The program that makes CUDA's device files, played by a script."""
+"""CUDA's device files, with a script instead of the program that makes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts with a 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One whose driver is loaded, and whose program writes its arguments to the file that is missing."""
+    """Make a machine with a loaded driver, whose program writes its arguments to the missing device file."""
     program = tmp_path / "nvidia-modprobe"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "node"}\n')
     program.chmod(0o755)
@@ -38,7 +38,7 @@ def test_without_a_driver_nothing_is_started(machine: Path, monkeypatch: pytest.
     assert not (machine / "node").exists()
 
 
-def test_a_program_that_fails_is_told(machine: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_fails_is_reported(machine: Path, caplog: pytest.LogCaptureFixture) -> None:
     (machine / "nvidia-modprobe").write_text("#!/bin/sh\necho no such module >&2; exit 1\n")
     gpu_nodes.make_nodes()
     assert "cannot create it" in caplog.text and "no such module" in caplog.text

@@ -1,4 +1,4 @@
-"""This machine, and answers of nvidia-smi that have been seen or must be feared."""
+"""This machine's hardware, and real or possible outputs of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_any_list_of_groups_is_survived(text: str) -> None:
 def test_a_card_whose_driver_is_silent_is_seen_on_the_bus(
     vendor: str, kind: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A 3D controller of NVIDIA's, the sound device of its card, and another maker's card."""
+    """Try a 3D controller of NVIDIA, its card's sound device, and another maker's card."""
     device = tmp_path / "0000:01:00.0"
     device.mkdir()
     (device / "vendor").write_text(f"{vendor}\n")

@@ -16,7 +16,7 @@ def paths(tmp_path: Path) -> Paths:
     return Paths.find(tmp_path)
 
 
-def test_knows_hubs_by_address_and_the_last_one_joined(paths: Paths) -> None:
+def test_hubs_are_found_by_address_and_by_the_last_join(paths: Paths) -> None:
     hubs = Hubs(paths)
     assert hubs.last() is None and hubs.at("http://a") is None
     hubs.save(record("http://a", 1, 20.0))
@@ -49,7 +49,7 @@ def make_files(paths: Paths, run_id: str) -> list[Path]:
     return made
 
 
-def test_forgetting_deletes_what_came_from_this_hub_and_nothing_else(paths: Paths) -> None:
+def test_forgetting_a_hub_deletes_only_its_files(paths: Paths) -> None:
     hubs = Hubs(paths)
     hubs.save(record("http://a", 1, 1.0, "one"))
     hubs.save(record("http://b", 2, 2.0, "one-v1"))

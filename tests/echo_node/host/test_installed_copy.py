@@ -12,7 +12,7 @@ from tests.echo_node.host.installed import make_copy, note
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the installer of Windows notes nothing")
 
 
-def test_an_installers_copy_knows_itself_and_what_replaces_it(tmp_path: Path) -> None:
+def test_an_installed_copy_finds_itself_and_its_replacement(tmp_path: Path) -> None:
     copy = make_copy(tmp_path)
     assert copy.is_by_installer and not copy.is_replaced
     assert (copy.home, copy.environment, copy.newest) == (tmp_path, tmp_path / "versions" / "1", copy.environment)
@@ -24,11 +24,11 @@ def test_an_installers_copy_knows_itself_and_what_replaces_it(tmp_path: Path) ->
     (tmp_path / "current").unlink()
     (tmp_path / "current").symlink_to("versions/2")
     assert copy.is_replaced and copy.newest == second and copy.newest_release == "2.0"
-    assert copy.environment.name == "1", "this process is still the first"
+    assert copy.environment.name == "1", "this process still uses the first"
 
 
 @pytest.mark.parametrize("missing", ["current", "installers", "versions"])
-def test_what_only_looks_like_one_is_none(tmp_path: Path, missing: str) -> None:
+def test_an_incomplete_copy_does_not_count(tmp_path: Path, missing: str) -> None:
     copy = make_copy(tmp_path)
     place = {
         "current": tmp_path / "current",
@@ -44,7 +44,7 @@ def test_this_environment_is_no_installers() -> None:
     assert not InstalledCopy().is_by_installer and InstalledCopy().note() is None
 
 
-def test_what_the_installer_noted_is_given_again(tmp_path: Path) -> None:
+def test_the_installers_notes_are_read(tmp_path: Path) -> None:
     copy = make_copy(tmp_path)
     note(copy.environment, source="https://a.example/x.tar", options=["--insecure"], environment={"HOME": "/home/ada"})
     assert copy.given() == Given(
@@ -59,7 +59,7 @@ def test_what_the_installer_noted_is_given_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"origin": "elsewhere"}', '{"origin": "hub", "source": ""}'])
-def test_a_note_that_cannot_be_understood_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_note_does_not_count(tmp_path: Path, text: str) -> None:
     copy = make_copy(tmp_path)
     (copy.environment / "source.json").write_text(text)
     assert copy.given() is None and copy.note() is None
@@ -92,10 +92,10 @@ def test_a_directory_that_others_may_write_to_is_not_the_owners(tmp_path: Path) 
     (house / "manifest.json").chmod(0o606)
     assert not is_owners(house)
     (house / "manifest.json").unlink()
-    assert not is_owners(house), "there is none to look at"
+    assert not is_owners(house), "there is none to check"
 
 
-def test_a_link_counts_as_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_link_counts_as_its_target(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open" / "x.tar").write_bytes(b"")
     (tmp_path / "link.tar").symlink_to(tmp_path / "open" / "x.tar")

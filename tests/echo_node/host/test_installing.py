@@ -1,4 +1,4 @@
-"""Installers of a few lines, run as the real one is; tests/installers has the real one."""
+"""Short scripted installers, run like the real one; tests/installers has the real one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.echo_node.waiting import until
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the installer of Windows notes nothing")
 
 
-def test_the_installer_gets_what_it_got_before(tmp_path: Path) -> None:
+def test_the_installer_gets_the_same_options_again(tmp_path: Path) -> None:
     copy = make_copy(tmp_path)
     note(copy.environment, source="/a b/x.tar", options=["--python", "/usr/bin/python3"])
     given = copy.given()
@@ -27,7 +27,7 @@ def test_the_installer_gets_what_it_got_before(tmp_path: Path) -> None:
     ]
 
 
-def test_systemd_gets_it_as_a_unit_of_its_own(tmp_path: Path) -> None:
+def test_systemd_runs_the_installer_as_its_own_unit(tmp_path: Path) -> None:
     line = as_unit(["/x/install.sh", "--from", "y"], {"HOME": "/home/ada", "A": "b c"}, tmp_path / "update.log")
     assert line[:3] == ["systemd-run", "--user", "--collect"] and "--wait" in line
     assert line[-6:] == ["--setenv=A=b c", "--setenv=HOME=/home/ada", "--", "/x/install.sh", "--from", "y"]
@@ -44,11 +44,11 @@ def test_systemd_gets_it_as_a_unit_of_its_own(tmp_path: Path) -> None:
         ("", False),
     ],
 )
-def test_what_ends_with_the_nodes_unit(cgroups: str, ends: bool) -> None:
+def test_processes_that_end_with_the_nodes_unit(cgroups: str, ends: bool) -> None:
     assert is_in_service(cgroups) == ends
 
 
-async def test_all_that_it_says_is_in_the_log_and_its_error_is_told(
+async def test_the_installers_output_is_logged_and_its_error_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/astray")
@@ -66,14 +66,14 @@ async def test_all_that_it_says_is_in_the_log_and_its_error_is_told(
     ):
         copy.installer.write_text(f"#!/bin/sh\n{ending}\n")
         assert await install(copy, given, log) == told
-    assert log.read_text().startswith("at "), "what was said before stays"
+    assert log.read_text().startswith("at "), "earlier output stays"
     copy.installer.unlink()
     with pytest.raises(FileNotFoundError):
         await install(copy, given, log)
 
 
-async def test_a_node_that_ends_leaves_the_installer_to_end_by_itself(tmp_path: Path) -> None:
-    """In a process of its own, for that is what ends."""
+async def test_the_installer_survives_the_end_of_its_node(tmp_path: Path) -> None:
+    """Run the node as a process, because it has to end."""
     go_on, done = tmp_path / "go on", tmp_path / "done"
     waits = f"until [ -e '{go_on}' ]; do sleep 0.05; done; touch '{done}'"
     copy = make_copy(tmp_path / "home", f"touch '{tmp_path}/begun'; {waits}")
@@ -101,7 +101,7 @@ asyncio.run(main())
     await until(done.exists)
 
 
-def test_it_becomes_the_version_that_holds(tmp_path: Path) -> None:
+def test_the_node_restarts_as_the_installed_version(tmp_path: Path) -> None:
     copy = make_copy(tmp_path)
     python = copy.environment / "bin" / "python"
     python.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The installer that a service runs, under a user's real systemd: it outlives the service, which it stops."""
+"""An installer started by a service, under a user's real systemd: it outlives the service, which it stops."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from echo_node.host.log_line import Line, line_of
 
 
-def test_an_entry_has_a_time_and_the_lines_behind_it_have_none() -> None:
+def test_only_the_first_line_of_an_entry_has_a_time() -> None:
     assert line_of("2026-01-02 03:04:05,678 half and whole") == Line("2026-01-02 03:04:05,678", "half and whole")
     assert line_of("  File x, line 3") == Line(None, "  File x, line 3")
     assert line_of("") == Line(None, "")

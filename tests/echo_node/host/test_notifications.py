@@ -1,4 +1,4 @@
-"""Against a real D-Bus, on which somebody shows notifications as desktops do."""
+"""Notifications over a real D-Bus, to a service that shows them like a desktop."""
 
 import sys
 
@@ -25,7 +25,7 @@ def shows(desktop: Desktop, *capabilities: str) -> None:
         (["body"], 'It says: <a href="http://x">why</a> & more'),
     ],
 )
-def test_it_is_shown_as_text(desktop: Desktop, capabilities: list[str], text: str) -> None:
+def test_a_notice_is_shown_as_text(desktop: Desktop, capabilities: list[str], text: str) -> None:
     shows(desktop, *capabilities)
     assert notify(NOTICE)
     assert desktop.asked == [(PATH, "GetCapabilities"), (PATH, "Notify")]
@@ -40,7 +40,7 @@ def test_long_words_are_cut(desktop: Desktop) -> None:
     assert len(desktop.bodies[1][4]) == MOST_SHOWN
 
 
-def test_where_nobody_shows_any_it_says_so(desktop: Desktop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_notification_service_the_call_reports_it(desktop: Desktop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not notify(NOTICE)
     desktop.serve(SERVICE)
     assert not notify(NOTICE), "it answers with an error"

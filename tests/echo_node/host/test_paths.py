@@ -16,7 +16,7 @@ def test_the_flag_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.
     assert Paths.find(tmp_path / "flag").config_file == tmp_path / "home" / "config.toml"
 
 
-def test_the_platform_decides_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_setting_the_platform_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ECHO_NODE_HOME", raising=False)
     paths = Paths.find(None)
     assert paths.data_dir.is_absolute() and "echo-node" in str(paths.data_dir)

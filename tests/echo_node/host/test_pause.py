@@ -38,7 +38,7 @@ def test_a_file_that_cannot_be_understood_is_a_pause(tmp_path: Path, text: str) 
     assert PauseFile(tmp_path / "pause.json").load() == Pause()
 
 
-def test_a_pause_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
+def test_a_pause_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be stored"):
         PauseFile(tmp_path / "file" / "pause.json").save(Pause())
@@ -54,6 +54,6 @@ def test_lengths_are_written_as_people_do(length: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("length", ["", "2", "h", "-2h", "2x", "0s", "999d", "2h or so", "1e9s", "٣h"])
-def test_what_is_no_length_is_refused(length: str) -> None:
+def test_an_invalid_duration_is_refused(length: str) -> None:
     with pytest.raises(ConfigError, match="not a length of time"):
         pause_for(length)

@@ -27,7 +27,7 @@ ENGINE = """
 
 @contextmanager
 def engine(priority: str, *, own_session: bool = True, autogroup: Path = AUTOGROUP) -> Iterator[subprocess.Popen[str]]:
-    """A process that has given way, and computes from a line on its input on."""
+    """Yield a process with lowered priority that computes once it reads a line."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(ENGINE.format(priority=priority, autogroup=str(autogroup)))],
         stdin=subprocess.PIPE,
@@ -44,13 +44,13 @@ def engine(priority: str, *, own_session: bool = True, autogroup: Path = AUTOGRO
 
 
 def session_niceness(pid: int) -> str:
-    """As the kernel says it: `/autogroup-17 nice 0`."""
+    """Return the session's niceness, from the kernel's `/autogroup-17 nice 0`."""
     return Path(f"/proc/{pid}/autogroup").read_text().split()[-1]
 
 
 @linux
 @pytest.mark.parametrize(("priority", "policy", "niceness"), [("lowest", "SCHED_IDLE", 19), ("low", "SCHED_OTHER", 10)])
-def test_an_engine_gives_way_by_itself_and_as_a_session(priority: str, policy: str, niceness: int) -> None:
+def test_an_engine_lowers_its_own_and_its_sessions_priority(priority: str, policy: str, niceness: int) -> None:
     with engine(priority) as process:
         assert os.sched_getscheduler(process.pid) == getattr(os, policy)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == niceness
@@ -59,14 +59,14 @@ def test_an_engine_gives_way_by_itself_and_as_a_session(priority: str, policy: s
 
 
 @linux
-def test_where_the_session_cannot_be_changed_the_process_gives_way_all_the_same(tmp_path: Path) -> None:
-    with engine("lowest", autogroup=tmp_path) as process:  # What is written to a directory is refused.
+def test_if_the_session_cannot_be_changed_the_process_still_gives_way(tmp_path: Path) -> None:
+    with engine("lowest", autogroup=tmp_path) as process:  # Writing to a directory is refused.
         assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
 
 
 @linux
-def test_at_normal_priority_it_stays_as_it_was_started() -> None:
+def test_at_normal_priority_nothing_is_changed() -> None:
     with engine("normal") as process:
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
         if AUTOGROUP.exists():
@@ -75,7 +75,7 @@ def test_at_normal_priority_it_stays_as_it_was_started() -> None:
 
 @linux
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel shares nothing out among sessions")
-def test_a_session_that_others_are_in_is_left_as_it_is() -> None:
+def test_a_session_with_other_processes_is_left_unchanged() -> None:
     before = AUTOGROUP.read_text()
     with engine("lowest", own_session=False) as process:
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
@@ -83,8 +83,8 @@ def test_a_session_that_others_are_in_is_left_as_it_is() -> None:
 
 
 @linux
-def test_whoever_computes_on_the_same_core_in_another_session_hardly_notices_it() -> None:
-    """Of the time that both had, the engine's part; the kernel alone would give it half."""
+def test_an_engine_hardly_slows_another_session_on_its_core() -> None:
+    """Measure the engine's share of the time of both; the kernel alone would give it half."""
     core = min(os.sched_getaffinity(0))
     with engine("lowest") as process:
         os.sched_setaffinity(process.pid, {core})

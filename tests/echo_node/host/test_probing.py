@@ -1,4 +1,4 @@
-"""Code that is run in a process of its own, and how its end is told."""
+"""Code run in a separate process, and reports about its end."""
 
 from __future__ import annotations
 

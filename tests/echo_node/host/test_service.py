@@ -1,4 +1,4 @@
-"""What is rendered, on every platform; and installing through a service manager that writes down its calls."""
+"""Rendered service files for every platform, and installing with a scripted service manager that records its calls."""
 
 import configparser
 import os
@@ -29,10 +29,10 @@ def test_the_systemd_unit_runs_the_command(tmp_path: Path) -> None:
     assert parser["Service"]["Environment"] == '"ECHO_NODE_HOME=/home/a b"'
     assert parser["Service"]["Restart"] == "on-failure"
     assert parser["Install"]["WantedBy"] == "default.target"
-    # What the owner does is told on the session's bus, and by sockets in /tmp.
+    # The owner's activity is visible on the session's bus, and by sockets in /tmp.
     assert parser["Unit"]["Wants"] == parser["Unit"]["After"] == "dbus.socket"
     assert not {key for key in parser["Service"] if key.startswith(("Private", "Protect", "InaccessiblePaths"))}
-    assert "DBUS_SESSION_BUS_ADDRESS" not in made.content.decode(), "the manager's own holds"
+    assert "DBUS_SESSION_BUS_ADDRESS" not in made.content.decode(), "the service manager's own variable is used"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
@@ -75,7 +75,7 @@ def test_the_logon_task_runs_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("xmllint") is None, reason="no xmllint here")
-def test_the_logon_task_is_as_windows_schema_has_it(tmp_path: Path) -> None:
+def test_the_logon_task_fits_windows_schema(tmp_path: Path) -> None:
     made = service.logon_task(COMMAND, tmp_path, user="HOME\\R&D")
     task, schema = tmp_path / "task.xml", Path(__file__).with_name("task.xsd")
     for count, status in (("255", 0), ("256", 3)):
@@ -99,7 +99,7 @@ def test_the_service_goes_by_the_installers_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["home", 'it\'s "mine" \\ 100%'])
-def test_a_windows_task_gets_its_environment_by_its_command(tmp_path: Path, name: str) -> None:
+def test_a_windows_task_sets_its_environment_in_its_command(tmp_path: Path, name: str) -> None:
     home = tmp_path / name.replace('"', "" if sys.platform == "win32" else '"')
     arguments = service.in_environment({"ECHO_NODE_HOME": str(home)})
     environment = {key: value for key, value in os.environ.items() if key != "ECHO_NODE_HOME"}
@@ -109,13 +109,13 @@ def test_a_windows_task_gets_its_environment_by_its_command(tmp_path: Path, name
     assert service.in_environment({}) == ["-m", "echo_node.main"]
 
 
-def test_this_platform_has_one(tmp_path: Path) -> None:
+def test_this_platform_has_a_service_manager(tmp_path: Path) -> None:
     made = service.for_this_platform(tmp_path, {})
     assert str(tmp_path).encode() in made.content.replace(b"\x00", b"")
 
 
 def on_path(directory: Path, monkeypatch: pytest.MonkeyPatch, *, exit_status: int) -> Path:
-    """A service manager that writes down how it was called."""
+    """Put a service manager on PATH that records its calls, and return the file of the calls."""
     directory.mkdir()
     calls = directory / "calls"
     script = directory / "systemctl"
@@ -145,7 +145,7 @@ def test_installs_and_uninstalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands in for the service manager")
-def test_says_when_the_service_manager_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_service_manager_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path(tmp_path / "bin", monkeypatch, exit_status=1)
     made = service.systemd_unit(COMMAND, {}, tmp_path)
     with pytest.raises(ConfigError, match="said something") as caught:
@@ -154,7 +154,7 @@ def test_says_when_the_service_manager_does_not_answer(tmp_path: Path, monkeypat
     assert not made.path.exists()
 
 
-def test_says_when_there_is_no_service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_service_manager_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="this command does not exist"):
         service.install(service.systemd_unit(COMMAND, {}, tmp_path))

@@ -39,7 +39,7 @@ def test_a_users_systemd_runs_the_node(tmp_path: Path) -> None:
     variables = dict(line.partition("=")[::2] for line in (home / "environ").read_text().splitlines())
     assert variables["XDG_RUNTIME_DIR"] == "/run/user/0"
     node, session = (home / "namespaces").read_text().split()
-    assert node == session, "the service sees the files that the session sees"
+    assert node == session, "the service sees the same files as the session"
     if Path("/usr/lib/systemd/user/dbus.socket").exists():
         assert variables["DBUS_SESSION_BUS_ADDRESS"] == "unix:path=/run/user/0/bus"
     assert "echo-node.service" not in (home / "units").read_text()

@@ -16,7 +16,7 @@ def shares(file: SharesFile) -> dict[str, float]:
     return {hub: one.share for hub, one in file.load().items()}
 
 
-def test_a_hub_that_is_joined_beside_another_leaves_that_its_part(file: SharesFile) -> None:
+def test_joining_a_second_hub_keeps_the_firsts_share(file: SharesFile) -> None:
     file.joined("http://b", 2.0, before="http://a")
     assert shares(file) == {"http://a": 1.0, "http://b": 2.0}
     file.joined("http://c", 1.0, before="http://b")
@@ -25,9 +25,9 @@ def test_a_hub_that_is_joined_beside_another_leaves_that_its_part(file: SharesFi
     assert shares(file)["http://b"] == 5.0
 
 
-def test_a_hub_that_is_joined_alone_ends_the_others_parts(file: SharesFile, tmp_path: Path) -> None:
+def test_joining_one_hub_alone_ends_other_shares(file: SharesFile, tmp_path: Path) -> None:
     file.joined("http://a", 0.0, before=None)
-    assert list(tmp_path.iterdir()) == [], "nothing to say"
+    assert list(tmp_path.iterdir()) == [], "no share to store"
     file.joined("http://b", 2.0, before="http://a")
     file.joined("http://c", 0.0, before="http://b")
     assert set(shares(file).values()) == {0.0}
@@ -44,14 +44,14 @@ def test_time_and_shares_outlive_each_other(file: SharesFile) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"hubs": {"a": {"share": -1}}}'])
-def test_a_file_that_cannot_be_understood_is_said(tmp_path: Path, file: SharesFile, text: str) -> None:
+def test_a_file_that_cannot_be_understood_is_reported(tmp_path: Path, file: SharesFile, text: str) -> None:
     (tmp_path / "shares.json").write_text(text)
     with pytest.raises(StorageError, match="cannot be read") as error:
         file.load()
     assert "echo-node hubs share" in (error.value.do or "")
 
 
-def test_shares_that_cannot_be_kept_are_said(tmp_path: Path) -> None:
+def test_shares_that_cannot_be_kept_are_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be stored"):
         SharesFile(tmp_path / "file" / "shares.json").save({})

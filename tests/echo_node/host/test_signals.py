@@ -1,4 +1,4 @@
-"""Real signals to a real process: each is told, and afterwards they are the system's again."""
+"""Real signals to a real process: each is delivered, and afterwards the system's handlers are restored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echo_node.host.signals import run_until_stopped, stop_signals
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
-async def test_each_signal_is_told() -> None:
+async def test_each_signal_is_reported() -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals(told.put_nowait):
@@ -24,7 +24,7 @@ async def test_each_signal_is_told() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
-async def test_who_was_told_before_is_told_again() -> None:
+async def test_earlier_handlers_are_restored() -> None:
     outer: asyncio.Queue[str] = asyncio.Queue()
     inner: asyncio.Queue[str] = asyncio.Queue()
     before = signal.getsignal(signal.SIGINT)
@@ -39,7 +39,7 @@ async def test_who_was_told_before_is_told_again() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
-def test_ctrl_c_cancels_what_runs_until_stopped() -> None:
+def test_ctrl_c_cancels_the_running_task() -> None:
     cleaned_up = []
     before = signal.getsignal(signal.SIGINT)
 
@@ -56,7 +56,7 @@ def test_ctrl_c_cancels_what_runs_until_stopped() -> None:
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_what_ends_by_itself_has_its_result() -> None:
+def test_a_task_that_ends_by_itself_returns_its_result() -> None:
     async def main() -> int:
         return 3
 

@@ -52,7 +52,7 @@ def spool(tmp_path: Path) -> Spool:
     spool.close()
 
 
-def test_entries_come_newest_lease_first_by_state_and_by_when_they_changed(spool: Spool) -> None:
+def test_entries_are_listed_by_newest_lease_state_or_change(spool: Spool) -> None:
     began = time.time()
     spool.write([SpoolLease(lease_id=10, indices=(0, 1)), spooled(9, 0), spooled(9, 1), spooled(2, 0)])
     spool.write([receipts(("9-1", ReceiptState.TRAINED), ("2-0", ReceiptState.DROPPED))])
@@ -83,7 +83,7 @@ def test_when_rollouts_of_older_software_changed_is_not_known(spool: Spool, tmp_
     assert spool.entry("1-0").changed_at > 0
 
 
-def test_a_rollout_comes_back_as_it_went_in(spool: Spool) -> None:
+def test_a_rollout_is_stored_unchanged(spool: Spool) -> None:
     spool.write([spooled(1, 0)])
     (back,) = spool.unacked()
     assert back.completion_ids.tolist() == [0, 1, 2]
@@ -121,7 +121,7 @@ def test_a_receipt_ends_the_resending_and_states_never_go_back(spool: Spool) -> 
     assert (counts["sent"], counts["trained"], counts["dropped"], counts["dropped:stale"]) == (1, 1, 1, 1)
 
 
-def test_what_was_evaluated_is_final(spool: Spool) -> None:
+def test_an_evaluated_rollout_is_final(spool: Spool) -> None:
     spool.write([spooled(1, 0), receipts(("1-0", ReceiptState.SCORED))])
     assert spool.without_final_receipt() == ["1-0"]
     spool.write([receipts(("1-0", ReceiptState.EVALUATED))])
@@ -145,14 +145,14 @@ def test_resending_goes_in_batches_that_lose_none(spool: Spool) -> None:
     assert len(set(seen)) == 240
 
 
-def test_what_the_hub_has_and_did_not_end_is_listed_newest_first(spool: Spool) -> None:
+def test_received_rollouts_without_an_end_are_listed_newest_first(spool: Spool) -> None:
     spool.write([SpoolLease(lease_id=30, indices=(0,)), *(spooled(lease, 0) for lease in (2, 3, 4, 5, 10, 20))])
     ends = {"2-0": ReceiptState.RECEIVED, "3-0": ReceiptState.TRAINED, "4-0": ReceiptState.DROPPED}
     spool.write([receipts(*ends.items(), ("5-0", ReceiptState.RECEIVED), ("10-0", ReceiptState.SCORED))])
     assert spool.without_final_receipt() == ["10-0", "5-0", "2-0"]
 
 
-def test_the_list_of_what_did_not_end_is_bounded(spool: Spool) -> None:
+def test_the_list_of_rollouts_without_an_end_is_bounded(spool: Spool) -> None:
     names = [(rollout_id(lease, 0), ReceiptState.RECEIVED) for lease in range(MAX_ASKED + 10)]
     spool.write([*(spooled(lease, 0) for lease in range(MAX_ASKED + 10)), receipts(*names)])
     listed = spool.without_final_receipt()
@@ -176,7 +176,7 @@ def test_survives_being_opened_again(tmp_path: Path) -> None:
         spool.close()
 
 
-def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
+def test_written_rollouts_survive_a_kill(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -246,7 +246,7 @@ def test_a_rollout_is_always_in_exactly_one_state(said: list[tuple[int, ReceiptS
     spool.close()
 
 
-def test_what_a_check_has_found_is_never_taken_back(spool: Spool) -> None:
+def test_a_check_result_is_never_replaced(spool: Spool) -> None:
     spool.write([spooled(1, 0), spooled(1, 1)])
     for state, checked in (
         (ReceiptState.RECEIVED, Checked.NO),

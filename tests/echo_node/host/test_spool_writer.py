@@ -41,7 +41,7 @@ def spool(tmp_path: Path) -> Any:
     spool.close()
 
 
-async def test_tells_of_rollouts_once_they_are_durable(spool: Spool) -> None:
+async def test_rollouts_are_reported_once_they_are_durable(spool: Spool) -> None:
     told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
     troubles = TroubleLog()
     writer = SpoolWriter(spool, told.put, troubles)
@@ -63,7 +63,7 @@ async def test_tells_of_rollouts_once_they_are_durable(spool: Spool) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on file sizes")
-async def test_a_full_disk_is_told_and_tried_again_until_it_is_over(spool: Spool) -> None:
+async def test_a_full_disk_is_reported_and_retried(spool: Spool) -> None:
     import resource
 
     told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
@@ -95,7 +95,7 @@ async def test_a_full_disk_is_told_and_tried_again_until_it_is_over(spool: Spool
 
 
 @needs_mounts
-async def test_a_disk_without_room_is_said_once_and_nothing_is_lost(
+async def test_a_disk_without_room_is_reported_once_and_nothing_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -126,7 +126,7 @@ async def test_a_disk_without_room_is_said_once_and_nothing_is_lost(
     assert over == "The disk has free space again: the node resumes."
 
 
-async def test_finish_writes_what_run_did_not(spool: Spool) -> None:
+async def test_finish_writes_the_remaining_entries(spool: Spool) -> None:
     writer = SpoolWriter(spool, asyncio.Queue[Any]().put, TroubleLog())
     writer.put(effect(7))
     writer.finish()

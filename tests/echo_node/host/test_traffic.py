@@ -15,7 +15,7 @@ from echo_node.host.trouble_log import TroubleLog
 from tests.small_disk import mounted, needs_mounts
 
 
-def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_counts_are_kept_over_a_restart(tmp_path: Path) -> None:
     days = [date(2026, 1, 31)]
     meter = TrafficMeter(tmp_path / "traffic.json", TroubleLog(), today=lambda: days[-1])
     meter.count(sent=3, received=4)
@@ -32,15 +32,13 @@ DAMAGED = ["", "[]", "{", '{"2026-13-01": [1, 2]}', '{"2026-01-01": 7}', '{"2026
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_a_file_that_is_damaged_is_begun_anew_and_said(
-    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_reported_and_replaced(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "traffic.json").write_text(text)
     meter = TrafficMeter(tmp_path / "traffic.json", TroubleLog())
     assert meter.now().month == Amount() and "restarts at zero" in caplog.text
 
 
-async def test_the_swarm_s_own_count_is_added_as_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_swarms_traffic_is_added_as_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "SAVE_S", 0.0)
     meter, grown, asked = TrafficMeter(tmp_path / "traffic.json", TroubleLog()), [(10, 100)], asyncio.Event()
 

@@ -7,7 +7,7 @@ from echo_node.host.update_book import UpdateBook
 from echo_shared.errors import StorageError
 
 
-def test_what_was_tried_is_tried_no_more_and_another_waits_a_day(tmp_path: Path) -> None:
+def test_a_tried_release_is_not_retried_and_another_waits_a_day(tmp_path: Path) -> None:
     book = UpdateBook(tmp_path)
     assert book.tries() == ()
     assert book.begin("a", 0.0)
@@ -19,14 +19,14 @@ def test_what_was_tried_is_tried_no_more_and_another_waits_a_day(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"tries": [1]}', '{"tries": [{"name": "a", "at": "soon"}]}'])
-def test_a_book_that_cannot_be_read_lets_nothing_through(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_record_of_tries_allows_no_update(tmp_path: Path, text: str) -> None:
     (tmp_path / "updates.json").write_text(text)
     book = UpdateBook(tmp_path)
     assert book.tries() is None and not book.begin("a", 0.0)
     assert (tmp_path / "updates.json").read_text() == text
 
 
-def test_a_try_that_cannot_be_written_down_is_none(tmp_path: Path) -> None:
+def test_an_attempt_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     (tmp_path / "updates.lock").mkdir()
     with pytest.raises(StorageError, match="recorded"):
         UpdateBook(tmp_path).begin("a", 0.0)

@@ -1,4 +1,4 @@
-"""Codes and certificates: what is printed is what is read, and nothing else is taken for it."""
+"""Pairing codes and certificates: a printed code is read back, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_this_machine_needs_no_code(text: str, host: str, port: int) -> None:
     "text",
     ["", "#", "host:port", "host:70000", "127.0.0.1:1#", "127.0.0.1:1#abc", "127.0.0.1:1#ä", "a@b:1", "a/b", "::1"],
 )
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not the address of a helper"):
         HelperAddress.parse(text)
 

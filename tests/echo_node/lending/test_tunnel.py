@@ -1,4 +1,4 @@
-"""Relay and tunnel over real sockets; the device behind them is a server that gives back what it gets."""
+"""Relay and tunnel over real sockets, with an echo server as the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 
 class Device:
-    """Lends an echo server; what it has lent, and whether it can."""
+    """Lends an echo server, and counts its loans; fails if `broken`."""
 
     def __init__(self) -> None:
         self.lent = 0
@@ -49,7 +49,7 @@ class Device:
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
-            pass  # The relay has gone, as some tests want it.
+            pass  # The relay has ended, as some tests intend.
         finally:
             writer.close()
 
@@ -79,7 +79,7 @@ async def exchange(port: int, data: bytes) -> bytes:
     return answer
 
 
-async def test_bytes_pass_both_ways_as_they_are(address: HelperAddress, device: Device) -> None:
+async def test_bytes_pass_both_ways_unchanged(address: HelperAddress, device: Device) -> None:
     data = bytes(range(256)) * 2**15
     async with tunnel(address) as lent:
         assert (lent.release, lent.free_bytes) == ("1.2.3", (5, 7))
@@ -103,7 +103,7 @@ async def test_a_wrong_code_is_refused_and_counted(
         with caplog.at_level(logging.WARNING), pytest.raises(BackendError, match="does not accept this code"):
             async with tunnel(guessed):
                 pass
-        # The first guess was not even made: a stranger's certificate is not told the secret, and only hangs up.
+        # The first attempt does not count: the client refuses the strange certificate before sending the secret.
         assert relay.refused == count + 1
     assert "wrong code" in caplog.text
     assert device.lent == 0
@@ -145,7 +145,7 @@ async def test_strangers_are_turned_away(address: HelperAddress, relay: Relay, d
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reader.readexactly(1)
         writer.transport.abort()
-    reader, writer = await asyncio.open_connection(address.host, address.port)  # Without TLS: not even a conversation.
+    reader, writer = await asyncio.open_connection(address.host, address.port)  # Without TLS there is no conversation.
     writer.write(b"\x0e" + bytes(32))
     assert len(await reader.read()) < 64
     writer.close()
@@ -176,7 +176,7 @@ async def test_a_node_that_leaves_frees_the_device(address: HelperAddress, devic
     assert device.lent == 3
 
 
-async def test_what_is_broken_there_is_said_here(address: HelperAddress, device: Device) -> None:
+async def test_the_helpers_error_is_reported_to_the_node(address: HelperAddress, device: Device) -> None:
     device.broken = True
     with pytest.raises(BackendError, match="There is no device") as caught:
         async with tunnel(address):
@@ -198,7 +198,7 @@ async def test_the_helper_stops_while_it_is_lent(device: Device, relay: Relay) -
     assert device.present == 0
 
 
-async def test_nobody_is_there() -> None:
+async def test_a_missing_helper_is_reported() -> None:
     with socket.create_server((LOOPBACK, 0)) as silent:
         port = silent.getsockname()[1]
     with pytest.raises(BackendError, match="cannot be reached") as caught:
@@ -207,7 +207,7 @@ async def test_nobody_is_there() -> None:
     assert caught.value.code == "helper_away" and "echo-node lend" in str(caught.value)
 
 
-async def test_somebody_else_is_there(tmp_path: Path) -> None:
+async def test_another_helper_at_the_address_is_refused(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 welcome\n")
         writer.close()
@@ -230,8 +230,8 @@ async def test_a_port_that_is_taken_is_named(relay: Relay) -> None:
     assert str(port) in str(caught.value)
 
 
-async def test_a_door_that_is_open_already_is_the_one(address: HelperAddress) -> None:
-    """An engine in a cage cannot make one."""
+async def test_an_already_open_socket_is_used(address: HelperAddress) -> None:
+    """Pass in the socket, because a caged engine cannot open one."""
     door = socket.create_server((LOOPBACK, 0))
     port = door.getsockname()[1]
     async with tunnel(address, door) as lent:

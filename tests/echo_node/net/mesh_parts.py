@@ -1,4 +1,4 @@
-"""What tests of the mesh and of the receiver have in common: nodes, artefacts, and what a node has told its hub."""
+"""Common parts of the tests of mesh and receiver: nodes, artefacts, and messages to the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY: Final = RunKey(key_id=1, key=b"k" * 32)
 
 
 class News:
-    """Lets a test wait for a condition that callbacks bring about."""
+    """Lets a test wait for a condition that callbacks fulfil."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -43,7 +43,7 @@ _numbers = itertools.count(1)
 
 
 class Node:
-    """A mesh and a receiver, wired as the node's daemon does it."""
+    """A mesh and a receiver, wired like in the node's daemon."""
 
     def __init__(self, news: News, root: Path, *, me: Identity | None = None) -> None:
         self.me = me or Identity.generate()
@@ -51,9 +51,9 @@ class Node:
         self.directory = root / self.me.node_id
         self.said: list[FromNode] = []
         self.links: list[tuple[str, ...]] = []
-        """Each change."""
+        """Each change of the links."""
         self.pieces: list[tuple[Piece, str]] = []
-        """From the mesh."""
+        """Pieces from the mesh."""
         self._news = news
         self.mesh = Mesh(self.me)
         self.receiver = Receiver(self._send, self.mesh)
@@ -80,7 +80,7 @@ class Node:
             await asyncio.wait({self._task})
 
     def had(self, info_hash: bytes) -> set[int]:
-        """What the hub knows to be here."""
+        """Return the pieces that the hub knows to be here."""
         said = [message for message in self.said if isinstance(message, Have) and message.info_hash == info_hash]
         return {piece for message in said for piece in message.pieces}
 
@@ -110,7 +110,7 @@ class Artefact:
     pieces: list[bytes]
 
     def piece(self, index: int, *, to: Iterable[Node] = ()) -> Piece:
-        """`to`: the nodes that it is to be handed on to, and by these to nobody."""
+        """Return a piece that goes on to the nodes `to`, and no further."""
         return Piece(info_hash=self.layout.info_hash, index=index, data=self.pieces[index], hand_on=way(*to))
 
     def matches(self, parent: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A node asks a hub of real sockets for its books."""
+"""Requests of a node for its hub's records, over real sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def books(hub: Any, *, url: str = "", key: bytes = b"", me: Identity = ME) -> Hu
     return HubBooks(address, me=me, hub_key=key or hub.me.public_key, invite_token=None)
 
 
-async def test_receipts_are_told_by_id_and_the_node_does_not_connect(bare_hub: Any) -> None:
+async def test_receipts_are_reported_by_id_and_the_node_does_not_connect(bare_hub: Any) -> None:
     bare_hub.books["1-0"] = Receipt(rollout_id="1-0", state=ReceiptState.TRAINED)
     found = await asyncio.to_thread(books(bare_hub).receipts, ["1-0", "1-1"])
     assert [(name, found[name].state) for name in ("1-0", "1-1")] == [("1-0", "trained"), ("1-1", "dropped")]
@@ -54,7 +54,7 @@ async def test_a_certificate_is_taken_of_this_node_and_hub_alone(bare_hub: Any) 
         await asyncio.to_thread(books(bare_hub).certificate)
 
 
-async def test_a_hub_that_is_not_the_pinned_one_is_told_nothing(bare_hub: Any) -> None:
+async def test_an_unpinned_hub_gets_no_request(bare_hub: Any) -> None:
     other = Identity.generate()
     with pytest.raises(RefusedError, match="differs from the one that this node has stored") as caught:
         await asyncio.to_thread(books(bare_hub, key=other.public_key).receipts, ["1-0"])
@@ -82,7 +82,7 @@ async def test_a_team_is_the_hub_s_answer(bare_hub: Any) -> None:
 @pytest.mark.parametrize(
     "answer", [Standby(reason=None), Receipts(receipts=(Receipt(rollout_id="2-0", state=ReceiptState.SCORED),))]
 )
-async def test_an_answer_to_another_question_is_none(bare_hub: Any, answer: Any) -> None:
+async def test_a_mismatched_answer_is_a_protocol_error(bare_hub: Any, answer: Any) -> None:
     bare_hub.books_answer = answer
     with pytest.raises(RemoteProtocolError):
         await asyncio.to_thread(books(bare_hub).receipts, ["1-0"])
@@ -91,7 +91,7 @@ async def test_an_answer_to_another_question_is_none(bare_hub: Any, answer: Any)
 @pytest.mark.parametrize(
     ("status", "error", "do"), [(404, ConnectError, "older than this node"), (503, ConnectError, "Try again later")]
 )
-async def test_a_server_that_has_no_books_is_told_apart(
+async def test_a_server_without_these_records_is_recognized(
     bare_hub: Any, status: int, error: type[EchoError], do: str
 ) -> None:
     asked: list[str] = []
@@ -124,7 +124,7 @@ async def test_credentials_go_to_no_other_place(bare_hub: Any) -> None:
     assert seen == []
 
 
-async def test_a_hub_that_is_away_is_said(bare_hub: Any) -> None:
+async def test_an_unreachable_hub_is_reported(bare_hub: Any) -> None:
     url = bare_hub.url
     await bare_hub.close()
     with pytest.raises(ConnectError, match="cannot be reached"):
@@ -132,7 +132,7 @@ async def test_a_hub_that_is_away_is_said(bare_hub: Any) -> None:
 
 
 class serving:
-    """A server on loopback that answers everything by one handler."""
+    """A server on loopback that answers all requests with one handler."""
 
     def __init__(self, handler: Any) -> None:
         application = web.Application()

@@ -1,4 +1,4 @@
-"""Carriers that are really seeded."""
+"""Carriers with real seeding."""
 
 import re
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ def carriers(swarm: Swarm, tmp_path: Path) -> Carriers:
 
 
 def put(carriers: Carriers, version: int, content: bytes = b"sealed") -> tuple[Manifest, Layout]:
-    """A complete carrier on the disk; 0 = the base's."""
+    """Write a complete carrier to the disk; version 0 is the base."""
     manifest = Manifest(
         kind="policy" if version else "base",
         run_id="run",
@@ -57,14 +57,14 @@ async def test_the_newest_few_are_served(carriers: Carriers, swarm: Swarm) -> No
     assert len(await swarm.stats()) == SERVED
 
 
-async def test_what_is_not_there_whole_is_not_served(carriers: Carriers, swarm: Swarm) -> None:
+async def test_an_incomplete_carrier_is_not_served(carriers: Carriers, swarm: Swarm) -> None:
     manifest, layout = put(carriers, 1)
     (carriers.path(manifest) / PAYLOAD_NAME).write_bytes(b"seal")
     await serve(carriers, manifest, layout)
     assert await swarm.stats() == {}
 
 
-async def test_an_old_version_is_there_until_it_is_made_use_of(carriers: Carriers) -> None:
+async def test_an_old_carrier_is_kept_until_it_is_used(carriers: Carriers) -> None:
     for version in range(2, SERVED + 2):
         await serve(carriers, *put(carriers, version))
     old = put(carriers, 1)
@@ -74,7 +74,7 @@ async def test_an_old_version_is_there_until_it_is_made_use_of(carriers: Carrier
     assert not carriers.path(old[0]).exists()
 
 
-async def test_what_came_another_way_is_not_served(carriers: Carriers, swarm: Swarm) -> None:
+async def test_a_version_that_came_another_way_is_not_served(carriers: Carriers, swarm: Swarm) -> None:
     await carriers.settle(*put(carriers, 0))
     assert await swarm.stats() == {}
 
@@ -96,7 +96,7 @@ def make_torrent_elsewhere(carriers: Carriers) -> Layout:
     return read_torrent(make_torrent(directory).torrent)
 
 
-async def test_what_this_node_has_not_made_use_of_is_not_unwanted(carriers: Carriers, swarm: Swarm) -> None:
+async def test_an_unused_carrier_is_not_dropped_as_unwanted(carriers: Carriers, swarm: Swarm) -> None:
     used, complete, coming = put(carriers, 1), put(carriers, 2, b"2"), put(carriers, 3, b"3")
     await serve(carriers, *used)
     await carriers.serve(*complete)
@@ -106,7 +106,7 @@ async def test_what_this_node_has_not_made_use_of_is_not_unwanted(carriers: Carr
     assert list(await swarm.stats()) == [complete[1].info_hash]
 
 
-async def test_all_carriers_of_an_artefact_go_with_it(carriers: Carriers) -> None:
+async def test_removing_an_artefact_removes_all_its_carriers(carriers: Carriers) -> None:
     await serve(carriers, *put(carriers, 1))
     await serve(carriers, *put(carriers, 11))
     await carriers.discard_of("run-v000001")

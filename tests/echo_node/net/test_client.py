@@ -1,4 +1,4 @@
-"""The client against a real websocket server; what that server says is the test's, honest or not."""
+"""The client and a real websocket server with scripted messages, honest or not."""
 
 import asyncio
 import ssl
@@ -66,7 +66,7 @@ def client_of(
 
 
 class Events:
-    """What the client delivers."""
+    """Events delivered by the client."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[FromHub | Disconnected] = asyncio.Queue()
@@ -91,7 +91,7 @@ async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[
 
 
 async def failure(client: HubClient, *, patient: bool = False) -> EchoError:
-    """What ends the client."""
+    """Run the client, and return the error that ends it."""
     with pytest.raises(EchoError) as caught:
         async with asyncio.timeout(60):
             await client.run(Events().queue.put, take=lambda piece: None, patient=patient)
@@ -110,7 +110,7 @@ async def test_a_new_introduction_is_made_on_a_new_connection(hub: Any) -> None:
     assert [(proof.backend, proof.device) for proof in hub.all(Proof)] == [("mlx", "d"), ("vllm", "e")]
 
 
-async def test_one_that_comes_during_a_handshake_is_made_on_the_next_connection(hub: Any) -> None:
+async def test_a_change_during_a_handshake_causes_another_connection(hub: Any) -> None:
     client = client_of(hub.url)
     new = Introduction(name="n", invite_token=None, backend="vllm", device="e", swarm_port=7, mesh_port=8)
     async with running(client) as events:
@@ -163,13 +163,13 @@ async def test_pieces_do_not_wait_behind_the_rest(hub: Any) -> None:
     await asyncio.wait({task})
 
 
-async def test_connects_again_after_a_loss_and_says_so(hub: Any) -> None:
+async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> None:
     client = client_of(hub.url)
     async with running(client) as events:
         await events.next(Welcome)
         await hub.close()
         await events.next(Disconnected)
-        await client.send(STATUS)  # Dropped: nobody is there.
+        await client.send(STATUS)  # Dropped, because no connection exists.
         await hub.open()
         await events.next(Welcome)
     assert hub.handshakes == 2
@@ -231,7 +231,7 @@ async def test_a_hub_that_is_too_old_is_the_operator_s_to_upgrade(hub: Any) -> N
     client = client_of(hub.url, troubles=troubles)
     async with running(client, patient=True):
         await until(lambda: bool(troubles.now))
-        assert client.too_old == "", "nothing is to be done about the node"
+        assert client.too_old == "", "the node needs no change"
 
 
 async def test_other_refusals_are_tried_again_by_the_patient(hub: Any) -> None:
@@ -266,7 +266,7 @@ async def test_a_refusal_in_the_open_state_is_heard(hub: Any) -> None:
     assert isinstance(error, RefusedError) and error.code == "finished"
 
 
-async def test_who_stays_is_there_for_the_extension_of_a_run(hub: Any) -> None:
+async def test_a_patient_node_waits_for_the_extension_of_a_run(hub: Any) -> None:
     client = client_of(hub.url, stays=True)
     task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
     await events.next(Welcome)
@@ -277,16 +277,16 @@ async def test_who_stays_is_there_for_the_extension_of_a_run(hub: Any) -> None:
     async with asyncio.timeout(60):
         await asyncio.wait({task})
     error = task.exception()
-    assert isinstance(error, RefusedError) and error.code == "banned", "of nothing else it tries again"
+    assert isinstance(error, RefusedError) and error.code == "banned", "other refusals are not retried"
 
 
-async def test_who_is_barred_is_told_what_to_do(hub: Any) -> None:
+async def test_a_barred_node_gets_advice(hub: Any) -> None:
     hub.refusal = RefusedError("This node is banned.", code=RefusalCode.BANNED)
     error = await failure(client_of(hub.url), patient=True)
     assert error.code == "banned" and "operator" in (error.do or "")
 
 
-async def test_a_hub_that_is_not_there(bare_hub: Any) -> None:
+async def test_a_missing_hub_is_reported(bare_hub: Any) -> None:
     await bare_hub.close()
     error = await failure(client_of(bare_hub.url))
     assert isinstance(error, ConnectError)
@@ -316,7 +316,7 @@ async def test_https_to_a_server_that_hangs_up_in_the_handshake() -> None:
     assert isinstance(error, ConnectError) and "not trusted" not in str(error)
 
 
-async def test_a_certificate_that_nobody_vouches_for(tmp_path: Path) -> None:
+async def test_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     pairing = Pairing.load_or_create(tmp_path / "own.pem")
     server_side.load_cert_chain(tmp_path / "own.pem")
@@ -347,7 +347,7 @@ async def test_a_certificate_of_another_day_is_put_down_to_the_clock(
 
 
 def write_certificate(file: Path, *, from_day: int, to_day: int) -> None:
-    """And its key, of a server at 127.0.0.1; days from now."""
+    """Write a certificate and key of a server at 127.0.0.1, with its validity in days from now."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a hub")])
     certificate = (
@@ -366,7 +366,7 @@ def write_certificate(file: Path, *, from_day: int, to_day: int) -> None:
     file.write_bytes(private + certificate.public_bytes(pem))
 
 
-async def test_who_waits_for_a_hub_is_told_why_until_it_is_there(hub: Any) -> None:
+async def test_a_node_that_waits_for_its_hub_shows_the_reason(hub: Any) -> None:
     troubles = TroubleLog()
     await hub.close()
     async with running(client_of(hub.url, troubles=troubles), patient=True) as events:
@@ -377,7 +377,7 @@ async def test_who_waits_for_a_hub_is_told_why_until_it_is_there(hub: Any) -> No
         assert troubles.now == ()
 
 
-async def test_the_hub_tells_what_time_it_is(hub: Any) -> None:
+async def test_the_hub_tells_its_time(hub: Any) -> None:
     client = client_of(hub.url)
     now = read_clocks()
     assert client.hub_clock.ahead_s(replace(now, wall=0.0)) == 0.0 and client.own_address is None
@@ -401,7 +401,7 @@ async def test_a_server_that_speaks_no_websocket() -> None:
 
 @asynccontextmanager
 async def odd_hub(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """Answers whatever the handler makes of a request for a websocket."""
+    """Yield the address of a server that answers websocket requests with the handler."""
     app = web.Application()
     app.add_routes([web.get("/node", handler)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -426,7 +426,8 @@ def challenge(request: web.Request, session: HubSession) -> web.Response:
 
 @asynccontextmanager
 async def proven_then(say: Callable[[web.WebSocketResponse], Awaitable[Any]]) -> AsyncIterator[str]:
-    """An honest hub up to the websocket's opening, and something else instead of the Welcome."""
+    """Yield the address of a hub that is honest until the websocket opens, and then calls `say` instead of the
+    Welcome."""
     me = Identity.generate()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -462,7 +463,7 @@ async def test_nonsense_for_a_challenge_is_the_hubs_error(header: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"WWW-Authenticate": "Basic realm=x"}, {"WWW-Authenticate": "Echo a=aA"}])
-async def test_a_server_that_asks_for_something_else_is_no_hub(headers: dict[str, str]) -> None:
+async def test_a_server_with_another_challenge_is_no_hub(headers: dict[str, str]) -> None:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.Response(status=401, headers=headers, text="\x1b[2J")
 
@@ -483,7 +484,7 @@ async def test_a_hub_that_asks_for_no_proof_is_too_old() -> None:
     assert error.code == RefusalCode.PROTOCOL_VERSION and "operator" in (error.do or "")
 
 
-async def test_a_hub_without_its_key_is_found_out_before_it_is_told_the_token() -> None:
+async def test_a_hub_without_its_key_never_gets_the_token() -> None:
     honest, thief, asked = Identity.generate(), Identity.generate(), []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -499,7 +500,7 @@ async def test_a_hub_without_its_key_is_found_out_before_it_is_told_the_token() 
     assert [one.proof for one in asked] == [b""]
 
 
-async def test_whoever_a_hub_sends_the_node_on_to_is_told_nothing() -> None:
+async def test_a_redirect_target_gets_no_credentials() -> None:
     told: list[str | None] = []
 
     async def elsewhere(request: web.Request) -> web.StreamResponse:
@@ -533,7 +534,7 @@ async def test_a_hub_may_not_name_another_hubs_run(hub: Any, monkeypatch: pytest
     assert isinstance(error, RemoteProtocolError) and "not its own" in error.what and error.do
 
 
-async def test_a_hub_may_call_its_run_after_its_key_alone(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_id_may_be_the_hubs_key_alone(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(hub), "run_id", hub.me.node_id)
     async with running(client_of(hub.url)) as events:
         assert (await events.next(Welcome)).run_id == hub.me.node_id
@@ -548,7 +549,7 @@ async def test_a_hub_on_this_machine_is_reached_without_the_proxy(hub: Any, monk
         await events.next(Welcome)
 
 
-async def test_what_a_hub_says_outside_of_messages_steers_no_terminal() -> None:
+async def test_a_hubs_texts_outside_messages_cannot_control_the_terminal() -> None:
     async def close(socket: web.WebSocketResponse) -> None:
         await socket.close(code=4000, message="\x1b[2J\u202egone\r\n".encode())
 
@@ -561,7 +562,7 @@ async def test_what_a_hub_says_outside_of_messages_steers_no_terminal() -> None:
         assert got.isprintable() and "?" in got and len(got) < 400
 
 
-async def test_what_a_web_server_says_in_place_of_a_handshake_steers_no_terminal() -> None:
+async def test_a_web_servers_texts_cannot_control_the_terminal() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 101 OK\r\nConnection: \x1b[2J\r\nUpgrade: \x1b[31m\r\n\r\n")

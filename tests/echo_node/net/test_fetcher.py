@@ -1,4 +1,4 @@
-"""The fetcher with a real swarm, from a hub that seeds for real."""
+"""The fetcher with a real swarm and a hub that really seeds."""
 
 import asyncio
 import errno
@@ -80,7 +80,7 @@ async def fetch_and_share(fetcher: Fetcher, offer: ArtefactOffer, version: int |
 
 @asynccontextmanager
 async def restarted(hub: Any, tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Fetcher, Swarm]]:
-    """What the next process finds on the same disk."""
+    """Yield a fetcher and a swarm as the next process opens them on the same disk."""
     swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1", **options))
     try:
         yield make_fetcher(hub, swarm, tmp_path), swarm
@@ -108,24 +108,22 @@ async def test_fetches_verifies_and_counts(hub: Any, fetcher: Fetcher) -> None:
     assert seen[-1][0] == seen[-1][1] > 0
 
 
-async def test_what_is_verified_is_not_fetched_again_and_its_carrier_is_served(
-    hub: Any, fetcher: Fetcher, tmp_path: Path
-) -> None:
+async def test_a_verified_artefact_is_served_and_not_fetched_again(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
     await hub.publish(1, announce=False)
     first = await fetcher.fetch(hub.offers[1], 1)
     async with restarted(hub, tmp_path) as (other, swarm):
-        assert await other.fetch(hub.offers[1], 1) == first  # The very report.
+        assert await other.fetch(hub.offers[1], 1) == first  # The same report.
         assert await swarm.stats() == {}
         await other.share(hub.offers[1], first)
         assert list(await swarm.stats()) == [first.info_hash]
 
 
 class Killed(BaseException):
-    """The process ends here: nothing that handles errors sees it."""
+    """The process ends here: no error handler catches it."""
 
 
 async def kill_at(name: str, fetcher: Fetcher, hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fetches the base, in a process that is killed when it is about to call `name`."""
+    """Fetch the base in a process that is killed just before it calls `name`."""
 
     def kill(*about: object) -> None:
         raise Killed
@@ -137,11 +135,13 @@ async def kill_at(name: str, fetcher: Fetcher, hub: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("killed_at", ["never", "write_marker", "try_to_delete"])
-async def test_the_carrier_of_a_base_goes_once_the_base_is_whole(
+async def test_a_bases_carrier_is_deleted_once_the_base_is_complete(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
 ) -> None:
-    """Killed before the marker is written, the node makes the base again of what has come; after that, nothing is lost
-    and the next process deletes the carrier."""
+    """Before the marker is written, a kill makes the node rebuild the base from the carrier.
+
+    Later nothing is lost, and the next process deletes the carrier.
+    """
     if killed_at == "never":
         fetched = await fetcher.fetch(hub.offers[None], None)
         assert await swarm.stats() == {} and carriers_in(tmp_path) == []
@@ -161,7 +161,7 @@ async def test_the_carrier_of_a_base_goes_once_the_base_is_whole(
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "unmarked"])
-async def test_what_was_touched_is_verified_anew(hub: Any, fetcher: Fetcher, tmp_path: Path, damage: str) -> None:
+async def test_touched_files_are_verified_again(hub: Any, fetcher: Fetcher, tmp_path: Path, damage: str) -> None:
     first = await fetcher.fetch(hub.offers[None], None)
     directory = fetcher.directory(None)
     if damage == "changed":
@@ -219,10 +219,10 @@ async def test_a_carrier_that_does_not_fit_its_manifest_is_refused(hub: Any, fet
         await fetcher.fetch(signed, 1)
 
 
-async def test_files_that_do_not_have_the_signed_hashes_are_deleted_with_their_carrier(
+async def test_files_with_wrong_hashes_are_deleted_with_their_carrier(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path
 ) -> None:
-    """The hub signs a manifest whose torrent is right and whose hashes are not."""
+    """Sign a manifest whose torrent is right but whose hashes are wrong."""
     offer: ArtefactOffer = hub.offers[None]
     manifest = open_offer(offer, hub.me.public_key)
     wrong = tuple(file.model_copy(update={"sha256": "0" * 64}) for file in manifest.files)
@@ -232,21 +232,21 @@ async def test_files_that_do_not_have_the_signed_hashes_are_deleted_with_their_c
         torrent=offer.torrent,
         web_seed_path=offer.web_seed_path,
     ).model_copy(update={"peers": offer.peers})
-    with pytest.raises(SwarmError, match="came whole, but cannot be read") as caught:
+    with pytest.raises(SwarmError, match="is complete, but cannot be read") as caught:
         await fetcher.fetch(signed, None)
     assert caught.value.code == UNREADABLE and "differs from the one that the hub signed" in (caught.value.got or "")
     assert list((tmp_path / "artefacts").iterdir()) == [] and carriers_in(tmp_path) == []
     assert len(await swarm.stats()) == 0
 
 
-async def test_what_is_sealed_with_an_unknown_key_waits_for_it(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
+async def test_a_version_sealed_with_an_unknown_key_waits_for_it(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
     fetcher.set_keys(())
     with pytest.raises(SwarmError, match="a key that this node does not have") as caught:
         await fetcher.fetch(hub.offers[None], None)
     assert caught.value.code != UNREADABLE and carriers_in(tmp_path) == [f"{hub.run_id}-base.s"]
     fetcher.set_keys(hub.run_keys)
     fetched = await fetcher.fetch(hub.offers[None], None)
-    assert fetched.swarm_bytes == fetched.web_seed_bytes == 0  # All of it was here.
+    assert fetched.swarm_bytes == fetched.web_seed_bytes == 0  # Nothing more was downloaded.
     assert same_files(fetcher.directory(None), hub.published(None))
 
 
@@ -257,7 +257,7 @@ async def test_a_wrong_key_opens_nothing(hub: Any, fetcher: Fetcher) -> None:
     assert "another key" in (caught.value.got or "")
 
 
-async def test_a_delta_is_made_whole_by_its_parent(hub: Any, fetcher: Fetcher, swarm: Swarm) -> None:
+async def test_a_delta_is_completed_by_its_parent(hub: Any, fetcher: Fetcher, swarm: Swarm) -> None:
     await hub.publish(1, announce=False)
     await hub.publish(2, announce=False, parent=1)
     await fetcher.fetch(hub.offers[1], 1)
@@ -266,7 +266,7 @@ async def test_a_delta_is_made_whole_by_its_parent(hub: Any, fetcher: Fetcher, s
     assert len(await swarm.stats()) == 2
 
 
-async def test_a_delta_waits_for_its_parent_that_is_on_its_way(hub: Any, fetcher: Fetcher) -> None:
+async def test_a_delta_waits_for_its_parents_fetch(hub: Any, fetcher: Fetcher) -> None:
     await hub.publish(1, announce=False)
     await hub.publish(2, announce=False, parent=1)
     await asyncio.gather(fetcher.fetch(hub.offers[1], 1), fetcher.fetch(hub.offers[2], 2))
@@ -285,7 +285,7 @@ async def test_a_delta_without_the_right_parent_is_unreadable_and_the_keyframe_i
     elif trouble == "changed":
         await fetcher.fetch(hub.offers[1], 1)
         (fetcher.directory(1) / "adapter_config.json").write_text("{}")
-    with pytest.raises(SwarmError, match="came whole, but cannot be read") as caught:
+    with pytest.raises(SwarmError, match="is complete, but cannot be read") as caught:
         await fetcher.fetch(hub.offers[2], 2)
     assert caught.value.code == UNREADABLE
     assert f"{hub.run_id}-v000002.d1" not in carriers_in(tmp_path) and not fetcher.directory(2).exists()
@@ -293,7 +293,7 @@ async def test_a_delta_without_the_right_parent_is_unreadable_and_the_keyframe_i
     assert same_files(fetcher.directory(2), hub.published(2))
 
 
-async def test_what_the_hub_pushes_is_taken_and_served(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
+async def test_pushed_versions_are_accepted_and_served(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
     said: list[FromNode] = []
     receiver = make_receiver(said)
     fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
@@ -310,7 +310,7 @@ async def test_what_the_hub_pushes_is_taken_and_served(hub: Any, swarm: Swarm, t
     assert [torrent.complete for torrent in (await swarm.stats()).values()] == [True]
 
 
-async def test_a_push_that_falls_silent_goes_on_through_the_swarm(
+async def test_a_push_that_falls_silent_continues_through_the_swarm(
     hub: Any, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "SILENCE_S", 0.0)
@@ -326,7 +326,7 @@ async def test_a_push_that_falls_silent_goes_on_through_the_swarm(
 
 
 @pytest.mark.parametrize("way", [Way.SWARM, Way.WEB_SEED])
-async def test_comes_by_the_web_seed_where_that_is_the_way_or_there_is_no_peer(
+async def test_a_version_comes_by_the_web_seed_if_configured_or_without_peers(
     hub: Any, tmp_path: Path, way: Way
 ) -> None:
     changes = {"peers": ()} if way is Way.SWARM else {"way": way}
@@ -341,7 +341,7 @@ needs_memory = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this syst
 
 @pytest.fixture
 async def in_memory(hub: Any) -> AsyncIterator[tuple[ArtefactOffer, Segment]]:
-    """Version 1, which the hub also holds in memory."""
+    """Yield the offer of version 1, which the hub also holds in memory."""
     await hub.publish(1, announce=False)
     manifest = open_offer(hub.offers[1], hub.me.public_key)
     segment = Segment.of(manifest, hub.directory / manifest.name)
@@ -355,12 +355,12 @@ def memory_of(segment: Segment) -> Path:
 
 
 @needs_memory
-async def test_what_the_hub_holds_in_memory_is_read_and_verified(
+async def test_a_version_in_the_hubs_memory_is_read_and_verified(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, in_memory: tuple[ArtefactOffer, Segment]
 ) -> None:
     offer, _ = in_memory
     manifest = open_offer(offer, hub.me.public_key)
-    beginning = tmp_path / "carriers" / manifest.carrier_name  # Of an earlier fetch by another way.
+    beginning = tmp_path / "carriers" / manifest.carrier_name  # Begun by an earlier fetch another way.
     beginning.mkdir(parents=True)
     fetched = await fetcher.fetch(offer.model_copy(update={"peers": ()}), 1)
     assert (fetched.policy_version, fetched.info_hash.hex()) == (1, manifest.info_hash)
@@ -373,7 +373,7 @@ async def test_what_the_hub_holds_in_memory_is_read_and_verified(
 
 @needs_memory
 @pytest.mark.parametrize("change", ["closed", "other bytes", "short", "elsewhere"])
-async def test_the_swarm_takes_over_when_memory_does_not_have_it(
+async def test_the_swarm_is_used_if_memory_lacks_the_version(
     hub: Any,
     fetcher: Fetcher,
     in_memory: tuple[ArtefactOffer, Segment],
@@ -419,7 +419,7 @@ async def test_a_reader_that_is_cancelled_has_ended_before_its_files_are_deleted
     fetch = asyncio.create_task(fetcher.fetch(in_memory[0], 1))
     await begun.wait()
     fetch.cancel()
-    for _ in range(100):  # A fetch that does not wait for the thread ends within a few turns of the loop.
+    for _ in range(100):  # Without waiting for the thread, the fetch would end within a few turns of the loop.
         await asyncio.sleep(0)
     assert not fetch.done()
     may_go_on.set()
@@ -430,7 +430,7 @@ async def test_a_reader_that_is_cancelled_has_ended_before_its_files_are_deleted
     assert not fetcher.directory(1).exists()
 
 
-async def test_a_version_that_is_removed_is_served_on_until_nobody_wants_it(
+async def test_a_removed_version_is_served_until_it_is_unwanted(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path
 ) -> None:
     await hub.publish(1, announce=False)
@@ -442,7 +442,7 @@ async def test_a_version_that_is_removed_is_served_on_until_nobody_wants_it(
 
 
 @pytest.mark.parametrize("said", ["before", "after"])
-async def test_what_nobody_else_wants_is_still_made_use_of(
+async def test_a_version_unwanted_by_others_is_still_used_here(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, said: str
 ) -> None:
     await hub.publish(1, announce=False)
@@ -457,7 +457,7 @@ async def test_what_nobody_else_wants_is_still_made_use_of(
     assert await fetcher.fetch(hub.offers[1], 1) == fetched
 
 
-async def test_what_is_wanted_again_is_served_again(hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path) -> None:
+async def test_a_version_wanted_again_is_served_again(hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path) -> None:
     await hub.publish(1, announce=False)
     info_hash = read_torrent(hub.offers[1].torrent).info_hash
     await fetcher.unwanted([info_hash])
@@ -503,7 +503,7 @@ async def test_an_abandoned_version_leaves_nothing(hub: Any, fetcher: Fetcher, s
         assert not fetcher.directory(1).exists() and carriers_in(tmp_path) == [] and await swarm.stats() == {}
 
 
-async def test_what_does_not_fit_on_the_disk_is_not_begun(
+async def test_a_fetch_that_does_not_fit_the_disk_does_not_start(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = open_offer(hub.offers[None], hub.me.public_key).total_bytes
@@ -518,7 +518,7 @@ async def test_what_does_not_fit_on_the_disk_is_not_begun(
     assert same_files(fetcher.directory(None), hub.published(None))
 
 
-async def test_a_base_needs_room_for_what_the_engine_makes_of_it(
+async def test_a_base_needs_space_for_the_engines_conversion(
     hub: Any, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = open_offer(hub.offers[None], hub.me.public_key).total_bytes
@@ -531,10 +531,10 @@ async def test_a_base_needs_room_for_what_the_engine_makes_of_it(
     await fetcher.fetch(hub.offers[None], None)
     await hub.publish(1, announce=False)
     disk["free"] = total
-    await fetcher.fetch(hub.offers[1], 1)  # An engine converts bases alone.
+    await fetcher.fetch(hub.offers[1], 1)  # Engines convert only bases.
 
 
-async def test_what_is_there_of_a_carrier_needs_no_room(
+async def test_existing_parts_of_a_carrier_need_no_space(
     hub: Any, fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await kill_at("write_marker", fetcher, hub, monkeypatch)
@@ -564,7 +564,7 @@ async def test_a_disk_that_refuses_is_a_storage_error(
     assert same_files(fetcher.directory(None), hub.published(None))
 
 
-async def test_what_cannot_be_deleted_now_is_deleted_at_the_next_start(
+async def test_undeletable_files_are_deleted_at_the_next_start(
     hub: Any, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await hub.publish(1, announce=False)
@@ -585,7 +585,7 @@ async def test_what_cannot_be_deleted_now_is_deleted_at_the_next_start(
 
 
 async def test_after_a_restart_a_version_is_read_again(hub: Any, fetcher: Fetcher) -> None:
-    """A power cut may have left other bytes than were hashed: size and time do not tell."""
+    """Power cuts may leave other bytes than those hashed, with the same size and time."""
     for version in (1, 2):
         await hub.publish(version, announce=False)
         await fetcher.fetch(hub.offers[version], version)
@@ -598,7 +598,7 @@ async def test_after_a_restart_a_version_is_read_again(hub: Any, fetcher: Fetche
 
 
 async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_path: Path, swarm: Swarm) -> None:
-    """Whatever it is sealed with."""
+    """Seal the base with another key, which must not change its name."""
     first = await fetcher.fetch(hub.offers[None], None)
     content = fetcher.base_content
     hub.run_keys = (*hub.run_keys, RunKey(key_id=2, key=bytes(32)))
@@ -615,7 +615,7 @@ async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_pa
     assert same_files(fetcher.directory(None), directory)
 
 
-async def test_the_next_process_takes_up_what_is_verified_and_the_newest_that_has_begun(
+async def test_the_next_process_resumes_verified_versions_and_the_newest_fetch(
     hub: Any, fetcher: Fetcher, tmp_path: Path
 ) -> None:
     reports = {}
@@ -639,7 +639,7 @@ async def test_the_next_process_takes_up_what_is_verified_and_the_newest_that_ha
         )
 
 
-async def test_a_cancelled_fetch_goes_on_where_it_stopped(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
+async def test_a_cancelled_fetch_can_be_resumed(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
     receiver = make_receiver([])
     fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
     offer = hub.offers[None].model_copy(update={"way": Way.BROADCAST})

@@ -6,7 +6,7 @@ from echo_node.net import flow as flow_module
 from echo_node.net.flow import SMALL_BYTES, Flow
 
 
-async def test_what_comes_counts_and_what_is_large_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_traffic_counts_and_large_messages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     counted: list[tuple[int, int]] = []
 
@@ -20,7 +20,7 @@ async def test_what_comes_counts_and_what_is_large_waits(monkeypatch: pytest.Mon
     await flow.received(100_000)
     flow.sent(7)
     assert counted == [(0, 100_000), (0, SMALL_BYTES), (0, 100_000), (7, 0)]
-    assert waited == [10, 20], "news in between are not kept waiting, and count"
+    assert waited == [10, 20], "small messages in between do not wait, but count"
 
 
 async def test_no_cap_waits_for_nothing() -> None:

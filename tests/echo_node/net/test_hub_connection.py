@@ -1,4 +1,4 @@
-"""Whom a node shows its credentials, where its hub redirects it; the servers are real ones."""
+"""Redirects by a hub, and the servers that get the node's credentials; all servers are real."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +23,7 @@ Serve = Callable[..., Awaitable[tuple[str, list[web.Request]]]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts a server that answers every request with a redirect, or with 401; its origin, and what it was asked."""
+    """Yield a function that starts a server with redirects or 401, and returns its origin and its requests."""
     runners: list[web.AppRunner] = []
 
     async def start(location: str | None = None, *, host: str = "127.0.0.1") -> tuple[str, list[web.Request]]:
@@ -73,7 +73,7 @@ async def test_another_server_that_the_hub_names_is_told_nothing(serve: Serve, s
     assert len(asked) == 1 and of_other == []
 
 
-async def test_another_path_of_the_hub_is_shown_them_too(serve: Serve) -> None:
+async def test_another_path_of_the_hub_gets_the_credentials(serve: Serve) -> None:
     origin, asked = await serve("/prefix/node")
     with pytest.raises(InvalidStatus, match="401"):
         await ask(origin)

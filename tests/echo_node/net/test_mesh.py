@@ -1,4 +1,4 @@
-"""Meshes over real sockets: how they link, what goes over the links, who is kept out, and what becomes of a cut."""
+"""Meshes over real sockets: links, traffic, rejected peers, and broken links."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def nodes(news: News, tmp_path: Path) -> AsyncIterator[list[Node]]:
-    """Three, which listen and know nothing of each other, in the order of their ids."""
+    """Yield three listening nodes that do not know each other, in order of their ids."""
     nodes = sorted((Node(news, tmp_path) for _ in range(3)), key=lambda node: node.node_id)
     for node in nodes:
         await node.open()
@@ -72,7 +72,7 @@ def accept_only(nodes: Sequence[Node], *, but: Sequence[Node] = ()) -> list[Mesh
 
 
 def name(node: Node, *members: Identity) -> None:
-    """The hub names those who connect by themselves."""
+    """Let the hub announce peers that connect by themselves."""
     node.mesh.set_peers([MeshPeer(node_id=me.node_id, host=LOOPBACK, port=0, number=0) for me in members])
 
 
@@ -96,7 +96,7 @@ async def stranger(node: Node) -> AsyncIterator[ClientConnection]:
 
 
 async def prove(socket: ClientConnection, me: Identity, key: RunKey = KEY) -> None:
-    """As a member does it."""
+    """Do the handshake like a member."""
     own = Handshake(me=me, run_key=key.key, role=b"connects")
     await socket.send(own.hello)
     theirs = await socket.recv()
@@ -124,7 +124,7 @@ async def test_all_link_with_all(nodes: list[Node], news: News) -> None:
 
 
 async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], news: News) -> None:
-    """The others are told that they are connected to."""
+    """Tell the other nodes that they will be connected to."""
     for node, peers in ((nodes[0], nodes[1:2]), (nodes[2], nodes[::2])):
         node.mesh.set_peers([*(peer.peer for peer in peers), *accept_only(nodes, but=peers)])
     nodes[1].mesh.set_peers(accept_only(nodes))
@@ -135,7 +135,7 @@ async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], ne
 
 
 async def test_a_newcomer_is_let_in_once_the_hub_has_named_it(nodes: list[Node], news: News) -> None:
-    """Its hub's word may come after it."""
+    """Let a newcomer arrive before its hub's announcement."""
     for newcomer, host in ((nodes[0], nodes[1]), (nodes[1], nodes[2])):
         newcomer.mesh.set_peers([host.peer])
         async with stranger(host) as other:
@@ -148,7 +148,7 @@ async def test_a_newcomer_is_let_in_once_the_hub_has_named_it(nodes: list[Node],
         await news.until(lambda host=host: not host.mesh.links)
 
 
-async def test_who_is_no_longer_named_is_linked_with_no_longer(nodes: list[Node], news: News) -> None:
+async def test_a_peer_no_longer_named_is_unlinked(nodes: list[Node], news: News) -> None:
     introduce(nodes)
     await news.until(lambda: all_linked(nodes))
     nodes[1].mesh.set_peers([nodes[0].peer])
@@ -168,9 +168,7 @@ async def test_a_member_cannot_link_under_invented_names(nodes: list[Node], news
         assert nodes[0].mesh.links == (me.node_id,)
 
 
-async def test_a_node_that_moved_or_that_is_not_there_yet_is_found(
-    nodes: list[Node], news: News, tmp_path: Path
-) -> None:
+async def test_a_node_that_moved_or_starts_later_is_found(nodes: list[Node], news: News, tmp_path: Path) -> None:
     first, second, _ = nodes
     nowhere = socket.create_server((LOOPBACK, 0))
     port = nowhere.getsockname()[1]
@@ -191,23 +189,23 @@ async def test_a_node_that_moved_or_that_is_not_there_yet_is_found(
     await again.close()
 
 
-async def test_where_both_connect_one_connection_stays(
+async def test_if_both_sides_connect_one_connection_stays(
     nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_module, "backoff_s", lambda *_, **__: 0.0)  # The larger id begins at once, too.
+    monkeypatch.setattr(mesh_module, "backoff_s", lambda *_, **__: 0.0)  # The larger id connects at once too.
     for _ in range(20):
         introduce(nodes)
         await news.until(lambda: all_linked(nodes))
         async with asyncio.timeout(PATIENCE_S):
             while any(one_sided(first, second) for first, second in combinations(nodes, 2)):  # noqa: ASYNC110
-                await asyncio.sleep(0)  # Nobody is told when one link takes another's place.
+                await asyncio.sleep(0)  # No callback tells that one link replaced another.
         for node in nodes:
             node.mesh.set_peers([])
         await news.until(lambda: not any(node.mesh.links for node in nodes))
 
 
 def one_sided(first: Node, second: Node) -> bool:
-    """They do not hold the two ends of one connection."""
+    """Return True if they do not hold the two ends of one connection."""
     ends = first.mesh._links.get(second.node_id), second.mesh._links.get(first.node_id)
     ours, theirs = (None if end is None else end.socket for end in ends)
     return ours is None or theirs is None or ours.local_address != theirs.remote_address
@@ -215,7 +213,7 @@ def one_sided(first: Node, second: Node) -> bool:
 
 @pytest.mark.parametrize("smaller_again", [True, False])
 async def test_a_second_connection_of_the_same_node(nodes: list[Node], news: News, smaller_again: bool) -> None:
-    """It takes the first one's place if that was its own too; else the first is pinged, and stays."""
+    """Replace the first connection if the node made it itself; otherwise ping the first one, which stays."""
     first, second, _ = nodes
     first.mesh.set_peers([second.peer])
     name(second, first.me)
@@ -234,7 +232,7 @@ async def test_a_second_connection_of_the_same_node(nodes: list[Node], news: New
             assert other.mesh._links[one.node_id] is before
 
 
-async def test_what_a_hub_gives_to_one_reaches_all(nodes: list[Node], news: News, artefact: Artefact) -> None:
+async def test_a_piece_given_to_one_node_reaches_all(nodes: list[Node], news: News, artefact: Artefact) -> None:
     introduce(nodes)
     await news.until(lambda: all_linked(nodes))
     info_hash = artefact.layout.info_hash
@@ -256,8 +254,8 @@ async def test_what_a_hub_gives_to_one_reaches_all(nodes: list[Node], news: News
     await news.until(lambda: all(node.had(info_hash) == everything for node in nodes))
 
 
-async def test_a_piece_goes_on_from_node_to_node(nodes: list[Node], news: News, artefact: Artefact) -> None:
-    """From the first, by way of the second, to the third; there is no link between the first and the third."""
+async def test_a_piece_is_relayed_from_node_to_node(nodes: list[Node], news: News, artefact: Artefact) -> None:
+    """Send it from the first by the second to the third node, which are not linked directly."""
     first, second, third = nodes
     second.mesh.set_peers([first.peer, third.peer])
     first.mesh.set_peers([second.peer])
@@ -280,11 +278,12 @@ async def test_a_piece_goes_on_from_node_to_node(nodes: list[Node], news: News, 
     told = artefact.piece(3, to=[third]).model_copy(update={"data": b""})
     second.receiver.take(told, None)
     await news.until(lambda: len(third.pieces) == 1)
-    assert third.pieces[0][0].data == artefact.pieces[3], "what the hub tells a node to hand on, it reads from its disk"
+    assert third.pieces[0][0].data == artefact.pieces[3], "a relay requested by the hub reads the piece from disk"
 
 
-async def test_a_link_cut_in_the_middle_is_made_anew(nodes: list[Node], news: News, artefact: Artefact) -> None:
-    for number, node in enumerate(nodes):  # One side connects, so that no two connections meet while pieces travel.
+async def test_a_broken_link_is_made_again(nodes: list[Node], news: News, artefact: Artefact) -> None:
+    # Only one side connects, so that no two connections meet while pieces travel.
+    for number, node in enumerate(nodes):
         later = nodes[number + 1 :]
         node.mesh.set_peers([*(other.peer for other in later), *accept_only(nodes, but=later)])
     await news.until(lambda: all_linked(nodes))
@@ -302,13 +301,13 @@ async def test_a_link_cut_in_the_middle_is_made_anew(nodes: list[Node], news: Ne
         nodes[0].receiver.take(artefact.piece(index, to=nodes[1:]), None)
     await news.until(lambda: set(range(half, len(artefact.pieces))) <= nodes[1].had(info_hash))
     for index in set(range(half)) - nodes[1].had(info_hash):
-        nodes[1].receiver.take(artefact.piece(index), None)  # As the hub repairs it.
+        nodes[1].receiver.take(artefact.piece(index), None)  # The hub repairs the gap.
     for node in nodes:
         await node.receiver.wait(info_hash, silence_s=PATIENCE_S)
         assert artefact.matches(node.directory)
 
 
-async def test_a_new_key_shuts_out_who_does_not_have_it(nodes: list[Node], news: News, artefact: Artefact) -> None:
+async def test_a_new_key_excludes_nodes_without_it(nodes: list[Node], news: News, artefact: Artefact) -> None:
     introduce(nodes)
     await news.until(lambda: all_linked(nodes))
     old = [node.mesh._links[other.node_id] for node in nodes for other in nodes if other is not node]
@@ -327,7 +326,7 @@ async def test_a_new_key_shuts_out_who_does_not_have_it(nodes: list[Node], news:
 
 
 async def test_a_new_key_while_strangers_come_and_go(nodes: list[Node], news: News) -> None:
-    """One whose connection is only being made when the key changes is no trouble."""
+    """Change the key while strangers' connections are being made."""
     introduce(nodes)
 
     async def come_and_go() -> None:
@@ -348,7 +347,7 @@ async def test_a_new_key_while_strangers_come_and_go(nodes: list[Node], news: Ne
     await news.until(lambda: all_linked(nodes))
 
 
-async def test_nobody_is_let_in_before_the_welcome(news: News, tmp_path: Path) -> None:
+async def test_no_peer_is_accepted_before_the_welcome(news: News, tmp_path: Path) -> None:
     node = Node(news, tmp_path)
     await node.open(key=None)
     async with stranger(node) as visitor:
@@ -361,7 +360,7 @@ async def test_nobody_is_let_in_before_the_welcome(news: News, tmp_path: Path) -
     ["text", b"", b"short", random.Random(0).randbytes(64), bytes(MAX_PIECE_BYTES), bytes(2 * MAX_PIECE_BYTES)],
     ids=["text", "nothing", "short", "random", "large", "too large"],
 )
-async def test_who_proves_nothing_is_cut(nodes: list[Node], hello: str | bytes) -> None:
+async def test_a_peer_without_a_proof_is_disconnected(nodes: list[Node], hello: str | bytes) -> None:
     async with stranger(nodes[0]) as visitor:
         with contextlib.suppress(ConnectionClosed):
             await visitor.send(hello)
@@ -378,7 +377,9 @@ async def test_a_wrong_key_or_itself_is_refused(nodes: list[Node]) -> None:
     assert nodes[0].links == []
 
 
-async def test_idle_strangers_keep_nobody_out(nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_strangers_keep_no_member_out(
+    nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mesh_module, "MOST_HALF_OPEN", 2)
     me = Identity.generate()
     name(nodes[0], me)
@@ -396,13 +397,13 @@ async def test_idle_strangers_keep_nobody_out(nodes: list[Node], news: News, mon
 async def test_idle_strangers_at_one_address_are_few(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_module, "MOST_HALF_OPEN_OF_HOST", 1)
     async with stranger(nodes[0]), stranger(nodes[0]):
-        assert len(nodes[0].mesh._half_open) == 2, "on loopback they are not told apart by their address"
+        assert len(nodes[0].mesh._half_open) == 2, "on loopback they are not told apart by address"
     monkeypatch.setattr(mesh_module, "is_loopback", lambda host: host != LOOPBACK)
     async with stranger(nodes[0]) as oldest, stranger(nodes[0]):
         await is_cut(oldest)
 
 
-async def test_what_is_not_a_handshake_at_all_stays_out_of_the_log(
+async def test_connections_without_a_handshake_are_not_logged(
     nodes: list[Node], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -465,7 +466,7 @@ async def test_a_node_is_barred_for_twice_as_long_each_time(nodes: list[Node], m
 
 
 @pytest.mark.parametrize("frame", ["text", b"", b"\xc1", encode(LeaseRevoked(lease_id=1, reason="stale")), b"\x80" * 9])
-async def test_a_member_that_sends_something_else_is_dropped(nodes: list[Node], news: News, frame: str | bytes) -> None:
+async def test_a_member_that_sends_other_data_is_dropped(nodes: list[Node], news: News, frame: str | bytes) -> None:
     me = Identity.generate()
     name(nodes[0], me)
     async with stranger(nodes[0]) as member:
@@ -479,7 +480,7 @@ async def test_a_member_that_sends_something_else_is_dropped(nodes: list[Node], 
             await prove(again, me)
 
 
-async def test_another_node_or_something_else_at_a_peers_address(nodes: list[Node], news: News) -> None:
+async def test_another_node_or_program_at_a_peers_address(nodes: list[Node], news: News) -> None:
     first, second, third = nodes
     asked = asyncio.Event()
 

@@ -36,7 +36,7 @@ async def linked() -> AsyncIterator[tuple[Link, ServerConnection]]:
             yield Link(node_id="b", socket=socket, opened_here=True), await there
 
 
-async def test_sends_what_is_queued_in_order() -> None:
+async def test_queued_messages_are_sent_in_order() -> None:
     async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
         writer = asyncio.create_task(link.write(Uplink(0)))
         frames = [bytes([n]) * (n * 1_000 + 1) for n in range(50)]
@@ -61,7 +61,7 @@ async def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.cancel()
 
 
-async def test_what_most_nodes_wait_for_goes_first() -> None:
+async def test_pieces_that_most_nodes_wait_for_go_first() -> None:
     async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
         for frame, rank in ((b"leaf", 0), (b"few", -1), (b"most", -300), (b"leaf too", 0)):
             link.put(frame, rank)
@@ -70,7 +70,7 @@ async def test_what_most_nodes_wait_for_goes_first() -> None:
         writer.cancel()
 
 
-async def test_few_send_at_once_first_those_that_most_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_links_send_at_once_and_the_most_awaited_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_link, "TURN_S", PATIENCE_S)
     uplink, sent, go_on = Uplink(0), list[int](), asyncio.Event()
 
@@ -88,7 +88,7 @@ async def test_few_send_at_once_first_those_that_most_wait_for(monkeypatch: pyte
         first[0].cancel()
         await asyncio.wait({first[0], waiting[1]})
         await asyncio.sleep(0)
-        assert sent[mesh_link.SENDING_AT_ONCE :] == [-9], "a turn that is given up is another's"
+        assert sent[mesh_link.SENDING_AT_ONCE :] == [-9], "an abandoned turn goes to another message"
         go_on.set()
     assert sent[mesh_link.SENDING_AT_ONCE :] == [-9, -7, -1]
 
@@ -115,7 +115,7 @@ async def test_no_cap_does_not_wait() -> None:
     await Uplink(0).take(2**40)
 
 
-async def test_a_cap_spreads_what_goes_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cap_spreads_uploads_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     now = 100.0
 
@@ -137,7 +137,7 @@ async def test_a_cap_spreads_what_goes_over_time(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not mesh_link.CAN_LOOK, reason="this system does not count what a connection sends")
-async def test_a_link_knows_what_has_arrived_until_it_ends() -> None:
+async def test_a_link_knows_the_arrived_bytes_until_it_ends() -> None:
     async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
         writer = asyncio.create_task(link.write(Uplink(0)))
         link.put(bytes(100_000))
@@ -209,7 +209,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(not homes.can_emulate(), reason="an emulated network takes root, iproute2 and TUN devices")
 @pytest.mark.parametrize("limit", [0, 700_000])
-def test_a_node_learns_its_own_line(limit: int) -> None:
+def test_a_node_measures_its_own_line(limit: int) -> None:
     home = Home(up=8, down=100, delay_ms=15)
     send = [sys.executable, "-c", SEND, str(limit)]
     with (
@@ -221,4 +221,4 @@ def test_a_node_learns_its_own_line(limit: int) -> None:
         receive = [*wan.command(HUB), sys.executable, "-c", RECEIVE, wan.address(1)]
         subprocess.run(receive, check=True, timeout=PATIENCE_S)
         learnt = json.loads(sender.stdout.readline())
-    assert 0 < learnt < (limit + 1 if limit else 1.1e6), "of the megabyte a second that it carries"
+    assert 0 < learnt < (limit + 1 if limit else 1.1e6), "the line carries a megabyte a second"

@@ -1,4 +1,4 @@
-"""The proof between two nodes, both ends in memory, and what does not pass."""
+"""The proof between two nodes, with both ends in memory, and invalid proofs."""
 
 import secrets
 
@@ -46,7 +46,7 @@ def test_a_proof_is_of_no_use_a_second_time_or_turned_around() -> None:
         alice.check(bob.hello, mirror.proof(bob.hello))
 
 
-def test_a_member_does_not_pass_for_another_one() -> None:
+def test_a_member_cannot_impersonate_another() -> None:
     _, bob = ends()
     eve = Handshake(me=EVE, run_key=KEY, role=b"connects")
     pretended = eve.nonce + ALICE.public_key

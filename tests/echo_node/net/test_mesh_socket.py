@@ -1,4 +1,4 @@
-"""Websocket frames of every kind without end, at the port where nodes link: the node goes on meanwhile."""
+"""Floods of websocket frames of every kind on the node's link port: the node must keep working."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def node(news: News, tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def longest_turn_s(over: asyncio.Event) -> float:
-    """Of the event loop, in which all of the node is."""
+    """Return the longest turn of the event loop, which runs the whole node."""
     loop, longest = asyncio.get_running_loop(), 0.0
     while not over.is_set():
         began_at = loop.time()
@@ -48,7 +48,7 @@ async def connection(node: Node) -> ClientConnection:
 
 
 async def floods(ends: list[ClientConnection | ServerConnection], kind: str, *, reads: bool) -> list[bool]:
-    """Which of the connections were closed."""
+    """Flood the connections; return True for each one that was closed."""
     taken = [raw(end) for end in ends]
     over = asyncio.Event()
     longest = asyncio.create_task(longest_turn_s(over))
@@ -67,7 +67,7 @@ async def test_frames_without_end_hold_no_node_up(node: Node, kind: str, reads: 
     assert all(await floods([await connection(node) for _ in range(4)], kind, reads=reads))
 
 
-async def test_a_member_that_does_it_is_not_linked_with_for_a_while(node: Node, news: News) -> None:
+async def test_a_flooding_member_is_not_linked_for_a_while(node: Node, news: News) -> None:
     me = Identity.generate()
     node.mesh.set_peers([MeshPeer(node_id=me.node_id, host=LOOPBACK, port=0, number=0)])
     socket = await connection(node)
@@ -82,7 +82,7 @@ async def test_a_member_that_does_it_is_not_linked_with_for_a_while(node: Node, 
     assert node.mesh._barred_for(me.node_id) > 0
 
 
-async def test_who_is_connected_to_may_not_either(node: Node) -> None:
+async def test_a_peer_that_was_connected_to_may_not_flood_either(node: Node) -> None:
     accepted: asyncio.Queue[ServerConnection] = asyncio.Queue()
 
     async def accept(socket: ServerConnection) -> None:

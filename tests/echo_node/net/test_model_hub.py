@@ -1,4 +1,4 @@
-"""A base model from a server that speaks what huggingface_hub asks of the model hub; the base is a real node's."""
+"""A base model from a server with the model hub's protocol for huggingface_hub; the base is a real node's."""
 
 import asyncio
 import hashlib
@@ -30,7 +30,7 @@ class ModelHub:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.asked: list[tuple[str, str]] = []
-        """(method, file)."""
+        """(method, file) of each request."""
         self.tokens: list[str | None] = []
         self.broken: set[str] = set()
         self.changed: set[str] = set()
@@ -53,7 +53,7 @@ class ModelHub:
 
 @pytest.fixture
 async def models(hub: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ModelHub]:
-    """Has the hub's base model."""
+    """Yield a server with the hub's base model."""
     served = ModelHub(hub.published(None))
     app = web.Application()
     app.add_routes([web.get("/someone/a-model/resolve/{commit}/{file}", served.answer)])
@@ -130,7 +130,7 @@ async def test_the_swarm_takes_over(
     assert "The swarm takes over" in caplog.text
 
 
-async def test_what_the_caller_raises_ends_it(hub: Any, models: ModelHub, tmp_path: Path) -> None:
+async def test_the_callers_error_ends_the_download(hub: Any, models: ModelHub, tmp_path: Path) -> None:
     def stop(more_bytes: int) -> None:
         raise SwarmError("enough")
 

@@ -32,7 +32,7 @@ async def test_a_job_is_stopped_when_the_network_goes_and_begun_again() -> None:
         assert await task == "done" and begun.qsize() == 1
 
 
-async def test_what_a_job_raises_is_raised_and_who_is_cancelled_cancels_it() -> None:
+async def test_a_jobs_error_is_raised_and_cancellation_reaches_it() -> None:
     online, begun = Online(), asyncio.Event()
 
     async def fails() -> None:

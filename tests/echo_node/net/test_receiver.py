@@ -1,4 +1,4 @@
-"""Pieces from a hub and from peers, into real files; what the hub is told; silence, a full disk, and junk."""
+"""Pieces from a hub and from peers, in real files: reports to the hub, silence, a full disk, and junk."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -65,7 +65,7 @@ async def test_from_hub_and_peer_into_the_files(node: Node, artefact: Artefact, 
     assert len(node.said) < len(artefact.pieces)
 
 
-async def test_what_is_there_already_is_told(node: Node, artefact: Artefact, news: News) -> None:
+async def test_present_pieces_are_reported(node: Node, artefact: Artefact, news: News) -> None:
     await node.receiver.expect(artefact.torrent, node.directory)
     for index in (0, 2, 5):
         node.receiver.take(artefact.piece(index), None)
@@ -94,7 +94,7 @@ async def test_silence_ends_the_wait_and_the_hub_is_told(node: Node, artefact: A
     assert (stats.complete, stats.pushed_bytes, stats.mesh_bytes) == (False, size, size)
     await news.until(lambda: bool(node.said) and node.said[-1].wanted is False)
     assert node.had(artefact.layout.info_hash) == {1, 3}
-    node.receiver.take(artefact.piece(2), None)  # Late, and nobody's any more.
+    node.receiver.take(artefact.piece(2), None)  # Late, and no longer expected.
     again = await node.receiver.expect(artefact.torrent, node.directory)
     assert again.done_bytes == 2 * size
 
@@ -129,7 +129,7 @@ async def test_pieces_that_come_before_they_are_expected(
     assert 0 < stats.pushed_bytes < artefact.layout.total_bytes
 
 
-async def test_of_what_is_not_expected_only_the_newest_is_kept(
+async def test_only_the_newest_unexpected_artefact_is_kept(
     node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(artefact.pieces[0])
@@ -154,10 +154,10 @@ async def test_a_peer_that_sends_wrong_bytes_is_dropped_and_the_hub_is_not(
     assert dropped == [PEER] and file.done_bytes == 0
 
 
-async def test_a_peer_that_sends_what_nobody_expects_is_not_to_blame(
+async def test_a_peer_that_sends_unexpected_pieces_is_not_blamed(
     node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This node may be slow to expect it, or have turned elsewhere."""
+    """Expect the pieces too late, or no longer."""
     dropped: list[str] = []
     monkeypatch.setattr(node.mesh, "drop", lambda node_id, why: dropped.append(node_id))
     monkeypatch.setattr(receiver_module, "MOST_USELESS_BYTES", 0)
@@ -171,7 +171,7 @@ async def test_a_peer_that_sends_what_nobody_expects_is_not_to_blame(
     assert dropped == []
 
 
-async def test_a_peer_that_floods_with_what_is_here_already_is_dropped(
+async def test_a_peer_that_floods_with_present_pieces_is_dropped(
     node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropped: list[str] = []
@@ -183,7 +183,7 @@ async def test_a_peer_that_floods_with_what_is_here_already_is_dropped(
     node.receiver.take(artefact.piece(last), None)
     for index in range(last):
         node.receiver.take(artefact.piece(index), PEER)
-        node.receiver.take(artefact.piece(index), PEER)  # As many useless bytes as useful ones, nearly.
+        node.receiver.take(artefact.piece(index), PEER)  # Nearly as many useless bytes as useful ones.
     assert dropped == [] and last > 5
     for _ in range(4):
         node.receiver.take(artefact.piece(0).model_copy(update={"data": artefact.pieces[1]}), OTHER)  # Not hashed.
@@ -204,7 +204,7 @@ async def test_the_counts_of_few_peers_are_kept(
     assert list(node.receiver._senders) == ["b", "c"]
 
 
-async def test_only_what_is_right_is_handed_on_and_because_of_a_node_only_once(
+async def test_only_valid_pieces_are_relayed_and_once_for_each_peer(
     node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed: list[tuple[int, bytes]] = []
@@ -232,18 +232,18 @@ async def test_only_what_is_right_is_handed_on_and_because_of_a_node_only_once(
     node.receiver.take(artefact.piece(1), None)
     assert handed == []
     assert taken(2, PEER) == [(2, to_it)] and taken(2, PEER) == [] and taken(2, OTHER) == []
-    assert taken(0, PEER) == [(0, to_it)] and taken(0, PEER) == [], "what is here may be wanted behind this node"
+    assert taken(0, PEER) == [(0, to_it)] and taken(0, PEER) == [], "present pieces may be needed further down the tree"
     assert taken(3, None, b"wrong") == [] and taken(1, OTHER, b"wrong") == [] and dropped == [OTHER]
-    assert taken(2, None, b"") == [(2, to_it)] and taken(5, None, b"") == [], "what is not here is not handed on"
-    assert taken(2, PEER, b"") == [] and dropped == [OTHER, PEER], "only the hub may say so"
+    assert taken(2, None, b"") == [(2, to_it)] and taken(5, None, b"") == [], "a missing piece is not relayed"
+    assert taken(2, PEER, b"") == [] and dropped == [OTHER, PEER], "only the hub may request that"
     cut_off = artefact.piece(5).model_copy(update={"hand_on": to_it[:2]})
     node.receiver.take(cut_off, OTHER)
     assert handed == [] and dropped == [OTHER, PEER, OTHER]
     node.receiver.take(artefact.piece(5).model_copy(update={"hand_on": 50 * to_it}), PEER)
-    assert handed == [(5, to_it)], "a way that names it fifty times"
+    assert handed == [(5, to_it)], "a way that names the node fifty times"
     handed.clear()
     node.receiver.forget(artefact.layout.info_hash)
-    assert taken(2, None, b"") == [(2, to_it)], "from its files"
+    assert taken(2, None, b"") == [(2, to_it)], "read from its files"
     assert taken(1, PEER) == [(1, to_it)] and taken(1, PEER) == []
     far_off = artefact.piece(4).model_copy(update={"hand_on": relay_tree.pack([(65_535, 0, b"")])})
     node.receiver.take(far_off, PEER)
@@ -266,7 +266,7 @@ async def test_a_full_disk_fails_the_wait(node: Node, artefact: Artefact, small_
     assert 0 < file.done_bytes < artefact.layout.total_bytes
 
 
-async def test_what_is_no_torrent_or_has_no_place_is_refused(node: Node, artefact: Artefact, tmp_path: Path) -> None:
+async def test_an_invalid_torrent_or_directory_is_refused(node: Node, artefact: Artefact, tmp_path: Path) -> None:
     with pytest.raises(CodecError):
         await node.receiver.expect(b"no torrent", node.directory)
     (tmp_path / "file").touch()
@@ -274,7 +274,7 @@ async def test_what_is_no_torrent_or_has_no_place_is_refused(node: Node, artefac
         await node.receiver.expect(artefact.torrent, tmp_path / "file")
 
 
-async def test_many_pieces_are_told_in_several_messages(
+async def test_many_pieces_are_reported_in_several_messages(
     node: Node, artefact: Artefact, news: News, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver_module, "MAX_BATCHED", 3)

@@ -1,4 +1,4 @@
-"""Failures of real handshakes, as they would be told of hubs elsewhere."""
+"""Failures of real handshakes, as reported for hubs on the internet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_node.net.tls import handshake_failure
 
 
 async def failed_handshake(answer: bytes) -> ssl.SSLError:
-    """What comes of TLS to a server that answers this."""
+    """Return the error of a TLS handshake with a server that sends this answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -36,7 +36,7 @@ async def failed_handshake(answer: bytes) -> ssl.SSLError:
         ("https://hub.example.org", "http://hub.example.org:443"),
     ],
 )
-async def test_of_plain_http_elsewhere_the_way_in_is_named(origin: str, plain: str) -> None:
+async def test_an_error_for_a_plain_http_hub_names_the_option_insecure(origin: str, plain: str) -> None:
     error = await failed_handshake(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
     told = handshake_failure(error, HubAddress.parse(origin, insecure=False))
     assert "does not speak TLS" in told.what and origin in (told.got or "")

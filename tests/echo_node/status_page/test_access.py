@@ -24,7 +24,7 @@ def access(clock: Clock) -> Access:
 
 
 def entered(access: Access) -> str:
-    """The Cookie header of a browser that was let in."""
+    """Return the Cookie header of a browser with access."""
     given = access.enter(access.invite())
     assert given is not None
     return given.partition(";")[0]

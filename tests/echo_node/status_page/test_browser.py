@@ -13,7 +13,7 @@ URL = 'http://127.0.0.1:1/a/enter?code=secret&x="><script>'
 
 
 class Browser(webbrowser.BaseBrowser):
-    """Notes what it is told to open."""
+    """Records the addresses that it is told to open."""
 
     def __init__(self) -> None:
         super().__init__("noting")
@@ -45,13 +45,13 @@ def test_the_code_is_in_a_private_file_and_on_no_command_line(browser: Browser, 
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_where_there_is_no_browser_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_browser_the_command_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(webbrowser, "_tryorder", [])
     monkeypatch.setattr(webbrowser, "_browsers", {})
     assert not open_in_browser(URL, tmp_path / "page.html")
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "page.html").mkdir()
     with pytest.raises(StorageError, match="cannot be opened"):
         open_in_browser(URL, tmp_path / "page.html")

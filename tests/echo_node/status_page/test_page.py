@@ -1,4 +1,4 @@
-"""The page behind the real control server: what strangers get, and what its owner does with it in a real browser."""
+"""The page on the real control server: answers to strangers, and the owner's use in a real browser."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ HOSTILE = '<img src=x onerror="alert(1)"> [red]'
 
 
 class Site:
-    """A node that remembers what it was told, and its page."""
+    """A node that records its commands, and its page."""
 
     def __init__(self) -> None:
         self.snapshot = replace(
@@ -72,7 +72,7 @@ class Site:
         return {}
 
     async def until(self, verb: str) -> Mapping[str, Any]:
-        """What it was told with this verb."""
+        """Return the arguments of the command with this verb, once it arrives."""
         async with asyncio.timeout(60):
             while verb not in dict(self.told):
                 self.news.clear()
@@ -94,7 +94,7 @@ class Site:
     async def get(
         self, path: str, *, host: str | None = None, headers: str = "", method: str = "GET"
     ) -> tuple[int, str]:
-        """Status and all else of the answer, as any program of this machine can have it."""
+        """Return status and rest of the answer, like any program on this machine gets it."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host or self.host}\r\n{headers}\r\n".encode())
         async with asyncio.timeout(60):
@@ -103,7 +103,7 @@ class Site:
         return int(answer.split(" ", 2)[1]), answer
 
     async def enter(self) -> str:
-        """The Cookie header of a browser that was let in."""
+        """Return the Cookie header of a browser with access."""
         url = self.page.invite()
         status, answer = await self.get(url.removeprefix(f"http://{self.host}"))
         assert status == 200 and 'content="0;url=./"' in answer
@@ -128,7 +128,7 @@ async def test_without_a_session_nothing_is_served(site: Site, name: str) -> Non
     assert "sampling" not in answer
 
 
-async def test_who_was_let_in_gets_the_page_and_nothing_else(site: Site) -> None:
+async def test_a_browser_with_access_gets_only_the_page(site: Site) -> None:
     cookie, path = await site.enter(), site.path
     for name, kind in (
         ("", "text/html"),
@@ -141,10 +141,10 @@ async def test_who_was_let_in_gets_the_page_and_nothing_else(site: Site) -> None
     for name in ("page.py", "../page.py", "%2e%2e/page.py", "static", "favicon.ico"):
         assert (await site.get(path + name, headers=cookie))[0] == 404
     for elsewhere in ("/", "/page.html", path.upper()):
-        assert (await site.get(elsewhere, headers=cookie))[0] == 426, "there, the control socket waits for a websocket"
+        assert (await site.get(elsewhere, headers=cookie))[0] == 426, "the control socket expects a websocket there"
 
 
-async def test_a_code_opens_it_once(site: Site) -> None:
+async def test_a_code_opens_the_page_once(site: Site) -> None:
     url = (await ask(site.file, "page"))["url"].removeprefix(f"http://{site.host}")
     assert (await site.get(url))[0] == 200
     status, answer = await site.get(url)
@@ -161,7 +161,7 @@ async def test_a_name_that_a_stranger_bound_to_loopback_is_not_this_server(site:
     assert (await site.get(site.path, host=host, headers=twice))[0] == 421
 
 
-async def test_every_answer_lets_the_browser_load_nothing_else(site: Site) -> None:
+async def test_no_answer_lets_the_browser_load_other_resources(site: Site) -> None:
     cookie = await site.enter()
     for headers in ("", cookie):
         _, answer = await site.get(site.path, headers=headers)
@@ -172,7 +172,7 @@ async def test_every_answer_lets_the_browser_load_nothing_else(site: Site) -> No
             assert line in answer
 
 
-async def test_what_is_no_get_is_no_request(site: Site) -> None:
+async def test_only_get_requests_are_answered(site: Site) -> None:
     cookie = await site.enter()
     status, _ = await site.get(site.path, headers=f"{cookie}Origin: http://{site.host}\r\n", method="POST")
     assert status in (400, 405)
@@ -193,7 +193,7 @@ async def test_only_the_page_opens_its_websocket(site: Site, origin: Any) -> Non
         await live(site, "")
 
 
-async def test_the_websocket_shows_what_changes_and_takes_the_pages_verbs(site: Site) -> None:
+async def test_the_websocket_sends_changes_and_accepts_the_pages_verbs(site: Site) -> None:
     async with live(site, await site.enter()) as socket:
         assert json.loads(await socket.recv())["view"]["snapshot"]["state"] == "sampling"
         await socket.send(json.dumps({"verb": "pause", "arguments": {"length": "1h"}}))
@@ -208,7 +208,7 @@ async def test_the_websocket_shows_what_changes_and_takes_the_pages_verbs(site: 
     assert len(site.told) == 1
 
 
-async def test_it_is_shown_what_changes_by_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_page_shows_changes_by_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_module, "EVERY_S", 0.01)
     async with live(site, await site.enter()) as socket:
         await socket.recv()
@@ -269,7 +269,7 @@ async def test_the_owner_pauses_resumes_and_finishes_in_a_real_browser(
     assert await page.evaluate("document.cookie") == ""
     (cookie,) = await page.context.cookies(page.url)
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", site.path)
-    # By keyboard alone.
+    # With the keyboard alone.
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("button", name="Pause for an hour")).to_be_focused()
     await page.keyboard.press("Enter")
@@ -293,7 +293,7 @@ async def test_the_owner_pauses_resumes_and_finishes_in_a_real_browser(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_it_fits_a_phone(site: Site, browser: Any, scheme: Any) -> None:
+async def test_the_page_fits_a_phone(site: Site, browser: Any, scheme: Any) -> None:
     from playwright.async_api import expect
 
     page = await browser.new_page(viewport={"width": 320, "height": 640}, color_scheme=scheme)
@@ -304,7 +304,7 @@ async def test_it_fits_a_phone(site: Site, browser: Any, scheme: Any) -> None:
 
 
 async def test_another_sites_page_gets_nothing(site: Site, browser: Any) -> None:
-    """In the same browser, in which the owner is let in: a page of another origin of this host."""
+    """Open another origin's page of this host in a browser with access."""
     from playwright.async_api import expect
 
     context = await browser.new_context()

@@ -1,4 +1,4 @@
-"""Whatever the bits, they come back; and steps as an optimizer makes them take little room."""
+"""Coded arrays decode to the same bits, and optimizer steps compress well."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_special_values_against_each_other(dtype: str) -> None:
     outliers=st.sampled_from([0.0, 0.01, 0.05, 1.0]),
     seed=st.integers(0, 1 << 30),
 )
-def test_any_bits_come_back(dtype: str, size: int, spread: int, outliers: float, seed: int) -> None:
-    """Small differences of one size or another, with a share of patterns that have nothing in common."""
+def test_any_bits_decode_unchanged(dtype: str, size: int, spread: int, outliers: float, seed: int) -> None:
+    """Draw small differences, and a share of patterns without relation to the old ones."""
     rng = np.random.default_rng(seed)
     patterns = PATTERNS[dtype]
     old = rng.integers(0, 1 << 8 * patterns.itemsize, size, np.uint64).astype(patterns)
@@ -61,12 +61,12 @@ def test_any_bits_come_back(dtype: str, size: int, spread: int, outliers: float,
 
 
 def brain(values: Any) -> Patterns:
-    """bfloat16's patterns, rounded to nearest, ties to even."""
+    """Return bfloat16 patterns, rounded to nearest, ties to even."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def test_steps_of_one_size_take_little_room_and_a_keyframe_less_than_the_values() -> None:
+def test_equal_steps_compress_well_and_a_keyframe_is_smaller_than_the_values() -> None:
     rng = np.random.default_rng(1)
     weights = rng.normal(0, 0.02, 100_000)
     old, new = brain(weights), brain(weights + rng.normal(0, 1e-5, weights.size))
@@ -76,13 +76,12 @@ def test_steps_of_one_size_take_little_room_and_a_keyframe_less_than_the_values(
     assert len(coded(old, old, "BF16")) < 0.005 * new.nbytes
     assert len(coded(new, np.zeros_like(new), "BF16")) < 0.75 * new.nbytes
     noise = rng.integers(0, 1 << 16, weights.size).astype(np.uint16)
-    assert len(coded(noise, old, "BF16")) < 1.02 * noise.nbytes, (
-        "what cannot be compressed costs hardly more than itself"
-    )
+    assert len(coded(noise, old, "BF16")) < 1.02 * noise.nbytes, "incompressible data grows by less than 2 %"
 
 
 def test_known_bytes_decode() -> None:
-    """By hand: the smallest exponent first, so 0.5 one step up, 1 one step down, -1 as it was; two bits each."""
+    """Written by hand: exponents in ascending order, so 0.5 one step up, 1 one step down, -1 unchanged; two bits
+    each."""
     frame = bytes.fromhex("28b52ffd 20 01 090000 06")
     stream = io.BytesIO(bytes([2, len(frame), 0, 0, 0]) + frame)
     new = decode_array(brain([1.0, -1.0, 0.5]), "BF16", FrameReader(stream))

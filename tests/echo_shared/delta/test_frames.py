@@ -1,4 +1,4 @@
-"""Frames hold what their reader expects, or are refused before anything of their size is made."""
+"""A frame decodes if it holds the expected data; otherwise it is refused before memory of its size is allocated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def part(content: bytes) -> io.BytesIO:
     return io.BytesIO(struct.pack("<I", len(content)) + content)
 
 
-def test_all_kinds_of_parts_come_back_in_order() -> None:
+def test_all_kinds_of_parts_decode_in_order() -> None:
     stream = io.BytesIO()
     writer = FrameWriter(stream)
     writer.byte(7)
@@ -44,7 +44,7 @@ def test_all_kinds_of_parts_come_back_in_order() -> None:
     reader.expect_end()
 
 
-def test_a_dictionary_saves_what_it_holds() -> None:
+def test_a_dictionary_more_than_halves_a_frame_of_its_content() -> None:
     assert len(written(dictionary=DICTIONARY)) < 0.5 * len(written())
 
 
@@ -60,7 +60,7 @@ def test_a_frame_of_another_size_is_refused(size: int) -> None:
         FrameReader(io.BytesIO(written())).frame(size)
 
 
-def test_the_largest_frame_comes_back_whether_it_can_be_compressed_or_not() -> None:
+def test_the_largest_frame_decodes_if_compressible_or_not() -> None:
     for content in (
         np.zeros(MAX_CONTENT_BYTES, np.uint8),
         np.frombuffer(np.random.default_rng(1).bytes(2 << 20), "u1"),
@@ -75,7 +75,7 @@ def hostile_frames() -> dict[str, bytes]:
     bomb = zstandard.ZstdCompressor().compress(bytes(100 << 20))
     streamed = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     plain = zstandard.ZstdCompressor().compress(bytes(16))
-    # Declares a window of 2 GiB (RFC 8878, section 3.1.1.1.2), and is cut, so that it cannot be decoded at once.
+    # The frame declares a window of 2 GiB (RFC 8878, section 3.1.1.1.2), and is cut to prevent decoding in one step.
     window = bytes.fromhex("28b52ffd 80 a8 10000000 830000")
     return {
         "a bomb": bomb,
@@ -101,7 +101,7 @@ def test_a_hostile_frame_is_refused_and_allocates_nothing(kind: str) -> None:
         tracemalloc.stop()
 
 
-def test_lengths_that_are_not_there_are_refused() -> None:
+def test_missing_or_extra_bytes_are_refused() -> None:
     for stream in (io.BytesIO(b""), io.BytesIO(b"\1\0"), io.BytesIO(struct.pack("<I", 5) + b"four")):
         with pytest.raises(CodecError, match="payload"):
             FrameReader(stream).plain(100)

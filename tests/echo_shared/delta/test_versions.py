@@ -1,4 +1,4 @@
-"""Directories come back file by file; what does not fit, or means harm, is refused."""
+"""Directories decode file by file; payloads that do not match, and hostile ones, are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = json.dumps({"peft_type": "LORA", "r": 16, "target_modules": [f"layer{n}
 
 
 def version(directory: Path, seed: int, *, rate: float = 0.0, size: int = 3000, **extra: torch.Tensor) -> Path:
-    """An adapter in all dtypes, `rate` away from that of seed 0."""
+    """Save an adapter with all dtypes, at a distance of `rate` from the adapter of seed 0."""
     torch.manual_seed(0)
     start = torch.randn(size, 5) * 0.02
     torch.manual_seed(seed)
@@ -56,7 +56,7 @@ def decode(payload: Path, directory: Path, *, files: dict[str, int], parent: Pat
 
 
 def there_and_back(directory: Path, scratch: Path, parent: Path | None) -> int:
-    """The payload's size, if all files come back."""
+    """Check that all files decode unchanged, and return the payload's size."""
     payload = scratch / "payload"
     encode(directory, payload, parent=parent)
     decode(payload, scratch / "decoded", files=sizes(directory), parent=parent)
@@ -93,7 +93,7 @@ def test_tensors_that_the_parent_lacks_are_coded_on_their_own(tmp_path: Path) ->
     there_and_back(new, tmp_path, None)
 
 
-def test_files_larger_than_a_chunk_come_back(tmp_path: Path) -> None:
+def test_files_larger_than_a_chunk_decode_unchanged(tmp_path: Path) -> None:
     elements = MAX_CONTENT_BYTES // 2 + 12_345
     weights = torch.arange(elements, dtype=torch.float32).sin()
     old, new = (
@@ -128,7 +128,7 @@ def write_safetensors(path: Path, header: Any, data: bytes) -> None:
     ],
     ids=["dtype", "hole", "bytes behind", "entry", "overlap", "none", "list"],
 )
-def test_files_that_only_look_like_safetensors_come_back_too(header: Any, data: bytes, tmp_path: Path) -> None:
+def test_files_that_only_look_like_safetensors_decode_unchanged(header: Any, data: bytes, tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
     write_safetensors(tmp_path / "odd" / WEIGHTS, header, data)
     there_and_back(tmp_path / "odd", tmp_path, None)
@@ -143,7 +143,7 @@ def test_files_that_only_look_like_safetensors_come_back_too(header: Any, data: 
     padding=st.integers(0, 9),
     seed=st.integers(0, 1000),
 )
-def test_any_tensors_of_any_bits_come_back(
+def test_any_tensors_of_any_bits_decode_unchanged(
     shapes: list[list[int]], dtypes: list[str], padding: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     scratch = tmp_path_factory.mktemp("any")
@@ -295,7 +295,7 @@ def test_damage_gives_files_within_the_bound_or_a_codec_error(
     parent = old if against_parent else None
     encode(new, tmp_path / "payload", parent=parent)
     content = bytearray((tmp_path / "payload").read_bytes())
-    # Where the structure is, or anywhere.
+    # Near the structure, or anywhere.
     places = st.one_of(st.integers(0, 400), st.integers(0, len(content) - 1))
     for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)):
         content[place] = value

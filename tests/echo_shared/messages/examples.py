@@ -1,4 +1,4 @@
-"""One example of every message at least, and the means to spoil one."""
+"""At least one example of every message, and functions that spoil one."""
 
 from typing import Any
 

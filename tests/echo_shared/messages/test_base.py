@@ -1,4 +1,4 @@
-"""What holds for every message, whatever it says."""
+"""Rules for every message."""
 
 from echo_shared.codec import decode_from_node
 from tests.echo_shared.messages.examples import ROLLOUT, changed, plain

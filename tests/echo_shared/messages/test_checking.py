@@ -1,4 +1,4 @@
-"""Checks of others' completions, and their answers."""
+"""Checks of other nodes' completions, and their answers."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.echo_shared.messages.examples import CHECK
         {"versions": ()},
     ],
 )
-def test_a_check_names_a_prompt_and_who_drew_every_token(wrong: dict[str, Any]) -> None:
+def test_a_check_without_a_prompt_or_a_version_of_each_token_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         CheckLease(**{**dict(CHECK), **wrong})
 

@@ -1,4 +1,4 @@
-"""Text of a peer."""
+"""Text from a peer."""
 
 from echo_shared.codec import decode_from_hub
 from echo_shared.messages import Refused

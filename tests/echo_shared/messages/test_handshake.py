@@ -1,4 +1,4 @@
-"""What a node may say of itself."""
+"""Bounds of a node's introduction."""
 
 import msgpack
 import pytest

@@ -1,4 +1,4 @@
-"""Bounds of leases, and of what they go on with."""
+"""Bounds of leases and of their prefixes."""
 
 from typing import Any
 

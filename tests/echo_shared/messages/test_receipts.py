@@ -1,4 +1,4 @@
-"""Bounds of what is asked and told about rollouts."""
+"""Bounds of the messages about rollouts."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ def test_names_of_people_and_machines_are_fine(name: str) -> None:
 
 @pytest.mark.parametrize("char", HIDDEN, ids=lambda char: f"{ord(char):X}")
 @pytest.mark.parametrize("around", ["{}Ada", "A{}da", "Ada{}"])
-def test_what_hides_or_turns_text_is_named(char: str, around: str) -> None:
+def test_a_character_that_hides_or_reverses_text_is_named(char: str, around: str) -> None:
     assert f"remove U+{ord(char):04X}" in fault_of(around.format(char))
 
 
@@ -64,7 +64,7 @@ def test_nothing_that_python_does_not_print_is_left() -> None:
 
 
 @pytest.mark.parametrize("name", OF_THE_HUB)
-def test_nobody_speaks_for_the_hub(name: str) -> None:
+def test_a_name_that_imitates_the_hub_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="hub or its operator"):
         checked_name(name)
 

@@ -1,4 +1,4 @@
-"""The messages by which an installation checks itself hold every array that a message may have."""
+"""An installation checks itself with messages that hold every array of every message."""
 
 from typing import get_args
 
@@ -13,7 +13,7 @@ def holds_array(kind: type[Message]) -> bool:
 
 
 @pytest.mark.parametrize(("made", "union"), [(specimens.from_hub, FromHub), (specimens.from_node, FromNode)])
-def test_each_kind_with_arrays_is_there(made: object, union: object) -> None:
+def test_every_message_with_arrays_has_a_specimen(made: object, union: object) -> None:
     assert callable(made)
     kinds = {type(message) for message in made()}
     assert kinds == {kind for kind in get_args(union) if holds_array(kind)}

@@ -1,4 +1,4 @@
-"""Offers of artefacts, and what became of them."""
+"""Offers of artefacts, and reports of the downloads."""
 
 from typing import Any
 

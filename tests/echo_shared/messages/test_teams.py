@@ -11,13 +11,13 @@ from tests.echo_shared.messages.examples import TEAM, changed
 @pytest.mark.parametrize(
     ("field", "value"), [("action", "destroy"), ("name", "x" * (MAX_TEAM_NAME + 1)), ("name", 7), ("name", None)]
 )
-def test_what_a_node_wants_is_bounded(field: str, value: object) -> None:
+def test_a_nodes_team_request_is_bounded(field: str, value: object) -> None:
     with pytest.raises(CodecError):
         decode_from_node(changed(TeamWanted(action="create", name="Herons"), **{field: value}))
 
 
 @pytest.mark.parametrize(("field", "value"), [("page", "javascript:alert(1)"), ("page", "/\n"), ("rank", 0)])
-def test_what_a_hub_says_is_bounded(field: str, value: object) -> None:
+def test_a_hubs_team_answer_is_bounded(field: str, value: object) -> None:
     with pytest.raises(CodecError):
         decode_from_hub(changed(TEAM, **{field: value}))
 
@@ -28,7 +28,7 @@ def test_no_team_is_made_that_hides_or_imitates_something(name: str) -> None:
         decode_from_node(changed(TeamWanted(action="create", name="Herons"), name=name))
 
 
-def test_names_of_teams_that_there_are_are_cleaned() -> None:
+def test_names_of_existing_teams_are_cleaned() -> None:
     said = decode_from_node(encode(TeamWanted(action="join", name="a\u202eb\u200bc\x1b[2J\n")))
     assert isinstance(said, TeamWanted) and said.name == "a?b?c?[2J?"
     assert Team(name="\u2066x").name == "?x"

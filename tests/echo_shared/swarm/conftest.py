@@ -1,4 +1,4 @@
-"""A payload, a torrent of it, and a web server that serves it with range requests."""
+"""A payload, its torrent, and a web server that serves the payload with range requests."""
 
 import asyncio
 import random
@@ -36,9 +36,9 @@ class WebServer:
     """The Range header of every request."""
     root: Path = Path()
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """A request has come."""
+    """Set at the first request."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
-    """Answers wait while this is not set."""
+    """Answers wait until it is set."""
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def here(*swarms: Swarm) -> list[tuple[str, int]]:
     return [("127.0.0.1", swarm.port) for swarm in swarms]
 
 
-async def test_offline_nothing_goes_until_it_is_online_again(payload, open_swarm, tmp_path) -> None:
+async def test_an_offline_client_transfers_nothing_until_it_is_online(payload, open_swarm, tmp_path) -> None:
     hub, node = await open_swarm(), await open_swarm(web_seed_after_s=NEVER, download_limit_bytes_s=123_000)
     assert node._session.get_settings()["download_rate_limit"] == 123_000
     await hub.seed(payload.torrent.torrent, payload.directory)
@@ -61,7 +61,7 @@ async def test_offline_nothing_goes_until_it_is_online_again(payload, open_swarm
     assert payload.matches(tmp_path / "node" / payload.directory.name)
 
 
-async def test_two_nodes_fetch_from_the_hub_and_serve_a_third_without_it(payload, open_swarm, tmp_path) -> None:
+async def test_two_nodes_fetch_from_the_hub_and_then_serve_a_third_node(payload, open_swarm, tmp_path) -> None:
     hub = await open_swarm()
     first, second, third = [await open_swarm(web_seed_after_s=NEVER) for _ in range(3)]
     assert isinstance(hub, BitTorrentSwarm)
@@ -123,9 +123,7 @@ async def test_the_web_seed_serves_where_no_peer_does(
     assert stats.swarm_bytes == 0
 
 
-async def test_the_web_seed_is_asked_at_once_where_there_is_nobody_else(
-    payload, open_swarm, web_server, tmp_path
-) -> None:
+async def test_without_peers_the_web_seed_is_used_at_once(payload, open_swarm, web_server, tmp_path) -> None:
     node = await open_swarm(web_seed_after_s=NEVER)
     stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
     assert payload.matches(tmp_path / "node" / payload.directory.name)
@@ -150,7 +148,7 @@ async def test_the_web_seed_is_left_alone_while_peers_deliver(payload, open_swar
 async def test_a_partial_download_is_resumed(payload, open_swarm, web_server, tmp_path) -> None:
     partial = payload.copy_to(tmp_path / "node") / "adapter_model.safetensors"
     whole = partial.read_bytes()
-    partial.write_bytes(whole[:600_000] + bytes(1_000) + whole[601_000:900_000])  # A hole, and no end.
+    partial.write_bytes(whole[:600_000] + bytes(1_000) + whole[601_000:900_000])  # With a hole, and cut short.
     node = await open_swarm(web_seed_after_s=0)
     stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
     assert payload.matches(partial.parent)
@@ -161,7 +159,7 @@ async def test_a_corrupt_peer_cannot_poison(payload, open_swarm, heard, tmp_path
     corrupt, witness, honest, victim = [await open_swarm(web_seed_after_s=NEVER) for _ in range(4)]
     directory = payload.copy_to(tmp_path / "corrupt")
     await corrupt.seed(payload.torrent.torrent, directory)
-    # Once all its pieces have been read and found good, the seeder trusts them: from here on it sends what is there.
+    # The seeder has now read its pieces, found them good, and trusts them: it will send the file's current content.
     await witness.fetch(payload.torrent.torrent, tmp_path / "witness", peers=here(corrupt))
     await witness.close()
     with (directory / "adapter_model.safetensors").open("r+b") as file:
@@ -239,7 +237,7 @@ async def test_closing_ends_a_fetch(payload, open_swarm, partial_peer, tmp_path)
         await node.fetch(payload.torrent.torrent, tmp_path / "node")
 
 
-async def test_what_was_removed_stays_on_the_disk_and_can_be_taken_up_again(payload, open_swarm, tmp_path) -> None:
+async def test_removed_torrents_keep_their_files_and_can_be_added_again(payload, open_swarm, tmp_path) -> None:
     node = await open_swarm()
     first, second = payload.copy_to(tmp_path / "first"), payload.copy_to(tmp_path / "second")
     await node.seed(payload.torrent.torrent, first)
@@ -251,7 +249,7 @@ async def test_what_was_removed_stays_on_the_disk_and_can_be_taken_up_again(payl
     assert payload.matches(first) and payload.matches(second)
 
 
-async def test_a_fetch_that_nobody_serves_says_so(payload, open_swarm, web_server, tmp_path) -> None:
+async def test_a_fetch_without_any_source_reports_it(payload, open_swarm, web_server, tmp_path) -> None:
     web_server.root = tmp_path / "nowhere"
     node = await open_swarm(web_seed_after_s=0, stall_timeout_s=1.5)
     with pytest.raises(SwarmError, match="No peer and no web seed") as caught:
@@ -324,7 +322,8 @@ async def test_one_port_on_all_interfaces(payload, open_swarm, tmp_path) -> None
 
 
 def start_fetch(node: Swarm, payload: Any, parent: Path, peer: Swarm) -> tuple[asyncio.Task[FetchStats], asyncio.Event]:
-    """A fetch that `peer` can serve in part only, and the event that this part has come."""
+    """Start a fetch that `peer` can only partly serve; return it, and an event that is set once this part has
+    arrived."""
     got_some = asyncio.Event()
 
     def on_progress(done: int, total: int) -> None:
@@ -337,7 +336,7 @@ def start_fetch(node: Swarm, payload: Any, parent: Path, peer: Swarm) -> tuple[a
 
 @pytest.fixture
 async def tls_web_seed(payload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """A web seed whose certificate only Python's own certificate file vouches for."""
+    """Yield the URL of a web seed whose certificate is valid only by Python's own certificate file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     certificate = (
@@ -374,7 +373,7 @@ async def tls_web_seed(payload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 async def partial_peer(payload: Any, open_swarm: Opener, tmp_path: Path) -> AsyncIterator[Swarm]:
-    """A peer that has half of the payload and does not get the rest."""
+    """Yield a peer that has half of the payload and does not get the rest."""
     swarm = await open_swarm(web_seed_after_s=NEVER)
     weights = payload.copy_to(tmp_path / "partial") / "adapter_model.safetensors"
     with weights.open("r+b") as file:
@@ -408,7 +407,7 @@ async def test_only_our_own_web_seed_and_trackers_are_asked(payload, open_swarm,
         {"name.utf-8": "other-base"},
     ],
 )
-async def test_what_libtorrent_reads_in_another_way_is_refused(open_swarm, tmp_path, changes) -> None:
+async def test_torrents_that_libtorrent_reads_differently_are_refused(open_swarm, tmp_path, changes) -> None:
     node = await open_swarm(stall_timeout_s=1.0)
     files = [{"length": 10, "path": ["b"]}]
     info = {"files": files, "name": "a", "piece length": 16_384, "pieces": b"0" * 20, "private": 1, **changes}
@@ -418,9 +417,7 @@ async def test_what_libtorrent_reads_in_another_way_is_refused(open_swarm, tmp_p
 
 
 @pytest.mark.parametrize(("call", "error"), [("load_torrent_buffer", CodecError), ("add", SwarmError)])
-async def test_what_libtorrent_does_not_take_is_a_typed_error(
-    payload, open_swarm, tmp_path, monkeypatch, call, error
-) -> None:
+async def test_a_libtorrent_refusal_is_a_typed_error(payload, open_swarm, tmp_path, monkeypatch, call, error) -> None:
     node = await open_swarm()
 
     def refuse(*args: object) -> None:
@@ -435,7 +432,7 @@ async def test_what_libtorrent_does_not_take_is_a_typed_error(
     monkeypatch.undo()
 
 
-async def test_what_a_tracker_says_steers_no_terminal(payload, open_swarm, tmp_path, heard) -> None:
+async def test_control_characters_in_a_trackers_answer_are_not_logged(payload, open_swarm, tmp_path, heard) -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(body=bencode.encode({"failure reason": "\x1b[2Jno\u202e"}))
 
@@ -455,14 +452,16 @@ def has_other_devices() -> bool:
     """Return True if this machine has an IPv4 address with a route to elsewhere, next to 127.0.0.1."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # Sends nothing: it only asks for a route.
+            probe.connect(("192.0.2.1", 9))  # UDP's connect sends nothing; it only looks up a route.
         except OSError:
             return False
         return not probe.getsockname()[0].startswith("127.")
 
 
-async def test_an_announce_that_leads_nowhere_is_no_problem(payload, open_swarm, caplog, monkeypatch) -> None:
-    """From the address of another network device than the tracker's, as on every machine with a hub and a node."""
+async def test_an_announce_from_an_address_without_a_route_is_not_a_warning(
+    payload, open_swarm, caplog, monkeypatch
+) -> None:
+    """A machine with a hub and a node announces from each of its network devices; only one reaches the tracker."""
     monkeypatch.setitem(bittorrent._TUNED, "tracker_completion_timeout", 1)
     caplog.set_level(logging.DEBUG, "echo_shared.swarm")
     asked = asyncio.Event()
@@ -500,7 +499,7 @@ async def test_a_tracker_that_cannot_be_reached_is_a_problem(payload, open_swarm
 
 @pytest.fixture
 async def heard() -> AsyncIterator[Callable[..., Awaitable[None]]]:
-    """Waits until a log record with one of these texts comes, or has come."""
+    """Yield a function that waits for a log record with one of the given texts; earlier records count."""
     loop, logger = asyncio.get_running_loop(), logging.getLogger("echo_shared.swarm")
     records: list[str] = []
     news = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Which client a process takes part in the swarm with."""
+"""Choice of a process's swarm client."""
 
 import sys
 

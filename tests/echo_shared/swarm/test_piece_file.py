@@ -1,4 +1,4 @@
-"""Filling a torrent's directory: resumed, refused, full, and handed over to libtorrent."""
+"""Filling a torrent's directory: resumed, refused, full, and continued by libtorrent."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +40,7 @@ def test_pieces_in_any_order_make_the_directory(payload, tmp_path) -> None:
     assert payload.matches(file.directory)
 
 
-def test_what_is_wrong_is_refused_and_not_written(payload, tmp_path) -> None:
+def test_wrong_pieces_are_refused_and_not_written(payload, tmp_path) -> None:
     layout = read_torrent(payload.torrent.torrent)
     pieces = pieces_of(layout, payload.directory)
     file = open_at(layout, tmp_path / "node")
@@ -56,7 +56,7 @@ def test_what_is_wrong_is_refused_and_not_written(payload, tmp_path) -> None:
     assert (file.directory / layout.files[1][0]).read_bytes()[len(pieces[0]) :].strip(b"\0") == b""
 
 
-def test_goes_on_from_what_is_there_and_right(payload, tmp_path) -> None:
+def test_valid_pieces_on_the_disk_are_kept(payload, tmp_path) -> None:
     layout = read_torrent(payload.torrent.torrent)
     pieces = pieces_of(layout, payload.directory)
     first = open_at(layout, tmp_path / "node")
@@ -98,7 +98,7 @@ def test_pieces_that_span_many_files(tmp_path) -> None:
     assert open_at(layout, tmp_path / "node").complete
 
 
-async def test_libtorrent_goes_on_from_it(payload, web_server, tmp_path) -> None:
+async def test_libtorrent_continues_the_download(payload, web_server, tmp_path) -> None:
     layout = read_torrent(payload.torrent.torrent)
     pieces = pieces_of(layout, payload.directory)
     file = open_at(layout, tmp_path / "node")
@@ -113,7 +113,7 @@ async def test_libtorrent_goes_on_from_it(payload, web_server, tmp_path) -> None
     assert stats.web_seed_bytes <= payload.total_bytes - sum(len(pieces[index]) for index in half)
 
 
-def test_a_full_disk_is_told_and_the_rest_goes_on_later(payload, small_disk) -> None:
+def test_a_full_disk_is_reported_and_the_rest_continues_later(payload, small_disk) -> None:
     layout = read_torrent(payload.torrent.torrent)
     pieces = pieces_of(layout, payload.directory)
     file = open_at(layout, small_disk.directory)
@@ -155,7 +155,7 @@ def test_files_have_their_size_and_their_end_from_the_start(payload, tmp_path) -
     assert [(directory / path).stat().st_size for path, _ in layout.files] == [size for _, size in layout.files]
 
 
-def test_knows_what_it_has(payload, tmp_path) -> None:
+def test_the_file_knows_its_pieces(payload, tmp_path) -> None:
     layout = read_torrent(payload.torrent.torrent)
     file = open_at(layout, tmp_path / "node")
     file.write(1, pieces_of(layout, payload.directory)[1])
@@ -177,13 +177,13 @@ def test_another_thread_reads_the_first_file_while_it_arrives(tmp_path) -> None:
         read = reader.submit(lambda: b"".join(iter(lambda: arriving.read(10_000), b"")))
         for index in reversed(range(1, len(pieces))):
             file.write(index, pieces[index])
-            assert not read.done(), "the first piece is not there"
+            assert not read.done(), "the reader waits for the first piece"
         file.write(0, pieces[0])
         assert read.result() == b"".join(pieces)
     file.close()
 
 
-def test_who_waits_for_what_does_not_come_is_told(tmp_path) -> None:
+def test_giving_up_ends_a_waiting_read_with_an_error(tmp_path) -> None:
     layout, pieces = one_file(tmp_path / "hub" / "run-v000001.k")
     file = open_at(layout, tmp_path / "node")
     file.write(0, pieces[0])
@@ -195,4 +195,4 @@ def test_who_waits_for_what_does_not_come_is_told(tmp_path) -> None:
     file.close()
     assert refused.value.code == GIVEN_UP
     with closing(ArrivingFile(file)) as arriving:
-        assert arriving.read(1) == pieces[0][:1], "what has come can be read"
+        assert arriving.read(1) == pieces[0][:1], "arrived pieces can still be read"

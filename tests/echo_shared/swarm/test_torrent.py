@@ -34,7 +34,7 @@ def test_is_private_named_after_the_directory_and_read_by_libtorrent_alike(direc
 def test_the_same_directory_makes_the_same_torrent(directory: Path, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / directory.name
     (copy / "sub").mkdir(parents=True)
-    for name in ("sub/weights.safetensors", "empty.txt", "b.json"):  # Another order of creation.
+    for name in ("sub/weights.safetensors", "empty.txt", "b.json"):  # The files are created in another order.
         (copy / name).write_bytes((directory / name).read_bytes())
     assert make_torrent(copy) == make_torrent(directory)
 
@@ -86,7 +86,7 @@ def test_an_empty_directory_has_no_torrent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part", [b"..", b".", b"", b"a/b", b"a\\b", b"c:", b"\xff", b"nul\x00", b"a ", b"CON", b"aux.x"]
 )
-def test_a_path_that_is_none_or_leaves_the_directory_is_refused(part: bytes) -> None:
+def test_an_invalid_path_or_one_outside_the_directory_is_refused(part: bytes) -> None:
     with pytest.raises(CodecError):
         read_torrent(_torrent(path=[part]))
     with pytest.raises(CodecError):
@@ -103,7 +103,7 @@ def test_a_path_that_is_none_or_leaves_the_directory_is_refused(part: bytes) -> 
         bencode.encode({"info": {"name": "a", "piece length": 16384, "pieces": b"0" * 20}}),
     ],
 )
-def test_what_is_no_torrent_is_refused(torrent: bytes) -> None:
+def test_invalid_torrents_are_refused(torrent: bytes) -> None:
     with pytest.raises(CodecError):
         read_torrent(torrent)
 
@@ -141,7 +141,7 @@ def info_of(**changes: bencode.Encodable) -> dict[str, bencode.Encodable]:
         {"files": [{"length": 5, "path": [b"b"], "attr": b"l", "symlink path": [b"c"]}]},
     ],
 )
-def test_what_other_clients_would_obey_is_refused(changes: dict[str, bencode.Encodable]) -> None:
+def test_info_fields_with_a_meaning_for_other_clients_are_refused(changes: dict[str, bencode.Encodable]) -> None:
     with pytest.raises(CodecError):
         read_torrent(bencode.encode({"info": info_of(**changes)}))
 
@@ -153,7 +153,7 @@ def test_a_torrent_that_is_not_marked_private_is_refused() -> None:
         read_torrent(bencode.encode({"info": info}))
 
 
-def test_nothing_beside_the_info_dictionary_is_kept(directory: Path) -> None:
+def test_only_the_info_dictionary_is_kept(directory: Path) -> None:
     made = make_torrent(directory)
     decoded = bencode.decode(made.torrent)
     assert isinstance(decoded, dict)

@@ -1,17 +1,17 @@
-"""Which failures of announces matter, as they come from several addresses of one machine."""
+"""A machine announces from several addresses; only some failures matter."""
 
 from echo_shared.swarm.tracker_answers import TrackerAnswers
 
 LOOPBACK, ETHERNET = ("127.0.0.1", 1), ("192.0.2.2", 2)
 
 
-def test_one_answer_is_enough() -> None:
+def test_failures_from_other_addresses_do_not_count_after_one_answer() -> None:
     answers = TrackerAnswers()
     answers.answered(LOOPBACK)
     assert [answers.failed(ETHERNET, times) for times in (1, 2, 9)] == [False] * 3
 
 
-def test_a_failure_that_comes_before_the_answer_says_nothing() -> None:
+def test_failures_before_another_addresss_answer_do_not_count() -> None:
     answers = TrackerAnswers()
     assert not answers.failed(LOOPBACK, 1)
     answers.answered(ETHERNET)

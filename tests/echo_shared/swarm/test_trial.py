@@ -1,4 +1,4 @@
-"""The trial that tells whether libtorrent can do what a transfer needs."""
+"""A trial run of libtorrent's functions, before its use for a transfer."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from echo_shared.swarm.trial import trial
 
 
-async def test_what_one_client_has_the_other_fetches(tmp_path: Path) -> None:
+async def test_one_client_fetches_the_others_file(tmp_path: Path) -> None:
     await trial(tmp_path)
     assert (tmp_path / "to" / "artefact" / "file").stat().st_size == 65_536
 

@@ -39,7 +39,7 @@ async def test_fetches_and_reports_progress(node, payload, web_server, tmp_path)
     assert await node.traffic() == (0, payload.total_bytes)
 
 
-async def test_a_cap_lets_no_more_through(payload, web_server, tmp_path) -> None:
+async def test_a_rate_cap_limits_the_download(payload, web_server, tmp_path) -> None:
     rate = 4 * payload.total_bytes
     swarm = WebSeedSwarm(SwarmSettings(download_limit_bytes_s=rate))
     began = time.monotonic()
@@ -55,10 +55,11 @@ async def test_a_complete_directory_needs_no_request(node, payload, web_server, 
     assert web_server.requests == []
 
 
-async def test_a_partial_download_is_resumed_where_it_lacks(node, payload, web_server, tmp_path) -> None:
+async def test_a_resumed_download_fetches_only_missing_parts(node, payload, web_server, tmp_path) -> None:
     partial = payload.copy_to(tmp_path / "node") / "adapter_model.safetensors"
     whole = partial.read_bytes()
-    partial.write_bytes(whole[:600_000] + bytes(1_000) + whole[601_000:900_000] + whole)  # A hole, then nonsense.
+    # With a hole, and nonsense at the end.
+    partial.write_bytes(whole[:600_000] + bytes(1_000) + whole[601_000:900_000] + whole)
     stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
     assert payload.matches(partial.parent)
     assert 0 < stats.web_seed_bytes < payload.total_bytes / 2
@@ -76,7 +77,7 @@ async def test_files_in_directories_with_odd_names_and_no_bytes(node, web_server
     assert (tmp_path / "node" / "base" / "empty.txt").read_bytes() == b""
 
 
-async def test_goes_on_when_the_server_comes_back(payload, web_server, tmp_path) -> None:
+async def test_the_download_continues_when_the_server_returns(payload, web_server, tmp_path) -> None:
     node = WebSeedSwarm(SwarmSettings())
     published, web_server.root = web_server.root, tmp_path / "nowhere"
     fetch = asyncio.create_task(node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url))

@@ -1,4 +1,4 @@
-"""Which large messages a program reads, as `scripts.ci.counted` writes them down."""
+"""Record of a program's large messages, written by `scripts.ci.counted`."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from scripts.ci.counted import REFUSED, count
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The codec is as before after the test."""
+    """Restore the codec after the test."""
     for name in ("decode_from_hub", "decode_from_node"):
         monkeypatch.setattr(codec, name, getattr(codec, name))
     return tmp_path / "counts.json"
@@ -28,7 +28,7 @@ def test_large_frames_are_counted_and_small_ones_are_not(file: Path) -> None:
     assert json.loads(file.read_text()) == {"rollout": 2, "rollout_parts": 1, "check_result": 1, "lease": 1}
 
 
-def test_what_is_refused_is_written_down(file: Path) -> None:
+def test_refused_messages_are_recorded(file: Path) -> None:
     count(file)
     with pytest.raises(CodecError):
         codec.decode_from_hub(b"nothing")

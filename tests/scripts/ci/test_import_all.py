@@ -1,4 +1,4 @@
-"""Which modules are imported, and what ends it with an error."""
+"""Choice of the imported modules, and failures that end the import with an error."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from scripts.ci import import_all
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of one module, in place of Echo's."""
+    """Put a package of one module in place of Echo's packages."""
     directory = tmp_path / "some_package"
     directory.mkdir()
     (directory / "__init__.py").touch()
@@ -39,7 +39,7 @@ def test_optional_libraries_may_be_missing(
 
 
 @pytest.mark.parametrize("code", ["import not_declared_anywhere", "raise DeprecationWarning('old')"])
-def test_any_other_failure_ends_it_with_an_error(package: Path, code: str) -> None:
+def test_any_other_import_failure_is_an_error(package: Path, code: str) -> None:
     (package / "part.py").write_text(code)
     with pytest.raises(SystemExit, match=r"some_package\.part"):
         import_all.main()

@@ -1,15 +1,15 @@
-"""What an environment without torch is made of."""
+"""Requirements of an environment without torch."""
 
 from scripts.ci.requirements import NEED_TORCH, TEST_TOOLS, name_of, requirements
 
 
-def test_hub_and_node_without_what_needs_torch() -> None:
+def test_hub_and_node_requirements_leave_out_torch() -> None:
     names = {name_of(text) for text in requirements(["hub"])}
     assert {"numpy", "aiohttp", "sympy", "libtorrent"} | TEST_TOOLS <= names
     assert not names & NEED_TORCH
 
 
-def test_an_extra_adds_its_own() -> None:
+def test_an_extra_adds_its_requirements() -> None:
     assert "mlx-lm>=0.32; sys_platform != 'win32'" in set(requirements(["mlx"])) - set(requirements([]))
 
 

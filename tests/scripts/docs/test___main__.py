@@ -1,4 +1,4 @@
-"""The site as readers get it: built by the command, without a warning, and loading nothing from elsewhere."""
+"""The documentation site as built by the command: without a warning, and without resources from other hosts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a page loads, what it links to, and where it can be linked to."""
+    """Resources, links and anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -78,8 +78,8 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
         assert (site / page / "index.html").is_file()
 
 
-def test_every_link_and_picture_of_the_site_leads_somewhere(site: Path) -> None:
-    """Pictures and navigation too, which the builder does not look at."""
+def test_every_link_and_picture_of_the_site_exists(site: Path) -> None:
+    """Include pictures and navigation, which the builder does not check."""
     pages = pages_of(site)
     wrong = []
     for path, page in pages.items():
@@ -94,7 +94,7 @@ def test_every_link_and_picture_of_the_site_leads_somewhere(site: Path) -> None:
     assert wrong == []
 
 
-def test_no_page_names_anything_of_elsewhere_to_load(site: Path) -> None:
+def test_no_page_loads_resources_from_other_hosts(site: Path) -> None:
     loaded = {target for page in pages_of(site).values() for target in page.loads}
     assert {target for target in loaded if re.match(r"([a-z]+:)?//", target)} == set()
     styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))

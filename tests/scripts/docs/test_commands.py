@@ -10,7 +10,7 @@ from scripts.docs.commands import page, walk
 
 
 @pytest.mark.parametrize(("program", "app"), [("echo-hub", hub), ("echo-node", node)])
-def test_every_command_and_option_is_told(program: str, app: typer.Typer) -> None:
+def test_every_command_and_option_is_reported(program: str, app: typer.Typer) -> None:
     text = page(program, app, "All of it.")
     for path, command in walk(get_command(app), (program,)):
         if command.hidden:

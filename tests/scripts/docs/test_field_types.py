@@ -60,12 +60,12 @@ def test_types_of_messages_in_words(kind: Any, words: str) -> None:
     assert in_words(kind) == words
 
 
-def test_models_are_found_however_deep() -> None:
+def test_models_are_found_at_any_depth() -> None:
     kind = tuple[Annotated[Part, Field()], ...] | dict[str, Kind] | Literal["x"] | None
     assert set(models_in(kind)) == {Part, Kind}
 
 
-def test_numbers_are_written_as_people_know_them() -> None:
+def test_numbers_are_written_in_everyday_form() -> None:
     assert [number(bound) for bound in (2**53, 2**31, 1_000.0, 0.5, 2_000_001)] == [
         "2^53",
         "2^31",

@@ -27,9 +27,9 @@ def test_prose_steers_no_markdown_and_code_stays_code() -> None:
     assert code("a|b") == r"`a\|b`" and code("a `b`") == "``a `b```"
 
 
-def test_docstrings_of_attributes_are_those_behind_them() -> None:
+def test_an_attributes_docstring_is_the_string_after_it() -> None:
     assert attribute_docstrings(Fruit) == {"APPLE": "Round, and\nred.", "PLUM": "Blue."}
 
 
-def test_figures_in_docstrings_stay_as_they_are_drawn() -> None:
+def test_drawings_in_docstrings_stay_unchanged() -> None:
     assert paragraphs("One.\n\n        a ─► b\n    Two.") == "One.\n\n    a ─► b\nTwo.\n\n"

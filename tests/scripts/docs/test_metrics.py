@@ -1,4 +1,4 @@
-"""That these are the metrics which a hub shows is tested with the hub's: tests/echo_hub/dashboard/test_metrics.py."""
+"""The metrics' page. tests/echo_hub/dashboard/test_metrics.py compares the list with a hub's metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from echo_shared.step_figures import STEP_FIGURES
 from scripts.docs.metrics import families, page
 
 
-def test_every_metric_is_told_once_with_what_it_means() -> None:
+def test_every_metric_is_listed_once_with_its_meaning() -> None:
     told = families()
     assert len({one.name for one in told}) == len(told) > 80
     assert all(one.about for one in told)

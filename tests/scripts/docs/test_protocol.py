@@ -1,4 +1,4 @@
-"""Every message is on the page under who sends it, and what is in it further down."""
+"""The page lists every message under its sender, and the message's fields below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from echo_shared import messages
 from scripts.docs.protocol import page, parts_of
 
 
-def test_every_message_and_what_is_in_it() -> None:
+def test_every_message_and_field_is_listed() -> None:
     text = page()
     from_hub, from_node, parts = (
         re.findall(r"^### (\w+)", section, re.MULTILINE) for section in re.split(r"(?m)^## What .*$", text)[1:]

@@ -9,6 +9,6 @@ from scripts.docs.rollouts import page
 
 
 @pytest.mark.parametrize("kind", [ReceiptState, DropReason, Checked, StandbyReason])
-def test_every_one_has_a_meaning(kind: type[ReceiptState]) -> None:
+def test_every_state_has_a_meaning(kind: type[ReceiptState]) -> None:
     told = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page(), re.MULTILINE))
     assert all(told.get(member.value) for member in kind)

@@ -33,7 +33,7 @@ def worked(prompt: str, completion: str) -> bool:
 
 
 @pytest.mark.parametrize("teacher", [worked_sum, worked_product])
-def test_a_teacher_of_working_is_right_and_a_careless_one_goes_on_from_his_slips(teacher: Teacher) -> None:
+def test_a_careful_teacher_is_right_and_a_careless_one_continues_from_its_mistakes(teacher: Teacher) -> None:
     rng = random.Random(1)
     assert all(worked(lesson.prompt, lesson.completion) for lesson in (teacher(rng, 0.0) for _ in range(300)))
     careless = [teacher(rng, 0.5) for _ in range(300)]
@@ -43,7 +43,7 @@ def test_a_teacher_of_working_is_right_and_a_careless_one_goes_on_from_his_slips
     assert max(lengths) > 5 * min(lengths)
 
 
-def test_working_shows_what_is_left_of_both_terms() -> None:
+def test_each_working_step_shows_the_remaining_digits_of_both_terms() -> None:
     class First(random.Random):
         def randrange(self, *_: int) -> int:  # type: ignore[override]
             return 95
@@ -93,7 +93,7 @@ def test_parts_of_puzzles_are_read_as_whole_ones_are() -> None:
     assert counts == {1, 2}
 
 
-def test_what_is_said_again_was_said_before() -> None:
+def test_repeated_facts_come_from_the_prompt() -> None:
     rng = random.Random(0)
     for _ in range(50):
         lesson = reminders(rng, 0.0)
@@ -103,7 +103,7 @@ def test_what_is_said_again_was_said_before() -> None:
         assert len(again) == AGAIN and set(again) <= set(said)
 
 
-def test_boards_are_solved_from_wherever_earlier_rounds_have_left_them() -> None:
+def test_boards_are_solved_from_any_intermediate_state() -> None:
     environment = make_task("environment:sokoban", dict(SOKOBAN))
     assert isinstance(environment, Environment)
     teacher = Sokoban()

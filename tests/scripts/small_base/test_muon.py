@@ -27,4 +27,4 @@ def test_a_step_goes_down_and_takes_the_gradient() -> None:
     assert losses[-1] < 0.1 * losses[0] and MOMENTUM == 0.95
     before = weight.detach().clone()
     muon.step(0.1)
-    assert torch.equal(weight, before), "without a gradient nothing moves"
+    assert torch.equal(weight, before), "without a gradient, the weight stays"

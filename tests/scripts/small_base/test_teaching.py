@@ -35,7 +35,7 @@ def lessons(tokenizer: PreTrainedTokenizerFast, held_out: frozenset[str] = froze
     return Lessons(tokenizer, {"plain": plain, "read": read}, held_out=held_out, rng=random.Random(1))
 
 
-def test_batches_have_their_tokens_and_what_is_asked_has_no_label(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_batches_stay_in_their_token_limit_and_prompts_have_no_labels(tokenizer: PreTrainedTokenizerFast) -> None:
     for ids_BT, labels_BT in itertools.islice(lessons(tokenizer).batches(PHASE), 12):
         assert ids_BT.numel() <= BATCH_TOKENS
         for ids, labels in zip(ids_BT, labels_BT, strict=True):
@@ -45,14 +45,14 @@ def test_batches_have_their_tokens_and_what_is_asked_has_no_label(tokenizer: Pre
             assert learned.endswith("<eos>") and (asked.endswith("=") or learned.startswith("a story"))
 
 
-def test_what_is_held_out_is_not_taught(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_held_out_problems_are_not_taught(tokenizer: PreTrainedTokenizerFast) -> None:
     taught = {tokenizer.decode(row) for ids, _ in itertools.islice(lessons(tokenizer).batches(PHASE), 4) for row in ids}
     prompts = frozenset(text.partition("=")[0] + "=" for text in taught if "=" in text)
     again = itertools.islice(lessons(tokenizer, prompts).batches(PHASE), 4)
     assert prompts.isdisjoint(tokenizer.decode(row).partition("=")[0] + "=" for ids, _ in again for row in ids)
 
 
-def test_teaching_reads_as_much_as_its_phase_says_and_learns(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_teaching_reads_its_phases_number_of_tokens_and_learns(tokenizer: PreTrainedTokenizerFast) -> None:
     torch.manual_seed(0)
     steps = list(teach(build_model(tokenizer), lessons(tokenizer), PHASE))
     counts, losses = zip(*steps, strict=True)

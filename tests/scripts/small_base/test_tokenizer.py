@@ -17,7 +17,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(lesson.prompt + lesson.completion for lesson in lessons)
 
 
-def test_digits_and_signs_are_tokens_of_their_own_and_words_are_few(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_digits_and_signs_are_single_tokens_and_words_are_few(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(tokenizer) <= VOCABULARY and tokenizer.model_max_length == CONTEXT
     sums = worked_sum(random.Random(0), 0.0)
     assert len(tokenizer.encode(sums.prompt)) == len(sums.prompt)
@@ -26,14 +26,14 @@ def test_digits_and_signs_are_tokens_of_their_own_and_words_are_few(tokenizer: P
     assert len(tokenizer.encode(puzzle)) < len(puzzle) / 3
 
 
-def test_a_word_is_one_token_wherever_it_stands(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_word_is_one_token_in_any_position(tokenizer: PreTrainedTokenizerFast) -> None:
     (word,) = tokenizer.encode(" Aria")
     for before, behind in (("", ""), ('"', " is"), ("In ", "'s"), ("a/", '"'), ("\n ", "1"), ("\n", "2:")):
         assert word in tokenizer.encode(f"{before}Aria{behind}")
     assert word not in tokenizer.encode(" Ariadne") and word not in tokenizer.encode("mAria")
 
 
-def test_every_text_is_read_back_as_it_was(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_text_decodes_unchanged(tokenizer: PreTrainedTokenizerFast) -> None:
     rng = random.Random(0)
     parts = [JOINER, " ", "Aria", "knight", "s", "A", "<answer>", "</answer>", "answer", "<", "</"]
     parts += ['"', "7", "\n", "\t", "\0", "\x7f", "é", "漢", "\N{GRINNING FACE}", "\uffff", "<0x41>", "<eos>"]

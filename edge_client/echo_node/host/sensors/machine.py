@@ -74,7 +74,7 @@ class MachineSensors:
         return together([*self._nvidia.read(engines), *self._drm.read(self._ours(engines), time.monotonic())])
 
     def _ours(self, engines: Collection[int]) -> frozenset[int]:
-        """Return the processes of this node, without its own, and of the same user's other nodes and hubs."""
+        """Return Echo's processes of this user and the engines, without the calling process."""
         return self._kin.pids().union(engines) - {os.getpid()}
 
     def close(self) -> None:

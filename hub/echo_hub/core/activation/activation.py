@@ -1,35 +1,34 @@
-"""Which nodes are *active*, and who is told why it has no work.
+"""Choice of *active* nodes, and the reasons sent to nodes without work.
 
-Gifts are always active: they cost nothing, and wait in the order in which they last had work. Of the nodes that cost
-something, the cheapest by price per rollout are, as many as bring what the learner takes and the gifts do not, with a
-margin (`useful`, `choice`). All others stand by: they are sent versions, finish what they hold, and are leased nothing.
+Gifts are always active: they cost nothing, and wait in the order of their last work. Among priced nodes, the cheapest
+per rollout are active: as many as cover, with a margin, the learner's demand that gifts leave (`useful`, `choice`). All
+other priced nodes stand by: they get versions and finish held work, but get no leases.
 
-    enter   when the margin has shrunk by `HYSTERESIS`: as many as restore it, at once, whoever was lost
-    leave   when the margin holds without them, after `dwell_s`
-    change  for others that cost less by `HYSTERESIS` or more, likewise: those work beside them until they are settled,
-            as far as the cap has room for both
-    cap     all active nodes together cost no more than `spend_cap_per_hour`, at any moment
+    enter   when the margin has shrunk by `HYSTERESIS`: at once, enough nodes to restore it.
+    leave   when the margin holds without the node, after `dwell_s`.
+    change  when new nodes cost less by `HYSTERESIS` or more, likewise. New nodes work alongside old ones until settled,
+            if the cap allows both.
+    cap     the total cost of all active nodes never exceeds `spend_cap_per_hour`
 
-A node that has returned nothing yet cannot be judged. Where those that are measured do not suffice, all that the cap
-has room for are tried; where nodes that cost something work, one in `TRIED_SHARE` is, for it may be cheaper; where
-gifts suffice, none is. A trial that brings nothing ends after `TRIAL_S`, and the next one is later each time. Until a
-step was trained nobody knows what suffices, so that then, too, the cap is what limits.
+A node without any result cannot be judged. If measured nodes do not suffice, all unmeasured nodes within the cap are
+tried. If priced nodes work, one in `TRIED_SHARE` is tried, because it may be cheaper. If gifts suffice, none is tried.
+A trial without results ends after `TRIAL_S`, and the wait for the next one doubles. Before the first trained step the
+demand is unknown, so only the cap limits trials.
 
-A node that needs longer for a rollout than it is of use for is *too slow*. Its pace may change, so it has a turn
-every `TURN_S`: a member of the youngest group, which others are asked for as well, so that no step waits for it.
+A node is *too slow* if its rollouts arrive too late to be useful. Its pace may change, so every `TURN_S` it gets a
+turn: one member of the youngest group. Other nodes may take the same member, so no step waits for the turn.
 
-A gift has such turns by itself. One that costs something has one where it would be tried if it had returned nothing
-yet: it may only have hung for a while. A node that has returned nothing yet has one as well, where steps are so short
-that nobody can wait for it.
+Gifts that are too slow get turns regularly. Too slow priced nodes get turns under the conditions of a trial, because a
+slow result may be one hang. Unproven nodes get turns too if steps are too short to wait for their first rollouts.
 
-What a node brings is believed, but nobody stands by for its sake before it is *settled*: before it has worked for
-`dwell_s` and let nobody wait. Who lets others wait, so that they have to step in, is settled only `HANG_S` after that,
-and twice as long each time. So a node that looks fast and cheap, and then brings nothing, costs a few seconds once.
+A node's results count at once. Other nodes stand by only for *settled* nodes: those that worked for `dwell_s` without
+delaying others. A node that makes others step in is settled only `HANG_S` later, doubling each time. So a node that
+looks fast and cheap but stalls costs a few seconds once.
 
-Nothing is done at most events. All nodes are looked at in slices, `SLICE` in a turn, a round every few seconds; a
-choice is one pass over arrays of those that cost something, once a second at most, and changes `CHANGES` of them at
-most. Where many cost something both are rarer: with 100,000 of them a slice takes about 1.5 ms, a choice 40 ms, every
-5 s at most, and all of it 4 % of a processor.
+Most events cause no work here. Nodes are examined in slices of `SLICE` per turn, a round every few seconds. A choice is
+one pass over arrays of priced nodes, at most once a second, and changes at most `CHANGES` nodes. Both become rarer with
+many priced nodes. For 100,000 priced nodes, measured cost is about 1.5 ms per slice and 40 ms per choice (every 5 s): 4
+% of a processor.
 """
 
 from __future__ import annotations
@@ -54,57 +53,65 @@ from echo_hub.core.outbox import Outbox
 from echo_shared.messages import StandbyReason
 
 ROUND_S: Final = 5.0
-"""All nodes are looked at so often while any of them costs something."""
+"""Length of a round over all nodes, with priced nodes present."""
 GIFTS_ROUND_S: Final = 30.0
-"""And so often while none does."""
+"""Length of a round while all nodes are gifts."""
 SLICE: Final = 256
+"""Maximum number of nodes examined per turn."""
 REACT_S: Final = 1.0
-"""Between two choices, at least."""
+"""Shortest time between two choices."""
 ROUND_A_SECOND: Final = 5_000
-"""Nodes that cost something that are looked at in a second, on average, and"""
+"""Average number of priced nodes examined per second, which stretches rounds in large fleets."""
 CHOICE_A_SECOND: Final = 20_000
-"""those that are chosen among."""
+"""Average number of priced nodes in choices per second, which stretches the time between choices."""
 CHANGES: Final = 2_048
+"""Maximum number of activations and deactivations per choice."""
 TRIED_SHARE: Final = 16
+"""Active priced nodes per concurrent trial."""
 TRIAL_S: Final = 180.0
+"""Length of a trial, and base of the wait until the next one."""
 SILENT_S: Final = 5.0
-"""What a node brings does not count any more when nothing has come in for so long though something should have; and"""
+"""Time without expected results after which a node's rate no longer counts."""
 LOST_S: Final = 60.0
-"""after so long it is taken for one that has returned nothing yet."""
+"""Time without expected results after which a node is treated as unmeasured."""
 HANG_S: Final = 60.0
-"""A node that has let others wait is settled so long after it has stopped to; the next time twice as long."""
+"""Wait until a node that delayed others is settled again; doubles each time."""
 MOST_DOUBLED: Final = 6
-"""This wait, and that between trials, double so often at most."""
+"""Maximum number of doublings of `HANG_S` and of the wait between trials."""
 LEFT_KEPT: Final = 65_536
-"""Nodes that have left and whose trials are remembered."""
+"""Number of departed nodes whose trials are remembered."""
 IDLE_S: Final = 30.0
-"""Who had no work for so long is told that it rests, if it does. Any other is told why once it had none"""
+"""Time without work after which a resting node is told so."""
 IDLE_STEPS: Final = 3.0
-"""for so many steps as well: between two of them many have none."""
+"""Time without work, in steps, after which any other idle node is told the reason: many nodes idle between two
+steps."""
 TURN_S: Final = 600.0
+"""Shortest time between two turns of a gift that is too slow."""
 FIRST_TURN_S: Final = 10.0
-"""One that has returned nothing yet has a turn after so long, where steps are too short to lease to it otherwise."""
+"""Wait of an unproven node before its first turn, if steps are too short for an ordinary lease."""
 TURNS_SHARE: Final = 32
-"""Of the rollouts of a step, one in so many is such a turn at most; but one may always be."""
+"""Divisor of the turns per step: at most 1/32 of a step's rollouts, at least one."""
 TURNS_KEPT: Final = 4_096
+"""Number of remembered turns."""
 VERSIONS_KEPT: Final = 64
+"""Number of versions whose training time is remembered."""
 _NEWS: Final = 0.5
-"""What a new measurement counts for."""
+"""Weight of a new measurement in running averages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What the last choice came to."""
+    """Result of the last choice."""
 
     short: bool = True
-    """The nodes that are measured do not suffice, or nobody knows."""
+    """True if the measured nodes do not suffice, or the demand is unknown."""
     share: float = 0.0
-    """What active nodes bring in time, over what the learner takes."""
+    """Rollouts that active nodes return in time, relative to the learner's demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gifts:
-    """Rollouts a step that gifts bring, and those of them that are settled."""
+    """Rollouts per step from gifts: all, and those from settled gifts."""
 
     all: float = 0.0
     settled: float = 0.0
@@ -122,7 +129,8 @@ _NOTHING: Final = _Gifts()
 
 
 class Activation:
-    """Told of nodes before `Nodes` is, and asked in each turn that it is due in."""
+    """Activation of nodes. Report node events here before `Nodes` unless stated otherwise, and call `advance` when
+    due."""
 
     def __init__(self, settings: ActivationSettings, *, nodes: Nodes, lengths: Lengths, out: Outbox) -> None:
         self._settings = settings
@@ -133,43 +141,43 @@ class Activation:
         self._meter = Meter()
         self._trained_at: OrderedDict[int, float] = OrderedDict()
         self._behind_s = 0.0
-        """From a version's training until a node has it: of those that had it last."""
+        """Running average of the delay from training a version until a node has it."""
         self._gifts = self._gifts_seen = _NOTHING
-        """What gifts bring, by the last round, and so far in this one."""
+        """Gifts' contribution, as of the last round and in the current round so far."""
         self._left: OrderedDict[str, tuple[int, float, float]] = OrderedDict()
-        """Trials, not_before and tried_s of nodes that have left and have returned nothing yet."""
+        """Trials, not_before and tried_s of departed nodes without any result."""
         self._to_see: deque[str] = deque()
         self._round_at = inf
         self._choose_at = inf
         self._chosen_at = -inf
         self._halted = ""
-        """Why nobody is paid for anything now; empty: they are."""
+        """Reason for paying no node at present; empty: nodes are paid."""
         self.standing = Standing()
         self.due_at = inf
-        """When `advance` has something to do; inf = never."""
+        """Time of the next necessary `advance`; inf = never."""
         self._turns_left = 1
         self._turns: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        """Whose turn each rollout was, and when it was leased."""
+        """Node and leasing time of each turn's rollout."""
 
     @property
     def spend_per_hour(self) -> float:
-        """What all active nodes cost together, in dollars."""
+        """Return the total cost of all active nodes, in dollars per hour."""
         return self._meter.per_hour
 
     @property
     def num_active(self) -> int:
-        """Nodes that cost something and are active."""
+        """Return the number of active priced nodes."""
         return len(self._meter)
 
     @property
     def num_priced(self) -> int:
-        """Nodes that cost something and are connected."""
+        """Return the number of connected priced nodes."""
         return len(self._priced)
 
-    # --- what happens
+    # --- events
 
     def connected(self, node_id: str, now: float) -> None:
-        """After `Nodes` knows it; one that costs something is not active before it is chosen."""
+        """Add a node, after `Nodes` has added it. A priced node stays inactive until chosen."""
         node = self._nodes.get(node_id)
         if node is None or node.is_hub:
             return
@@ -184,7 +192,7 @@ class Activation:
         self._note_due()
 
     def disconnected(self, node_id: str, demand: Demand | None, now: float) -> None:
-        """Before `Nodes` knows it. If it worked, others take its place at the next opportunity."""
+        """Remove a node, before `Nodes` does. Other nodes soon replace an active one."""
         node = self._nodes.get(node_id)
         if node is None or not node.connected:
             return
@@ -196,7 +204,7 @@ class Activation:
         self._note_due()
 
     def reported(self, node_id: str, capacity: int, policy_version: int | None, now: float) -> None:
-        """Before `Nodes` knows it."""
+        """Note a report, before `Nodes` does."""
         node = self._nodes.get(node_id)
         if node is None or not node.connected:
             return
@@ -211,7 +219,7 @@ class Activation:
             self._choose_soon(now)
 
     def trained(self, policy_version: int, rollouts_per_step: int, now: float) -> None:
-        """This version has just been made."""
+        """Note that the learner has just trained this version."""
         self._trained_at[policy_version] = now
         if len(self._trained_at) > VERSIONS_KEPT:
             self._trained_at.popitem(last=False)
@@ -220,7 +228,7 @@ class Activation:
             self._choose_soon(now)
 
     def halt(self, why: str, now: float) -> None:
-        """Nobody is paid for anything, and all are told why, until this is told again with nothing for a reason."""
+        """Pay no node and send all nodes the reason `why`; an empty reason ends the halt."""
         if why == self._halted:
             return
         self._halted, self._round_at = why, now
@@ -229,7 +237,7 @@ class Activation:
         self._note_due()
 
     def change(self, settings: ActivationSettings, demand: Demand | None, now: float) -> None:
-        """From now on. Beneath a cap that has fallen, those go on at once that bring the most for their price."""
+        """Apply new settings. Under a lowered cap, only the nodes with the best price per rollout stay active."""
         self._settings = settings
         cap, cost = settings.spend_cap_per_hour, self._priced.cost
         for _ in range(len(self._priced) // CHANGES + 1 if self._meter.per_hour > cap else 0):
@@ -239,28 +247,28 @@ class Activation:
             self._choose_soon(now)
 
     def had_turn(self, rollout_id: str, node_id: str, now: float) -> None:
-        """This rollout is the turn of a node that is too slow."""
+        """Note that this rollout is the turn of a too slow node."""
         self._turns_left -= 1
         self._turns[rollout_id] = (node_id, now)
         if len(self._turns) > TURNS_KEPT:
             self._turns.popitem(last=False)
 
     def came_late(self, node_id: str, rollout_id: str, num_tokens: int, sampling_s: float, now: float) -> None:
-        """A rollout that nobody waits for any more: if it was a turn, it tells its node's pace."""
+        """Note a rollout that arrived too late to count. If the rollout was a turn, measure the node's pace."""
         turn = self._turns.get(rollout_id)
         if turn is not None and turn[0] == node_id and self._nodes.get(node_id) is not None:
             del self._turns[rollout_id]
             self._nodes.measure(node_id, num_tokens, sampling_s=sampling_s, latency_s=now - turn[1], now=now)
 
-    # --- what follows
+    # --- choices
 
     def advance(self, demand: Demand | None, now: float) -> list[Node]:
-        """What is due. `demand` None: nobody knows what the learner takes. Returns the nodes whose turn it is."""
+        """Do all due work, and return the nodes that get a turn. `demand` None: unknown demand."""
         turns: list[Node] = []
         if now >= self._round_at:
             self._begin_round(now)
         elif now >= self._choose_at and not self._to_see and self._nodes.num_known <= SLICE:
-            self._begin_round(now)  # A small fleet is looked at before each choice.
+            self._begin_round(now)  # Examine a small fleet before each choice.
         if self._to_see:
             self._look_at_some(demand, now, turns)
         if now >= self._choose_at:
@@ -350,7 +358,7 @@ class Activation:
         priced.settled_from[row] = node.settled_from
 
     def _rate(self, node: Node) -> float:
-        """Rollouts a second; 0: not measured."""
+        """Return the node's rollouts per second; 0: not measured."""
         mean = self._lengths.mean_tokens
         return node.pace.tokens_per_s / mean if mean and node.proven else 0.0
 
@@ -361,7 +369,7 @@ class Activation:
         return demand.useful_of(self._rate(node), self._late_s(node))
 
     def _is_too_slow(self, node: Node, demand: Demand | None) -> bool:
-        """By its pace, that of a turn included: what comes too late proves nothing, but tells how slow its node is."""
+        """True if rollouts at the node's measured pace come too late. Paces measured in turns count as well."""
         measured = node.pace.tokens_per_s > 0 and self._lengths.mean_tokens > 0
         return demand is not None and measured and not demand.useful_of(1.0, self._late_s(node))
 
@@ -388,30 +396,31 @@ class Activation:
         self._change(wanted, demand, now)
 
     def _of_measured(self, useful: Floats, target: float, floor: float, settled_target: float, now: float) -> Bools:
-        """Of the nodes whose pace is known, those to be active: all that are, more if they bring less than `floor`, or
-        fewer, as long as those that are settled bring `settled_target`."""
+        """Return the measured nodes that should be active. Keep the active nodes. Add nodes if they return less than
+        `floor`. Remove nodes as long as the settled ones still return `settled_target`."""
         priced, cap, cost = self._priced, self._settings.spend_cap_per_hour, self._priced.cost
         active = priced.active & (useful > 0)
         brought, spent = float(useful[active].sum()), float(cost[active].sum())
         if brought < floor:
             others = np.where(active, 0.0, useful)
             more = active | cheapest(others, cost, need=target - brought, budget=cap - spent)
-            anew = cheapest(useful, cost, need=target, budget=cap)  # Where the cap binds, others may bring more.
+            # Under a binding cap, a different set may return more.
+            fresh = cheapest(useful, cost, need=target, budget=cap)
             gain = 1 + HYSTERESIS
-            return anew if float(useful[anew].sum()) > gain * float(useful[more].sum()) else more
+            return fresh if float(useful[fresh].sum()) > gain * float(useful[more].sum()) else more
         young = active & (priced.settled_from > now) & (not self._halted)
         fewer = cheapest(np.where(active & ~young, useful, 0.0), cost, need=settled_target, budget=inf) | young
         with np.errstate(divide="ignore", invalid="ignore"):
             price = cost / useful * np.where(active, 1 - HYSTERESIS, 1.0)
-        anew = cheapest(useful, cost, need=target, budget=cap, price=price)
-        if cost[anew].sum() >= (1 - HYSTERESIS) * cost[fewer].sum():
+        fresh = cheapest(useful, cost, need=target, budget=cap, price=price)
+        if cost[fresh].sum() >= (1 - HYSTERESIS) * cost[fewer].sum():
             return fewer
-        if cost[fewer | anew].sum() <= cap:
-            return fewer | anew
-        return fewer if (young & ~anew).any() else anew
+        if cost[fewer | fresh].sum() <= cap:
+            return fewer | fresh
+        return fewer if (young & ~fresh).any() else fresh
 
     def _tried(self, wanted: Bools, useful: Floats, short: bool, now: float) -> Bools:
-        """Of the nodes whose pace is not known, or was too slow when it was last seen, those to be active."""
+        """Return the nodes to try: those without a known pace, or last seen as too slow."""
         priced = self._priced
         unknown = priced.willing & ((useful == 0) & (priced.silent_s < SILENT_S) | (priced.silent_s >= LOST_S))
         over = np.flatnonzero(unknown & priced.active & (priced.since - priced.tried_s <= now - TRIAL_S))
@@ -421,7 +430,7 @@ class Activation:
         able = np.flatnonzero(unknown & (priced.not_before <= now))
         room = len(able) if short else int(wanted.sum() + TRIED_SHARE - 1) // TRIED_SHARE
         room *= not self._halted
-        # Those under way first, so that a trial is not cut short by who comes later.
+        # Running trials first, so that a newcomer does not cut them short.
         order = able[np.lexsort((priced.cost[able], priced.trials[able], ~priced.active[able]))]
         tried = np.zeros(len(priced), bool)
         left = self._settings.spend_cap_per_hour - float(priced.cost[wanted].sum())
@@ -430,7 +439,7 @@ class Activation:
         return tried
 
     def _change(self, wanted: Bools, demand: Demand | None, now: float) -> None:
-        """Those that leave first: so the cap holds at every moment."""
+        """Deactivate before activating, so that the cap always holds."""
         priced = self._priced
         leave = np.flatnonzero(priced.active & ~wanted)[:CHANGES]
         enter = np.flatnonzero(wanted & ~priced.active)[: CHANGES - len(leave)]
@@ -451,7 +460,7 @@ class Activation:
             self._tell(node, None)
         if len(leave) + len(enter) == CHANGES:
             self._choose_at = now + REACT_S
-        elif len(priced) <= SLICE:  # Of more, the next round tells the others.
+        elif len(priced) <= SLICE:  # In larger fleets, the next round tells the others.
             for row in np.flatnonzero(~wanted).tolist():
                 standing = self._nodes.get(priced.node_ids[row])
                 if standing is not None:
@@ -470,15 +479,15 @@ class Activation:
                 self._left.popitem(last=False)
         priced.remove(node_id)
 
-    # --- what nodes are told
+    # --- reasons sent to nodes
 
     def _tell_why(self, node: Node, demand: Demand | None) -> None:
-        """What keeps this node from work, in the order in which it would have to be mended."""
+        """Tell the node the first obstacle that keeps it from work."""
         cap = self._settings.spend_cap_per_hour
         if node.rests_until is not None:
             self._tell(node, StandbyReason.FAILING)
         elif node.capacity < 1 or node.policy_version is None:
-            return  # It asks for none.
+            return  # The node asks for no work.
         elif self._halted:
             self._tell(node, StandbyReason.NO_WORK_NOW, self._halted)
         elif node.per_hour > cap:
@@ -488,18 +497,19 @@ class Activation:
         elif demand is not None and self._is_too_slow(node, demand):
             took_s = self._late_s(node)
             window_s = demand.max_staleness * demand.step_s
-            detail = f"Version and rollout take it about {took_s:.3g} s; after {window_s:.3g} s a rollout is too old."
+            detail = f"The node needs about {took_s:.3g} s per version and rollout. The limit is {window_s:.3g} s."
             self._tell(node, StandbyReason.TOO_SLOW, detail)
         elif node.per_hour and self._priced.trials[self._priced.row_of[node.node_id]] and not node.proven:
-            self._tell(node, StandbyReason.NO_WORK_NOW, "It returned nothing when it was tried; it is tried again.")
+            self._tell(
+                node, StandbyReason.NO_WORK_NOW, "The node's last trial gave no result. The hub will try it again."
+            )
         elif self.standing.short:
             self._tell(node, StandbyReason.SPEND_CAP, f"The hub spends at most ${cap:.4g} an hour.")
         else:
             self._tell(node, StandbyReason.CHEAPER_NODES_SUFFICE)
 
     def _tell(self, node: Node, reason: StandbyReason | None, detail: str = "") -> None:
-        """Once for each reason, and for each of those for which nobody has work; to who is quarantined, that alone is
-        said."""
+        """Send the node its reason, unless it has not changed. A quarantined node hears only of its quarantine."""
         halted = self._halted if reason is StandbyReason.NO_WORK_NOW else ""
         if (node.told is not reason or node.told_halted != halted) and not node.quarantined:
             node.told, node.told_halted = reason, halted

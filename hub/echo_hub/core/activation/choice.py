@@ -1,15 +1,15 @@
-"""The cheapest nodes that together do enough, under a cap: a covering knapsack with one row, by price per rollout.
+"""Cheapest set of nodes that does enough under a cap: a covering knapsack with one row, solved by price per rollout.
 
-    node   costs an hour   rollouts a step   price of one
-    a      0.30            6                 0.050
-    b      0.40            5                 0.080
-    c      0.90            9                 0.100
+    node   cost per hour   rollouts per step   price per rollout
+    a      0.30            6                   0.050
+    b      0.40            5                   0.080
+    c      0.90            9                   0.100
 
-Eight a step: a, then b. Its linear relaxation takes the nodes in the order of their prices and a part of the last one;
-here the last is a whole node, the cheapest that covers what is missing, and who is not needed beside it goes again. So
-the cost is above the relaxation's by less than one node.
+For eight rollouts a step: a, then b. The linear relaxation takes nodes in order of price and a fraction of the last
+one. Here the last node is a whole one, the cheapest that covers the remaining need. Then nodes made superfluous are
+removed. So the cost exceeds the relaxation's by less than one node.
 
-One pass of numpy over all nodes, and some dozens over what is left: 100,000 nodes take about 20 ms.
+The choice takes one numpy pass over all nodes, and some dozens over the rest: about 20 ms for 100,000 nodes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 FILLS: Final = 64
-"""So many nodes at most are squeezed in beneath the cap, or taken out again for others' sake."""
+"""Maximum number of nodes added below the cap, or removed as superfluous."""
 
 NOTHING: Final = 1e-9
-"""Who brings no more than this brings nothing."""
+"""Contributions up to this size count as zero."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
 def cheapest(useful: Floats, cost: Floats, *, need: float, budget: float, price: Floats | None = None) -> Bools:
-    """Which of the nodes to take, [N]. `useful`: what each brings, at least 0; `cost`: what it costs, above 0, and all
-    that are taken cost `budget` at most; `price`: by which they are ranked, cost / useful if left out.
+    """Return the nodes to take, as a mask [N].
 
-    Where no nodes within the budget come to `need`, those that bring the most for their price.
+    `useful`: contribution of each node, at least 0. `cost`: its cost, above 0; the total is at most `budget`. `price`:
+    sort key; default cost / useful. If no set within the budget reaches `need`, take those with the best prices.
     """
     chosen = np.zeros(len(cost), bool)
     usable = np.flatnonzero((useful > NOTHING) & (cost <= budget))
@@ -55,7 +55,8 @@ def cheapest(useful: Floats, cost: Floats, *, need: float, budget: float, price:
 def _cover(
     chosen: Bools, order: NDArray[np.intp], last: int, useful: Floats, cost: Floats, need: float, budget: float
 ) -> None:
-    """All before `last`, and of the rest the one that costs least of those that cover what is missing."""
+    """Take all nodes before `last`, and the cheapest other node that covers the remaining need; drop superfluous
+    nodes."""
     chosen[order[:last]] = True
     rest = order[last:]
     missing = need - useful[order[:last]].sum()
@@ -77,7 +78,7 @@ def _cover(
 def _squeeze_in(
     chosen: Bools, rest: NDArray[np.intp], useful: Floats, cost: Floats, need: float, budget: float
 ) -> None:
-    """The next in order that the budget still has room for, one by one, until there are enough."""
+    """Add the next nodes that fit the remaining budget, in order, until the need is met."""
     missing, left = need - useful[chosen].sum(), budget - cost[chosen].sum()
     for _ in range(FILLS):
         rest = rest[cost[rest] <= left]

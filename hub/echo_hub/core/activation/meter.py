@@ -1,7 +1,7 @@
-"""What active nodes have cost: their price by the time for which they were connected and active.
+"""Accrued cost of active nodes: price times connected active time.
 
-The books get it every `ACCRUE_S` seconds, or, where many nodes cost something, one of `A_SECOND` of them a second; and
-when a node stops being active. So a hub that is killed forgets that much of it at most.
+Costs are recorded every `ACCRUE_S` seconds, or for `A_SECOND` nodes a second in large fleets, and when a node stops
+being active. A killed hub loses at most the unrecorded part.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import Final
 from echo_hub.core.effects import CostAccrued, NodeCost
 
 ACCRUE_S: Final = 5.0
+"""Shortest time between two records of a node's cost, in seconds."""
 A_SECOND: Final = 100
+"""Nodes recorded per second in large fleets."""
 AT_ONCE: Final = 256
-"""Nodes that one record speaks of."""
+"""Maximum number of nodes in one record."""
 LONGEST_S: Final = 60.0
-"""More than this between two looks at the clock was no time in which anybody worked: the hub's computer slept."""
+"""Longest time charged between two looks at the clock. A longer gap means that the hub's computer slept."""
 
 
 class Meter:
-    """Nodes in the order in which they were last accounted for."""
+    """Costs of active nodes, kept in order of their last record."""
 
     def __init__(self) -> None:
         self._running: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Dollars an hour, and since when they are not in the books."""
+        """Price in dollars per hour, and start of the unrecorded time, by node."""
         self._ended: list[NodeCost] = []
         self._due_at = inf
 
@@ -34,22 +36,22 @@ class Meter:
 
     @property
     def per_hour(self) -> float:
-        """What all active nodes cost together."""
+        """Return the total price of all active nodes per hour."""
         return fsum(price for price, _ in self._running.values())
 
     @property
     def due_at(self) -> float:
-        """When `take` has something for the books."""
+        """Return the time at which `take` has costs to record."""
         return -inf if self._ended else self._due_at
 
     def begin(self, node_id: str, per_hour: float, now: float) -> None:
-        """The node is active from now on."""
+        """Start charging for a node that became active."""
         self._running[node_id] = (per_hour, now)
         self._running.move_to_end(node_id)
         self._due_at = min(self._due_at, now + self._period_s)
 
     def end(self, node_id: str, now: float) -> None:
-        """It is active no more; harmless when it was not."""
+        """Stop charging for a node. An inactive node changes nothing."""
         running = self._running.pop(node_id, None)
         if running is not None:
             self._ended.append(_cost(node_id, *running, now))
@@ -57,7 +59,7 @@ class Meter:
             self._due_at = inf
 
     def take(self, now: float) -> CostAccrued | None:
-        """What is due; None: nothing."""
+        """Return the due costs; None: no cost is due."""
         costs, self._ended = self._ended, []
         period_s = self._period_s
         while self._running and len(costs) < AT_ONCE:
@@ -75,7 +77,7 @@ class Meter:
         return CostAccrued(nodes=tuple(costs)) if costs else None
 
     def _restart_clock(self, now: float) -> None:
-        """Nothing is owed for time that has not passed."""
+        """Charge nothing for time that has not passed."""
         for node_id, (per_hour, since) in self._running.items():
             self._running[node_id] = (per_hour, min(since, now))
 

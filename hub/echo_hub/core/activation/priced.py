@@ -1,4 +1,4 @@
-"""The connected nodes that cost something, as arrays: what a choice among 100,000 of them reads in one pass."""
+"""Connected priced nodes as arrays, so that a choice among 100,000 of them reads the columns in one pass."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FIRST: Final = 64
+"""Initial number of rows; the table doubles when full."""
 _COLUMNS: Final[dict[str, Any]] = {
     "cost": np.float64,
     "rate": np.float64,
@@ -24,19 +25,19 @@ _COLUMNS: Final[dict[str, Any]] = {
 
 
 class Priced:
-    """A row a node, in no order. A column, as `priced.cost`, is a view of all rows: write to it by row.
+    """Table with one row per node, in no order. A column such as `priced.cost` is a view of all rows: write by row.
 
-    cost        dollars an hour
-    rate        rollouts a second; 0 = not measured yet
-    late_s      from a version's training until a rollout by it is back
-    silent_s    for so long nothing has come in though something should have
-    willing     asks for work, and does not rest
-    active      may be leased to
-    since       when that changed
-    not_before  when it may be tried again
-    trials      so often it was tried, and returned nothing
-    tried_s     how long its trial had lasted when it last left in the midst of one
-    settled_from  others may stand by for its sake from then on
+    cost          dollars per hour
+    rate          rollouts per second; 0 = not measured yet
+    late_s        time from training a version until its rollout is back
+    silent_s      time without results while results were expected
+    willing       True if the node asks for work and does not rest
+    active        True if leases are allowed
+    since         time of the last change of `active`
+    not_before    earliest next trial
+    trials        number of trials without results
+    tried_s       elapsed trial time when the node left during a trial
+    settled_from  time from which other nodes may stand by because of this node
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class Priced:
         return column
 
     def add(self, node_id: str, cost: float, now: float) -> None:
-        """A node that is not here yet."""
+        """Add a new node."""
         row = len(self.node_ids)
         if row == len(self._columns["cost"]):
             self._columns = {name: np.concatenate((held, np.zeros_like(held))) for name, held in self._columns.items()}
@@ -66,7 +67,7 @@ class Priced:
         self._columns["cost"][row], self._columns["since"][row] = cost, now
 
     def remove(self, node_id: str) -> None:
-        """The last row takes its place."""
+        """Remove the node; the last row moves into its place."""
         row, last = self.row_of.pop(node_id), len(self.node_ids) - 1
         for column in self._columns.values():
             column[row] = column[last]

@@ -1,4 +1,4 @@
-"""What activation is told of the run: prices, the cap, the margin."""
+"""Settings of activation: prices, cap and margin."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from typing import Final
 
 HYSTERESIS: Final = 0.05
-"""More nodes become active when the margin has shrunk by this share; fewer stay active only if the whole margin is
-kept; others take their place only if that saves this share of the cost. The margin of 15 % covers it three times."""
+"""Relative change that triggers a switch of active nodes.
+
+More nodes become active once the margin has shrunk by this share. Fewer stay active only if the whole margin holds. A
+replacement must save this share of the cost. The margin of 15 % is three times as large.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationSettings:
-    """All money is in US dollars."""
+    """Settings of activation; money is in US dollars."""
 
     spend_cap_per_hour: float = 0.0
-    """What all active nodes together may cost; 0 = gifts alone work."""
+    """Cap on the total cost of active nodes; 0 = only gifts work."""
     margin: float = 1.15
-    """The rollouts that active nodes bring back in time, over those that the learner takes."""
+    """Rollouts that active nodes should return in time, relative to the learner's demand."""
     dwell_s: float = 60.0
-    """A node that has become active stays so for this long at least, as long as the cap allows it."""
+    """Minimum time for which a node stays active, as far as the cap allows."""

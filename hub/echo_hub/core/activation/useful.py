@@ -1,7 +1,6 @@
-"""What a node brings back in time: its term of the provisioning rule (`echo_hub.core.capacity.rule`), from what was
-measured of it.
+"""Useful output of a node: its term of the provisioning rule (`echo_hub.core.capacity.rule`), from measured figures.
 
-With S = 0 every rollout waits for its version, the rule says nothing, and a whole step of what a node samples counts.
+With S = 0 every rollout waits for its version, so the rule does not apply. Then a node's full output of a step counts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from echo_hub.core.capacity.rule import clip_one, in_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the learner takes."""
+    """The learner's demand for rollouts."""
 
     rollouts_per_step: float
     step_s: float
@@ -26,19 +25,22 @@ class Demand:
 
     @property
     def need(self) -> float:
-        """Rollouts a step that keep the learner busy; infinite where it waits for each version's, however many come."""
+        """Return the rollouts per step that keep the learner busy; infinite with S = 0, where more rollouts always
+        help."""
         return self.rollouts_per_step if self.max_staleness else inf
 
     def useful(self, rate: Floats, late_s: Floats) -> Floats:
-        """Rollouts a step, [N], of nodes that sample `rate` a second and bring them back `late_s` after their version
-        was trained: its way to them, and a rollout's own time."""
+        """Return the useful rollouts per step of each node, [N].
+
+        A node samples `rate` rollouts a second. `late_s` is the time from training a version until its rollout is back.
+        """
         step_s, every, bound = self.step_s, self.publish_every, self.max_staleness
         if not bound:
             return rate * step_s
         return in_time(rate, late_s, step_s=step_s, publish_every=every, staleness_bound=bound, clip=np.clip)
 
     def useful_of(self, rate: float, late_s: float) -> float:
-        """The same of one node."""
+        """Return `useful` of a single node."""
         step_s, every, bound = self.step_s, self.publish_every, self.max_staleness
         if not bound:
             return rate * step_s

@@ -1,9 +1,9 @@
-"""What it would take to keep the learner busy: more nodes, another staleness bound, another pace of publication.
+"""Advice on keeping the learner busy: more nodes, another staleness bound, another publication interval.
 
-A goal is a share of the best that the learner can do, T_train / (T_train + hand-off): its own hand-off no node can
-hide. All searches rest on this: another node, a larger bound or a shorter dissemination never makes a schedule slower.
-The placement search follows ReaL (arXiv 2406.14088) and Spreeze (arXiv 2312.06126) in asking the model for each
-candidate; it is exhaustive over the bound, and greedy, cheapest throughput first, over nodes.
+A goal is a share of the learner's best utilisation, T_train / (T_train + hand-off), because nodes cannot hide the
+hand-off. All searches rely on monotonicity: more nodes, a larger bound or faster dissemination never slow a schedule
+down. Placement evaluates the model for each candidate, as ReaL (arXiv 2406.14088) and Spreeze (arXiv 2312.06126) do. It
+is exhaustive over the bound, and greedy over nodes by cost of throughput.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from echo_hub.core.capacity.model import NodeClass, Pool, Workload
 from echo_hub.core.capacity.schedule import SAME, period_s
 
 MOST_NODES: Final = 1_000_000
-"""More of one class are not advised."""
+"""Largest advised number of nodes of one class."""
 
 STABLE_STALENESS: Final = 6
-"""The largest bound that is advised: learning is stable up to it in ECHO-2, section 5, and can break at 11."""
+"""Largest advised bound. In ECHO-2, section 5, learning stays stable up to this bound and can break at 11."""
 
 HUNDREDTH: Final = 0.01
-"""Of the time: less is not worth more nodes, or an older policy."""
+"""Smallest gain in utilisation that is worth more nodes or an older policy."""
 
 NODES_TRIED: Final = tuple(2**power for power in range(11))
-"""To see how far more nodes get where no number of them is enough."""
+"""Node counts tried when no count reaches the goal, to find the best attainable share."""
 
 FEWER_TRIED: Final = 4
-"""Of the cheapest class, so many fewer are tried with some of another in their place."""
+"""Number of cheapest-class nodes replaced by another class, at most, when searching for a cheaper mix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Nodes by class, and what they cost together."""
+    """Nodes by class, and their total cost."""
 
     counts: tuple[tuple[str, int], ...]
     cost_per_h: float
@@ -55,27 +55,27 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Each by itself brings the workload to its goal; None = it cannot."""
+    """Alternative measures. Each alone reaches the goal; None = it cannot."""
 
     max_staleness: int | None
-    """The smallest bound that does, between two publications of as many steps as now."""
+    """Smallest sufficient staleness bound, at the current interval."""
     publish_every: int | None
-    """The smallest number of steps between two publications that does, at the bound of now."""
+    """Smallest sufficient interval between publications, at the current bound."""
     added: tuple[tuple[str, int | None], ...]
-    """So many more of each class, in the order given; 0 where the goal is reached."""
+    """Number of additional nodes of each class, in the given order; 0 if the goal is reached."""
 
 
 def reaches(workload: Workload, pool: Pool, target: float) -> bool:
-    """Whether the learner trains for this share of the time that it could train for if it never waited."""
+    """True if the learner reaches this share of its best utilisation."""
     if pool.rollouts_per_s * workload.step_s * (1 + 2 * SAME) < workload.rollouts_per_step * target:
-        return False  # Most candidates of a search fail by this alone.
+        return False  # Most candidates of a search fail this cheap test.
     return period_s(workload, pool) * target <= workload.step_s * (1 + SAME)
 
 
 def advise(
     workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass], *, target: float = 1.0
 ) -> Advice:
-    """What brings `nodes` to the goal. `kinds`: what could be added; their own `count` does not matter."""
+    """Return each measure that brings `nodes` to the goal. `kinds`: classes that could be added; `count` is ignored."""
     pool = Pool.of(nodes)
     return Advice(
         max_staleness=smallest_staleness(workload, pool, target),
@@ -85,7 +85,7 @@ def advise(
 
 
 def smallest_staleness(workload: Workload, pool: Pool, target: float) -> int | None:
-    """The smallest bound that reaches the goal."""
+    """Return the smallest bound that reaches the goal."""
     if workload.mode != "async":
         return None
     bounds = range(workload.publish_every - 1, STABLE_STALENESS + 1)
@@ -93,7 +93,7 @@ def smallest_staleness(workload: Workload, pool: Pool, target: float) -> int | N
 
 
 def smallest_interval(workload: Workload, pool: Pool, target: float) -> int | None:
-    """The fewest steps between two publications that reach the goal."""
+    """Return the shortest publication interval that reaches the goal."""
     if workload.mode != "async":
         return None
     intervals = range(1, workload.max_staleness + 2)
@@ -101,12 +101,12 @@ def smallest_interval(workload: Workload, pool: Pool, target: float) -> int | No
 
 
 def nodes_to_add(workload: Workload, pool: Pool, kind: NodeClass, target: float) -> int | None:
-    """How many nodes of a kind, beside those of the pool, reach the goal."""
+    """Return how many additional nodes of a kind reach the goal."""
     return _fewest(MOST_NODES, lambda count: reaches(workload, pool.plus(replace(kind, count=count)), target))
 
 
 def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float) -> float | None:
-    """How many times these nodes, each as often as now, reach the goal, to a hundredth."""
+    """Return the multiple of the present nodes that reaches the goal, to a hundredth."""
 
     def enough(hundredths: int) -> bool:
         pool = Pool.of(nodes)
@@ -118,21 +118,21 @@ def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """What does not reach the goal, and how far it gets."""
+    """Best result of an insufficient measure."""
 
     amount: int
-    """Nodes to add, or the staleness bound: the least that gets this far, but for a hundredth."""
+    """Number of added nodes, or the bound: the least that gets within a hundredth of the best."""
     busy: float
-    """Share of the time in which the learner does not wait."""
+    """Share of time in which the learner does not wait."""
 
 
 def busy_share(workload: Workload, pool: Pool) -> float:
-    """Share of the time in which the learner does not wait."""
+    """Return the share of time in which the learner does not wait."""
     return workload.step_s / period_s(workload, pool)
 
 
 def farthest_by_nodes(workload: Workload, pool: Pool, kind: NodeClass) -> Partial:
-    """How far more nodes of a kind get, of up to `NODES_TRIED`."""
+    """Return the best result of adding up to max(NODES_TRIED) nodes of a kind."""
 
     def with_more(count: int) -> float:
         return busy_share(workload, pool.plus(replace(kind, count=count)))
@@ -148,7 +148,7 @@ def farthest_by_nodes(workload: Workload, pool: Pool, kind: NodeClass) -> Partia
 
 
 def farthest_by_staleness(workload: Workload, pool: Pool) -> Partial | None:
-    """How far a larger bound gets, up to the largest that is advised; None: there is none."""
+    """Return the best result of a larger advised bound; None: no larger one is advised."""
     bounds = range(workload.max_staleness + 1, STABLE_STALENESS + 1)
     if workload.mode != "async" or not bounds:
         return None
@@ -158,12 +158,12 @@ def farthest_by_staleness(workload: Workload, pool: Pool) -> Partial | None:
 
 
 def by_shorter_leases(workload: Workload, pool: Pool) -> float:
-    """`busy_share` where every rollout takes half as long, at the same throughput."""
+    """Return `busy_share` if every rollout took half as long at the same throughput."""
     return busy_share(workload, Pool(latencies=pool.latencies / 2, rates=pool.rates))
 
 
 def cheapest_to_add(workload: Workload, pool: Pool, kinds: Sequence[NodeClass], target: float) -> Mix | None:
-    """The cheapest nodes that reach the goal: some of one kind, or most of one and some of another."""
+    """Return the cheapest sufficient nodes: one kind, or mostly one and some of another."""
     alone = {kind: nodes_to_add(workload, pool, kind, target) for kind in kinds}
     enough = {kind: count for kind, count in alone.items() if count is not None}
     if not enough:
@@ -186,11 +186,10 @@ def place(
     target: float = 1.0,
     largest_staleness: int = STABLE_STALENESS,
 ) -> Placement | None:
-    """The settings and the nodes, of those available, that reach the goal at the least cost; of equally cheap ones the
-    smallest bound."""
+    """Return the cheapest settings and available nodes that reach the goal; on ties, the smallest bound."""
     placements = []
     for bound in range(largest_staleness + 1) if workload.mode == "async" else [0]:
-        # A longer interval only makes rollouts older, unless versions go out faster than they spread.
+        # A longer interval only makes rollouts older, unless steps are faster than the broadcast.
         every = 1 if workload.mode != "async" else max(1, math.ceil(workload.broadcast_s * target / workload.step_s))
         if every <= bound + 1:
             chosen = replace(workload, max_staleness=bound, publish_every=every)
@@ -201,7 +200,7 @@ def place(
 
 
 def _cheapest_of(workload: Workload, available: Sequence[NodeClass], target: float) -> Mix | None:
-    """Nodes in the order of what their throughput costs, as many as it takes; then those that are not needed go."""
+    """Return the fewest nodes in order of throughput cost that suffice, without superfluous ones."""
     order = sorted(available, key=lambda one: (_cost_of_rate(one), one.latency_s))
     taken = _fewest(sum(one.count for one in order), lambda n: reaches(workload, Pool.of(_first(order, n)), target))
     if taken is None:
@@ -229,7 +228,7 @@ def _first(order: Sequence[NodeClass], num_nodes: int) -> tuple[NodeClass, ...]:
 
 
 def _fewest(most: int, is_enough: Callable[[int], bool]) -> int | None:
-    """The smallest number from 0 to `most` that is enough, where every larger one is too; None where none is."""
+    """Return the smallest sufficient number from 0 to `most`; None if none is. `is_enough` must be monotonic."""
     if is_enough(0):
         return 0
     few, many = 0, 1

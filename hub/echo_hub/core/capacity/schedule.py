@@ -1,12 +1,12 @@
-"""From step to step: when the learner plans each, given what a pool yields in time.
+"""Schedule of steps: planning time of each step, given a pool's timely supply.
 
-Steps are played through one by one, oldest rollouts first, until they repeat themselves: a step that waits makes the
-versions after it late, so their average is not that of any single formula. One step costs O(log nodes).
+Steps are simulated one by one, oldest rollouts first, until they are periodic. A waiting step delays all later
+versions, so no closed formula gives the average. One step costs O(log nodes).
 
-Worked example: R = 32, T = 1, T_bcast = 1/2, S = kappa = 2, nodes without latency that yield 42.7 a second, 4/3 of
-what is needed. Step 2 needs 32 rollouts of version 0, which takes 1/2 + 3/4: it is planned at 1.25 instead of at 1.
-Step 3 follows without waiting, and version 2 is there at 2.25. So two steps take 2.25, and the learner trains for 89 %
-of the time; by ECHO-2's rule it would never wait.
+Worked example: R = 32, T = 1, T_bcast = 1/2, S = kappa = 2, nodes without latency that yield 42.7 rollouts a second,
+4/3 of the demand. Step 2 needs 32 rollouts of version 0, which takes 1/2 + 3/4, so it is planned at 1.25 instead of 1.
+Step 3 follows without waiting, and version 2 arrives at 2.25. So two steps take 2.25, and the learner trains for 89 %
+of the time. ECHO-2's rule predicts no waiting here.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from typing import Final
 from echo_hub.core.capacity.model import Pool, Prediction, Workload
 
 MOST_CYCLES: Final = 160
-"""Publications that are played through where they do not become alike; the last half of them are averaged."""
+"""Maximum number of simulated publications without periodicity; the second half of them is averaged."""
 
 LEAST_ALIKE: Final = 6
-"""So many publications in a row, and one for each that the bound covers, and it repeats itself."""
+"""Number of equal consecutive publications that count as periodic, plus one for each that the bound covers."""
 
 BISECTIONS: Final = 30
+"""Bisection steps per search; each halves the error."""
 SAME: Final = 1e-6
-"""Durations that differ by less than this share are the same."""
+"""Relative tolerance for equal durations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """One step of the schedule; seconds from its begin."""
+    """One step of the schedule; times in seconds from the start."""
 
     step: int
     planned_at: float
     waited_s: float
-    """How long the learner had nothing to do before it."""
+    """Idle time of the learner before this step."""
     trained_at: float
     arrived_at: float | None
-    """When nodes had the version that it made; None where that is not published."""
+    """Arrival of the step's version at the nodes; None if not published."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class _Version:
 
 
 def predict(workload: Workload, pool: Pool) -> Prediction:
-    """What comes of it when it has run for a while."""
+    """Return the steady-state performance."""
     period = period_s(workload, pool)
     return Prediction(
         busy=period <= workload.step_s * (1 + SAME),
@@ -64,14 +65,14 @@ def predict(workload: Workload, pool: Pool) -> Prediction:
 
 
 def period_s(workload: Workload, pool: Pool) -> float:
-    """Seconds from step to step, on average; infinite where nobody samples."""
+    """Return the average seconds from step to step in steady state; infinite if no node samples."""
     if not pool.rollouts_per_s:
         return math.inf
     every, spread_s = workload.publish_every, _spread_s(workload)
     if workload.staleness_bound == 0 and every == 1:
         return workload.step_s + spread_s + _makespan(workload, pool)
     alike = LEAST_ALIKE + workload.staleness_bound // every
-    # What waits from the run's begin hides these two for a while.
+    # Buffered work from the start hides these two limits for a while.
     least_s = max(workload.rollouts_per_step / pool.rollouts_per_s, spread_s / every)
     cycles: list[float] = []
     begun_at = 0.0
@@ -88,16 +89,19 @@ def period_s(workload: Workload, pool: Pool) -> float:
 
 
 def _long_run(durations: Sequence[float]) -> float:
-    """Their mean in the long run, where they come round again after a number of them that is not known: a plain mean
-    depends on how much of the last round is among them, one whose weights fall to 0 at both ends hardly does. Weighted
-    Birkhoff average (Das, Saiki, Sander and Yorke, arXiv 1601.06051)."""
+    """Return the long-run mean of quasi-periodic durations.
+
+    The plain mean depends on the fraction of the last, incomplete period. Weights that fall to 0 at both ends remove
+    this dependence: the weighted Birkhoff average (Das, Saiki, Sander and Yorke, arXiv 1601.06051).
+    """
     places = [(number + 1) / (len(durations) + 1) for number in range(len(durations))]
     weights = [math.exp(-1 / (place * (1 - place))) for place in places]
     return sum(weight * each for weight, each in zip(weights, durations, strict=True)) / sum(weights)
 
 
 def steps(workload: Workload, pool: Pool) -> Iterator[PlannedStep]:
-    """The steps from the run's begin, for ever: the base is with all nodes at 0. The pool is not empty."""
+    """Yield the steps from the run's start, without end. All nodes have the base at time 0. The pool must not be
+    empty."""
     versions = deque([_Version(number=0, arrived_at=0.0)])
     free_at, step = 0.0, 0
     spread_s = _spread_s(workload)
@@ -129,14 +133,14 @@ def _spread_s(workload: Workload) -> float:
 
 
 def _there(workload: Workload, pool: Pool, version: _Version, at: float) -> float:
-    """Rollouts of the version that have come in and are not used."""
+    """Return how many rollouts of the version have arrived and are unused."""
     rested = workload.staleness_bound == 0
     supplied = pool.supply(at - version.arrived_at, version.lasts_s, rested=rested) if at > version.arrived_at else 0.0
     return max(0.0, supplied - version.used)
 
 
 def _enough_at(workload: Workload, pool: Pool, versions: deque[_Version], free_at: float) -> float:
-    """When a step's rollouts are there, not before `free_at`."""
+    """Return when a step's rollouts have arrived, at least `free_at`."""
 
     def is_enough(at: float) -> bool:
         there = sum(_there(workload, pool, version, at) for version in versions)
@@ -163,7 +167,7 @@ def _use(workload: Workload, pool: Pool, versions: deque[_Version], at: float) -
 
 
 def _makespan(workload: Workload, pool: Pool) -> float:
-    """How long a pool that stands still takes for one step's rollouts."""
+    """Return the time that an idle pool needs for one step's rollouts."""
     early, late = 0.0, workload.rollouts_per_step / pool.rollouts_per_s + float(pool.latencies[-1])
     for _ in range(BISECTIONS):
         middle = (early + late) / 2

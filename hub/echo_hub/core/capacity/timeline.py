@@ -1,4 +1,4 @@
-"""A few steps of a schedule that has settled, as spans of time to draw."""
+"""Some steps of a settled schedule, as time spans for a drawing."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from echo_hub.core.capacity.schedule import PlannedStep, steps
 Lane = Literal["training", "waiting", "broadcast", "sampling"]
 
 SETTLED: Final = 20
-"""Publications after which a schedule repeats itself."""
+"""Publications after which a schedule counts as periodic."""
 
 STEPS_DRAWN: Final = 6
+"""Default number of steps in the drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """From `begin_s` to `end_s`, of the picture's time."""
+    """Span from `begin_s` to `end_s`, in seconds from the left edge of the picture."""
 
     lane: Lane
     begin_s: float
     end_s: float
     number: int
-    """The step that is trained or waited for; the version that is on its way or sampled by."""
+    """Step that is trained or awaited, or version that is broadcast or sampled with."""
 
 
 def timeline(workload: Workload, pool: Pool, *, num_steps: int = STEPS_DRAWN) -> tuple[Span, ...]:
-    """Training and waiting of `num_steps` steps, and what is under way meanwhile. The pool is not empty."""
+    """Return the spans of `num_steps` steps and of concurrent activity. The pool must not be empty."""
     first = SETTLED * workload.publish_every + 1
     played = list(islice(steps(workload, pool), first + num_steps - 1))
     shown = played[first - 1 :]
@@ -52,7 +53,10 @@ def _of_learner(step: PlannedStep) -> list[Span]:
 
 
 def _of_versions(workload: Workload, played: list[PlannedStep], end: float) -> list[Span]:
-    """Each version on its way and, from there to the next, sampled by; without staleness until it was enough."""
+    """Return each version's broadcast span and sampling span.
+
+    A version is sampled until the next one arrives; with S = 0, until its step has enough rollouts.
+    """
     spans = []
     enough_at = {step.step - 1: step.planned_at for step in played} if workload.staleness_bound == 0 else {}
     published = [(step.step, step.trained_at, step.arrived_at) for step in played if step.arrived_at is not None]

@@ -1,4 +1,4 @@
-"""One node's record, and what of the run's settings concerns nodes."""
+"""Record of one node, and the run settings that concern nodes."""
 
 from __future__ import annotations
 
@@ -9,118 +9,122 @@ from echo_hub.core.nodes.pace import Pace
 from echo_shared.messages import StandbyReason
 
 HUB_NODE_ID: Final = "hub"
-"""The learner as a sampler, in co-located mode: no other node's id looks like this."""
+"""Node id of the learner as its own sampler in co-located mode. No other node's id looks like this."""
 
 UNPROVEN: Final = -(2**30)
-"""The speed class of nodes of which nothing is known yet."""
+"""Speed class of nodes without any measured completion."""
 
 Place = tuple[int, int, int]
-"""Where a node waits for work: version, tier, class of its pace. See `queues`."""
+"""Queue in which a ready node waits: version, tier, speed class. See `queues`."""
 
 Samplers = Literal["by_version", "any", "hub"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """`samplers`, who may take which lease: "by_version", a node that has a version as new as the lease asks for;
-    "any", every node, for it fetches the lease's version before it samples; "hub", the hub alone."""
+    """Settings of nodes.
+
+    `samplers` decides which nodes may take a lease:
+    - "by_version": nodes with the lease's required version or a newer one;
+    - "any": every node, because nodes fetch the lease's version before sampling;
+    - "hub": only the hub's own sampler.
+    """
 
     samplers: Samplers
     lease_size: int
-    """Rollouts that a lease has where nothing keeps it smaller."""
+    """Upper bound of rollouts per lease, where nothing else keeps the lease smaller."""
     deadline_s: float
     first_window: int
-    """Rollouts that a node may hold that has returned none yet while no other has; else it may hold one."""
+    """Rollouts that an unproven node may hold while no node is proven. Afterwards it may hold one."""
     unproven_most: int
-    """Rollouts that all such nodes together may hold, once any other node is there and as long as they return them: the
-    base of `strangers`."""
+    """Base of `strangers`: rollouts that all unproven nodes together may hold while other nodes are present."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node that is connected, that still holds leases, that rests, or whose window is remembered."""
+    """One node that is connected, holds leases, rests, or has a remembered window."""
 
     node_id: str
     window: int
-    """Rollouts that it has earned to hold at once."""
+    """Number of rollouts that the node has earned to hold at once."""
     connected: bool = False
     capacity: int = 0
-    """Rollouts that it says it is willing to hold."""
+    """Number of rollouts that the node claims to be willing to hold."""
     policy_version: int | None = None
-    """The newest that it can sample from; None = none."""
+    """Newest version that the node can sample from; None = none."""
     held: int = 0
-    """Rollouts leased to it and not yet received."""
+    """Rollouts leased to the node and not received yet."""
     held_tokens: float = 0.0
-    """What these are likely to come to."""
+    """Expected total length of the held rollouts."""
     unchecked: int = 0
-    """Rollouts of it that have come in and whose reward waits for a check: they take room as if it still held them."""
+    """Received rollouts whose reward waits for a check. They use capacity like held rollouts."""
     overdue: int = 0
-    """Rollouts among those that are held whose deadline has passed."""
+    """Held rollouts whose deadline has passed."""
     proven: bool = False
-    """Something that it returned was scored."""
+    """True once a rollout of the node was scored."""
     pace: Pace = field(default_factory=Pace)
     speed: int = UNPROVEN
-    """The class of its pace; smaller is faster."""
+    """Speed class of the measured pace; smaller is faster."""
     counted: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """The tokens_per_s, token_s and way_s with which it counts in the pool's pace."""
+    """The node's share in the pool's pace: tokens_per_s, token_s, way_s."""
     candidate: int | None = None
-    """The version that it counts with among those that take work; None: it takes none. Kept by `Nodes`."""
+    """Version under which the node counts as a candidate for work; None: no candidate. Maintained by `Nodes`."""
     place: Place | None = None
-    """Where it waits; None: it has no room. Kept by `ReadyQueues`."""
+    """Queue in which the node waits; None: no free capacity. Maintained by `ReadyQueues`."""
     num_silences: int = 0
-    """Times that all it held was overdue, since a rollout of it was scored."""
+    """Times that all held rollouts were overdue, since the last scored rollout."""
     num_failures: int = 0
-    """Failures since a rollout of it was scored."""
+    """Failures since the last scored rollout."""
     deaths: float = 0.0
-    """Processes for scoring that it ended, less what is forgiven."""
+    """Number of scorer processes that its completions killed, minus forgiveness."""
     deadly_group: int | None = None
-    """The group whose completion last ended a process for scoring."""
+    """Group whose completion last killed a scorer process."""
     quarantined: bool = False
-    """It is given nothing, for it is not trusted."""
+    """True while the node is distrusted and gets no work."""
     origin: str = ""
-    """Where it connects from; empty = not known."""
+    """Network origin or invite of the node; empty = unknown."""
     has_place: bool = False
-    """It has one of the places of its origin: kept by `Origins`."""
+    """True if the node holds one of its origin's places. Maintained by `Origins`."""
     rests_until: float | None = None
-    """None = it does not rest."""
+    """End of the rest; None = not resting."""
     per_hour: float = 0.0
-    """What it costs in US dollars; 0 = a gift."""
+    """Cost in US dollars per hour; 0 = a gift."""
     active: bool = True
-    """It may be leased to: see `echo_hub.core.activation`, which alone changes this."""
+    """True if leases are allowed. Only `echo_hub.core.activation` changes this."""
     behind_s: float = 0.0
-    """From a version's training until it has it; 0 = not known."""
+    """Delay from training a version until the node has it; 0 = unknown."""
     taken_at: float = 0.0
-    """When it last was given work, or came to be able to."""
+    """Time at which the node last got work or became able to take work."""
     num_late: int = 0
-    """Rollouts that it holds and that take far longer than they should."""
+    """Held rollouts that take far longer than expected."""
     late_since: float | None = None
-    """Since when there are such; None = there are none."""
+    """Start of the current period with late rollouts; None = none is late."""
     hangs: bool = False
-    """It does now what `num_hangs` counts."""
+    """True while the node is in a hang counted by `num_hangs`."""
     num_hangs: int = 0
-    """Times that it has let others wait so long that what it brings did not count any more."""
+    """Times that the node delayed others until its results no longer counted."""
     settled_from: float = 0.0
-    """From then on others may stand by for its sake; 0 = nobody knows what it brings."""
+    """Start time of the node's reliable output, which lets other nodes stand by; 0 = unknown."""
     told: StandbyReason | None = None
-    """Why it has no work, as it was told last."""
+    """Reason for having no work, as last sent to the node."""
     told_halted: str = ""
-    """Why nobody has any, as it was told last."""
+    """Reason why no node gets work, as last sent to the node."""
 
     @property
     def limit(self) -> int:
-        """Rollouts that it may hold: what it claims, as far as it has earned it and it is of use."""
+        """Return how many rollouts the node may hold: the least of claim, earned window and useful amount."""
         earned = self.window if self.window < self.capacity else self.capacity
         takes = self.pace.takes
         return takes if 0 < takes < earned else earned
 
     @property
     def free(self) -> int:
-        """Rollouts that it has room for."""
+        """Return how many more rollouts the node may hold."""
         return self.limit - self.in_flight - self.unchecked
 
     @property
     def in_flight(self) -> int:
-        """Rollouts that it holds within their deadline."""
+        """Return how many rollouts the node holds within their deadline."""
         return self.held - self.overdue
 
     @property

@@ -1,9 +1,8 @@
-"""Keys of one address together hold a small part of what strangers may hold: keys cost nothing, addresses do.
+"""Limit per origin on the rollouts of strangers, because keys cost nothing but addresses do.
 
-A stranger (`strangers`) needs a *place* of its origin to be offered work: an address or a network of addresses; or its
-invite, so that all keys of one person share places of their own. It keeps the place until what it was given is back or
-past its deadline. Where there is none it waits for the next, first come, first served. An origin that is not known
-shares nothing with anybody.
+A stranger (`strangers`) needs a *place* of its origin before it is offered work. An origin is an address, an address
+range, or an invite, so that all keys of one person share the same places. The stranger keeps its place until its work
+is back or overdue. If no place is free, strangers wait first come, first served. Nodes of unknown origin need no place.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 ORIGIN_SHARE: Final = 4
-"""One origin may have one of so many of the rollouts that strangers may hold; one in any case."""
+"""Divisor of one origin's share: a quarter of the strangers' limit, at least one rollout."""
 
 
 class Origins:
-    """Keeps `Node.has_place` true."""
+    """Places by origin. This class maintains `Node.has_place`."""
 
     def __init__(self) -> None:
         self._num_taken: dict[str, int] = {}
         self._waiting: dict[str, dict[str, None]] = {}
 
     def enter(self, node: Node, may_hold: int) -> bool:
-        """Whether the stranger has a place, or gets one; else it waits. `may_hold`: rollouts, all strangers."""
+        """Return True if the stranger has or gets a place; otherwise it waits. `may_hold`: limit of all strangers."""
         if node.has_place or not node.origin:
             return True
         taken = self._num_taken.get(node.origin, 0)
@@ -36,14 +35,14 @@ class Origins:
         return True
 
     def leave(self, node: Node) -> None:
-        """It needs its place no more."""
+        """Free the node's place."""
         node.has_place = False
         taken = self._num_taken.pop(node.origin) - 1
         if taken:
             self._num_taken[node.origin] = taken
 
     def next_waiting(self, origin: str) -> str | None:
-        """Who waits for a place of this origin, and does no more from here on; None: nobody."""
+        """Remove and return the next node that waits for a place of this origin; None: no node waits."""
         waiting = self._waiting.get(origin)
         if not waiting:
             return None

@@ -1,17 +1,16 @@
-"""How fast one node draws, as the hub has measured it: from what came back, and when. Nothing here is claimed.
+"""Measured sampling speed of one node, derived from arrival times and counts. Claims of the node count only as bounds.
 
-All figures forget what is long past (a memory of about `MEMORY` completions):
+All figures decay: the memory covers about `MEMORY` completions.
 
-    token_s         seconds a token takes in one completion: how soon the next one can be back
-    tokens_per_s    tokens of all its completions together while it has enough to do: with little to do it draws less
-                    than it can, so the most that was seen counts, until it holds more than that and draws less; but no
-                    more than as many completions at once come to at today's token_s
-    takes           completions that keep it busy: those that it draws at once (by Little's law tokens_per_s · token_s),
-                    those that are on their way there and back meanwhile or that it draws in .4 s, and a quarter more.
-                    To give it more would only make them wait; where it could do with more, it is found to take more
-                    each time
+    token_s         seconds per token within one completion; determines how soon the next completion can be back
+    tokens_per_s    tokens per second over all parallel completions, while the node is busy. An underused node samples
+                    less than it can, so the highest recent value counts. The value decays faster on a node with queued
+                    work. It never exceeds the observed parallelism divided by the current token_s
+    takes           completions that keep the node busy: those sampled in parallel (Little's law: tokens_per_s ·
+                    token_s), those in transit meanwhile (or those sampled in .4 s, if more), plus a quarter. More would
+                    only queue on the node. If the node has spare capacity, the value grows with each round
 
-A node that draws 8 completions at once, each at 20 tokens a second, has token_s = 0.05 and tokens_per_s = 160.
+A node that samples 8 completions in parallel, each at 20 tokens a second, has token_s = 0.05 and tokens_per_s = 160.
 """
 
 from __future__ import annotations
@@ -21,26 +20,29 @@ from math import ceil, inf
 from typing import Final
 
 MEMORY: Final = 32
+"""Decay constant of a node's figures, in completions."""
 UNBOUNDED: Final = 2**30
+"""Number of rollouts that stands for no limit."""
 _KEPT: Final = 1.0 - 1.0 / MEMORY
 _KEPT_FULL: Final = 1.0 - 1.0 / 256
 _KEPT_IDLE: Final = 1.0 - 1.0 / 8192
-"""The most that was seen is forgotten that fast with each completion, if the node holds more than it is thought to draw
-at once, and if it does not."""
+"""Decay per completion of the highest observed values: fast while the node holds more than its observed parallelism
+(`_KEPT_FULL`), slow otherwise (`_KEPT_IDLE`)."""
 _WAY_GROWS: Final = 1.01
-"""The way there and back is the least of what was seen, which is forgotten that fast."""
+"""Growth per completion of the transit time, which otherwise is the smallest observed value."""
 _AHEAD: Final = 1.25
+"""Factor on the parallelism, so that a node never waits for the next lease."""
 _AHEAD_S: Final = 0.4
-"""What a node draws in so many seconds it may hold besides in any case: computers hold each other up at times."""
+"""Seconds of extra work that a node may always hold, because computers stall at times."""
 _NEARLY: Final = 0.1
-"""What a node draws at once is measured, and so a little off: a round that it is short of by this is none,"""
+"""Measurement tolerance in rounds: a shortfall of this fraction of a round adds no round."""
 _PLACE: Final = 0.25
-"""and by so much it may be above a whole number of places."""
+"""Measurement tolerance in places: an excess of this fraction of a place adds no place."""
 
 
 @dataclass(slots=True, eq=False)
 class Pace:
-    """Of a node that has returned nothing yet, all figures are 0: unknown."""
+    """Figures of one node; all are 0 (unknown) before its first completion."""
 
     token_s: float = 0.0
     tokens_per_s: float = 0.0
@@ -52,17 +54,20 @@ class Pace:
     _worked_s: float = 0.0
     _way_s: float = inf
     _most_at_once: float = 0.0
-    """Completions drawn at once, on average over the memory; the most of late."""
+    """Recent maximum of the average number of completions sampled in parallel."""
     _most_per_s: float = 0.0
-    """Tokens, likewise."""
+    """Recent maximum of the average tokens per second."""
 
     def begin(self, now: float) -> None:
-        """It had no work, and gets some."""
+        """Start measuring when an idle node gets work."""
         self._counted_from = now
 
     def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, held: int, now: float) -> None:
-        """A completion came in `latency_s` after it was leased, one of `held`; the node says that it took `sampling_s`
-        to draw, which counts for no more than the latency."""
+        """Update all figures with a completion that arrived `latency_s` after leasing, while the node held `held`
+        rollouts.
+
+        `sampling_s` is the node's own claim of sampling time. It counts up to `latency_s`.
+        """
         spent_s, since_s = (sampling_s if sampling_s < latency_s else latency_s), now - self._counted_from
         self._counted_from = now
         self._num = num = self._num * _KEPT + 1.0
@@ -86,18 +91,23 @@ class Pace:
         self.takes = 1 + ceil(_AHEAD * (per_s * token_s + on_their_way))
 
     def missed(self, num_tokens: float, waited_s: float) -> None:
-        """A completion likely to be so long has not come in `waited_s`: until one comes, it counts as half drawn."""
+        """Raise token_s for a completion of about `num_tokens` that is still missing after `waited_s`.
+
+        Assume that half of it is sampled. The next arrival replaces the estimate.
+        """
         if num_tokens:
             self.token_s = max(self.token_s, 2.0 * waited_s / num_tokens)
 
     def finish_s(self, queued_tokens: float, num_tokens: float) -> float:
-        """Seconds until a completion of `num_tokens` is back, beside `queued_tokens` of others that the node holds: as
-        long as it takes alone if it begins at once, and so much again for each round of others before it."""
+        """Return the seconds until a completion of `num_tokens` is back, if the node already holds `queued_tokens`.
+
+        The result is one sampling round, plus one for each round of queued completions, plus transit.
+        """
         rounds = ceil((queued_tokens / num_tokens + 1.0) / self._at_once - _NEARLY) if num_tokens else 1
         return self.token_s * num_tokens * max(1, rounds) + self.way_s
 
     def fits(self, queued_tokens: float, num_tokens: float, in_s: float) -> int:
-        """How many completions of `num_tokens` are back in `in_s` seconds, beside `queued_tokens` of others."""
+        """Return how many completions of `num_tokens` are back within `in_s` seconds, behind `queued_tokens`."""
         alone_s = self.token_s * num_tokens
         if not alone_s:
             return UNBOUNDED
@@ -106,11 +116,13 @@ class Pace:
 
     @property
     def _at_once(self) -> int:
-        """Places that it has: with one in part it has a whole one, for who is given too little is never found to draw
-        more."""
+        """Return the number of parallel places.
+
+        A partial place counts as a whole one, because an underused node would never show more parallelism.
+        """
         return max(1, ceil(self.tokens_per_s * self.token_s - _PLACE))
 
     @property
     def way_s(self) -> float:
-        """Seconds that a completion is under way, there and back, besides being drawn."""
+        """Return the transit time of a completion in seconds, excluding sampling."""
         return self._way_s if self._way_s < inf else 0.0

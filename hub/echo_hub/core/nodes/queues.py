@@ -1,16 +1,16 @@
-"""The nodes that have room, in the order in which they wait, by what can be asked of them.
+"""Queues of ready nodes, one for each combination of version, tier and speed class.
 
-    version   tier             speed class   nodes, who waited longest first
+    version   tier             speed class   nodes, longest waiting first
     7         0 (has idle)     -3            a, d
     7         1 (prefetches)   -3            b
     9         0                2             c
 
-`first(8, fastest=-9, slowest=9)` begins with c; `first(7, fastest=-9, slowest=0)` with a. Nodes with idle places come
-before those that would only queue what they get; among equals, whoever waited longest. A node that takes something goes
-to the end.
+`first(8, fastest=-9, slowest=9)` begins with c; `first(7, fastest=-9, slowest=0)` with a. Nodes with idle places
+precede nodes that would only queue new work. Among equals, the longest waiting node is first. A node that takes work
+moves to the end of its queue.
 
-Each change takes O(1), each search O(queues that are not empty): versions that nodes have times speed classes, whatever
-the number of nodes. There is nothing to clean up.
+Each change takes O(1). Each search takes O(non-empty queues), independent of the number of nodes. Empty queues are
+deleted at once.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ from echo_hub.core.nodes.node import UNPROVEN, Node, Place
 
 
 class ReadyQueues:
-    """Each node's record says where it waits; nobody else changes that. A search finds the first of each queue alone
-    that is not left out: who waits behind these changes nothing, until he is one of them."""
+    """All queues. Each node's record holds its place, which only this class changes.
+
+    A search considers only the first acceptable node of each queue. Nodes behind it cannot change the search result.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[Place, OrderedDict[str, tuple[int, Node]]] = {}
         self._turns = 0
         self._num_waiting = 0
         self.notice_from: float = -inf
-        """Who is faster than this class is not looked for at present."""
+        """Speed class below which nodes are ignored at present."""
         self.most_avoided = 0
-        """No search leaves out more nodes than that."""
+        """Maximum number of nodes that any search avoids."""
         self.num_unproven = 0
-        """Nodes that wait and have returned nothing yet."""
+        """Number of waiting unproven nodes."""
 
     def __len__(self) -> int:
-        """Nodes that wait."""
+        """Return the number of waiting nodes."""
         return self._num_waiting
 
     def put(self, node: Node, place: Place | None) -> bool:
-        """The node waits there, where it is already if that is the same; None: nowhere. Whether a search may find
-        somebody whom it did not find before, and who is to be noticed."""
+        """Move the node to this place; None removes it from all queues.
+
+        Return True if a search may now find a relevant node that it did not find before.
+        """
         before = node.place
         if before == place:
             return False
@@ -63,8 +67,10 @@ class ReadyQueues:
         return noticed or (is_found and self._heeds(place))
 
     def slowest(self, oldest: int, enough: int) -> tuple[bool, int]:
-        """Of the nodes of version `oldest` or newer: whether any is of class `enough` or slower, and the slowest class
-        of the others; UNPROVEN: there are none."""
+        """Look at nodes of version `oldest` or newer.
+
+        Return whether one is of class `enough` or slower, and the slowest class below `enough` (UNPROVEN: none).
+        """
         slow_enough, slowest = False, UNPROVEN
         for version, _, speed in self._queues:
             if version >= oldest:
@@ -75,11 +81,11 @@ class ReadyQueues:
         return slow_enough, slowest
 
     def is_found(self, node: Node) -> bool:
-        """Whether it is among the first where it waits, so that a search may find it."""
+        """True if the node is near enough to the front of its queue for a search to find it."""
         return node.place is not None and self._is_first(self._queues[node.place], node.node_id)
 
     def to_the_end(self, node: Node) -> bool:
-        """It has had its turn; harmless when it does not wait. As `put`."""
+        """Move a waiting node to the end of its queue. Return the same as `put`."""
         if node.place is None:
             return False
         queue = self._queues[node.place]
@@ -92,8 +98,11 @@ class ReadyQueues:
     def first(
         self, oldest: int, *, fastest: int, slowest: int, avoid: Collection[str] = (), by_speed: bool = False
     ) -> list[Node]:
-        """Nodes of version `oldest` or newer and of these speed classes, the next of each queue that has one, best
-        first. `by_speed`: the fastest class before all else."""
+        """Return the first acceptable node of each matching queue, best first.
+
+        A queue matches by version (`oldest` or newer) and speed class. `by_speed`: sort by speed class before waiting
+        time.
+        """
         found: list[tuple[int, int, int, Node]] = []
         for (version, tier, speed), queue in self._queues.items():
             if version >= oldest and fastest <= speed <= slowest:
@@ -116,11 +125,11 @@ class ReadyQueues:
         return noticed
 
     def _is_first(self, queue: OrderedDict[str, tuple[int, Node]], node_id: str) -> bool:
-        """Whether a search may find it there."""
+        """True if a search may find the node in this queue."""
         return node_id in islice(queue, self.most_avoided + 1)
 
     def _hides_another(self, queue: OrderedDict[str, tuple[int, Node]], node_id: str) -> bool:
-        """Whether a search that finds it there would find another if it were gone."""
+        """True if removing this node would let searches find another node of this queue."""
         return next(reversed(queue)) != node_id and self._is_first(queue, node_id)
 
     def _heeds(self, place: Place) -> bool:

@@ -1,17 +1,16 @@
-"""The nodes and how much work each still takes: which node is next.
+"""All nodes, their free capacity, and the choice of the next node for a lease.
 
-A node's *window*, how many rollouts it may hold, is earned: it starts small, grows by one with each rollout that comes
-back in time and is scored, and shrinks with each that does not. What a node claims is only a ceiling. As long as any
-other node is there, one that has returned nothing yet is given one rollout, and all such nodes together hold no more
-than `strangers` says.
+A node earns its *window*, the number of rollouts it may hold. The window starts small. Each rollout returned in time
+and scored adds one; each lost rollout shrinks the window. A node's claimed capacity is only an upper bound. While any
+proven node is present, an unproven node gets one rollout. `strangers` limits the rollouts of all unproven nodes
+together.
 
-A node is *ready* when a quarter of what it may hold is free, or room for a whole lease: a place that is filled the
-moment it is free would make every lease one rollout long. In a multi-turn run most leases are that long anyway, and a
-node is ready as soon as it has room for one. Rollouts past their deadline take up no room, for the node may have lost
-them.
+A node is *ready* if a quarter of its limit is free, or a whole lease fits. Filling each place as soon as it is free
+would make every lease one rollout long. Multi-turn runs mostly have such leases anyway, so there one free place is
+enough. Overdue rollouts use no capacity, because the node may have lost them.
 
-Nodes wait by version and by the class of their pace (see `queues`): a caller that must have something back soon asks
-for fast ones. A resting node is no candidate, whatever it reports: see `conduct`.
+Ready nodes wait in queues by version and speed class (see `queues`), so that urgent work finds fast nodes. A resting
+node is no candidate, whatever it reports (see `conduct`).
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ from echo_hub.core.nodes.strangers import Strangers
 from echo_shared.messages import MAX_BATCHED
 
 REMEMBERED: Final = 65_536
-"""Proven nodes that have left and whose window and pace are kept: those that left longest ago are forgotten first."""
+"""Number of proven nodes whose window and pace are kept after they left. The longest absent are forgotten first."""
 OLD: Final = 1_024
-"""Versions so much older than the newest one are not told apart."""
+"""Distance behind the newest version from which all older versions count as one."""
 _CLASS: Final = log(1.5)
-"""A class holds paces that differ by up to this factor's logarithm."""
+"""Width of a speed class: token times within one class differ by less than a factor of 1.5."""
 _FASTEST_S: Final = 1e-9
 _SLOWEST_S: Final = 1e9
-"""Beyond these all paces are of one class."""
+"""Bounds outside which all token times fall into the outermost classes."""
 
 
 def speed_class(token_s: float) -> int:
-    """The class of nodes that take so many seconds for a token of a completion."""
+    """Return the speed class of nodes that take `token_s` seconds per token of a completion."""
     return floor(
         log(token_s if _FASTEST_S < token_s < _SLOWEST_S else min(max(token_s, _FASTEST_S), _SLOWEST_S)) / _CLASS
     )
 
 
 def slowest_token_s(speed: int) -> float:
-    """Seconds a token takes at most in this class."""
+    """Return the upper bound of seconds per token in this class."""
     return exp(_CLASS * (speed + 1))
 
 
 class Nodes:
-    """All nodes that are connected, that hold leases, that rest, or that are remembered. Only where `samplers` is
-    "by_version" are versions told apart; else all candidates count as of version 0."""
+    """All nodes that are connected, hold leases, rest, or are remembered. Versions matter only if `samplers` is
+    "by_version". Otherwise all candidates count as version 0."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -65,91 +64,91 @@ class Nodes:
         self._queues = ReadyQueues()
         self._conduct = Conduct(deadline_s=settings.deadline_s)
         self._num_candidates = 0
-        """Nodes that take work, full ones too."""
+        """Number of nodes that take work, including full ones."""
         self._by_version: Counter[int] = Counter()
-        """These, by the version that they count with."""
+        """Candidates by the version they count under."""
         self._held: dict[str, int] = {}
         self._newest = 0
         self._strangers = Strangers(base=settings.unproven_most)
         self._origins = Origins()
         self._quarantined: set[str] = set()
         self._num_proven = 0
-        """Proven nodes among the candidates."""
+        """Number of proven candidates."""
         self.num_connected = 0
         self.heeds_relief = True
-        """Whether it matters that a node that has room anyhow has got rid of some work."""
+        """False if freed capacity of a node that already had free capacity is irrelevant at present."""
         self.num_changes = 0
-        """Grows whenever there may be a node for work for which there was none."""
+        """Counter that grows whenever work without a node may have found one."""
         self.tokens_per_s = 0.0
-        """Of all candidates together, as far as they are measured."""
+        """Total tokens per second of all measured candidates."""
         self._num_counted = 0
-        """Candidates that are measured."""
+        """Number of measured candidates."""
         self._token_s = 0.0
-        """The sum of each candidate's tokens_per_s times its token_s."""
+        """Sum over candidates of tokens_per_s · token_s."""
         self._way_s = 0.0
-        """The sum of each candidate's tokens_per_s times its way_s."""
+        """Sum over candidates of tokens_per_s · way_s."""
 
     @property
     def num_known(self) -> int:
-        """Nodes with a record here, those that are only remembered not counted."""
+        """Return the number of node records, without the remembered ones."""
         return len(self._nodes)
 
     @property
     def held_by_node(self) -> Mapping[str, int]:
-        """Rollouts leased to each node and not yet received; live."""
+        """Return a live view of the rollouts leased to each node and not received yet."""
         return MappingProxyType(self._held)
 
     @property
     def num_ready(self) -> int:
-        """Nodes that have room."""
+        """Return the number of nodes with free capacity."""
         return len(self._queues)
 
     def notice_from(self, speed: float, *, most_avoided: int) -> None:
-        """Until further notice nobody faster than this class is looked for who has returned something before, and no
-        search leaves out more nodes than that."""
+        """Ignore proven nodes faster than this class until the next call; no search avoids more nodes than
+        `most_avoided`."""
         self._queues.notice_from, self._queues.most_avoided = speed, most_avoided
 
     @property
     def unproven_wait(self) -> bool:
-        """Whether nodes that have returned nothing yet have room, and may be given something."""
+        """True if unproven nodes have free capacity and may get work."""
         return self._queues.num_unproven > 0 and self.unproven_may
 
     def slowest(self, oldest_version: int, enough: int) -> tuple[bool, int]:
-        """Of the nodes that have room and this version or a newer one: whether any is of class `enough` or slower, and
-        the slowest class of the others; UNPROVEN: there are none."""
+        """Look at ready nodes of this version or newer. Return whether one is of class `enough` or slower, and the
+        slowest class below `enough` (UNPROVEN: none)."""
         return self._queues.slowest(oldest_version, enough)
 
     @property
     def unproven_may(self) -> bool:
-        """Whether nodes that have returned nothing yet are given anything."""
+        """True if unproven nodes may get work."""
         return not self._num_proven or not self._strangers.is_full
 
     def room(self, node: Node) -> int:
-        """Rollouts that may be leased to it at once."""
+        """Return the maximum size of the node's next lease."""
         return min(1, node.free) if self._is_on_trial(node) else node.free
 
     def _is_on_trial(self, node: Node) -> bool:
-        """It has returned nothing yet, and others are there that have."""
+        """True for an unproven node while proven nodes are present."""
         return not node.proven and self._num_proven > 0
 
     @property
     def any_ready(self) -> bool:
-        """Whether any node has room."""
+        """True if any node has free capacity."""
         return len(self._queues) > 0
 
     @property
     def typical_token_s(self) -> float:
-        """Seconds a token takes in one completion, on average over what the pool draws; 0 = nothing is known."""
+        """Return the pool's average seconds per token in one completion, weighted by tokens; 0 = unknown."""
         return self._token_s / self.tokens_per_s if self.tokens_per_s > 0 else 0.0
 
     @property
     def typical_way_s(self) -> float:
-        """Seconds that a completion is under way besides, likewise."""
+        """Return the pool's average transit seconds per completion, weighted by tokens; 0 = unknown."""
         return self._way_s / self.tokens_per_s if self.tokens_per_s > 0 else 0.0
 
     @property
     def next_end_of_rest(self) -> float:
-        """When somebody's rest is over; inf: nobody rests."""
+        """Return the time of the next end of a rest; inf: no node rests."""
         return self._conduct.next_end
 
     def is_connected(self, node_id: str) -> bool:
@@ -157,8 +156,7 @@ class Nodes:
         return node is not None and node.connected
 
     def is_proven(self, node_id: str) -> bool:
-        """Whether something that the node returned was scored, since the hub's start and as far as is remembered, and
-        it is trusted."""
+        """True if the node is trusted and a rollout of it was scored, as far as this hub process remembers."""
         node = self._nodes.get(node_id) or self._left.get(node_id)
         return node is not None and node.proven and node_id not in self._quarantined
 
@@ -166,7 +164,7 @@ class Nodes:
         return node_id in self._quarantined
 
     def quarantine(self, node_id: str) -> None:
-        """It is given nothing from here on, whether it is known or not; what it had earned is lost."""
+        """Exclude the node, connected or not, from all work and reset its earned window."""
         self._quarantined.add(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -174,7 +172,7 @@ class Nodes:
             self._update(node)
 
     def release_from_quarantine(self, node_id: str) -> None:
-        """It may be given work again."""
+        """Allow work for the node again."""
         self._quarantined.discard(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -182,26 +180,26 @@ class Nodes:
             self._update(node)
 
     def published(self, policy_version: int) -> None:
-        """This version is out: no claim of a newer one counts."""
+        """Note the newest published version. Claims of newer versions count as this one."""
         self._newest = policy_version
 
     def get(self, node_id: str) -> Node | None:
-        """Its record, if it is known; others change it through this object alone."""
+        """Return the node's record, if any. Only this object may change it."""
         return self._nodes.get(node_id)
 
     def ids(self) -> tuple[str, ...]:
-        """All that are known, in the order in which they came, in O(nodes)."""
+        """Return the ids of all recorded nodes, in order of arrival, in O(nodes)."""
         return tuple(self._nodes)
 
     def set_active(self, node_id: str, active: bool) -> Node:
-        """Whether it may be leased to; what it holds it may finish in any case."""
+        """Allow or forbid leases to the node, which may finish its current leases in any case."""
         node = self._nodes[node_id]
         node.active = active
         self._update(node)
         return node
 
     def connect(self, node_id: str, per_hour: float = 0.0, *, origin: str = "") -> None:
-        """It takes no work until it reports a capacity; one that costs something, not before it is made active."""
+        """Add a connected node. It takes no work before its first report; a priced node also waits for activation."""
         node = self._known(node_id)
         if node.has_place and node.origin != origin:
             self._leave_origin(node)
@@ -219,41 +217,41 @@ class Nodes:
             self._update(node)
 
     def report(self, node_id: str, capacity: int, policy_version: int | None) -> None:
-        """What the node says that it can do; ignored while it is not connected."""
+        """Store the node's reported capacity and version. Reports of disconnected nodes are ignored."""
         node = self._nodes.get(node_id)
         if node is not None and node.connected:
             node.capacity, node.policy_version = capacity, policy_version
             self._update(node)
 
     def fail(self, node_id: str, now: float) -> None:
-        """The node gave work back, or sent something invalid."""
+        """Note that the node returned work or sent something invalid."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.fail(node, now)
             self._update(node)
 
     def excuse(self, node_id: str) -> None:
-        """What the node gave back was not its fault."""
+        """Forgive failures of the node that were not its fault."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.excuse(node)
             self._update(node)
 
     def kill_scorer(self, node_id: str, group_id: int, now: float) -> None:
-        """What the node sent for this group ended a process for scoring."""
+        """Note that the node's completion for this group killed a scorer process."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.kill_scorer(node, group_id, now)
             self._update(node)
 
     def trust(self, node_id: str, *, in_time: bool) -> None:
-        """A rollout of the node is scored; it came before its deadline or after it."""
+        """Note a scored rollout of the node, received before (`in_time`) or after its deadline."""
         node = self._nodes.get(node_id)
         if node is None:
             return
         self._conduct.trust(node)
         if self._is_on_trial(node):
-            # Its window grows from what it holds, or a key that is honest once could be gone with a first window's.
+            # Let the window grow from the held rollouts: one honest rollout must not unlock a whole first window.
             node.window = min(node.window, max(1, node.in_flight))
         if not node.proven:
             self._count_in_flight(node, -node.in_flight)
@@ -267,15 +265,14 @@ class Nodes:
         self._update(node)
 
     def wake(self, now: float) -> None:
-        """Ends the rests that are over; where nobody else takes work, those for silence too."""
+        """End the rests that are over. If no other node takes work, end rests for silence early."""
         if self._conduct.next_end > now and self._num_candidates:
             return
         for node in self._conduct.wake(now, all_silent=not self._num_candidates):
             self._update(node)
 
     def take(self, node_id: str, count: int, num_tokens: float, now: float) -> None:
-        """`count` rollouts, `num_tokens` in all, are leased to it. A node that is not known yet is one from before a
-        restart."""
+        """Lease `count` rollouts of `num_tokens` in total to the node. An unknown node is one from before a restart."""
         node = self._known(node_id)
         node.taken_at = now
         if node.held == 0:
@@ -285,7 +282,7 @@ class Nodes:
         self._update(node)
 
     def expire(self, node_id: str, now: float, *, was_late: bool = False) -> None:
-        """One of its rollouts has passed its deadline. `was_late`: that it does not come is known already."""
+        """Note that a rollout has passed its deadline. `was_late`: the rollout's delay was counted before."""
         node = self._nodes[node_id]
         if not node.proven and not was_late:
             self._strangers.lost()
@@ -298,7 +295,7 @@ class Nodes:
         self._update(node)
 
     def release(self, node_id: str, num_tokens: float, *, overdue: bool, late: bool = False) -> None:
-        """One of its rollouts, likely to be so long, has come in, or is wanted no more."""
+        """Release one held rollout of expected length `num_tokens`, because it arrived or is no longer wanted."""
         node = self._nodes[node_id]
         node.overdue -= overdue
         node.num_late -= late
@@ -311,16 +308,16 @@ class Nodes:
         self._update(node)
 
     def wait_for_check(self, node_id: str, count: int) -> None:
-        """So many more of its rollouts wait for a check, or fewer."""
+        """Add `count` to the node's rollouts that wait for a check; negative counts remove."""
         node = self._nodes.get(node_id)
         if node is not None:
-            node.unchecked = max(0, node.unchecked + count)  # Of one that has left, nothing is remembered.
+            node.unchecked = max(0, node.unchecked + count)  # A node that left has lost its count.
             if count < 0 and self.heeds_relief and self._queues.is_found(node):
                 self.num_changes += 1
             self._update(node)
 
     def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
-        """A completion of it has come in; before `release`."""
+        """Update the node's pace with an arrived completion. Call it before `release`."""
         node = self._nodes[node_id]
         node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, held=node.held, now=now)
         if node.proven:
@@ -329,8 +326,8 @@ class Nodes:
             self._count_pace(node, counts=True)
 
     def miss(self, node_id: str, num_tokens: float, waited_s: float) -> None:
-        """A completion that is likely to be so long has not come in. In less time than most nodes take that says
-        nothing."""
+        """Slow down the measured pace for a missing completion of expected length `num_tokens`. A wait shorter than the
+        pool's typical time proves nothing and is ignored."""
         node = self._nodes[node_id]
         if not node.is_hub and waited_s > num_tokens * self.typical_token_s + self.typical_way_s:
             node.pace.missed(num_tokens, waited_s)
@@ -341,7 +338,7 @@ class Nodes:
             self._update(node)
 
     def mark_late(self, node_id: str, now: float) -> None:
-        """A rollout that it holds takes too long, or it has left."""
+        """Note that a rollout takes too long, or that its node has left."""
         node = self._nodes[node_id]
         node.num_late += 1
         if node.late_since is None:
@@ -352,7 +349,8 @@ class Nodes:
             self._update(node)
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
-        """Nodes (of `among`, if given) that take work and have a version from `oldest_version` on, full ones too."""
+        """Return the number of nodes (of `among`, if given) that take work and have version `oldest_version` or newer.
+        Full nodes count too."""
         if among is not None:
             versions = [node.candidate for node_id in among if (node := self._nodes.get(node_id)) is not None]
             return sum(version is not None and version >= oldest_version for version in versions)
@@ -361,7 +359,7 @@ class Nodes:
         return sum(self._by_version[version] for version in range(oldest_version, self._newest + 1))
 
     def any_proven(self, beside: Collection[str]) -> bool:
-        """Whether anyone takes work that has returned something, these left out; full ones count too."""
+        """True if any proven node, excluding those in `beside`, takes work. Full nodes count too."""
         nodes = [node for node_id in beside if (node := self._nodes.get(node_id)) is not None]
         return self._num_proven > sum(node.candidate is not None and node.proven for node in nodes)
 
@@ -374,9 +372,9 @@ class Nodes:
         by_speed: bool = False,
         unproven_last: bool = False,
     ) -> Iterator[Node]:
-        """The nodes to lease to, best first. `paces`: from the fastest to the slowest token_s that will do. `by_speed`:
-        the fastest first. Those of whom nothing is known yet come before all others, or after them, as far as they may
-        have work."""
+        """Yield the nodes for a lease, best first. `paces`: range of acceptable token_s, fastest to slowest.
+        `by_speed`: prefer fast nodes. Unproven nodes come first, or last with `unproven_last`, if they may get work at
+        all."""
         fastest, slowest = (UNPROVEN + 1, -UNPROVEN) if paces is None else map(speed_class, paces)
         if self.unproven_may and not unproven_last:
             yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
@@ -409,12 +407,12 @@ class Nodes:
         self.num_changes += self._strangers.count(count, is_stranger=not node.proven)
 
     def _count_pace(self, node: Node, *, counts: bool) -> None:
-        """Keeps the pool's pace true to the node's."""
+        """Update the pool's pace with the node's current figures, or remove its share."""
         pace, (rate_before, token_s_before, way_s_before) = node.pace, node.counted
         node.counted = (pace.tokens_per_s, pace.token_s, pace.way_s) if counts else (0.0, 0.0, 0.0)
         rate, token_s, way_s = node.counted
         self._num_counted += (rate > 0) - (rate_before > 0)
-        if not self._num_counted:  # What sums have lost of their digits is no pace.
+        if not self._num_counted:  # Reset the sums, because floating-point residue is no pace.
             self.tokens_per_s = self._token_s = self._way_s = 0.0
             return
         self.tokens_per_s += rate - rate_before
@@ -422,7 +420,7 @@ class Nodes:
         self._way_s += rate * way_s - rate_before * way_s_before
 
     def _update(self, node: Node) -> None:
-        """Keeps candidates, queues and records true to the node."""
+        """Update candidates, queues and records after a change of the node."""
         version = self._version(node)
         if version != node.candidate:
             self._change_version(node, version)
@@ -440,7 +438,7 @@ class Nodes:
                     self._left.popitem(last=False)
 
     def _leave_origin(self, node: Node) -> None:
-        """Its place is another's, who may be given work at once."""
+        """Release the node's place and give it to the next waiting node of the same origin."""
         origin = node.origin
         self._origins.leave(node)
         while (node_id := self._origins.next_waiting(origin)) is not None:
@@ -451,8 +449,8 @@ class Nodes:
                     return
 
     def _change_version(self, node: Node, version: int | None) -> None:
-        """Another candidate by itself is nobody for whom there was no work: whether he has room is seen to apart. Where
-        one goes, what was kept from others may be given to them."""
+        """Update the candidate count of a version. Free capacity is handled elsewhere. A lost candidate counts as a
+        change: work that avoided other nodes may be leased to them now."""
         before, node.candidate = node.candidate, version
         if before is not None:
             self._by_version[before] -= 1
@@ -471,7 +469,7 @@ class Nodes:
                 self._count_pace(node, counts=True)
 
     def _place(self, node: Node, version: int) -> Place | None:
-        """Where it waits; None: it has no room."""
+        """Return the queue in which the node waits; None: no free capacity."""
         limit = node.limit
         taken = node.held - node.overdue + node.unchecked
         free = limit - taken
@@ -482,7 +480,7 @@ class Nodes:
         return (version, 2 * taken >= limit, node.speed)
 
     def _version(self, node: Node) -> int | None:
-        """What it counts as a candidate of; None: it takes no work."""
+        """Return the version under which the node is a candidate; None: it takes no work."""
         if not node.connected or node.capacity < 1 or node.policy_version is None or node.rests_until is not None:
             return None
         if not node.active or node.quarantined:

@@ -1,15 +1,15 @@
-"""What nodes that have returned nothing yet may hold together: a slow start over all of them.
+"""Limit on the rollouts held by all unproven nodes together: a slow start.
 
-Nobody knows what a stranger is worth, and keys cost nothing. So each is given one rollout until it has returned one,
-and all of them together hold no more than
+The quality of an unproven node (a stranger) is unknown, and keys cost nothing. So each stranger gets one rollout until
+one returns. Together, strangers hold at most base plus earned rollouts:
 
-    base      a share of a step's rollouts, or of what all nodes hold
-    earned    and one more for each stranger whose first rollout came back, two less for each rollout that did not
+    base      a fraction of a step's rollouts, or of the rollouts held by all nodes
+    earned    plus one for each stranger's returned first rollout, minus two for each lost rollout
 
-so that a fleet of newcomers doubles what it holds with every round, as in TCP (RFC 5681, section 3.1), and what silent
-keys take is paid for: one of theirs for two that strangers return, and no more than a quarter of the base at a time
-besides. What was earned lasts only as long as it is used (RFC 7661): it is no more than `USED` times what strangers
-hold, or whoever was honest with many keys could save it up.
+So honest newcomers double their total with every round, as in TCP (RFC 5681, section 3.1). Silent keys cost honest
+ones: two returned rollouts pay for one lost rollout, and losses leave at least a quarter of the base. Earned credit
+expires unless used (RFC 7661): it is capped at `USED` times the rollouts held. Otherwise an attacker could save credit
+with many honest keys.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from __future__ import annotations
 from typing import Final
 
 UNPROVEN_SHARE: Final = 16
-"""The base is one of so many rollouts: of a step's, or of those that nodes hold."""
+"""Divisor of the base: 1/16 of a step's rollouts, or of all held rollouts."""
 LEAST: Final = 4
-"""One of so many rollouts of the base they may hold whatever was lost; one rollout in any case."""
+"""Divisor of the guaranteed minimum: losses leave at least a quarter of the base and one rollout."""
 LOST: Final = 2
-"""What a rollout that did not come back costs, in such that did."""
+"""Returned rollouts that pay for one lost rollout."""
 USED: Final = 2
-"""Earned is at most so many times what they hold."""
+"""Cap of earned credit, as a multiple of the rollouts held by strangers."""
 LUMP: Final = 16
-"""Once they hold all that they may, they are given more when one of so many of these is free: to look for a stranger
-with each that comes back costs more than it brings."""
+"""Hysteresis of `is_full`: work resumes once 1/16 of the limit is free.
+
+Looking for a stranger after every single return would cost more than it brings.
+"""
 
 
 class Strangers:
-    """All counts are of rollouts that are held within their deadlines. `in_flight`: by strangers; `is_full`: these are
-    given nothing at present."""
+    """Counts of rollouts held within their deadlines.
+
+    `in_flight`: held by strangers. `is_full`: strangers get no work at present.
+    """
 
     def __init__(self, *, base: int) -> None:
         self._base = base
@@ -42,12 +46,15 @@ class Strangers:
 
     @property
     def may_hold(self) -> int:
-        """Rollouts, where other nodes are there too."""
+        """Return the limit for all strangers while other nodes are present."""
         base = self._share
         return max(1, base // LEAST, base + self._earned)
 
     def count(self, num_rollouts: int, *, is_stranger: bool = True) -> bool:
-        """They, or the others, hold so many more, or fewer. Whether they are given something again."""
+        """Add `num_rollouts` (negative: remove) held by strangers or, otherwise, by proven nodes.
+
+        Return True if strangers may get work again.
+        """
         was_full, share = self.is_full, self._share
         self._all_in_flight += num_rollouts
         if is_stranger:
@@ -59,18 +66,18 @@ class Strangers:
         return was_full and not self.is_full
 
     def returned(self) -> None:
-        """One of them has returned its first rollout, and is none any more."""
+        """Note that a stranger returned its first rollout and is proven now."""
         self._earned = min(self._earned + 1, USED * self.in_flight)
         self._note_fullness()
 
     def lost(self) -> None:
-        """A rollout of one of them did not come back in the time in which others would have it back."""
+        """Note that a stranger's rollout did not return in the time other nodes need."""
         self._earned = max(self._earned - LOST, -self._share)
         self._note_fullness()
 
     @property
     def _share(self) -> int:
-        """The base."""
+        """Return the base."""
         share = self._all_in_flight // UNPROVEN_SHARE
         return share if share > self._base else self._base
 

@@ -1,32 +1,31 @@
-"""Which piece of an artefact goes to which node next, and who hands it on: the peer-assisted broadcast's plan.
+"""Plan of the peer-assisted broadcast: next piece of each node, and the relay tree of each piece.
 
-Four pieces for nodes a and b, which have a link to each other, and c, which has a link to nobody:
+Example: four pieces, linked nodes a and b, unlinked node c.
 
     first      hub → a   pieces 0 and 2, to hand on      hub → b   pieces 1 and 3, to hand on
     then       hub → c   all four pieces, directly
     meanwhile  a → b     pieces 0 and 2                  b → a     pieces 1 and 3
 
-Eight pieces cross the hub's uplink and not twelve. If a left, or were slow, b would get pieces 0 and 2 from the hub.
+Eight pieces cross the hub's uplink, not twelve. If a left or were slow, b would get pieces 0 and 2 from the hub.
 
-All have it soonest when no uplink idles, neither the hub's nor a node's, and no piece crosses the hub's uplink twice
+The broadcast is fastest under two conditions. No uplink idles, of hub or nodes. No piece crosses the hub's uplink twice
 before the nodes' uplinks are busy (Kumar and Ross, Peer-Assisted File Distribution: The Minimum Distribution Time,
-2006). So, in this order, for as long as the hub's uplink has room:
+2006). So, in this order, while the hub's uplink has room:
 
-1. An *owned* piece goes to one node, with the tree by which it comes to the others, where its relay work is short. In a
-   small fleet the tree is a star, in a large one it is deep (`forest`).
-2. Pieces that a node gets from nobody else go to it *directly*.
-3. When every owner has relay work enough and the uplink is about to idle, a piece goes directly to all who want it.
-4. When no fresh piece is left, the hub *helps*: it sends what would arrive by its owner later than from the hub.
+1. An *owned* piece goes to one node with little relay work, together with its tree to the other nodes. The tree is a
+star in a small fleet and deep in a large one (`forest`). 2. Pieces that a node gets from no peer go to it *directly*.
+3. When every owner has enough relay work and the uplink is about to idle, a piece goes directly to all nodes that lack
+it. 4. When no fresh piece is left, the hub *helps*: it sends pieces that would arrive later from their owner.
 
-What a node was to get from others that left, are late or have lost their link comes from a neighbour of it that has the
-piece and is told to *take over*; where there is none it goes back to 1 or 2. So do pieces that others had when a node
-joined. A node that lags behind holds up nobody: owners' work counts as done once all others have it.
+If a source leaves, is late or loses its link, a neighbour with the piece is told to *take over*. Without such a
+neighbour the piece returns to 1 or 2. The same holds for pieces distributed before a node joined. A lagging node delays
+no other: an owner's work counts as done once all nodes except laggards have the piece.
 
-Nothing here believes a node more than concerns that node: one that claims pieces it lacks does without them, one that
-never hands on is benched for longer each time, in later broadcasts too, and then has to prove itself with one piece at
-a time, as does one that never confirmed any. A link counts when both ends claim it.
+A node's claims affect only itself. A node that claims pieces it lacks does not get them. An owner that never hands on
+is benched, longer each time and in later broadcasts too. Then it must prove itself with single pieces, like a node
+without any confirmed piece. A link counts only if both ends report it.
 
-Sets of nodes are bit masks, by the nodes' numbers.
+Sets of nodes are bit masks by node number.
 """
 
 from __future__ import annotations
@@ -44,71 +43,75 @@ from echo_hub.core.spread.windows import FIRST_PUSH_BYTES, Paths
 from echo_shared import relay_tree
 
 LEAST_PIECES: Final = 2
-"""Every window lets so many pieces through: one that is under way, and one that comes after it."""
+"""Pieces that every window admits: one under way and the next one."""
 
 LEAST_RELAY_BYTES: Final = 128 * 1024
-"""Relay work for an owner that has shown little of what it can do: a direct copy costs the hub as much as many."""
+"""Relay work for an owner of unknown speed, because a direct copy costs the hub as much as many relayed ones."""
 
 SPARE_SLACK_S: Final = 0.17
-"""Queue at the hub's uplink below which it is about to idle."""
+"""Queue at the hub's uplink, in seconds, below which the uplink counts as about to idle."""
 
 MOST_SPARE_S: Final = 1.0
-"""A piece that would keep the uplink for longer does not go to all directly."""
+"""Longest occupation of the uplink by sending one piece directly to all."""
 
 MOST_TAKEN_OVER: Final = 64
-"""Pieces for which neighbours are looked for at once."""
+"""Pieces examined at once for a take-over by neighbours."""
 MOST_PROMISED: Final = 16
-"""Pieces that neighbours send a node at once."""
+"""Maximum number of pieces promised to one node by neighbours."""
 TAKEN_OVER_S: Final = 1.5
-"""Who has not got a piece from its neighbour after so long gets all from the hub that waits for a source."""
+"""Time limit for a promised piece. After a failure, the node gets its missing pieces from the hub."""
 
 LEAST_OF_A_TREE: Final = 8
-"""Nodes that want a piece: fewer are served by neighbours, or directly."""
+"""Minimum number of wanting nodes for a tree. Fewer nodes are served by neighbours or directly."""
 MOST_HELPED: Final = 32
-"""Nodes that wait for a piece: the hub is too slow for more."""
+"""Maximum number of waiting nodes for help by the hub, whose uplink is too slow for more."""
 
 MOST_TRIED: Final = 16
-"""Pieces for which an owner is looked for at once."""
+"""Pieces examined at once for an owner."""
 
 CHECK_S: Final = 0.1
-"""Seconds between looks at what is late."""
+"""Interval between checks for late pieces."""
 
 OVERDUE_S: Final = 0.5
-"""A piece that is on its way for longer is held up beyond the hub's uplink, and takes no room there."""
+"""Time after which a missing piece must be stuck beyond the hub's uplink, and stops counting there."""
 
 FEW: Final = 4
-"""One node of every four may lag behind without being waited for."""
+"""One node in every FEW may lag without being awaited."""
 
 STRAGGLER_S: Final = 0.3
+"""Time after which a relay's last few nodes count as lagging."""
 LONE_STRAGGLER_S: Final = 0.6
-"""The same as STRAGGLER_S, where one node is more than one of FEW."""
+"""STRAGGLER_S for groups of fewer than FEW nodes, where a single straggler exceeds that share."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
-"""A piece that is handed on for longer than LATE_S and this many usual delays comes from the hub."""
+"""Lateness limit of a relayed piece: the larger of LATE_S and LATE_DELAYS usual delays. Then the hub sends the
+piece."""
 
 LATE_DEEP_S: Final = 1.0
 LATE_TAKES: Final = 1.5
-"""The same of a piece that goes by a deep tree: LATE_DEEP_S and so many times what that was to take."""
+"""Lateness limit in a deep tree: LATE_DEEP_S plus LATE_TAKES times the planned duration."""
 
 GIVE_UP_S: Final = 10.0
-"""A node that says nothing for this long, with pieces on their way to it, has turned elsewhere."""
+"""Silence, with pieces under way, after which a node counts as using another source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """One piece to one node."""
+    """One piece for one node."""
 
     node_id: str
     piece: int
     hand_on: bytes = b""
-    """To whom the node hands it on, and they to others (`echo_shared.relay_tree`)."""
+    """Packed instructions for handing the piece on (`echo_shared.relay_tree`)."""
     is_there: bool = False
-    """The node has the piece, and is told only to whom to hand it on."""
+    """True if the node has the piece and only gets the instructions."""
 
 
 class Broadcast(Standing):
-    """The broadcast of one artefact. Broadcasts at the same time share `paths`, so the one that is asked first has its
-    way."""
+    """Broadcast of one artefact.
+
+    Concurrent broadcasts share `paths`, so the broadcast asked first has priority.
+    """
 
     def __init__(self, *, paths: Paths, num_pieces: int, piece_bytes: int) -> None:
         super().__init__(paths=paths, num_pieces=num_pieces, piece_bytes=piece_bytes)
@@ -118,7 +121,7 @@ class Broadcast(Standing):
         self._news_seen = -1
 
     def left_of(self, send: Send) -> Send | None:
-        """What there is still to do of it: None when the node has the piece and nobody waits for it to hand it on."""
+        """Return the still useful part of `send`; None if nothing is left to do."""
         member, piece = self._members.get(send.node_id), send.piece
         if member is None:
             return None
@@ -135,7 +138,7 @@ class Broadcast(Standing):
         return member is not None and member.promised.get(piece, (None, 0.0))[0] is holder
 
     def plan(self, now: float) -> list[Send]:
-        """What to send now. To be asked again after every event, and after CHECK_S without one."""
+        """Return what to send now. Call it after every event, and after CHECK_S without one."""
         if self._links_seen != self._paths.links_changed:
             self._look_at_links(now)
         elif self._news_seen == self._paths.news and now < self._check_at:
@@ -154,10 +157,10 @@ class Broadcast(Standing):
         self._news_seen = self._paths.news
         return sends
 
-    # What to send.
+    # --- sending
 
     def _owned(self, now: float) -> Send | None:
-        """The oldest piece that wants an owner, to the owner that will have handed it on first."""
+        """Return the oldest piece without an owner, for the owner that would finish it first."""
         if self._forest.is_deep and not self._forest.has_room(self._copies_to_come):
             return None
         for piece in self._wanting_owner():
@@ -172,14 +175,17 @@ class Broadcast(Standing):
         return None
 
     def _relayed_in_s(self, owner: Member) -> tuple[float, int]:
-        """Seconds until the owner would have handed on one more piece, and the bytes that it hands on until then."""
+        """Return the owner's time for its relay work plus one piece, in seconds, and this work in bytes."""
         work = owner.path.relay.bytes_in_flight + self._piece_bytes
         rate = self._relay_rate(owner)
         return (work / rate if rate else 0.0, work)
 
     def _relay_rate(self, owner: Member) -> float | None:
-        """Bytes per second that it hands on. Of one that never had all the work that it may have, at least so much as
-        the others on average, or as the best of them where that is so of all."""
+        """Return the owner's relay rate in bytes per second; None = unknown.
+
+        The measured rate of an owner that never had a full window is only a lower bound. So assume at least the average
+        of the fully loaded owners or, without any, the best measured rate.
+        """
         relay = owner.path.relay
         return relay.rate if relay.kept_full else max(relay.rate or 0.0, self._usual_relay_rate) or None
 
@@ -203,7 +209,10 @@ class Broadcast(Standing):
         return self._next_fresh if self._next_fresh < self._num_pieces else None
 
     def _eligible(self, uncovered: int, now: float) -> list[Member]:
-        """Who may own a piece: through whom two nodes get it at least, and half as many as through the best."""
+        """Return possible owners of a piece.
+
+        An owner must serve at least two nodes, and half as many nodes as the best owner.
+        """
         if self._forest.is_deep:
             return self._forest.roots(uncovered & self._owners) if uncovered.bit_count() >= LEAST_OF_A_TREE else []
         reached = [
@@ -230,7 +239,7 @@ class Broadcast(Standing):
         return self._send(owner, piece, now, hand_on=tree.packed(asked))
 
     def _settle_rest(self, now: float) -> None:
-        """What neither an owner would bring to two nodes nor a neighbour to one goes to each directly."""
+        """Queue pieces directly for nodes that neither an owner nor a neighbour would serve."""
         self._rest_changed = False
         for piece in list(self._rest):
             uncovered = self._missing[piece] & ~self._covered[piece]
@@ -244,7 +253,7 @@ class Broadcast(Standing):
         self._started(piece, nodes)
 
     def _direct(self, now: float) -> Send | None:
-        """The next piece of the node with the least on its way."""
+        """Return the next direct piece, for the node with the least in flight."""
         ready = [m for m in self._each_queued() if m.path.push.has_room(self._least_bytes)]
         if not ready:
             return None
@@ -252,7 +261,7 @@ class Broadcast(Standing):
         return self._send(member, member.direct.popleft(), now)
 
     def _each_queued(self) -> Iterator[Member]:
-        """Members that pieces wait to be sent to directly; what they have got meanwhile is dropped."""
+        """Yield members with queued direct pieces, after dropping pieces that arrived meanwhile."""
         for member in list(self._queued.values()):
             while member.direct and not self._missing[member.direct[0]] & member.bit:
                 member.direct.popleft()
@@ -262,7 +271,7 @@ class Broadcast(Standing):
                 del self._queued[member.node_id]
 
     def _spare(self, now: float) -> Send | None:
-        """The next piece for all who want it, when no owner can take it and the uplink would idle otherwise."""
+        """Send a piece directly to all nodes that lack it, if no owner can take it and the uplink would idle."""
         piece, uplink = next(self._wanting_owner(), None), self._paths.uplink
         if piece is None or uplink.bytes_in_flight >= uplink.size(self._least_bytes, SPARE_SLACK_S):
             return None
@@ -270,16 +279,16 @@ class Broadcast(Standing):
         if uplink.rate and uncovered.bit_count() * self._piece_bytes > MOST_SPARE_S * uplink.rate:
             return None
         if self._eligible(uncovered, now) and FEW * self._num_queued() > len(self._members):
-            return None  # An owner may have room before the last such piece has even left.
+            return None  # An owner may have room before the last such copy has left.
         self._queue_directly(piece, uncovered)
         return self._direct(now)
 
     def _num_queued(self) -> int:
-        """Members that pieces wait for, those that take none left out."""
+        """Return how many members with queued pieces still take pieces."""
         return sum(not member.overdue for member in self._each_queued())
 
     def _help(self, now: float) -> Send | None:
-        """What comes by its owner last, when it comes from the hub sooner."""
+        """Return the relayed piece with the latest expected arrival, if the hub can deliver it sooner."""
         if next(self._wanting_owner(), None) is not None:
             return None
         uplink = self._paths.uplink
@@ -289,13 +298,13 @@ class Broadcast(Standing):
         chosen: tuple[Relay, Member] | None = None
         for owner in dict.fromkeys(relay.owner for relays in self._relays.values() for relay in relays):
             oldest = next(iter(owner.relays.values()), None)
-            # What is assumed of an owner holds for as long as it keeps it.
+            # The assumption about an owner holds only until the due time.
             is_late = oldest is not None and not now <= oldest.due_at < float("inf")
             rate = owner.path.relay.rate if is_late else self._relay_rate(owner)
             each_s = self._piece_bytes / rate if rate else float("inf")
             for place, relay in enumerate(owner.relays.values(), start=1):
                 ahead_s = relay.due_at - now if relay.tree.takes_s else place * each_s
-                left_s = max(ahead_s, now - relay.due_at)  # What is late may be late for as long again.
+                left_s = max(ahead_s, now - relay.due_at)  # A late piece may be late by as much again.
                 if left_s > latest and (member := self._helpable(relay)) is not None:
                     latest, chosen = left_s, (relay, member)
         if chosen is None:
@@ -305,7 +314,7 @@ class Broadcast(Standing):
         return self._send(member, relay.piece, now)
 
     def _helpable(self, relay: Relay) -> Member | None:
-        """A node that waits for the relayed piece and could have it from the hub, where few do."""
+        """Return a node that waits for the relayed piece and can get it from the hub; None if too many nodes wait."""
         if relay.waiting.bit_count() > MOST_HELPED:
             return None
         for member in self._each(relay.waiting):
@@ -321,15 +330,18 @@ class Broadcast(Standing):
         self._paths.uplink.sent(self._piece_bytes, now)
         return Send(node_id=member.node_id, piece=piece, hand_on=hand_on)
 
-    # What is late.
+    # --- lateness
 
     def check(self, now: float) -> None:
-        """Looks, at most every CHECK_S, for what is late. `plan` does it too; of several broadcasts all come first, so
-        that the room that what is held up has taken goes to the one that is asked first."""
+        """Look for late pieces, at most every CHECK_S.
+
+        `plan` calls this too. With several broadcasts, call it for all of them first, so that the capacity freed by
+        delayed pieces goes to the broadcast with priority.
+        """
         if now < self._check_at:
             return
         self._check_at = now + CHECK_S
-        self._rest_changed = self._rest_open = True  # Who may own a piece changes with time.
+        self._rest_changed = self._rest_open = True  # Eligible owners change with time.
         for member in list(self._members.values()):
             if member.flights and now - member.heard_at > GIVE_UP_S:
                 self._bench(member, now)
@@ -357,14 +369,14 @@ class Broadcast(Standing):
                 self._too_late(relay, now)
 
     def _late_s(self, relay: Relay) -> float:
-        """Seconds after which what it has not brought comes otherwise."""
+        """Return the seconds after which missing copies of this relay come from another source."""
         if relay.tree.takes_s:
             return LATE_DEEP_S + LATE_TAKES * relay.tree.takes_s
         delay = relay.owner.path.relay.delay
         return max(LATE_S, LATE_DELAYS * delay if delay < float("inf") else 0.0)
 
     def _too_late(self, relay: Relay, now: float) -> None:
-        """Ends it, and benches whoever had the piece and handed it on to less than half of those it should have."""
+        """End the relay. Bench each node that had the piece but served fewer than half of its children."""
         owner = relay.owner
         if self._missing[relay.piece] & owner.bit:
             self._bench(owner, now)
@@ -378,10 +390,10 @@ class Broadcast(Standing):
                 self._bench(member, now)
         self._end(relay)
 
-    # What neighbours take over.
+    # --- take-over by neighbours
 
     def _take_over(self, now: float) -> list[Send]:
-        """What waits for a source, from neighbours that have it."""
+        """Return instructions to neighbours that hand on pieces without a source."""
         sends: list[Send] = []
         if not self._rest_open:
             return sends
@@ -416,7 +428,7 @@ class Broadcast(Standing):
         return sends
 
     def _left_to_hub(self, piece: int, uncovered: int, now: float) -> int:
-        """Of these, those that no neighbour has it for, or will have."""
+        """Return the nodes among `uncovered` that no neighbour can serve, now or later."""
         left = 0
         coming = (~self._missing[piece] | self._covered[piece]) & self._owners
         for member in self._each(uncovered):
@@ -431,6 +443,6 @@ class Broadcast(Standing):
 
 
 def _to_be_trusted(owners: list[Member]) -> list[Member]:
-    """Beside owners that have proven themselves, the others prove themselves with one piece at a time."""
+    """Return the usable owners: proven ones, and unproven ones without any relay work."""
     proven = any(owner.path.proven for owner in owners)
     return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

@@ -1,7 +1,7 @@
-"""The trees by which one broadcast's pieces go: stars in a small fleet, a deep tree for each in a large one.
+"""Trees of one broadcast: stars in a small fleet, a deep tree per piece in a large one.
 
-A deep tree is grown with what each uplink still has to send (`trees`), so that no uplink falls behind for long: what
-one does not do in the time that was assumed, the next trees leave to others.
+A deep tree accounts for the remaining work of each uplink (`trees`), so no uplink falls behind for long: work that a
+node does not finish in the assumed time goes to other nodes in later trees.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S
 from echo_hub.core.spread.windows import RELAY_SLACK_S, Handing, Paths
 
 LOOK_S: Final = 0.25
-"""Who can hand on, and how fast, is looked at anew after so long."""
+"""Interval for updating which nodes can hand on, and how fast."""
 NODES_PER_SHARE: Final = 4_096
-"""In a fleet larger than so many nodes, times n, a tree serves n + 1 pieces: growing it takes a while."""
+"""Fleet size per additional piece served by one tree, because growing a tree of a large fleet takes time."""
 ROOTS_TRIED: Final = 8
+"""Maximum number of candidate owners per piece."""
 
 
 class Forest:
-    """`members` by number is the broadcast's own, and read only."""
+    """Trees of one broadcast. `members` by number belongs to the broadcast and is read only."""
 
     def __init__(self, paths: Paths, members: Mapping[int, Member], piece_bytes: int) -> None:
         self._paths = paths
@@ -32,14 +33,15 @@ class Forest:
         self._piece_bytes = piece_bytes
         self._links: dict[int, list[int]] = {}
         self._copy_s: dict[int, float] = {}
-        """Of those that may hand on, by number."""
+        """Seconds per copy of each node that may hand on, by number."""
         self._s_per_byte: dict[int, tuple[Handing, float]] = {}
-        """Of the same."""
+        """Uplink state and seconds per byte of the same nodes."""
         self._looked_up: dict[int, float] | None = None
-        """When uplinks are free, as `roots` has just found it: a tree of one of these roots is often grown next."""
+        """Free times of the uplinks as computed by `roots`, reused because a tree of one of these roots often
+        follows."""
         self._most_copies = inf
         self._last: tuple[Tree, int, int] | None = None
-        """The last tree, for whom it was grown, and how many pieces it may still serve."""
+        """Last tree, its target nodes, and the number of further pieces it may serve."""
         self._links_changed = True
         self._look_at = 0.0
 
@@ -48,17 +50,17 @@ class Forest:
         return len(self._members) > MOST_IN_A_STAR
 
     def links_changed(self) -> None:
-        """Members, or their links, are others than they were."""
+        """Recompute the links after a change of members or links."""
         self._links_changed = True
         self._last = None
 
     def look_again(self) -> None:
-        """Who may hand on has changed."""
+        """Recompute which nodes may hand on."""
         self._look_at = 0.0
         self._last = None
 
     def look(self, owners: int, now: float) -> None:
-        """Takes in who can hand on, of this set of members, and how fast; does nothing if that was a moment ago."""
+        """Update which of these members can hand on, and how fast. Skip if that was done a moment ago."""
         if not self.is_deep or (now < self._look_at and not self._links_changed):
             return
         self._look_at = now + LOOK_S
@@ -71,7 +73,7 @@ class Forest:
             if member.bit & owners and member.reach and member.path.benched_until <= now
         }
         proven = {number: member for number, member in able.items() if member.path.proven}
-        if 2 * len(proven) > len(able):  # The others have yet to prove themselves, as those that others hand on to.
+        if 2 * len(proven) > len(able):  # Unproven nodes must first confirm pieces as leaves.
             able = proven
         known = [member.path.handing.rate for member in able.values() if member.path.handing.rate]
         usual = fmean(known) if known else self._paths.uplink.rate or ASSUMED_UPLINK_BYTES_S
@@ -86,12 +88,14 @@ class Forest:
         self._most_copies = max(1.0, copies_s * (RELAY_SLACK_S + log(len(self._members), FAN_OUT) * hop_s))
 
     def has_room(self, num_copies: int) -> bool:
-        """Whether so many copies, yet to be handed on, are fewer than keep the nodes' uplinks busy while a piece passes
-        through a tree."""
+        """True if the nodes' uplinks could take `num_copies` queued copies and more.
+
+        The limit is the number of copies that keeps the uplinks busy while one piece passes through a tree.
+        """
         return num_copies < self._most_copies
 
     def roots(self, wanting: int) -> list[Member]:
-        """Who may be given a piece that these want: those whose uplinks are free first."""
+        """Return candidate owners for a piece wanted by these nodes, earliest free uplinks first."""
         if self._last is not None and self._last[1] == wanting:
             return [self._members[self._last[0].root]]
         free_at = self._looked_up = self._free_at()
@@ -100,7 +104,7 @@ class Forest:
         return [self._members[one] for one in able[:ROOTS_TRIED]]
 
     def tree(self, owner: Member, wanting: int) -> Tree:
-        """By which the owner's piece goes to these."""
+        """Return the tree that brings the owner's piece to these nodes."""
         if not self.is_deep:
             return star(owner.number, wanting & owner.reach)
         if self._last is not None and self._last[1] == wanting and self._last[0].root == owner.number:
@@ -119,7 +123,7 @@ class Forest:
         return tree
 
     def _free_at(self) -> dict[int, float]:
-        """Seconds until each uplink has done what it was asked."""
+        """Return the seconds until each uplink has finished its assigned work."""
         members = self._members
         return {
             number: handing.work_bytes * s_per_byte

@@ -1,7 +1,7 @@
-"""Which connected node holds which policy version, and how long each took from the announcement to having it.
+"""Policy versions held by each connected node, and the time each node needed from announcement to arrival.
 
-All that is known comes from what nodes report, and counts from the hub's clock: `now` is any clock that only goes
-forward, the same in every call. What a node holds is forgotten when it disconnects; it says so again when it is back.
+All knowledge comes from nodes' reports, timed by the hub's clock: `now` is any monotonic clock, the same in all calls.
+A disconnected node's holdings are forgotten. The node reports them again after a reconnect.
 """
 
 from __future__ import annotations
@@ -15,53 +15,55 @@ from typing import Final, Literal
 from echo_shared.messages import Fetched, Way
 
 VERSIONS_REMEMBERED: Final = 16
-"""Versions kept in mind, of those that a node holds and of those that were announced."""
+"""Number of versions remembered, both per node and among the announced ones."""
 
 ASSUMED_DELTA: Final = 0.35
-"""Size of a delta, as a share of the keyframe's, before one of each was published."""
+"""Assumed size of a delta relative to a keyframe, until both were published."""
 
 OLDER_PARENT: Final = 0.25
-"""A delta grows by this share with every version that its parent is older."""
+"""Assumed growth of a delta per version that its parent is older, as a share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """One version as it was announced."""
+    """One announced version."""
 
     policy_version: int
     adapter_bytes: int
     """Size of the decoded files."""
     payload_bytes: int
-    """Size of what travels in place of the files."""
+    """Size of the transferred payload."""
     carrier: Literal["keyframe", "delta"]
     way: Way | None
-    """None when nobody was told of it, or only nodes that read it from this host's memory."""
+    """None if all told nodes, if any, read the version from this host's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A node has verified an artefact that is published here."""
+    """A node's verification of an artefact published here."""
 
     node_id: str
     fetched: Fetched
     broadcast_s: float | None
-    """Seconds from the announcement to the node's report; None for who was not connected then, has reported it before,
-    or has fetched the base."""
+    """Seconds from the announcement to the node's report.
+
+    None for late joiners, repeated reports and the base model.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the newest announced version has come."""
+    """Distribution progress of the newest announced version."""
 
     release: Release
     since_s: float
-    """Seconds since the announcement; once every node has it, seconds until the last one had it."""
+    """Seconds since the announcement, until the last arrival."""
     num_told: int
-    """Nodes connected at the announcement that have it, or are still there to get it."""
+    """Nodes connected at the announcement, without those that left before getting the version."""
     seconds: tuple[float, ...]
-    """Seconds until each node that has it had it, ascending."""
+    """Seconds until arrival at each node that has it, ascending."""
     share_arrived: float
-    """Share of all bytes that these nodes are to get that they have reported; 0..1."""
+    """Share of the nodes' total bytes that has arrived, by their reports; 0..1."""
 
     @property
     def under_way(self) -> bool:
@@ -70,12 +72,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributionStatus:
-    """What people see of the dissemination, at one moment."""
+    """Distribution status of one moment, for people."""
 
     newest: Progress | None = None
     """Progress of the newest announced version."""
     newest_complete: int | None = None
-    """The newest version that every node has that was told of it, or a newer one."""
+    """Newest version that no told node lacks."""
     num_holding: int = 0
     """Connected nodes that hold the newest published version."""
     num_connected: int = 0
@@ -85,40 +87,41 @@ class DistributionStatus:
 
 @dataclass(slots=True, kw_only=True)
 class _Spread:
-    """One announced version on its way."""
+    """Distribution of one announced version."""
 
     release: Release
     num_pieces: int
     announced_at: float
     waiting: set[str]
-    """Nodes that were told of it and are still connected, and that have neither it nor a newer one."""
+    """Told, connected nodes without this version or a newer one."""
     away: set[str] = field(default_factory=set)
-    """Nodes that were told of it and left before they had it; one that comes back is waited for again."""
+    """Told nodes that left before they had it. A returning node is awaited again."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
-    """Pieces that each node that waits has reported."""
+    """Pieces reported by each awaited node."""
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of them do not exceed (nearest rank); None of none."""
+    """Return the smallest value not exceeded by at least `share` of the values (nearest rank); None if there are
+    none."""
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)] if ascending else None
 
 
 class Dissemination:
-    """`parents_back`: a delta's parent is at most so many published versions older than itself."""
+    """Holdings and progress of all nodes. `parents_back`: maximum age of a delta's parent, in published versions."""
 
     def __init__(self, *, parents_back: int) -> None:
         self._parents_back = parents_back
         self._held: dict[str, set[int]] = {}
-        """The versions that each connected node holds."""
+        """Versions held by each connected node."""
         self._wanted: dict[str, set[int]] = {}
-        """The versions that each connected node was offered, while it has neither them nor newer ones."""
+        """Offered versions by connected node, as far as newer than the node's newest fetched version."""
         self._spreads: dict[int, _Spread] = {}
         self._packed: dict[str, float] = {}
-        """The size of the newest carrier of each kind, as a share of the adapter's."""
+        """Size of the newest carrier of each kind, relative to the adapter."""
 
     def node_joined(self, node_id: str, offered: int) -> None:
-        """A node is connected (again), and is offered this version."""
+        """Note that a node connected (again) and was offered this version."""
         self.node_left(node_id)
         self._held[node_id] = set()
         self._wanted[node_id] = {offered}
@@ -136,7 +139,7 @@ class Dissemination:
                 spread.away.add(node_id)
 
     def announced(self, release: Release, *, num_pieces: int, now: float) -> None:
-        """All connected nodes are told of this version now."""
+        """Note the announcement of a version to all connected nodes."""
         version = release.policy_version
         self._spreads[version] = _Spread(
             release=release,
@@ -157,7 +160,10 @@ class Dissemination:
             spread.pieces[node_id] += number
 
     def fetched(self, node_id: str, version: int, now: float) -> float | None:
-        """Seconds since the announcement; None for who was not told then, or has reported it before."""
+        """Note that the node has the version.
+
+        Return the seconds since the announcement; None for nodes not told then and for repeated reports.
+        """
         if node_id not in self._held:
             return None
         held = self._held[node_id]
@@ -165,7 +171,7 @@ class Dissemination:
         self._held[node_id] = set(sorted(held)[-VERSIONS_REMEMBERED:])
         self._wanted[node_id] = {wanted for wanted in self._wanted[node_id] if wanted > version}
         for older in self._spreads.values():
-            if older.release.policy_version < version:  # The node has skipped it.
+            if older.release.policy_version < version:  # The node has skipped this version.
                 older.waiting.discard(node_id)
         spread = self._spreads.get(version)
         if spread is None or node_id not in spread.waiting:
@@ -175,14 +181,14 @@ class Dissemination:
         return spread.seconds[node_id]
 
     def lacks(self, node_id: str, version: int) -> None:
-        """The node turns out not to hold this version."""
+        """Note that the node does not hold this version after all."""
         self._held.get(node_id, set()).discard(version)
 
     def delta_parent(self, version: int, published: Collection[int]) -> int | None:
-        """The version that a delta of `version` is best taken against: the fewest bytes for all connected nodes.
+        """Return the parent version of a delta that costs the fewest total bytes over all connected nodes; None:
+        keyframe for all.
 
-        Those that hold the parent take the delta, the others a keyframe. None = a keyframe for all. `published`: the
-        versions that there are, any order.
+        Nodes that hold the parent take the delta, the others a keyframe. `published`: existing versions, in any order.
         """
         sizes = [self._packed.get(carrier, 0.0) for carrier in ("delta", "keyframe")]
         delta = sizes[0] / sizes[1] if all(sizes) else ASSUMED_DELTA
@@ -196,25 +202,25 @@ class Dissemination:
         return best
 
     def wanted(self) -> frozenset[int]:
-        """The versions that a connected node may still be fetching."""
+        """Return all versions that a connected node may still be fetching."""
         return frozenset().union(*self._wanted.values())
 
     def keep(self, published: Collection[int]) -> None:
-        """Only these versions can be fetched any more."""
+        """Note that only these versions can still be fetched."""
         for wanted in self._wanted.values():
             wanted.intersection_update(published)
 
     def num_holding(self, version: int) -> int:
-        """How many connected nodes hold this version."""
+        """Return how many connected nodes hold this version."""
         return sum(version in held for held in self._held.values())
 
     def newest_complete(self) -> int | None:
-        """The newest announced version that nodes have, and that none is waited for with; None before the first."""
+        """Return the newest announced version that nodes have and that no told node lacks; None before the first."""
         complete = (version for version, spread in self._spreads.items() if spread.seconds and not spread.waiting)
         return max(complete, default=None)
 
     def progress(self, now: float) -> Progress | None:
-        """The progress of the newest announced version; None before the first."""
+        """Return the progress of the newest announced version; None before the first."""
         if not self._spreads:
             return None
         spread = self._spreads[max(self._spreads)]

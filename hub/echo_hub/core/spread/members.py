@@ -1,4 +1,4 @@
-"""The nodes of one broadcast, each with what is on its way to it and what it hands on to others."""
+"""Nodes of one broadcast, with incoming pieces and relay work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echo_hub.core.spread.windows import Path
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A node of this broadcast."""
+    """One node of a broadcast."""
 
     node_id: str
     number: int
@@ -19,38 +19,38 @@ class Member:
     path: Path
     num_missing: int
     reach: int = 0
-    """Members that it is linked with, as a bit mask."""
+    """Linked members, as a bit mask."""
     flights: dict[int, float] = field(default_factory=dict)
-    """Pieces on their way from the hub, and when they were sent."""
+    """Pieces on their way from the hub, with their sending times."""
     overdue: set[int] = field(default_factory=set)
-    """Pieces of `flights` that take no room at the hub's uplink any more."""
+    """Pieces of `flights` that no longer count against the hub's uplink."""
     direct: deque[int] = field(default_factory=deque)
-    """Pieces to be sent to it that nobody hands on."""
+    """Queued pieces for direct sending, which no peer hands on."""
     relays: dict[int, Relay] = field(default_factory=dict)
-    """Pieces whose trees begin with it, oldest first."""
+    """Pieces that this node owns and hands on, oldest first."""
     promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
-    """Pieces that come from a neighbour that had them, and since when it is to send them."""
+    """Pieces promised by a neighbour: the neighbour and the time of the request."""
     is_slow: bool = False
-    """It did not get what a neighbour was to send it."""
+    """True if a neighbour's promised piece did not arrive in time."""
     heard_at: float = 0.0
-    """When it last had a piece that it lacked before, or was sent one with none on its way."""
+    """Time of the last new piece, or of the last send to an idle member."""
 
 
 @dataclass(slots=True, eq=False)
 class Relay:
-    """A piece that its owner hands on, and others after it."""
+    """One piece that its owner hands on along a tree."""
 
     owner: Member
     piece: int
     tree: Tree
     since: float
     due_at: float
-    """When all should have the piece; infinite while nothing is known of its owner."""
+    """Time at which all members should have the piece; infinite while the owner's speed is unknown."""
     asked: int
-    """Members that were to get the piece by the tree, as a bit mask."""
+    """Members that the tree should serve, as a bit mask."""
     waiting: int
-    """Members of `asked` that do not have it yet."""
+    """Members of `asked` that lack the piece."""
     counts: bool = True
-    """Whether it takes room in the owner's relay window."""
+    """True if the piece counts against the owner's relay window."""
     helped: bool = False
-    """The hub sent the piece too, so that its arrival says nothing about the owner."""
+    """True if the hub also sent the piece, so that its arrival proves nothing about the owner."""

@@ -1,9 +1,8 @@
-"""Who is to be linked with whom: everybody with everybody in a small fleet, with `degree` random others in a large one.
+"""Links between nodes: a full mesh in a small fleet, `degree` random neighbours per node in a large one.
 
-Random graphs of this degree have short ways from each node to every other, and stay in one piece when many nodes fail.
-The graph hardly changes when nodes come and go: a newcomer puts itself in the middle of random links, so that nobody
-has more than before, and those that a leaver was linked with link with each other (Law and Siu, Distributed
-Construction of Random Expander Networks, 2003).
+Random graphs of this degree have short paths between all nodes and stay connected when many nodes fail. Joins and
+leaves change few links. A newcomer splits random links, so no other node's degree grows. The neighbours of a leaving
+node link with each other (Law and Siu, Distributed Construction of Random Expander Networks, 2003).
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Callable, Set
 from typing import Final
 
 TRIES: Final = 4
-"""Random links that are looked at for each that is wanted."""
+"""Random links tried per wanted link."""
 
 
 class Neighbours:
-    """No node has more than `degree` neighbours. `draw` gives a random number below the one that it is given."""
+    """Links of all nodes, at most `degree` per node. `draw(n)` returns a random number below n."""
 
     def __init__(self, *, degree: int, draw: Callable[[int], int]) -> None:
         self._degree = degree
@@ -26,14 +25,14 @@ class Neighbours:
         self._place: dict[str, int] = {}
         self._deaf: set[str] = set()
         self._short: dict[str, None] = {}
-        """Nodes that have fewer than `degree`."""
+        """Nodes with fewer than `degree` neighbours."""
 
     def of(self, node_id: str) -> Set[str]:
-        """The nodes that it is to be linked with; none for one that is not here."""
+        """Return the neighbours of a node; empty for an unknown node."""
         return self._of.get(node_id, {}).keys()
 
     def join(self, node_id: str, *, listens: bool) -> None:
-        """`listens`: others can connect to it. Two that cannot be connected to are never neighbours."""
+        """Add a node. `listens`: others can connect to it. Two nodes that do not listen are never linked."""
         if node_id in self._of:
             return
         self._of[node_id] = {}
@@ -49,7 +48,7 @@ class Neighbours:
             self._splice(node_id)
 
     def leave(self, node_id: str) -> None:
-        """The node is gone."""
+        """Remove a node, and link its neighbours with each other."""
         if node_id not in self._of:
             return
         left = list(self._of[node_id])
@@ -66,7 +65,7 @@ class Neighbours:
             self._fill(other)
 
     def _fill(self, node_id: str) -> None:
-        """Links it with others that have too few, in random order."""
+        """Link the node with random others that have too few neighbours."""
         others = [other for other in self._short if self._may(node_id, other)]
         while others and len(self._of[node_id]) < self._degree:
             place = self._draw(len(others))
@@ -74,7 +73,7 @@ class Neighbours:
             self._link(node_id, others.pop())
 
     def _splice(self, node_id: str) -> None:
-        """Puts it in the middle of a random link, if that may be."""
+        """Insert the node into a random link, if allowed."""
         one = self._names[self._draw(len(self._names))]
         if not self._of[one]:
             return

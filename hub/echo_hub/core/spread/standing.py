@@ -1,7 +1,7 @@
-"""Where one broadcast stands: who lacks which piece, what is on its way to whom, and who is to hand it on.
+"""State of one broadcast: missing pieces by node, pieces in flight, and relays by owner.
 
-It takes in what happens, and keeps the windows of uplinks and nodes. What to send is decided in `broadcast`. A set of
-nodes is a bit mask, by their numbers.
+This module processes events and keeps the windows of uplinks and nodes. `broadcast` decides what to send. Sets of nodes
+are bit masks by node number.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from echo_hub.core.spread.trees import bits
 from echo_hub.core.spread.windows import Paths
 
 LONGEST_BENCH_S: Final = 60.0
-"""A node that hands nothing on is asked again after so long at last."""
+"""Longest bench of a node that hands nothing on."""
 
 
 class Standing:
-    """All that is known of the broadcast of one artefact."""
+    """State of the broadcast of one artefact."""
 
     def __init__(self, *, paths: Paths, num_pieces: int, piece_bytes: int) -> None:
         self._paths = paths
@@ -30,38 +30,39 @@ class Standing:
         self._by_number: dict[int, Member] = {}
         self._forest = Forest(paths, self._by_number, piece_bytes)
         self._num_lacking = 0
-        """Members that lack something."""
+        """Number of members that lack a piece."""
         self._queued: dict[str, Member] = {}
-        """Members that pieces wait to be sent to directly, or did when last looked at."""
+        """Members with queued direct pieces, as of the last look."""
         self._owners = 0
         """Members that may own pieces."""
         self._missing = [0] * num_pieces
-        """For each piece, who lacks it."""
+        """For each piece, the members that lack it."""
         self._covered = [0] * num_pieces
-        """For each piece, who lacks it and has it coming: from the hub, now or in its turn, or from an owner."""
+        """For each piece, the members that lack it but expect it: from the hub, now or queued, or from an owner."""
         self._next_fresh = 0
-        """Pieces from here on were not sent to anybody."""
+        """First piece that was not sent to any node."""
         self._rest: dict[int, None] = {}
-        """Pieces that were sent to somebody, and that somebody else lacks who does not have them coming."""
+        """Pieces sent to some nodes that other nodes lack without any source."""
         self._rest_changed = False
         self._rest_open = False
-        """Neighbours may be able to take something over."""
+        """True if neighbours may be able to take over a piece."""
         self._relays: dict[int, list[Relay]] = {}
         self._uncovered_once: set[int] = set()
-        """Pieces that an owner was to hand on and that may still come from it when the hub has sent them."""
+        """Pieces whose relay failed. Late copies from the owner may still arrive besides the hub's copy."""
         self._copies_to_come = 0
-        """Of pieces, that nodes are to hand on."""
+        """Number of copies that nodes are to hand on."""
         self._lagging = 0
         self._links_seen = -1
         self._check_at = 0.0
 
     @property
     def done(self) -> bool:
-        """Nobody lacks anything."""
+        """True if no member lacks a piece."""
         return not self._num_lacking
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:
-        """A node wants the pieces; `hand_on`: it may be asked to hand pieces on. One that is in already stays."""
+        """Add a node that wants the pieces. `hand_on`: the node may hand pieces on. A present member stays
+        unchanged."""
         if node_id in self._members or node_id in self._turned_away:
             return
         path = self._paths[node_id]
@@ -75,15 +76,15 @@ class Standing:
             self._missing[piece] |= member.bit
             if piece < self._next_fresh:
                 self._want_source(piece)
-        self._look_anew()
+        self._members_changed()
 
-    def _look_anew(self) -> None:
+    def _members_changed(self) -> None:
         self._links_seen = -1
         self._forest.links_changed()
         self._paths.news += 1
 
     def leave(self, node_id: str, now: float) -> None:
-        """The node is gone; what it was to hand on comes from elsewhere. It may join again."""
+        """Remove a node that is gone. Its relay work gets other sources. It may join again."""
         self._turned_away.discard(node_id)
         if node_id in self._members:
             self._remove(self._members[node_id], now)
@@ -110,22 +111,23 @@ class Standing:
         for other in self._members.values():
             for piece in [piece for piece, (holder, _) in other.promised.items() if holder is member]:
                 self._promise_ends(other, piece, None)
-        self._look_anew()
+        self._members_changed()
 
     def turn_away(self, node_id: str, now: float) -> None:
-        """The node wants no more from the hub, and joins no more. What it has whole, it may still be handing on."""
+        """Remove an incomplete node for good, because it uses another source. A complete node may continue handing
+        on."""
         self._turned_away.add(node_id)
         member = self._members.get(node_id)
         if member is not None and member.num_missing:
             self._remove(member, now)
 
     def end(self, now: float) -> None:
-        """From here on nobody gets any more pieces."""
+        """End the broadcast."""
         for member in list(self._members.values()):
             self._remove(member, now)
 
     def have(self, node_id: str, pieces: Iterable[int], now: float) -> None:
-        """The node has these, from wherever."""
+        """Note that the node has these pieces, from any source."""
         member = self._members.get(node_id)
         if member is None:
             return
@@ -143,7 +145,7 @@ class Standing:
             member.path.has_confirmed = True
             relays = tuple(self._relays.get(piece, ()))
             if piece in member.flights:
-                # Where it may have come from an owner, its time says nothing about the hub's uplink.
+                # The piece may have come from an owner, so its time says nothing about the hub's uplink.
                 doubtful = piece in self._uncovered_once or any(relay.waiting & bit for relay in relays)
                 self._landed(member, piece, None if doubtful else now)
             if piece in member.promised:
@@ -152,7 +154,7 @@ class Standing:
                 self._passed(relay, member, now)
 
     def _started(self, piece: int, covered: int) -> None:
-        """`covered` have it coming now."""
+        """Note that the members in `covered` now expect the piece."""
         self._covered[piece] |= covered
         if piece == self._next_fresh:
             self._next_fresh += 1
@@ -167,7 +169,7 @@ class Standing:
         self._paths.news += 1
 
     def _landed(self, member: Member, piece: int, now: float | None) -> None:
-        """The piece is no longer on its way to the member; it arrived `now`, or nobody knows when."""
+        """End the flight of a piece that arrived `now`; None: lost, or arrived at an unknown time."""
         sent_at = member.flights.pop(piece)
         self._paths.news += 1
         windows = [member.path.push]
@@ -182,7 +184,7 @@ class Standing:
                 window.arrived(self._piece_bytes, now - sent_at, now)
 
     def _passed(self, relay: Relay, member: Member, now: float) -> None:
-        """The member has the relayed piece, and others get it from there."""
+        """Note a relayed piece's arrival at a member, whose children get the piece next."""
         tree, number, piece_bytes = relay.tree, member.number, self._piece_bytes
         if relay.waiting & member.bit:
             relay.waiting ^= member.bit
@@ -201,7 +203,7 @@ class Standing:
             self._end(relay)
 
     def _drop(self, relay: Relay, nodes: int, now: float) -> None:
-        """These wait for the relayed piece no more; they need another source."""
+        """Remove these nodes from the relay; they need another source."""
         nodes &= relay.waiting
         self._release(relay, nodes)
         relay.waiting &= ~nodes
@@ -220,7 +222,7 @@ class Standing:
                     source.path.handing.lost(self._piece_bytes)
 
     def _free(self, relay: Relay, now: float) -> None:
-        """The owner has room for another piece once all that do not lag behind have this one."""
+        """Free the owner's window once all nodes except lagging ones have the piece."""
         if not relay.counts or relay.waiting & ~self._lagging or self._missing[relay.piece] & relay.owner.bit:
             return
         relay.counts = False
@@ -232,7 +234,7 @@ class Standing:
             relay.owner.path.relay.arrived(self._piece_bytes, now - relay.since, now)
 
     def _end(self, relay: Relay) -> None:
-        """Nothing more is expected of the owner; who still waits needs another source."""
+        """End the relay. Nodes that still wait need another source."""
         self._release(relay, relay.waiting)
         if relay.counts:
             relay.owner.path.relay.lost(self._piece_bytes)
@@ -260,7 +262,7 @@ class Standing:
             path.benched_until = now + min(2.0**path.num_late, LONGEST_BENCH_S)
 
     def _look_at_links(self, now: float) -> None:
-        """Works out anew who reaches whom; due after links changed, and after members came or left."""
+        """Recompute the reach of all members after a change of links or members."""
         self._links_seen = self._paths.links_changed
         self._forest.links_changed()
         for member in self._members.values():
@@ -279,7 +281,7 @@ class Standing:
                 self._drop(relay, cut, now)
 
     def _promise_ends(self, member: Member, piece: int, now: float | None) -> None:
-        """Its neighbour has sent the piece `now`; or nobody waits for that any more."""
+        """End a neighbour's promise: the piece arrived `now`; None: the promise was dropped."""
         holder, _ = member.promised.pop(piece)
         handing = holder.path.handing
         handing.work_bytes -= self._piece_bytes

@@ -1,13 +1,13 @@
-"""Trees over the links between nodes, by which a piece comes from the first of them to all others.
+"""Relay trees over the links between nodes. A tree brings a piece from its root to all other nodes.
 
-A ring of a, b, c, d, whose uplinks are equal, and idle:
+A ring of a, b, c, d with equal, idle uplinks:
 
     a → b, d      both have it when a has sent two copies
-    b → c         the sooner one in line has one left to serve
+    b → c         the first free node serves the last one
 
-If a were busy with another piece for as long as four copies take, a tree of b's would leave everything to b, c and d.
-So each uplink carries copies in proportion to what it can, over all pieces together, and a node waits for few others. A
-copy counts as there when all are that its node sends at once: they share its uplink.
+If a were busy with another piece for as long as four copies take, b's tree would leave everything to b, c and d. So
+each uplink carries copies in proportion to its speed, over all pieces together, and nodes wait for few others. Copies
+that a node sends in parallel count as arriving together, because they share its uplink.
 """
 
 from __future__ import annotations
@@ -21,43 +21,47 @@ from typing import Final
 from echo_shared import relay_tree
 
 MOST_IN_A_STAR: Final = 12
-"""Nodes: in a larger fleet too many copies would leave one node before the last has its own."""
+"""Largest fleet with star trees. With more nodes, one node would send too many copies before the last node owns a
+piece."""
 
 FAN_OUT: Final = 3
-"""Copies that a node sends at once: more take it longer, fewer make the tree deeper; depth times fan-out, which is
-FAN_OUT / log FAN_OUT for many nodes, is least here. It goes on with others where it still is the soonest."""
+"""Copies that a node sends in parallel.
+
+More copies take longer, fewer make the tree deeper. Depth times fan-out, FAN_OUT / log FAN_OUT for many nodes, is
+minimal here. After these copies a node serves further nodes while no source is earlier.
+"""
 
 MOST_DEPTH: Final = 64
-"""Nobody hands on what has come to it over so many others."""
+"""Maximum depth at which a node still hands pieces on."""
 
 HOP_S: Final = 0.02
-"""From one home to another."""
+"""Assumed transit time per hop between two homes, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
 class Tree:
-    """Nodes by number; sets of them are bit masks."""
+    """Relay tree. Nodes are numbers; sets of nodes are bit masks."""
 
     root: int
     children: dict[int, list[int]]
     parents: dict[int, int]
     covers: int
-    """All but the root."""
+    """All nodes except the root."""
     takes_s: float = 0.0
-    """From the root until all have a piece, as planned."""
+    """Planned seconds from the root until all nodes have a piece."""
     kids: dict[int, int] = field(default_factory=dict)
-    """`children`, as masks."""
+    """`children` as bit masks."""
     _packed: bytes | None = None
 
     def below(self, number: int) -> int:
-        """All that get it through this node."""
+        """Return all descendants of the node, as a bit mask."""
         found = self.kids.get(number, 0)
         for child in self.children.get(number, ()):
             found |= self.below(child) if child in self.children else 0
         return found
 
     def packed(self, wanting: int) -> bytes:
-        """What the root is told: who hands on to whom, so that these get it."""
+        """Return the root's instructions for serving these nodes, as packed `relay_tree`."""
         if wanting & self.covers != self.covers:
             return self._pack(wanting)
         if self._packed is None:
@@ -66,7 +70,7 @@ class Tree:
 
     def _pack(self, wanting: int) -> bytes:
         packed: dict[int, list[tuple[int, int, bytes]]] = {}
-        for number, parent in reversed(self.parents.items()):  # Who is below a node came into the tree after it.
+        for number, parent in reversed(self.parents.items()):  # Descendants were inserted after their ancestors.
             branches = packed.pop(number, ())
             if branches or wanting >> number & 1:
                 packed.setdefault(parent, []).append((number, len(branches), relay_tree.pack(reversed(branches))))
@@ -74,13 +78,13 @@ class Tree:
 
 
 def star(root: int, mask: int) -> Tree:
-    """The root hands on to all others."""
+    """Return a tree in which the root serves all others."""
     numbers = list(bits(mask))
     return Tree(root, {root: numbers}, dict.fromkeys(numbers, root), mask, kids={root: mask})
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The numbers in a set."""
+    """Yield the numbers in a bit mask."""
     while mask:
         bit = mask & -mask
         mask ^= bit
@@ -95,10 +99,10 @@ def grow(
     free_at: Mapping[int, float],
     copy_s: Mapping[int, float],
 ) -> Tree:
-    """The tree from `root` by which those that want a piece have it soonest, one after the other as far as known.
+    """Grow the tree from `root` that serves the wanting nodes earliest, by greedy choice.
 
-    `links`: by number, whom each is linked with. `free_at`: when each uplink has sent what it has to, in seconds; those
-    that are not in it hand nothing on. `copy_s`: what it takes each of these to send a copy.
+    `links`: neighbours by number. `free_at`: seconds until each uplink has finished its work; nodes without an entry
+    hand nothing on. `copy_s`: seconds per copy for each of these nodes.
     """
     left = set(wanting)
     left.discard(root)

@@ -1,21 +1,21 @@
-"""Checks by nodes: who computes whose rollout again, and what their answers come to.
+"""Checks by nodes: choice of checkers, and evaluation of their findings.
 
-    wanted ──> the first is asked ──> it acquits ──────────────────────> settled
-                                      it accuses ──> the second is asked
-                                                 they agree ───────────> settled, by the milder one
-                                                 they do not ──> the third is asked
-                                                      two agree ───────> settled, by these; the other is outvoted
-                                                      else, or nobody can be asked ──> given up
+    wanted ──> first checker ──> acquits ──────────────────────> settled
+                                 accuses ──> second checker
+                                             agrees ───────────> settled, by the milder finding
+                                             disagrees ──> third checker
+                                                   two agree ──> settled by these two; the third is outvoted
+                                                   otherwise, or without a checker ──> given up
 
-A checker is told neither what was claimed nor the seed, so an acquittal cannot be made up: only who has computed it, or
-conspires with who drew it, says where u falls into the claimed token's interval. An accusation can, so it counts for
-nothing before a second node, unlike the first, has come to the same. Of what is settled, one in ten is given to another
-node as well, who cannot tell: so liars are found, and friends who acquit each other.
+A checker learns neither the claims nor the seed, so it cannot invent an acquittal. Only a node that computed the
+rollout, or conspires with its sampler, knows where u falls in the claimed token's interval. An accusation can be
+invented, so it counts only after a second, dissimilar node confirms it. One in ten settled rollouts goes to another
+node, which cannot tell. This exposes liars, and friends that acquit each other.
 
-Whom to ask: proven nodes; new ones where no proven one can be asked, as in a run's first minutes. Never whoever drew
-any of it, nor anybody who shares an address or an invite with one of these or with a node that was asked before;
-rather one of another class of numerics; among equals, one that nobody can foresee. Nothing here outlives a restart:
-what is not checked then is wanted anew.
+Eligible checkers are proven nodes, or new ones if no proven node is eligible, as in a run's first minutes. Samplers of
+the rollout are excluded. So are nodes that share an address or an invite with a sampler or an earlier checker. Other
+numerics classes are preferred. Among equals the choice is unpredictable. A restart forgets all checks here; unchecked
+rollouts are requested again.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from echo_hub.core.trust.rate import is_drawn
 from echo_hub.core.trust.standing import Standing, StandingState
 
 AUDITED: Final = 0.1
-"""Of what is settled, so much is given to another node as well."""
+"""Share of settled rollouts that another node checks as well."""
 LOOKED_AT: Final = 64
-"""Nodes, at most, of which one is chosen."""
+"""Maximum number of nodes considered in one choice."""
 IN_VAIN: Final = 4
-"""Rollouts, at most, for which nobody is found before no more is looked for in a turn."""
+"""Failed searches for a checker after which a turn stops searching."""
 MOST_ASKED: Final = 64
-"""In a turn, and so many times are looked at: of what falls due at once, the rest waits for the next turn."""
+"""Maximum number of requests, and of timers handled, per turn. Remaining work waits for the next turn."""
 
 Span = tuple[str, Evidence, Honest]
-"""Who drew, what was found of it, and what an honest node's tokens show to the one who found it."""
+"""Sampling node, evidence, and the checker's honest scales for this node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What has become of a check."""
+    """Outcome of a check."""
 
     rollout_id: str
     spans: tuple[Span, ...] = ()
-    """What is found of it. Empty: nothing."""
+    """Findings of the check; empty: none."""
     is_doubtful: bool = False
-    """Nothing is found, but somebody has accused it."""
+    """True if there is no finding, but some checker accused the rollout."""
     is_known: bool = False
-    """It was settled before, and given to others as well."""
+    """True if this was an additional check of a settled rollout."""
     agreed: tuple[tuple[str, int], ...] = ()
-    """Checkers whose finding stands, and the tokens that each was fed."""
+    """Checkers with an accepted finding, and their numbers of computed tokens."""
     outvoted: tuple[str, ...] = ()
-    """Checkers that two others, who agree with each other, contradict."""
+    """Checkers contradicted by two others that agree with each other."""
     disproved: tuple[str, ...] = ()
-    """Who drew it, where it was settled by one who is outvoted now: they may be friends."""
+    """Samplers of a rollout settled by a checker that is outvoted now: checker and samplers may conspire."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +76,9 @@ class _Checker:
     policy_version: int = -1
     asked_for: set[str] = field(default_factory=set)
     pool: list[_Checker] | None = None
-    """Of those that may be asked, the ones of its kind."""
+    """Pool of eligible checkers that holds this one; None: not eligible."""
     place: int = 0
-    """In there."""
+    """Index in `pool`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,16 +97,19 @@ class _Case:
     asked: set[str] = field(default_factory=set)
     asking: str | None = None
     due_at: float = inf
-    """When who is asked has had long enough."""
+    """Deadline of the current checker."""
     until: float = inf
-    """When it is given up, if nobody is asked for it then."""
+    """Time at which the check is given up without a checker."""
     is_known: bool = False
     credited: set[str] = field(default_factory=set)
 
 
 class Checking:
-    """Told of nodes, of what is to be checked and of answers. `standing_of`: what is thought of a node; `honest`: how
-    coarsely honest nodes of a class round; `doubt`: the nats from which on a node is suspect."""
+    """All checks by nodes.
+
+    `standing_of`: a node's standing. `honest`: rounding of honest nodes by class. `doubt`: nats from which a node is
+    suspect.
+    """
 
     def __init__(
         self,
@@ -127,27 +130,27 @@ class Checking:
         self._honest = honest
         self._out = out
         self._checkers: dict[str, _Checker] = {}
-        """Those that are connected."""
+        """Connected checkers."""
         self._proven: list[_Checker] = []
-        """Of them those that may be asked; `_new`: as well, where no proven one can be."""
+        """Eligible proven checkers. `_new` holds the eligible new ones, used if no proven one is eligible."""
         self._new: list[_Checker] = []
         self._cases: dict[str, _Case] = {}
         self._waiting: OrderedDict[str, None] = OrderedDict()
-        """Those of them for which somebody is to be asked."""
+        """Rollouts that wait for a checker."""
         self._untimed: list[str] = []
         self._times: list[tuple[float, str]] = []
         self._may_ask = False
-        """Something has changed since nobody more could be asked."""
+        """True if a change may allow further requests."""
         self.num_opinions = self.num_disagreements = self.num_outvoted = self.num_tokens = 0
 
     @property
     def num_checkers(self) -> int:
-        """Connected nodes that say they can."""
+        """Return the number of connected nodes that offer checks."""
         return sum(checker.room > 0 for checker in self._checkers.values())
 
     @property
     def due_at(self) -> float:
-        """At once, where the last turn has left some of it."""
+        """Return the time of the next timer; 0 if the last turn left work."""
         if self._may_ask or self._untimed:
             return 0.0
         return self._times[0][0] if self._times else inf
@@ -159,7 +162,7 @@ class Checking:
             self._checkers[node_id] = _Checker(node_id)
 
     def reported(self, node_id: str, room: int, policy_version: int | None) -> None:
-        """How many rollouts it will compute again at once, and the newest version that it has."""
+        """Store how many rollouts the node will check at once, and its newest version."""
         checker = self._checkers.get(node_id)
         if checker is not None:
             newest = -1 if policy_version is None else policy_version
@@ -168,13 +171,13 @@ class Checking:
             self._put(checker, self._pool_of(checker))
 
     def changed(self, node_id: str) -> None:
-        """Another is thought of the node now."""
+        """Note that the node's standing changed."""
         checker = self._checkers.get(node_id)
         if checker is not None:
             self._put(checker, self._pool_of(checker))
 
     def disconnected(self, node_id: str) -> None:
-        """What it was asked for, others are asked for."""
+        """Remove the node. Other nodes are asked for its checks."""
         checker = self._checkers.pop(node_id, None)
         if checker is not None:
             self._put(checker, None)
@@ -188,7 +191,7 @@ class Checking:
         return self._proven if standing.is_proven else self._new
 
     def _put(self, checker: _Checker, pool: list[_Checker] | None) -> None:
-        """In O(1): the last one of the pool that it leaves takes its place."""
+        """Move the checker to another pool in O(1): the last checker fills its place."""
         if pool is checker.pool:
             return
         if checker.pool is not None:
@@ -205,19 +208,20 @@ class Checking:
     # --- rollouts
 
     def want(self, rollout_id: str, drawers: Iterable[str], policy_version: int) -> None:
-        """Has it checked, whenever somebody can."""
+        """Request a check of the rollout as soon as a checker is available."""
         self._cases[rollout_id] = _Case(rollout_id, tuple(drawers), policy_version)
         self._untimed.append(rollout_id)
         self._wait(rollout_id)
 
     def forget(self, rollout_id: str) -> None:
-        """It cannot be checked by anybody."""
+        """Drop an impossible check."""
         case = self._cases.get(rollout_id)
         if case is not None:
             self._close(case)
 
     def returned(self, node_id: str, rollout_id: str, finding: Finding | None) -> Outcome | None:
-        """An answer; None: the node cannot tell. Whoever was not asked, or is not trusted any more, says nothing."""
+        """Process a checker's finding; None: the checker could not decide. Unrequested and untrusted answers are
+        ignored."""
         case = self._cases.get(rollout_id)
         if case is None or case.asking != node_id:
             return None
@@ -238,7 +242,7 @@ class Checking:
         return outcome
 
     def advance(self, now: float) -> list[Outcome]:
-        """Asks whom it can; what is given up, as too much time has passed."""
+        """Ask available checkers. Return the outcomes of checks that timed out."""
         outcomes = []
         for _ in range(MOST_ASKED):
             if not self._times or self._times[0][0] > now:
@@ -261,7 +265,7 @@ class Checking:
     # --- asking
 
     def _be_patient(self, case: _Case, now: float) -> None:
-        """Somebody has to be found for it until then."""
+        """Set the time limit for finding a checker."""
         case.until = now + self._deadline_s
         heappush(self._times, (case.until, case.rollout_id))
 
@@ -277,7 +281,7 @@ class Checking:
         self._untimed.append(case.rollout_id)
 
     def _release(self, case: _Case) -> None:
-        """Nobody is asked any more."""
+        """End the current request of this case."""
         checker = self._checkers.get(case.asking or "")
         if checker is not None:
             checker.asked_for.discard(case.rollout_id)
@@ -290,7 +294,8 @@ class Checking:
         del self._cases[case.rollout_id]
 
     def _ask(self, now: float) -> None:
-        """For each that waits; those for which there is nobody go to the end, and after some of these it is enough."""
+        """Ask a checker for each waiting rollout. Rollouts without a checker move to the end; a few failures end the
+        search."""
         in_vain = num_asked = 0
         while in_vain < min(IN_VAIN, len(self._waiting)) and num_asked < MOST_ASKED:
             rollout_id = next(iter(self._waiting))
@@ -310,7 +315,7 @@ class Checking:
         self._may_ask = num_asked == MOST_ASKED
 
     def _choice(self, case: _Case) -> _Checker | None:
-        """Whom to ask next; None: nobody, for now."""
+        """Return the next checker; None: no eligible checker is free."""
         involved = {*case.drawers, *case.asked}
         kin = frozenset().union(*(self._standing_of(node_id).kin for node_id in involved))
         before = [opinion.numerics for opinion in case.opinions]
@@ -343,7 +348,7 @@ class Checking:
     # --- answers
 
     def _considered(self, case: _Case) -> Outcome | None:
-        """What the opinions come to; None: another is wanted."""
+        """Evaluate the opinions; None: another opinion is needed."""
         *earlier, newest = case.opinions
         alike = [one for one in earlier if self._agree(one, newest)]
         if alike:
@@ -356,8 +361,10 @@ class Checking:
         return self._settled(case, earlier) if self._agree(*earlier) else self._given_up(case)
 
     def _settled(self, case: _Case, standing_by: list[_Opinion]) -> Outcome:
-        """By opinions that agree: the one that is the mildest to the nodes that drew is taken. Who contradicts is
-        outvoted by two; of one in ten another node is asked for the same."""
+        """Settle the case by agreeing opinions, using the one mildest to the samplers.
+
+        Contradicting checkers are outvoted by two. One in ten cases goes to another node for an audit.
+        """
         mildest = min(standing_by, key=lambda opinion: self._weight(case, opinion))
         outvoted = [one for one in case.opinions if one not in standing_by]
         self.num_outvoted += len(outvoted)
@@ -379,7 +386,7 @@ class Checking:
         return outcome
 
     def _given_up(self, case: _Case) -> Outcome:
-        """Nobody is left to ask, or it has taken too long."""
+        """Give up the case, for lack of a checker or of time."""
         self._close(case)
         is_doubtful = bool(case.opinions) and not case.is_known
         return Outcome(rollout_id=case.rollout_id, is_doubtful=is_doubtful, is_known=case.is_known)
@@ -392,7 +399,7 @@ class Checking:
         )
 
     def _weight(self, case: _Case, opinion: _Opinion) -> float:
-        """The most that would then speak against any node that drew some of it, nats."""
+        """Return the largest sum against any sampler that this opinion would cause, in nats."""
         return max(
             max(added(self._standing_of(node_id).sums, weigh(evidence, honest)))
             for node_id, evidence, honest in self._spans(opinion)

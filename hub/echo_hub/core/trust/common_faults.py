@@ -1,6 +1,6 @@
 """Faults that many nodes share: no node is condemned for them.
 
-A version, a problem, or the verifier itself can be at fault. So for each class of numerics, version and group this
+Possible causes are a version, a problem, and the verifier itself. So for each class of numerics, version and group this
 module counts the checked nodes and the failed nodes. Once `LEAST_FAILED` nodes have failed, and they are `SHARE` of the
 checked nodes, verdicts of the class on this version or group are *suspended*: no node is condemned for it, condemned
 nodes are released, and the operator is told. Failed rollouts are still not trained on.
@@ -19,7 +19,9 @@ from typing import Final
 from echo_hub.core.trust.numerics import NumericsClass
 
 LEAST_FAILED: Final = 3
+"""Least number of failed nodes that suspends verdicts."""
 SHARE: Final = 0.5
+"""Least share of failed nodes among the checked ones that suspends verdicts."""
 KEPT: Final = 512
 """Number of remembered versions and groups, over all classes. Those whose last check is longest ago go first."""
 MOST_NODES: Final = 1_024

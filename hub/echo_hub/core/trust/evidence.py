@@ -1,17 +1,17 @@
-"""Evidence: what re-computing a node's tokens shows of its honesty, as sums over tokens.
+"""Evidence of a node's honesty from recomputing its tokens, as sums over tokens.
 
 Two questions are asked of each token, under the policy version that the node names:
 
     draw    where does the token's uniform u[t] lie, relative to the token's interval of the cumulative distribution?
     claim   how far are the claimed log-odds ln(p / (1 - p)) from the true ones?
 
-Rounding moves logits, and so the log-odds of likely tokens as much as those of unlikely ones. Log-probabilities would
-hide that: of a token of 99 %, any claim is off by a hundredth at most, unless it is invented. The claim that a token is
-certain shows nothing of rounding if the token is, and does not count: a policy that is sure of most tokens would make
-its engine look exact.
+Rounding moves logits, so it moves the log-odds of likely and unlikely tokens equally. Log-probabilities would hide
+that: at 99 % probability, an honest claim errs by at most a hundredth. A claim of certainty for a certain token tells
+nothing about rounding and does not count. Otherwise a policy that is sure of most tokens would make its engine look
+exact.
 
-`Evidence` keeps the log-likelihoods of `likelihood` at every scale of rounding, for the decision, and counts of tokens
-by how far off they were, for people and for the learner's comparison of nodes. All of it adds up over rollouts.
+`Evidence` keeps the log-likelihoods of `likelihood` at every rounding scale, for decisions. It also counts tokens by
+error class, for people and for the learner's comparison of nodes. All fields add up over rollouts.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from echo_shared.draws import nats_outside
 DRAW_EDGES: Final = (0.001, 0.05, 0.2, 0.5, 1.0)
 """Upper edges of the classes of draws, in nats of log-odds outside the interval; the last class has no edge."""
 PROBABILITY_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
-"""Upper edges of the same classes in cumulative probability, for draws that are compared with another policy than drew
-them: the learner's, which is some steps newer."""
+"""Upper edges of the same classes in cumulative probability, for draws compared with the learner's newer policy."""
 CLAIM_EDGES: Final = (0.01, 0.05, 0.2, 0.5, 1.0)
 """Upper edges of the classes of claims, in nats of log-odds."""
 CLAIM_CUT: Final = 0.5
-"""Nats. Larger differences count as so many in `Evidence.bias`, so that few large ones do not hide many small ones."""
+"""Clipping bound in nats for each difference in `Evidence.bias`, so that few large differences do not hide many
+small."""
 SURE: Final = 1e-3
-"""Probabilities within this distance of 1 have the same log-odds: what is left to 1 is rounding there."""
+"""Distance from 1 below which probabilities share one log-odds value, because the remainder is rounding."""
 _SURE: Final = float(np.log1p(-SURE))
 _LEAST_LOG_RATIO: Final = -1e3
-"""Lower bound of ln(true / claimed), so that the divergence stays a number where the true probability is 0."""
+"""Lower bound of ln(true / claimed), so that the divergence stays finite for a true probability of 0."""
 _MOST_LOG_RATIO: Final = 20.0
+"""Upper bound of ln(true / claimed)."""
 _TOGETHER: Final = 4_096
-"""Tokens whose curves are computed at once: 7 MB."""
+"""Tokens per batch of curves: 7 MB."""
 
 Curves = bytes
-"""Sums over tokens of the curves of `likelihood`, row by row, as float64: a hub keeps them of every node."""
+"""Sums over tokens of the curves of `likelihood`, row by row, as float64 bytes to save memory per node."""
 _NO_DRAWS: Final[Curves] = np.zeros(DRAW_CURVES * NUM_SCALES).tobytes()
 _NO_CLAIMS: Final[Curves] = np.zeros(CLAIM_CURVES * NUM_SCALES).tobytes()
 _NO_EDGES: Final[Curves] = np.zeros(EDGE_CURVES * NUM_SCALES).tobytes()
@@ -62,12 +63,13 @@ _NO_EDGES: Final[Curves] = np.zeros(EDGE_CURVES * NUM_SCALES).tobytes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Sums over tokens that one node drew, for one rollout or for several."""
+    """Sums over tokens sampled by one node, for one rollout or several."""
 
     draws: tuple[int, ...]
-    """Tokens by `DRAW_EDGES`, len(DRAW_EDGES) + 1 counts; of the learner's comparison, by `PROBABILITY_EDGES`."""
+    """Tokens by `DRAW_EDGES`, len(DRAW_EDGES) + 1 counts. In the learner's comparison, tokens by
+    `PROBABILITY_EDGES`."""
     claims: tuple[int, ...]
-    """Tokens by `CLAIM_EDGES`, likewise, without greedy choices and certain tokens."""
+    """Tokens by `CLAIM_EDGES`, without greedy choices and certain tokens."""
     mismatch_kl: float = 0.0
     """Sum of the k3 estimates of KL(behaviour ‖ truth), nats."""
     bias: float = 0.0
@@ -77,7 +79,7 @@ class Evidence:
     claim_curves: Curves = _NO_CLAIMS
     """[CLAIM_CURVES, NUM_SCALES], nats."""
     near_edges: Curves = _NO_EDGES
-    """[EDGE_CURVES, NUM_SCALES], tokens. All 0 of greedy choices, and in the learner's comparison."""
+    """[EDGE_CURVES, NUM_SCALES], tokens. All 0 for greedy choices and in the learner's comparison."""
 
     @property
     def num_tokens(self) -> int:
@@ -113,12 +115,12 @@ class Evidence:
         *,
         greedy_N: NDArray[np.bool_] | None = None,
     ) -> list[Evidence]:
-        """Evidence of each of several spans that lie one behind the other.
+        """Return the evidence of each of several consecutive spans.
 
-        Args: `below_N` [N] where each token's interval begins, in cumulative probability, or, of greedy choices, by how
-        many nats it is less likely than the most likely one; `logprobs_N` [N] its true log-probability and `claims_N`
-        [N] the claimed one, nats; `uniforms_N` [N] what it was drawn with; `num_tokens` of each span; `greedy_N` [N]
-        True for greedy choices, whose claims and uniforms are ignored. No NaN.
+        `below_N` [N]: beginning of each token's interval in cumulative probability; for greedy choices, the
+        log-probability gap to the likeliest token, in nats. `logprobs_N` [N]: true log-probabilities; `claims_N` [N]:
+        claimed ones, nats. `uniforms_N` [N]: uniforms of the draws. `num_tokens`: tokens of each span. `greedy_N` [N]:
+        True for greedy choices, whose claims and uniforms are ignored. No value may be NaN.
         """
         ends = np.cumsum(num_tokens)
         starts = ends - np.asarray(num_tokens, np.int64)
@@ -174,14 +176,14 @@ class Evidence:
 
     @classmethod
     def of(cls, below: ArrayLike, logprobs: ArrayLike, uniforms: ArrayLike, claims: ArrayLike) -> Evidence:
-        """Evidence of one span of draws: see `of_spans`."""
+        """Return the evidence of a single span of draws: see `of_spans`."""
         arrays = [np.asarray(values, np.float64) for values in (below, logprobs, uniforms, claims)]
         (found,) = cls.of_spans(arrays[0], arrays[1], arrays[2], arrays[3], [len(arrays[0])])
         return found
 
     @classmethod
     def of_differences(cls, differences: ArrayLike) -> Evidence:
-        """Evidence of claims alone, by true less claimed log-odds in nats."""
+        """Return evidence of claims alone, from true minus claimed log-odds in nats."""
         found = np.asarray(differences, np.float64)
         (claims,) = _counted(np.abs(found), CLAIM_EDGES, np.zeros(len(found), np.int64), 1)
         curves = claim_curves(found).sum(axis=-1)
@@ -192,7 +194,7 @@ class Evidence:
         return self._combined(other, 1)
 
     def __sub__(self, other: Evidence) -> Evidence:
-        """What is left without `other`, which is part of it."""
+        """Return the remainder without `other`, which must be part of this evidence."""
         return self._combined(other, -1)
 
     def _combined(self, other: Evidence, sign: int) -> Evidence:
@@ -208,7 +210,7 @@ class Evidence:
 
     @property
     def counts(self) -> Evidence:
-        """Without its curves, which take most of its memory."""
+        """Return the evidence without its curves, which take most of its memory."""
         return replace(self, draw_curves=_NO_DRAWS, claim_curves=_NO_CLAIMS, near_edges=_NO_EDGES)
 
     @property
@@ -217,7 +219,7 @@ class Evidence:
 
     @property
     def halved(self) -> Evidence:
-        """Of half as many tokens, rounded down."""
+        """Return the evidence scaled to half as many tokens, rounded down."""
         return Evidence(
             draws=tuple(count // 2 for count in self.draws),
             claims=tuple(count // 2 for count in self.claims),
@@ -230,20 +232,20 @@ class Evidence:
 
 
 def _combined(one: Curves, other: Curves, sign: int) -> Curves:
-    """Return `one` itself where nothing is added: the many counts of a hub then share one object for no curves."""
+    """Combine two curves. Return `one` itself if nothing is added, so that many counts share one empty object."""
     if any(other is nothing for nothing in (_NO_DRAWS, _NO_CLAIMS, _NO_EDGES)):
         return one
     return (np.frombuffer(one) + sign * np.frombuffer(other)).tobytes()
 
 
 def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:
-    """ln(p / (1 - p)), nats, bounded by `SURE`."""
+    """Return ln(p / (1 - p)) in nats, bounded by `SURE`."""
     capped_N = np.minimum(logprobs_N.astype(np.float64), _SURE)
     return capped_N - np.log(-np.expm1(capped_N))
 
 
 def _summed(values_CSN: NDArray[np.float64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[K, C * S] sums over those tokens of each of K spans that are among the N of `values_CSN`."""
+    """Return sums [K, C * S] over the part of each of K spans that lies among the N tokens of `values_CSN`."""
     count = values_CSN.shape[-1]
     until_CSN = np.concatenate([np.zeros((*values_CSN.shape[:2], 1)), values_CSN.cumsum(axis=-1)], axis=-1)
     sums_CSK = until_CSN[..., ends.clip(0, count)] - until_CSN[..., starts.clip(0, count)]
@@ -259,7 +261,7 @@ def _counted(
     *,
     weights_N: NDArray[np.bool_] | None = None,
 ) -> list[list[int]]:
-    """Of each span, how many values are in each class; `weights_N`: False for those that are not counted."""
+    """Return each span's number of values per class. `weights_N`: False for values that do not count."""
     classes = len(edges) + 1
     places_N = (spans_N * classes + np.searchsorted(edges, values_N))[slice(None) if weights_N is None else weights_N]
     counts: list[list[int]] = np.bincount(places_N, minlength=num_spans * classes).reshape(-1, classes).tolist()

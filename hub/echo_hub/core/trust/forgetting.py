@@ -11,7 +11,7 @@ from echo_hub.core.groups import LeasedRollout
 from echo_hub.core.ledger import Ledger
 from echo_shared.messages import DropReason, ReceiptState
 
-_NOT_ITS_OWN = "It goes on with what another node has drawn, which is not trusted."
+_NOT_ITS_OWN = "It continues the tokens of another node, which is not trusted."
 
 
 class Forgetting:
@@ -68,8 +68,8 @@ class Forgetting:
         self._ledger.drop([rollout], reason, detail)
 
     def forget_node(self, node_id: str, detail: str) -> None:
-        """Drop all unconsumed rollouts with tokens of the node, and revoke its leases. O(rollouts that are not final);
-        happens once to a node."""
+        """Drop all unconsumed rollouts with tokens of the node, and revoke its leases. O(unfinished rollouts); happens
+        once to a node."""
         for group in self._ledger.groups.values():
             for slot in group.slots:
                 if slot.begun is not None and node_id in slot.begun.drawers:
@@ -83,7 +83,7 @@ class Forgetting:
         # Other indices of these leases are still wanted.
         self._ledger.drop([one for one in leased if one.node_id != node_id], DropReason.REVOKED, _NOT_ITS_OWN)
         for rollout in touched:
-            is_there = rollout.rollout_id in self._ledger.rollouts  # A drop above may have taken it along.
+            is_there = rollout.rollout_id in self._ledger.rollouts  # A drop above may have removed it.
             if is_there and not self.is_consumed(rollout):
                 is_its_own = rollout.node_id == node_id
                 self.forget_rollout(rollout, DropReason.QUARANTINED, detail, is_its_own=is_its_own)

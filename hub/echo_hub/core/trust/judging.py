@@ -1,20 +1,21 @@
 """Sequential test of a node's checked rollouts.
 
-Each *alternative* to honesty has a sum: forged draws or invented claims at a share w of `WEIGHTS`, claims that are all
-too low or all too high, rounding far coarser than the node says, tokens chosen by their reward (`shopping`). The sum
+Each *alternative* to honesty has a sum. The alternatives are: forged draws or invented claims at a share w of
+`WEIGHTS`; claims all too low or all too high; rounding far coarser than reported; tokens chosen by reward (`shopping`).
+The sum
 
     S = max(0, S + Σ ln(alternative / honest))                       (CUSUM: Page, Biometrika 41, 1954)
 
 runs over the tokens of each checked rollout, at the scale of rounding of the node's class (`numerics`). A node is
 convicted once a sum reaches ln(alternatives / false_alarm). An honest node reaches that once in 1 / false_alarm checked
 rollouts on average, or less often (Lorden, Ann. Math. Statist. 42, 1971), because e**(weight of a rollout) has mean 1
-at most under honesty. This holds if the class's scale is not too small, so the scale is rounded up. A node that reaches
+at most under honesty. This requires a large enough scale of the class, so scales are rounded up. A node that reaches
 the alarm is spared while somewhat coarser rounding explains its last tokens as well as forgery does (`is_explained`). A
 forger cannot pass for such a node, because its honest tokens show how finely it rounds.
 
-The rollouts of a group begin alike. An engine that rounds one claim by much does so in each of them, and an engine that
-moves an edge by much may miss it in several. The weights are therefore divided by `CLAIMS_DISPERSION` and
-`DRAWS_DISPERSION`, which can only lower the rate of false alarms (Jensen).
+The rollouts of a group begin alike. So a large rounding error of one claim recurs in each rollout of the group, and one
+of an edge in several. The weights are therefore divided by `CLAIMS_DISPERSION` and `DRAWS_DISPERSION`, which can only
+lower the rate of false alarms (Jensen).
 
 There are three shares w because the forged share is unknown: all of a short answer, every tenth token, or a few tokens
 behind a long honest prefix.
@@ -39,17 +40,17 @@ from echo_hub.core.trust.numerics import COARSEST, Honest
 
 CLAIMS_DISPERSION: Final = 4.0
 DRAWS_DISPERSION: Final = 1.5
-"""With both, the highest sum of honest nodes in 5,000 rollouts was 1.0 for Q4_K_M at temperature 1, 1.4 at .6, and 4.9
-for Q8_0 at .6; the alarm is at 16 (`python -m benchmarks trust --only 'real*'`)."""
+"""Divisors of the weights. With both, the highest sum of honest nodes in 5,000 rollouts was 1.0 for Q4_K_M at
+temperature 1, 1.4 at .6, and 4.9 for Q8_0 at .6; the alarm is at 16 (`python -m benchmarks trust --only 'real*'`)."""
 COARSER: Final = 6
-"""Steps of the scale, eight times: the alternative to a class is an engine that rounds this much more coarsely."""
+"""Scale steps (a factor of 8) between a class and the alternative of a coarser engine."""
 TILTS: Final = (0.2, 0.4, 0.8)
 """Strengths of the dependence between edges and rewards in the alternatives (`shopping`)."""
 
 
 class Alternative(IntEnum):
-    """Alternatives to honesty, by the place of their first sum. `DRAWS_FORGED` and `CLAIMS_INVENTED` have a sum for
-    each of `WEIGHTS`, `SHOPPED` has one for each of `TILTS`."""
+    """Alternatives to honesty, by the index of their first sum. `DRAWS_FORGED` and `CLAIMS_INVENTED` have one sum per
+    element of `WEIGHTS`, `SHOPPED` one per element of `TILTS`."""
 
     DRAWS_FORGED = 0
     CLAIMS_INVENTED = 3
@@ -81,9 +82,11 @@ def added(sums: Sums, weighed: Sums) -> Sums:
 
 
 def judged(sums: Sums, evidence: Evidence, recent: Evidence, honest: Honest, enough: float) -> Sums:
-    """Return the sums after one more rollout. A sum that reaches `enough` begins at 0 again if coarser rounding
-    explains what the node has shown; the other sums go on. `recent`: what the node has shown lately, without this
-    rollout."""
+    """Return the sums after one more rollout.
+
+    A sum that reaches `enough` restarts at 0 if coarser rounding explains the node's evidence; other sums continue.
+    `recent`: the node's recent evidence, without this rollout.
+    """
     grown = added(sums, weigh(evidence, honest))
     return tuple(
         0.0 if nats >= enough and is_explained(recent + evidence, honest, _alternative(place), enough) else nats
@@ -105,10 +108,9 @@ def _alternative(place: int) -> Alternative:
 def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nats: float) -> bool:
     """Return True if rounding of up to `Honest.tolerance` steps more than the class's explains `recent` tokens.
 
-    Forged or invented tokens, a share or all of them, are then less than e**`nats` times as likely. Claims that are too
-    high are explained if they are not, to that degree, at a coarser scale: an engine's claims are too high by half of
-    the noise's variance. Rounding explains neither claims that are too low nor an engine of far fewer bits, nor
-    rewards.
+    Forged or invented tokens, a share or all of them, are then less than e**`nats` times as likely. Too high claims are
+    explained if a coarser scale lowers their sum below `nats`: an engine's claims are too high by half of the noise's
+    variance. Rounding explains neither claims that are too low nor an engine of far fewer bits, nor rewards.
     """
     draws, claims = (
         slice(scale, min(scale + honest.tolerance, max(scale, COARSEST)) + 1) for scale in (honest.draws, honest.claims)

@@ -1,26 +1,28 @@
-"""Nodes that likely draw with an older version than they name: their mismatch with the learner grows, others' does not.
+"""Nodes that likely sample with an older version than they name: their mismatch with the learner grows, others' does
+not.
 
     node a    6e-4  7e-4  6e-4  9e-4  2e-3  3e-3  5e-3 ...      its engine has kept version 4
     node b    5e-4  6e-4  7e-4  6e-4  5e-4  6e-4  7e-4 ...
 
-The learner finds each rollout's mismatch (`mismatch`) in its own forward pass, so this needs no verifier. Of a node's
-rollouts, `POINT` make a point: their median, which no odd rollout moves. A node's mismatch is the median of its last
-`SMOOTHED` points, at least `FLOOR`. It is held against what is expected of it:
+The learner computes each rollout's mismatch (`mismatch`) in its own forward pass, so this test needs no verifier. Every
+`POINT` rollouts of a node make a point: their median, which ignores outliers. A node's mismatch is the median of its
+last `SMOOTHED` points, at least `FLOOR`. It is compared with an expected value:
 
-    shown       the lower median of the mismatch of the other nodes of its kind, each grown by what an older policy
-                explains
+    shown       the lower median of the mismatch of the other nodes of its kind, each scaled up for the additional
+                staleness of this node
     ratio       mismatch / shown
     usual       the median of its first `USUAL` ratios, at least 1
 
-A node *lags* after `LASTING` points in a row with a ratio of `GROWN` times its usual one. So what a node's numerics add
-counts nothing, and neither does what all nodes show: a larger learning rate, a falling entropy. Kinds are roundings;
-those of 16 bits and more are one. A node that is alone of its kind is held against its own first points; it is only
-known to grow, by `GROWN_ALONE`, and not to be at fault. A node that connects again begins anew: its engine may be
-another. A node that never had another version than the first is like its first points, and not found.
+A node *lags* after `LASTING` points in a row with a ratio of at least `GROWN` times its usual one. So a node's constant
+numerical error cancels out. Common effects do too: a larger learning rate, a falling entropy. Kinds are roundings; all
+of 16 bits and more are one kind. A single node of its kind is compared with its own first points. Then growth by
+`GROWN_ALONE` is detected, but the cause is unclear. A reconnected node starts over, because its engine may differ. A
+node that always kept the first version looks constant and is not detected.
 
-Measured on the built-in model, five nodes of 24 rollouts a step: a node whose engine kept version 3, or 6, was found 14
-steps later, at .055 and .015 nats a token. No other was, of float32, bfloat16 and 4 bits, up to eight steps late, even
-in a run whose learning rate tore it apart; the largest ratio was 4 times the usual one, and for one point.
+Measured on the built-in model, five nodes of 24 rollouts a step: a node whose engine kept version 3, or 6, was detected
+14 steps later, at .055 and .015 nats per token. No other node was detected: float32, bfloat16 and 4 bits, up to eight
+steps late, even in a run destroyed by its learning rate. There the largest ratio was 4 times the usual one, for one
+point.
 """
 
 from __future__ import annotations
@@ -35,42 +37,47 @@ from typing import Final
 from echo_hub.core.trust.screening import Seen
 
 USUAL: Final = 8
+"""Number of a node's first ratios, or mismatches, that define its usual value."""
 POINT: Final = 16
-"""Rollouts, of several groups: those of one prompt are alike."""
+"""Rollouts per point. They must come from several groups, because rollouts of one prompt are alike."""
 SMOOTHED: Final = 3
+"""Number of points whose median is a node's mismatch."""
 LASTING: Final = 3
+"""Number of points in a row that make a lag."""
 GROWN: Final = 8.0
+"""Growth over the usual value that indicates a lag."""
 GROWN_ALONE: Final = 16.0
+"""The same for a single node of its kind, without peers for comparison."""
 FLOOR: Final = 1e-3
-"""Nats per token. Less is rounding, or does no harm."""
+"""Floor of the mismatch in nats per token. Smaller values are rounding or harmless."""
 PEERS: Final = 64
-"""Other nodes that one is held against: those with the newest points."""
+"""Maximum number of other nodes for the comparison: those with the newest points."""
 REMEMBERED: Final = 64
-"""Steps without a rollout of it, after which a node is forgotten."""
+"""Number of steps without a rollout after which a node is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """A node that lags."""
+    """Detected lag of one node."""
 
     node_id: str
     mismatch: float
-    """Nats per token, of late."""
+    """Recent mismatch in nats per token."""
     usual: float
-    """What such a node would have now."""
+    """Expected mismatch of an honest node now."""
     since: int
-    """The step with which it began to grow."""
+    """Step at which the growth began."""
     policy_version: int
-    """The version that the node named then. It draws with this one or an older one."""
+    """Version that the node named at that step. It samples with this version or an older one."""
     is_alone: bool
-    """No other node shows that it is not the run itself."""
+    """True if no peer rules out a change of the run itself."""
 
     def __str__(self) -> str:
         found = (
-            f"Since step {self.since} its rollouts fit the learner's policy less and less: {self.mismatch:.2g} nats a "
-            f"token, where {self.usual:.2g} would be usual."
+            f"Since step {self.since} its rollouts fit the learner's policy less and less: {self.mismatch:.2g} nats "
+            f"per token, where {self.usual:.2g} would be usual."
         )
-        stale = f"draws with version {self.policy_version} or an older one, not with the versions that it names"
+        stale = f"samples with version {self.policy_version} or an older one, not with the versions that it names"
         if self.is_alone:
             return f"{found} It {stale}, or the run itself has changed."
         return f"{found} The rollouts of other nodes do not: it likely {stale}."
@@ -79,27 +86,27 @@ class Lag:
 @dataclass(slots=True, eq=False)
 class _Node:
     seen_at: int = 0
-    """The step that had the newest rollout of it."""
+    """Step with the newest rollout of the node."""
     pending: list[tuple[float, int]] = field(default_factory=list)
-    """Mismatch per token, and staleness, of rollouts that are no point yet."""
+    """Mismatch per token and staleness of rollouts that do not form a point yet."""
     points: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=SMOOTHED))
-    """Mismatch, staleness and step of each."""
+    """Mismatch, staleness and step of each point."""
     mismatch: float | None = None
-    """Of late; None: not known yet."""
+    """Recent mismatch; None: unknown."""
     staleness: float = 0.0
-    """Of late."""
+    """Recent staleness."""
     kind: str = ""
     first: list[tuple[float, float]] = field(default_factory=list)
-    """Its first mismatches, each with its staleness."""
+    """First mismatches with their staleness."""
     ratios: list[float] = field(default_factory=list)
-    """Its first ratios."""
+    """First ratios."""
     streak: int = 0
     since: int = 0
     policy_version: int = 0
-    """The one named at `since`, which is the step that makes the next version out of the newest one."""
+    """Version named at step `since`. That step makes the version after the newest one."""
 
     def add_point(self, step: int) -> None:
-        """Make a point of what is pending."""
+        """Turn the pending rollouts into a point."""
         self.points.append((median(kl for kl, _ in self.pending), fmean(d for _, d in self.pending), step))
         self.pending.clear()
         if len(self.points) == SMOOTHED:
@@ -109,14 +116,16 @@ class _Node:
                 self.first.append((self.mismatch, self.staleness))
 
     def explains(self, mismatch: float, staleness: float) -> float:
-        """Return what a node with this mismatch would have at this node's staleness, if that is larger: the divergence
-        grows with the square of the steps at most, as long as these point one way."""
+        """Return another node's mismatch scaled to this node's staleness, if that is larger.
+
+        The divergence grows at most quadratically with the number of steps, namely if all point in one direction.
+        """
         older: float = max(1.0, (1.0 + self.staleness) / (1.0 + staleness))
         return mismatch * older * older
 
 
 class Lagging:
-    """Told of every step's rollouts; memory grows with the nodes of `REMEMBERED` steps alone."""
+    """Lag detection for all nodes. Memory is bounded by the nodes of the last `REMEMBERED` steps."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -124,16 +133,16 @@ class Lagging:
 
     @property
     def lags(self) -> tuple[Lag, ...]:
-        """The nodes that lag now."""
+        """Return all current lags."""
         return tuple(self._lags.values())
 
     def forget(self, node_id: str) -> None:
-        """Let the node begin anew."""
+        """Forget the node, which starts over."""
         self._nodes.pop(node_id, None)
         self._lags.pop(node_id, None)
 
     def look_again(self, node_id: str) -> None:
-        """Hold what the node returns from now on against what was usual."""
+        """Restart the detection with new points, but keep the usual values."""
         self._lags.pop(node_id, None)
         if (node := self._nodes.get(node_id)) is not None:
             node.pending.clear()
@@ -141,7 +150,7 @@ class Lagging:
             node.mismatch, node.streak = None, 0
 
     def add(self, step: int, seen: Iterable[Seen], kind_of: Callable[[str], str]) -> tuple[Lag, ...]:
-        """Take one step's rollouts. Return the nodes that begin to lag with them. `kind_of`: of a node, by its id."""
+        """Process one step's rollouts. Return the lags that begin with them. `kind_of`: maps a node id to its kind."""
         fresh: set[str] = set()
         for node_id, evidence, staleness in seen:
             if evidence.num_tokens:
@@ -154,14 +163,14 @@ class Lagging:
             node = self._nodes.pop(node_id)
             node.kind = kind_of(node_id)
             node.add_point(step)
-            self._nodes[node_id] = node  # Those with the newest points are the last.
+            self._nodes[node_id] = node  # Nodes with the newest points are last.
         for node_id in [one for one, node in self._nodes.items() if node.seen_at < step - REMEMBERED]:
             self.forget(node_id)
         begun = [self._judge(node_id) for node_id in sorted(fresh)]
         return tuple(lag for lag in begun if lag is not None)
 
     def _judge(self, node_id: str) -> Lag | None:
-        """The lag, if it begins with the node's newest point."""
+        """Return the node's lag if it begins with the newest point."""
         node = self._nodes[node_id]
         if node.mismatch is None:
             return None
@@ -198,7 +207,7 @@ class Lagging:
         return lag if known is None or (known.is_alone and not is_alone) else None
 
     def _shown(self, node: _Node) -> float | None:
-        """What others of its kind show; None: there is none."""
+        """Return the expected mismatch from other nodes of its kind; None: there are none."""
         others = (
             other
             for other in reversed(self._nodes.values())

@@ -1,26 +1,24 @@
-"""Likelihood of what a node returns, if it is honest and its rounding is of a given scale.
+"""Likelihood of a node's results, if the node is honest and rounds with a given scale.
 
 An honest node computes the same logits as the verifier, up to rounding. Rounding moves each edge of a token's interval
-of the cumulative distribution, and the token's own probability, by noise in log-odds: Student's t with a scale s in
-nats. Two densities follow, for a token with interval [b, b + p) under the verifier:
+of the cumulative distribution, and the token's own probability, by noise in log-odds. The noise follows Student's t
+with a scale s in nats. Two densities follow, for a token with interval [b, b + p) under the verifier:
 
     draw    f(u) = (T((L(u) - L(b)) / s) - T((L(u) - L(b + p)) / s)) / p      u: the token's uniform, 1 if it is forged
     claim   g(x) = t(x / s) / s                                              x: the true less the claimed log-odds
 
-T is the distribution function of Student's t with four degrees of freedom, t its density with two; L(x) =
-ln((x + TAIL) / (1 - x + TAIL)) is the log-odds, bounded where little probability is left. Narrow intervals need no
-special case: f is flat there, so a token of a large vocabulary shows little, and a token that the policy is sure of
-shows much.
+T is the distribution function of Student's t with four degrees of freedom, t its density with two; L(x) = ln((x + TAIL)
+/ (1 - x + TAIL)) is the log-odds, bounded where little probability is left. Narrow intervals need no special case: f is
+flat there, so a token of a large vocabulary shows little, and a token that the policy is sure of shows much.
 
-The noise of one engine is described by one scale. Measured on a model of 135 M parameters with 49,152 tokens: real
-engines of 16, 8 and 4 bits fit four to six degrees of freedom best, and the scale differs by 1.3 times at most between
-likely and unlikely tokens. A small model that is sure of most tokens rounds much behind some prompts and little behind
-others: two degrees of freedom leave room for that in claims, which show every token's rounding. The scale grows as
-1 / temperature.
+One scale describes the noise of an engine. Measured on a model of 135 M parameters with 49,152 tokens: real engines of
+16, 8 and 4 bits fit four to six degrees of freedom best, and the scale differs by at most 1.3 times between likely and
+unlikely tokens. The rounding of a small model that is sure of most tokens varies by prompt. Two degrees of freedom
+allow for that in claims, which show every token's rounding. The scale grows as 1 / temperature.
 
-Both densities are computed for every scale of `SCALES`, and mixed with `OUTLIERS` of what a forged token looks like,
-so that no single token convicts a node. All sums over tokens are additive, so evidence of several rollouts adds up and
-can be read at any scale later. `edge_curves` are a third kind: they say how often u lies near an edge (`shopping`).
+Both densities are computed for every scale of `SCALES`, and mixed with `OUTLIERS` of the density of forged tokens. So
+no single token convicts a node. All sums over tokens are additive, so evidence of several rollouts adds up and can be
+read at any scale later. `edge_curves` are a third kind: the frequency of u near an edge (`shopping`).
 
 Dimensions: N tokens, S scales, C curves.
 """
@@ -33,71 +31,73 @@ import numpy as np
 from numpy.typing import NDArray
 
 SCALES: Final[NDArray[np.float64]] = 2.0 ** (np.arange(-16, 5) / 2)
-"""[S] nats, from .0039 to 4 in steps of the square root of 2. Float32 engines that keep their cache in half precision
-are at the lower end."""
+"""[S] scales in nats, from .0039 to 4 in steps of the square root of 2. Float32 engines with a half-precision cache are
+at the lower end."""
 NUM_SCALES: Final = len(SCALES)
 WEIGHTS: Final = (0.2, 0.02, 0.002)
-"""Shares w of forged tokens that are looked for."""
+"""Shares w of forged tokens in the alternatives."""
 TAIL: Final = 1e-3
 """Probability below which the rest of the distribution is rounding."""
 OUTLIERS: Final = 1e-4
-"""Share of an honest node's tokens that may look like forged ones: a flipped bit, a fault of a driver. One token weighs
-at most ln(w / OUTLIERS) = 7.6 nats."""
+"""Share of an honest node's tokens that may look forged, for example after a flipped bit or a driver fault. One token
+weighs at most ln(w / OUTLIERS) = 7.6 nats."""
 INVENTED: Final = 2.0
-"""Scale of claims that are invented, nats."""
+"""Scale of invented claims, nats."""
 LEAST_WIDTH: Final = 1e-9
-"""Probability. Narrower intervals count as so wide."""
+"""Minimum width of an interval, as a probability."""
 MOST_APART: Final = 100.0
-"""Nats. Claims that are farther off count as so far."""
+"""Upper bound of claim errors, in nats."""
 SHIFT: Final = 0.25
-"""Nats by which claims that are all too low, or all too high, are looked for; shifts from half of it on are found."""
+"""Assumed shift of claims that are all too low or too high, in nats. The test finds shifts from half of it on."""
 DRAW_CURVES: Final = 1 + len(WEIGHTS)
-"""Of draws [C, S]: the log-likelihood, and what speaks for each of `WEIGHTS`."""
+"""Number of draw curves in [C, S]: the log-likelihood, and one ratio for each of `WEIGHTS`."""
 CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
-"""Of claims likewise, and what speaks for claims that are all too low, and all too high."""
+"""Number of claim curves: draw curves plus two ratios, for claims all too low and all too high."""
 EDGE_CURVES: Final = 2
-"""Of edges [C, S]: the tokens near an edge less those expected there, and the variance of that count."""
+"""Number of edge curves in [C, S]: tokens near an edge minus their expected number, and the variance of that number."""
 NEAR: Final = 0.75
-"""Scales of log-odds within which u is near an edge of its token's interval."""
+"""Distance, in scales of log-odds, within which u is near an edge of its token's interval."""
 _LEAST_BESIDE: Final = 1e-6
-"""Probability. An edge with less beside it has no neighbouring token to choose."""
+"""Least probability beside an edge. With less, there is no neighbouring token to choose."""
 _ALL_NEAR: Final = 0.98
-"""Share of an interval that is near its edges, from which on the token says nothing: u is near an edge in any case."""
+"""Share of an interval near its edges above which the token tells nothing, because u is near an edge in any case."""
 
 
 def draw_curves(
     below_N: NDArray[np.float64], logprobs_N: NDArray[np.float64], u_N: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """[C, S, N] of tokens whose intervals begin at `below_N` and are exp(`logprobs_N`) wide: ln f, and for each of
-    `WEIGHTS` ln(1 - w + w / f)."""
+    """Return draw curves [C, S, N]: ln f, and ln(1 - w + w / f) for each of `WEIGHTS`.
+
+    The tokens' intervals begin at `below_N` and are exp(`logprobs_N`) wide.
+    """
     width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
     drawn_N = bounded_log_odds(u_N)
     from_low_SN = (drawn_N - bounded_log_odds(below_N)) / SCALES[:, None]
     from_high_SN = (drawn_N - bounded_log_odds(below_N + width_N)) / SCALES[:, None]
     far_SN, near_SN = _beyond(from_low_SN), _beyond(from_high_SN)
-    # The difference of two values of T, by its tails: near 1 the values themselves have no digits left.
+    # Compute the difference of two values of T from its tails, because values near 1 have no digits left.
     is_inside_SN = (from_low_SN > 0) & (from_high_SN < 0)
     mass_SN = np.where(is_inside_SN, 1.0 - far_SN - near_SN, np.abs(far_SN - near_SN))
     return _with_forged((1.0 - OUTLIERS) / width_N * mass_SN + OUTLIERS, 1.0)
 
 
 def greedy_curves(shortfall_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The counterpart of `draw_curves` for tokens that should be the most likely ones, and are less likely than these
-    by `shortfall_N` nats.
+    """Return the counterpart of `draw_curves` for greedy choices.
 
-    P = 2 T(-x / s) bounds the probability that rounding moves two logits so far apart. 1 / (2 sqrt(P)) then has mean 1
-    at most under honesty, as 1 / f has (Vovk and Wang, Ann. Stat. 49, 2021, section 2).
+    `shortfall_N`: each token's log-probability gap to the likeliest token, in nats. P = 2 T(-x / s) bounds the
+    probability that rounding moves two logits so far apart. 1 / (2 sqrt(P)) then has mean at most 1 under honesty, as 1
+    / f has (Vovk and Wang, Ann. Stat. 49, 2021, section 2).
     """
     chance_SN = 2.0 * _beyond(shortfall_N / SCALES[:, None])
     return _with_forged(2.0 * (1.0 - OUTLIERS) * np.sqrt(chance_SN) + OUTLIERS, 1.0)
 
 
 def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[C, S, N] of true less claimed log-odds, in nats: ln g, for each of `WEIGHTS` what speaks for invented claims,
-    and what speaks for claims that are all too low, and all too high.
+    """Return claim curves [C, S, N] of true minus claimed log-odds, in nats.
 
-    An honest node claims what it drew, and it draws what its own rounding makes likelier, so its claims are on average
-    too high by half of the noise's variance, s**2. Only what is beyond that speaks for claims that are too high.
+    Curves: ln g, ratios of invented claims for each of `WEIGHTS`, and ratios of claims all too low and all too high. An
+    honest node claims what it sampled, and samples what its own rounding makes likelier. So its claims are on average
+    too high by half of the noise's variance, s**2. Only a larger excess counts as too high.
     """
     differences_N = differences_N.clip(-MOST_APART, MOST_APART)
     invented_N = _density(differences_N / INVENTED) / INVENTED
@@ -107,7 +107,7 @@ def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
         honest_SN = _density(shifted_SN / scales_S1) / scales_S1
         return np.asarray((1.0 - OUTLIERS) * honest_SN + OUTLIERS * invented_N)
 
-    # The class's scale is rounded up by one step, so half of its square is the square of what was measured.
+    # The class's scale is rounded up by one step, so half of its square is the square of the measured scale.
     usual_S1 = scales_S1**2 / 2.0
     honest_SN = claimed(differences_N[None, :])
     too_low_SN = claimed(differences_N[None, :] - SHIFT) / honest_SN
@@ -118,10 +118,11 @@ def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
 def edge_curves(
     below_N: NDArray[np.float64], logprobs_N: NDArray[np.float64], u_N: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """[C, S, N] of tokens whose intervals begin at `below_N` and are exp(`logprobs_N`) wide: 1 if u is near an edge,
-    less the share m of the interval that is; and the variance m (1 - m) of that.
+    """Return edge curves [C, S, N]: 1 if u is near an edge, minus the share m of the interval near edges; and m (1 -
+    m).
 
-    u is near an edge if it is outside of the interval, or inside within `NEAR` scales of one of its edges.
+    The tokens' intervals begin at `below_N` and are exp(`logprobs_N`) wide. u is near an edge if it is outside of the
+    interval, or inside within `NEAR` scales of an edge. m (1 - m) is the variance.
     """
     width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
     above_N = np.minimum(below_N + width_N, 1.0)
@@ -135,19 +136,19 @@ def edge_curves(
 
 
 def at_least(scale: float) -> int:
-    """The place in `SCALES` of the smallest one that is not below `scale`; the last one for what is above all."""
+    """Return the index in `SCALES` of the smallest scale that is at least `scale`; the last index for larger scales."""
     place = int(np.searchsorted(SCALES, scale * (1.0 - 1e-9)))
     return min(place, NUM_SCALES - 1)
 
 
 def bounded_log_odds(probability_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """L."""
+    """Return the bounded log-odds L."""
     odds: NDArray[np.float64] = np.log(_bounded_odds(probability_N))
     return odds
 
 
 def _bounded_odds(probability_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """e**L."""
+    """Return e**L."""
     inside_N = probability_N.clip(0.0, 1.0)
     odds: NDArray[np.float64] = (inside_N + TAIL) / (1.0 - inside_N + TAIL)
     return odds
@@ -160,14 +161,17 @@ def _from_odds(odds_SN: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _with_forged(honest_SN: NDArray[np.float64], forged: NDArray[np.float64] | float) -> NDArray[np.float64]:
-    """ln honest, and for each of `WEIGHTS` ln(1 - w + w forged / honest), of two densities."""
+    """Return ln honest, and ln(1 - w + w forged / honest) for each of `WEIGHTS`, from two densities."""
     ratios_SN = forged / honest_SN
     return np.log(np.stack([honest_SN, *(1.0 - w + w * ratios_SN for w in WEIGHTS)]))
 
 
 def _beyond(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """T(-|x|): with r = sqrt(4 + x**2) and y = |x| / r it is (1 - y)**2 (2 + y) / 4, where 1 - y = 4 / (r (r + |x|))
-    keeps its digits far out."""
+    """Return T(-|x|).
+
+    With r = sqrt(4 + x**2) and y = |x| / r it is (1 - y)**2 (2 + y) / 4, where 1 - y = 4 / (r (r + |x|)) keeps its
+    digits for large x.
+    """
     size = np.abs(x)
     root = np.sqrt(4.0 + size * size)
     left = 4.0 / (root * (root + size))
@@ -176,7 +180,7 @@ def _beyond(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _density(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """t(x) = (1 + x**2 / 2)**(-3/2) / sqrt(8)."""
+    """Return t(x) = (1 + x**2 / 2)**(-3/2) / sqrt(8)."""
     around = 1.0 + x * x / 2.0
     density: NDArray[np.float64] = 1.0 / (around * np.sqrt(8.0 * around))
     return density

@@ -1,34 +1,25 @@
 """Mismatch between each node's claims and the learner's log-probabilities, over the newest trained steps.
 
 It is shown to people and decides nothing. Low-bit engines and stale rollouts deviate more even when honest. A node that
-deviates more than other nodes of its kind is worth a look.
+deviates more than similar nodes deserves an operator's look.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
 
 from echo_hub.core.trust.screening import Seen
+from echo_shared.node_books import NodeMismatch
 
 STEPS: Final = 16
 """Number of steps that count."""
 LEAST_TOKENS: Final = 64
 """Least tokens of a node: in fewer, a single odd token decides the mean."""
 SHOWN: Final = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeMismatch:
-    """Mismatch of one node."""
-
-    node_id: str
-    kl: float
-    """Mean estimate of KL(claimed ‖ learner) per token, in nats."""
-    num_tokens: int
+"""Number of nodes shown."""
 
 
 class Mismatch:

@@ -1,22 +1,22 @@
-"""Classes of numerics: how coarsely the nodes of each round, and how that is known.
+"""Numerics classes: rounding scales of nodes' engines, and the sources of these scales.
 
-A class is what a node says of its engine: backend, precision, kind of device. Of each class the scale of its rounding
-(`likelihood`) is kept, for draws and for claims, as the most likely one of
+A class is what a node reports of its engine: backend, precision, kind of device. Each class has a rounding scale
+(`likelihood`) for draws and one for claims. Each is the most likely scale, rounded up by one step, from two sources:
 
-    measured    tokens that the verifier drew as an engine of that precision would, on the run's own base, and examined
-                like a node's. The verifier's own rounding is part of what it finds.
-    shown       tokens of the class's nodes in good standing, without those of the node that is judged
+    measured    tokens that the verifier sampled with emulated rounding of that precision, on the run's own base, and
+                examined like a node's. They include the verifier's own rounding
+    shown       tokens of the class's nodes in good standing, except those of the judged node
 
-rounded up by one step. A class is never taken for finer than was measured, so exact engines that claim a coarse class
-convict no honest node. It is taken for no more than `LEARNED` steps coarser, unless several unlike nodes show it
-(`class_wide`). Where nothing was measured, `DEFAULTS` stand in its place.
+A class never counts as finer than measured. So exact engines that report a coarse class cannot cause convictions of
+honest nodes. It counts as at most `LEARNED` steps coarser, unless several dissimilar nodes show it (`class_wide`).
+Without a measurement, `DEFAULTS` apply.
 
-A node whose claims are far finer than its class's draws as finely: it is judged by that. Else it could draw exactly,
-say that it rounds, and choose among neighbouring tokens wherever a coarse engine may draw either. A node whose claims
-are as coarse can still do that: see `shopping`.
+A node with much finer claims than its class also samples as finely, and is judged on that finer scale. Otherwise it
+could sample exactly, report rounding, and choose between neighbouring tokens wherever a coarse engine may pick either.
+A node with coarse claims can still do that: see `shopping`.
 
-A node is convicted only if rounding of up to `TOLERANCE` steps more than its class's does not explain what it shows:
-its kernels may round more than the emulated ones.
+A node is spared if rounding up to `TOLERANCE` steps above the class's scale explains the evidence: its kernels may
+round more than the emulated ones.
 """
 
 from __future__ import annotations
@@ -32,60 +32,61 @@ from echo_hub.core.trust.evidence import CLAIM_EDGES, NO_EVIDENCE, Evidence
 from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 
 ROUNDED_UP: Final = 1
-"""Steps."""
+"""Steps by which scales are rounded up."""
 MOST_APART: Final = 4
-"""Steps by which an engine's draws may be coarser than its claims; measured are two at most."""
+"""Maximum number of steps by which an engine's draws may be coarser than its claims; measured are at most two."""
 BOTH_EDGES: Final = 1
 """Steps by which claims are coarser than draws."""
 LEARNED: Final = 2
-"""Steps above what was measured that a class's nodes can teach it: twice the scale."""
+"""Steps above the measured scale that a class can learn from its nodes: twice the scale."""
 TOLERANCE: Final = 2
+"""Steps above a measured scale that an honest node may reach: twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
-"""Where the scale is a default, four times the scale."""
+"""Tolerance in steps for default scales: four times the scale."""
 LEAST_TOKENS: Final = 200
-"""Tokens that tell a node's scale."""
+"""Minimum number of tokens for a scale."""
 UNLIKE_NODES: Final = 3
-"""Nodes that share neither an address nor an invite, and that show a class's scale if they agree."""
+"""Number of nodes without a common address or invite that must agree to set a class's scale."""
 AGREEMENT: Final = 2
-"""Steps that their scales lie apart from the accused node's at most."""
+"""Maximum distance in steps between their scales and the accused node's."""
 COARSEST: Final = at_least(1.0)
-"""No class is taken for coarser, whatever its nodes show."""
+"""Coarsest scale of any class, whatever its nodes show."""
 TELLING: Final = 100
-"""Claims beyond an edge that a node must have been expected to show before it can be judged as finer than its class."""
+"""Expected claims beyond an edge that are needed to judge a node as finer than its class."""
 FINER: Final = 32
-"""A node is finer than its class if it shows at most one claim beyond an edge for each `FINER` that are expected."""
+"""A node is finer than its class if it shows at most one claim beyond an edge per `FINER` expected ones."""
 MOST_CLASSES: Final = 256
-"""Names are the nodes' own: nodes with further ones share the last class."""
+"""Maximum number of classes. Nodes invent the names, so further nodes share the last class."""
 
 
 class NumericsClass(NamedTuple):
-    """What a node says of its engine; empty = not said."""
+    """A node's report about its engine; empty = not reported."""
 
     backend: str = ""
     precision: str = ""
     device: str = ""
-    """The kind: cpu, cuda, metal ..."""
+    """Kind of device: cpu, cuda, metal ..."""
 
     def __str__(self) -> str:
         return "/".join(part or "?" for part in self)
 
     @property
     def rounding(self) -> str:
-        """How an engine of this precision rounds: one of `ROUNDINGS`."""
+        """Return the rounding of an engine of this precision: one of `ROUNDINGS`."""
         return ROUNDINGS.get(self.precision.lower(), EXACT_ROUNDING)
 
     @property
     def kind(self) -> str:
-        """Its rounding, but for those that round next to nothing: they are one kind."""
+        """Return the rounding, with all nearly exact roundings as one kind."""
         return FINE if self.rounding in ("f32", "f16", "bf16") else self.rounding
 
 
 FINE: Final = "fine"
+"""Kind of all nearly exact roundings."""
 COARSE_ROUNDING: Final = "q4_0"
-"""Four bits rounded to nearest: of the coarsest precisions, and of nodes that say none."""
+"""Four bits rounded to nearest, for the coarsest precisions and for nodes without a reported precision."""
 EXACT_ROUNDING: Final = "f32"
-"""Of precisions that are not known, which the protocol refuses: no invented name is judged more gently than a true one.
-"""
+"""Rounding for unknown precisions, which the protocol refuses: an invented name must not be judged more leniently."""
 ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("f32", "float32"), "f32"),
@@ -95,11 +96,11 @@ ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(("q4_0", "q3_k_m", ""), COARSE_ROUNDING),
     }
 )
-"""By precision."""
+"""Rounding by reported precision."""
 
 
 class CoarseClass(NamedTuple):
-    """A class that several unlike nodes have shown to be coarser than was measured or assumed."""
+    """Class that several dissimilar nodes have shown to be coarser than measured or assumed."""
 
     numerics: NumericsClass
     draws: float
@@ -114,15 +115,16 @@ OTHERS: Final = NumericsClass("others")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honest:
-    """How coarsely honest nodes of a class round: places in `SCALES`."""
+    """Rounding of honest nodes of a class, as indices into `SCALES`."""
 
     draws: int
     claims: int
     tolerance: int = TOLERANCE
-    """Steps above that an honest node may be."""
+    """Steps above these scales that an honest node may reach."""
 
     def together(self, other: Honest) -> Honest:
-        """Return the scales for what nodes of two classes find of each other: neither is exact, so they add up."""
+        """Return the scales for findings of two classes about each other. Neither node is exact, so the scales add
+        up."""
         return Honest(
             draws=at_least(float(SCALES[self.draws] + SCALES[other.draws])),
             claims=at_least(float(SCALES[self.claims] + SCALES[other.claims])),
@@ -143,12 +145,14 @@ DEFAULTS: Final[Mapping[str, Honest]] = MappingProxyType(
         COARSE_ROUNDING: _default(0.5, 0.7),
     }
 )
-"""At temperature 1, by rounding, where nothing was measured: as real engines show on a model of 135 M parameters with
-49,152 tokens, rounded up."""
+"""Default scales at temperature 1, by rounding.
+
+Measured with real engines on a model of 135 M parameters with 49,152 tokens, rounded up.
+"""
 
 
 def default(numerics: NumericsClass, temperature: float = 1.0) -> Honest:
-    """What is assumed of a class of which nothing is known. Scales grow as 1 / `temperature`."""
+    """Return the assumed scales of a class without data. Scales grow as 1 / `temperature`."""
     known = DEFAULTS[numerics.rounding]
     hotter = 1.0 / temperature
     return Honest(
@@ -159,7 +163,7 @@ def default(numerics: NumericsClass, temperature: float = 1.0) -> Honest:
 
 
 class Numerics:
-    """What is known of each class. `temperature` of all leases."""
+    """Scales of all classes. `temperature`: that of all leases."""
 
     def __init__(self, temperature: float = 1.0) -> None:
         self._temperature = temperature
@@ -168,7 +172,7 @@ class Numerics:
         self._class_wide: dict[NumericsClass, Honest] = {}
 
     def known(self, numerics: NumericsClass) -> NumericsClass:
-        """The class, or the one that it shares."""
+        """Return the class, or the class that it shares."""
         if numerics in self._shown:
             return numerics
         if len(self._shown) >= MOST_CLASSES:
@@ -177,22 +181,26 @@ class Numerics:
         return numerics
 
     def measured(self, rounding: str, evidence: Evidence) -> None:
-        """Take what the verifier has drawn with this rounding and examined, in place of what it found before; but not
-        what says too little, or is no number."""
+        """Store the verifier's measurement of this rounding, replacing an earlier one.
+
+        Measurements with too few tokens or non-finite numbers are ignored.
+        """
         if evidence.num_tokens >= LEAST_TOKENS and evidence.is_finite:
             self._measured[rounding] = evidence
 
     def learn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Add what a node in good standing has shown."""
+        """Add evidence of a node in good standing."""
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Forget all that was learned of a node that is in good standing no more."""
+        """Remove all evidence learned from a node that lost its good standing."""
         self._shown[numerics] = self._shown[numerics] - evidence
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE, shown: Evidence = NO_EVIDENCE) -> Honest:
-        """Return how coarsely honest nodes of the class round, as far as it is known. `without`: what was learned of
-        the node that is to be judged; `shown`: what it has shown lately, by which its draws may be finer."""
+        """Return the rounding of honest nodes of the class.
+
+        `without`: evidence learned from the judged node. `shown`: its recent evidence, which may prove finer draws.
+        """
         known = self._honest(numerics, without)
         finest = _draws_shown(shown, self._measured.get(numerics.rounding, NO_EVIDENCE))
         return known if finest is None else replace(known, draws=min(known.draws, finest))
@@ -221,11 +229,11 @@ class Numerics:
         )
 
     def class_wide(self, numerics: NumericsClass, shown: Sequence[Evidence]) -> tuple[int, ...]:
-        """Have unlike nodes that agree set the class's scale.
+        """Set the class's scale if dissimilar nodes agree on it.
 
-        `shown`: what unlike nodes of the class have shown lately, the accused one first. Returns the places of those
-        that round as coarsely as the first one, if these are `UNLIKE_NODES` and half of all. Empty: they do not agree,
-        or forged tokens explain what one of them shows better than coarser rounding does.
+        `shown`: recent evidence of dissimilar nodes of the class, the accused node first. Return the indices of nodes
+        as coarse as the first one, if they number at least `UNLIKE_NODES` and half of all. Return an empty tuple if
+        they disagree, or if forged tokens explain any node's evidence better than coarser rounding does.
         """
         before = self.honest(numerics)
         scales = [_most_likely(one) for one in shown]
@@ -250,30 +258,35 @@ class Numerics:
 
     @property
     def coarser_than_measured(self) -> tuple[CoarseClass, ...]:
-        """Classes whose scale several unlike nodes have set (`class_wide`)."""
+        """Return the classes with scales set by several dissimilar nodes (`class_wide`)."""
         return tuple(
             CoarseClass(numerics, float(SCALES[agreed.draws]), float(SCALES[agreed.claims]))
             for numerics, agreed in self._class_wide.items()
         )
 
     def restore(self, classes: Iterable[CoarseClass]) -> None:
-        """Take over `coarser_than_measured` of before a restart."""
+        """Restore `coarser_than_measured` from before a restart."""
         for numerics, draws, claims in classes:
             agreed = Honest(draws=at_least(draws), claims=at_least(claims))
             self._class_wide[self.known(numerics)] = agreed
 
 
 def _most_likely(shown: Evidence) -> tuple[int, int]:
-    """The places of the scales of draws and of claims. Few draws miss their interval, and claims of a likely token are
-    off by as much as both edges of its interval together: the scale of draws is no smaller than that allows."""
+    """Return the most likely scales of draws and of claims, as indices.
+
+    Few draws miss their interval, and claims of a likely token err by the sum of both interval edges. So the claims
+    give a lower bound for the draws' scale.
+    """
     claims = int(np.argmax(shown.claims_CS[0]))
     return max(int(np.argmax(shown.draws_CS[0])), claims - BOTH_EDGES), claims
 
 
 def _draws_shown(shown: Evidence, measured: Evidence) -> int | None:
-    """The scale of draws of a node whose claims are within an edge far more often than was measured of its class; None:
-    they are not, or too few to tell. Claims are off by as much as both edges of an interval together, and most of them
-    by far less than the farthest, so the edge is a generous scale."""
+    """Return the scale of draws proven by unusually fine claims; None: not proven.
+
+    The node's claims must lie within an edge far more often than measured for its class. Claims err by the sum of both
+    interval edges, and mostly by far less than the maximum, so the edge is a generous scale.
+    """
     if not measured.num_claims:
         return None
     scale = shown.num_claims / measured.num_claims
@@ -289,8 +302,10 @@ def _rounded_up(place: int) -> int:
 
 
 def _looks_forged(shown: Evidence, before: Honest, agreed: Honest) -> bool:
-    """Return True if forged tokens, a share or all of them, at the class's old scale are likelier than honest ones at
-    the new one; or if draws are much coarser than claims, as no engine's are."""
+    """Return True if forged tokens, a share or all, at the old scale are likelier than honest ones at the new scale.
+
+    Also return True if draws are much coarser than claims, as no engine's are.
+    """
     draws_CS, claims_CS = shown.draws_CS, shown.claims_CS
     draws, claims = _most_likely(shown)
     if draws_CS[0, agreed.draws] <= 0.0 or draws > claims + MOST_APART:

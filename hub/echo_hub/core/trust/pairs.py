@@ -1,8 +1,8 @@
 """Comparison of two nodes' findings about one rollout, for runs in which nodes check each other.
 
 Neither node is exact: both round as their classes do. For each token, two honest nodes report the same beginning of its
-interval and the same log-probability, up to noise in log-odds whose scale is the sum of their scales. So
-`likelihood.claim_curves` takes one finding as the claim and the other as the truth.
+interval and the same log-probability, up to noise. The noise is in log-odds, and its scale is the sum of the nodes'
+scales. So one finding serves as claim and the other as truth in `likelihood.claim_curves`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from echo_hub.core.trust.likelihood import bounded_log_odds
 from echo_hub.core.trust.numerics import Honest
 
 FLOOR: Final = -7.0
-"""Log-probability in nats. Lower ones are raised to it: for tokens that no honest node draws, the logarithms of honest
-engines lie far apart."""
+"""Lower bound of log-probabilities, in nats. For tokens that no honest node samples, the logarithms of honest engines
+lie far apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +28,7 @@ class Finding:
     """One node's finding about a rollout of other nodes."""
 
     spans: tuple[tuple[str, Evidence], ...]
-    """Evidence about each node that drew a part, in order."""
+    """Evidence about each node that sampled a part, in order."""
     below: NDArray[np.float64]
     """[T] beginnings of the tokens' intervals, in cumulative probability."""
     logprobs: NDArray[np.float64]
@@ -38,13 +38,13 @@ class Finding:
 
 
 def apart(one: Finding, other: Finding) -> Evidence:
-    """Return the differences of two findings about one rollout as evidence against either: two claims a token."""
+    """Return the differences of two findings about one rollout as evidence against either: two claims per token."""
     edges = bounded_log_odds(one.below) - bounded_log_odds(other.below)
     likely = (log_odds(np.maximum(finding.logprobs, FLOOR)) for finding in (one, other))
     return Evidence.of_differences(np.concatenate([edges, np.subtract(*likely)]))
 
 
 def contradiction(one: Finding, other: Finding, honest: Honest) -> float:
-    """Return the nats against both findings being honest. `honest`: the scales of both together. The tokens of one
-    rollout are unlike each other, so the division for groups in `weigh` is undone."""
+    """Return the nats against both findings being honest. `honest`: the scales of both together. The division for
+    groups in `weigh` is undone, because tokens of one rollout do not repeat."""
     return CLAIMS_DISPERSION * max(weigh(apart(one, other), honest))

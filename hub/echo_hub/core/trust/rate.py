@@ -2,8 +2,8 @@
 section 4.1).
 
 All rollouts are checked until the node is proven, at least the first `first`. After n verified rollouts in a row, each
-rollout is checked with probability max(least, first / n); a failed check sets n to 0. BOINC uses 1 / n, because one of
-its results shows at once if it is right. Here most dishonesty shows only in dozens of short rollouts. So a node that
+rollout is checked with probability max(least, first / n); a failed check sets n to 0. BOINC uses 1 / n, because each
+BOINC result is verifiably right or wrong. Here most dishonesty shows only in dozens of short rollouts. So a node that
 has just become proven is checked more often, and half of its rollouts are checked when 2 * first were verified.
 
 A long rollout shows more, so it counts for several (`worth`): completions of 512 tokens count for eight.
@@ -11,8 +11,8 @@ A long rollout shows more, so it counts for several (`worth`): completions of 51
 A check may wait for a fuller batch, which is cheaper. A node may have one waiting check for every `PATIENCE` verified
 rollouts (`patience`). This bounds how much a node can send after it turns dishonest.
 
-The choice follows from the rollout's id and a secret of the hub. It is the same after a restart, and no node can know
-it before it sends.
+The choice follows from the rollout's id and a secret of the hub. A restart does not change it, and nodes cannot predict
+it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SHORT: Final = 64
 MOST_WORTH: Final = 8
 """Most verified rollouts that one rollout counts for: a node that forges a few rollouts is found by their number."""
 PATIENCE: Final = 32
+"""Verified rollouts per check that may wait for a fuller batch."""
 _ALL: Final = 2**64
 
 

@@ -1,8 +1,8 @@
-"""Hints from the learner, which has every token's logits before it: whose rollouts look unlike all others'.
+"""Hints from the learner, which computes every token's logits: nodes whose rollouts differ from all others'.
 
-Under a newer policy than drew them, even honest draws lie outside their intervals: so a node is compared with the other
-nodes of the same step, and never with what the drawing policy would show. Who stands out is no convict but a suspect:
-its next rollouts are checked.
+Under a newer policy, even honest draws lie outside their intervals. So a node's reference is the other nodes of the
+same step, never the sampling policy's distribution. A node that stands out is suspect, not convicted: its next rollouts
+are checked.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.likelihood import WEIGHTS
 
 DISHONEST_DRAWS: Final = (0.0, 0.02, 0.05, 0.10, 0.25, 0.58)
-"""Shares of tokens by class of `Evidence.draws` where they were not drawn by their u: where it lies has nothing to do
-with their interval."""
+"""Class shares of `Evidence.draws` for tokens that were not sampled with their u, whose position is then random."""
 DISHONEST_CLAIMS: Final = (0.0, 0.01, 0.03, 0.08, 0.18, 0.70)
-"""Likewise by class of `Evidence.claims`, of invented log-probabilities."""
+"""Class shares of `Evidence.claims` for invented log-probabilities."""
 LEAST: Final = 1e-5
-"""Smallest share that others' tokens are taken to have in any class: no single token makes a node stand out."""
+"""Lower bound of any class share of other nodes' tokens, so that no single token makes a node stand out."""
 SMOOTHING: Final = 1.0
-"""Tokens that count in each class beside those that were seen (Laplace)."""
+"""Pseudo-count per class (Laplace smoothing)."""
 
 
 class Seen(NamedTuple):
-    """One rollout as the learner has seen it."""
+    """One rollout, as computed by the learner."""
 
     node_id: str
-    """The node that drew all of it."""
+    """Node that sampled all of it."""
     evidence: Evidence
     staleness: int = 0
 
 
 def standing_out(screened: Iterable[Seen], threshold: float) -> dict[str, float]:
-    """The nodes whose tokens of one step weigh `threshold` nats or more against them, compared with all others', and
-    what they weigh. Of a node that is alone nothing can be said.
+    """Return the nodes whose tokens of one step weigh at least `threshold` nats against them, with these weights.
 
-    All nodes at once: a step has thousands of rollouts, and the core does nothing else meanwhile.
+    Each node is compared with all others. A single node cannot be judged. The computation is vectorised over nodes,
+    because a step has thousands of rollouts and blocks the core meanwhile.
     """
     numbers: dict[str, int] = {}
     of_node: list[int] = []

@@ -1,30 +1,31 @@
-"""Test of rewards: does a node choose among neighbouring tokens by what they earn?
+"""Test of rewards: detect nodes that choose between neighbouring tokens by reward.
 
-An engine that rounds may draw either of two tokens where u lies near the edge between them. A node that computes
-exactly can try both, return the one that earns more, and pass for such an engine. The choice leaves a trace: the
-rollouts of which u was near an edge earn more than the others.
+A rounding engine may pick either of two tokens if u lies near the edge between them. A node that computes exactly can
+try both, return the better paid one, and pass as such an engine. The choice leaves a trace: rollouts with u near an
+edge earn more than others.
 
-Fix all tokens that an honest node has drawn, and so its rewards. u is then uniform in each token's interval, and
-independent of all else. V counts the tokens of a rollout of which u lies near an edge of the interval, or outside. The
-number expected of an exact engine, Σ m, is taken from that. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`).
-An engine that rounds moves as many u out of the interval as it keeps out of the rim inside, so its V has a mean near 0.
-Let R be the rollout's rank among the run's latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`).
-By Bennett's inequality (JASA 57, 1962)
+Fix all tokens that an honest node has sampled, and so its rewards. Then u is uniform in each token's interval,
+independent of everything fixed. V counts the rollout's tokens with u near an edge of the interval, or outside, minus Σ
+m, the count expected of an exact engine. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`). A rounding engine
+moves as many u out of the interval as it keeps out of the rim inside, so its V has a mean near 0. Let R be the
+rollout's rank among the run's latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`). By Bennett's
+inequality (JASA 57, 1962)
 
     E exp(x sign(R) V) <= exp(W (e**x - 1 - x))
 
-so for each λ of `judging.TILTS` a sum is raised by
+so for each λ of `judging.TILTS` a sum grows by
 
     x sign(R) V - W (e**x - 1 - x) - TOLERANCE x sqrt(W)
 
-Neither the length of a rollout, nor its problem, nor a policy that learns changes this: all are fixed with the tokens.
+The length of a rollout, its problem, and a learning policy do not change this: all are fixed with the tokens.
 
-Two effects of an honest engine's rounding are left, and `TOLERANCE` is for them. Its tails add to V in proportion to W,
-so R counts from the node's own mean rank, weighted like V. And the policy that it rounds to may earn somewhat more than
-the exact one: E R V then grows by as much. A class of which many nodes fail is spared as usual (`common_faults`).
+`TOLERANCE` covers two remaining effects of honest rounding. Its tails add to V in proportion to W, so R counts from the
+node's own mean rank, weighted like V. Second, the rounded policy may earn somewhat more than the exact one, and E R V
+grows by as much. A class with many failing nodes is spared as usual (`common_faults`).
 
-To choose among equals changes nothing here. What the test leaves: gains below `TOLERANCE`; unlikely neighbours, whose
-narrow intervals have m near 1; and policies so unsure that every rollout has several tokens near an edge.
+Choices among equal rewards change nothing here. The test misses three cases: gains below `TOLERANCE`; unlikely
+neighbours, whose narrow intervals have m near 1; and very unsure policies, with several tokens near an edge in every
+rollout.
 """
 
 from __future__ import annotations
@@ -41,35 +42,37 @@ from echo_hub.core.trust.judging import DRAWS_DISPERSION, NOTHING, TILTS, Altern
 from echo_hub.core.trust.numerics import Honest
 
 TOLERANCE: Final = 0.075
-"""Correlation of V and R that an honest node may have. Real engines of 8 and 4 bits on the built-in model reach .01
-with the task's rewards, and .05 with the length, the likelihood or W as reward. Shoppers that take every chance have
-.15 to .5."""
+"""Correlation of V and R that an honest node may have.
+
+Real engines of 8 and 4 bits on the built-in model reach .01 with the task's rewards. They reach .05 with the length,
+the likelihood or W as reward. Shoppers that take every chance have .15 to .5.
+"""
 LEAST_VARIANCE: Final = 0.05
-"""Keeps a rollout of which hardly any token tells something from weighing much."""
+"""Lower bound of the variance, so that rollouts with hardly any telling token weigh little."""
 RECENT: Final = 256
-"""Rewards of the run among which a new one is ranked."""
+"""Number of the run's latest rewards for ranking a new one."""
 REMEMBERED: Final = 32.0
-"""Sum of weights of a node's mean rank of which half is forgotten at twice as much."""
+"""Sum of weights of a node's mean rank. At twice this sum, half is forgotten."""
 MOST_WAITING: Final = 16_384
-"""Rollouts that are checked and not scored, or scored and not checked. The oldest are forgotten first."""
+"""Maximum number of rollouts checked but not scored, or scored but not checked. The oldest are forgotten first."""
 
 _Value = TypeVar("_Value")
 
 
 class Edges(NamedTuple):
-    """What a rollout shows of the edges of one node's tokens."""
+    """Edge statistics of one node's tokens in a rollout."""
 
     node_id: str
     near: float
-    """V."""
+    """V (see the module)."""
     variance: float
-    """W."""
+    """W (see the module)."""
     counts: Evidence
-    """Of the same tokens, without curves."""
+    """Counts of the same tokens, without curves."""
 
     @property
     def spread(self) -> float:
-        """V's standard deviation, bounded below."""
+        """Return V's standard deviation, bounded below."""
         return sqrt(self.variance + LEAST_VARIANCE)
 
 
@@ -80,7 +83,7 @@ def edges(node_id: str, evidence: Evidence, honest: Honest) -> Edges:
 
 
 def weigh(found: Edges, excess: float) -> Sums:
-    """Nats that a rollout of this `excess` (see `UsualRank`) weighs against its node, by alternative."""
+    """Return the nats of a rollout with this `excess` (see `UsualRank`) against its node, by alternative."""
     of_tilts = []
     for tilt in TILTS:
         x = tilt * abs(excess) / found.spread
@@ -97,7 +100,7 @@ class UsualRank:
     weight: float = 1.0
 
     def excess(self, rank: float, found: Edges) -> float:
-        """Return how far a rollout's rank is above the mean of those before, within -1 and 1; and add it to these."""
+        """Return the rollout's rank minus the mean of earlier ranks, within -1 and 1. Add the rank to the mean."""
         excess = max(-1.0, min(1.0, rank - self.total / self.weight))
         weight = found.variance / found.spread
         self.total += weight * rank
@@ -115,7 +118,7 @@ class Ranks:
         self._sorted: list[float] = []
 
     def rank(self, reward: float) -> float:
-        """Return the share of `RECENT` rewards that are lower, less the share that are higher; and add this one."""
+        """Return the share of `RECENT` rewards that are lower, minus the share that are higher. Add the reward."""
         found = 0.0
         if self._sorted:
             lower = bisect_left(self._sorted, reward)
@@ -129,7 +132,7 @@ class Ranks:
 
 
 class Shopping:
-    """Brings each rollout's check and its reward together, whichever comes first."""
+    """Joins each rollout's check and reward, in any order."""
 
     def __init__(self) -> None:
         self._ranks = Ranks()
@@ -137,7 +140,7 @@ class Shopping:
         self._scored: OrderedDict[str, float] = OrderedDict()
 
     def checked(self, rollout_id: str, found: Sequence[Edges]) -> float | None:
-        """Take what a check has found. Return the rank of the reward; None: it is not scored yet."""
+        """Store a check's finding. Return the reward's rank; None: not scored yet."""
         rank = self._scored.pop(rollout_id, None)
         telling = tuple(one for one in found if one.variance > 0.0)
         if rank is None and telling:
@@ -147,8 +150,11 @@ class Shopping:
     def scored(
         self, rollout_ids: Iterable[str], reward: float, under_check: Container[str]
     ) -> tuple[float, list[tuple[str, tuple[Edges, ...]]]]:
-        """Take the reward of an episode, whose turns are `rollout_ids`. Return its rank, and what the checks have found
-        of the turns. `under_check`: rollouts of which the check is on its way."""
+        """Process the reward of an episode with the turns `rollout_ids`. Return its rank, and the findings of checked
+        turns.
+
+        `under_check`: rollouts with an unfinished check.
+        """
         rank, found = self._ranks.rank(reward), []
         for rollout_id in rollout_ids:
             if rollout_id in under_check:

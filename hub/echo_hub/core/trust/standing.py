@@ -58,9 +58,9 @@ class StandingRow:
     sums: Sums = NOTHING
     """Nats against the node: see `judging`."""
     proof: float = 0.0
-    """Nats of its draws, at most 0: the lower, the better proven."""
+    """Nats of the node's draws, at most 0: the lower, the better proven."""
     shown: Evidence = NO_EVIDENCE
-    """Evidence of its checks in this state, without curves."""
+    """Evidence of the node's checks in this state, without curves."""
     num_checked: int = 0
     num_failed: int = 0
     checked_at: float | None = None
@@ -102,23 +102,23 @@ class Standing:
     reason: str = ""
     since: float = 0.0
     share: float = 1.0
-    """Share of its rollouts that are checked."""
+    """Share of the node's rollouts that are checked."""
     hints_from: int = 0
     """Number of checks from which on the learner's hints count."""
     taught: Evidence = NO_EVIDENCE
-    """Evidence that its class has learned from it since the hub's start."""
+    """Evidence that the node's class has learned from the node since the hub's start."""
     recent: Evidence = NO_EVIDENCE
-    """Evidence of its latest `WINDOW` to 2 `WINDOW` tokens, whatever the verdicts. Not stored."""
+    """Evidence of the node's latest `WINDOW` to 2 `WINDOW` tokens, whatever the verdicts. Not stored."""
     grounds: tuple[Grounds, ...] = (_NO_GROUNDS,) * len(NOTHING)
     """Grounds of each of `sums`. Not stored."""
     usual_rank: UsualRank = field(default_factory=UsualRank)
-    """Of its rewards. Not stored."""
+    """Usual rank of the node's rewards. Not stored."""
     kin: frozenset[str] = frozenset()
     """Marks that nodes of one owner share: an address, an invite."""
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
-        """Return the standing of a row from before a restart, without its share."""
+        """Return the standing stored in a row. Its share is not restored."""
         grounds = tuple(Grounds(is_partial=True) if nats else _NO_GROUNDS for nats in row.sums)
         return cls(**{name: getattr(row, name) for name in row.__slots__}, grounds=grounds)
 
@@ -133,7 +133,7 @@ class Standing:
 
     @property
     def is_proven(self) -> bool:
-        """True if its rollouts need not wait for their checks."""
+        """True if the node's rollouts need not wait for their checks."""
         return self.state is StandingState.PROVEN
 
     @property
@@ -141,12 +141,11 @@ class Standing:
         return self.state is StandingState.QUARANTINED
 
     def weigh(self, sums: Sums, evidence: Evidence) -> None:
-        """A check has led to these sums by this evidence; what is `SHOPPED` stays as it is."""
+        """Set the sums after a check with this evidence. Sums from `SHOPPED` on stay unchanged."""
         self._weigh(slice(0, Alternative.SHOPPED), sums, evidence.counts)
 
     def weigh_rewards(self, sums: Sums, counts: Evidence) -> None:
-        """A checked rollout's reward has led to these sums; only what is `SHOPPED` changes. `counts`: its evidence
-        without curves."""
+        """Set the sums from `SHOPPED` on after a checked rollout's reward. `counts`: its evidence without curves."""
         self._weigh(slice(Alternative.SHOPPED, None), sums, counts)
 
     def _weigh(self, places: slice, sums: Sums, counts: Evidence) -> None:

@@ -1,7 +1,7 @@
 """Standings of all nodes.
 
-The standing of a checked node is kept forever. Keys cost nothing to make, so the standing of an unchecked node is kept
-only while the node is connected, and for the `REMEMBERED` nodes that left last.
+The standing of a checked node is kept forever. Keys cost nothing to make. So the standing of an unchecked node is kept
+only while the node is connected. The `REMEMBERED` unchecked nodes that left last are an exception.
 """
 
 from __future__ import annotations

@@ -1,25 +1,26 @@
-"""Who is checked, and what follows: told of what comes in and of what the verifier finds, it decides on nodes.
+"""Trust in nodes: selection of rollouts for checks, and decisions from the verifier's findings.
 
     received ──> is it checked? ──CheckRollout──> the verifier ──> RolloutChecked ──> judged, node by node
-                    │  new and suspect nodes, and watched ones: always, and its score is held until the verdict
-                    └  other proven ones: one in so many, beside the training
+                    │  new, suspect and watched nodes: always, and the score is held until the verdict
+                    └  other proven nodes: a sample, concurrently with training
 
-Each verdict weighs on the node that drew the tokens, whoever brought them (`judging`). While more weighs on a node than
-on honest ones but seldom, it is *watched*. From half of what convicts on it is *suspect*: it begins anew, and what of
-its work no step has consumed is checked too. A convicted node is quarantined: it gets no work, and what of its work is
-not consumed is dropped; it stays so until the operator pardons it. No node is condemned for what all nodes show on one
-version or problem (`common_faults`), nor for rounding more than expected where several unlike nodes of its class do
-(`numerics`).
+Each verdict counts for the node that sampled the tokens, whichever node returned them (`judging`). A node with more
+evidence against it than honest nodes usually have is *watched*. From half of the conviction threshold on, a node is
+*suspect*: the node must prove itself again, and its unconsumed rollouts are checked. A convicted node is quarantined
+until the operator pardons it. It gets no work, and its unconsumed rollouts are dropped. No node is condemned for
+failures that all nodes show on one version or problem (`common_faults`). The same holds for coarse rounding that
+several dissimilar nodes of its class share (`numerics`).
 
-A checked rollout is weighed once more when its reward is known: a node must not earn by its rounding (`shopping`).
+A checked rollout counts again once its reward is known, because a node must not gain reward by its rounding
+(`shopping`).
 
-How coarsely a class of numerics rounds is measured on the run's own base before a rollout of it is checked, and again
-as the policy changes.
+The rounding of a numerics class is measured on the run's own base before the first check of such a rollout. The
+measurement is repeated as the policy changes.
 
-The verifier is never waited for longer than it says: a check that it abandons counts as none.
+The verifier itself decides how long it takes: an abandoned check counts as no check.
 
-With `by_nodes` there is none: nodes check each other (`checking`), and are judged by what two honest engines may differ
-by (`pairs`).
+With `by_nodes` there is no verifier. Nodes check each other (`checking`), and verdicts allow for the differences
+between two honest engines (`pairs`).
 """
 
 from __future__ import annotations
@@ -72,27 +73,27 @@ from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.shopping import Edges, Shopping, edges, weigh
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_hub.core.trust.standings import Standings
-from echo_hub.core.trust.status import TrustStatus
 from echo_hub.core.trust.under_check import Check, Held, UnderCheck
 from echo_shared.messages import Checked, DropReason, StandbyReason
+from echo_shared.node_books import TrustStatus
 
 DOUBT: Final = 0.5
-"""Share of the alarm from which on a node is suspect."""
+"""Share of the alarm threshold from which a node is suspect."""
 WATCHED: Final = 0.1
-"""Share of the alarm from which on a node is watched, until its sums are smaller again."""
+"""Share of the alarm threshold from which a node is watched, until its sums fall again."""
 WATCHED_FOR_REWARDS: Final = 0.25
-"""Likewise of what is `SHOPPED`: rewards tell less, so honest nodes reach a tenth of the alarm often."""
+"""Same threshold for sums from `SHOPPED` on. Rewards tell less, so honest nodes often reach a tenth of the alarm."""
 CLASS_CAUSE: Final = ("versions from", 0)
-"""What may be at fault in place of a node whose rewards convict it: all of its class, on whatever version."""
+"""Possible cause of a reward conviction other than the node: the node's whole class, on any version."""
 MEASURED_AGAIN: Final = 4
-"""The rounding of a class is measured again after one version more than a fourth of all: 0, 1, 2, 3, 4, 6, 8, 11 ..."""
+"""A class is measured again after a quarter more versions: 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 PROVEN_ANYWAY: Final = 8
-"""Times `first_checked`: verified in a row, a node counts as proven even if its draws say little, as those of a policy
-that is sure of every token do. A forger could change little there."""
+"""Multiple of `first_checked`: with that number of rollouts verified in a row, a node counts as proven without telling
+draws. Draws tell little if the policy is sure of every token. Then a forger could change little, too."""
 
 
 class Trust:
-    """Keeps every node's standing; alone changes it."""
+    """Standings of all nodes. Only this class changes them."""
 
     def __init__(self, settings: TrustSettings, *, ledger: Ledger, nodes: Nodes, out: Outbox) -> None:
         self._settings = settings
@@ -102,7 +103,7 @@ class Trust:
         self._forgetting = Forgetting(ledger)
         self._numerics = Numerics(settings.temperature)
         self._measured_from: dict[str, int] = {}
-        """By rounding: the policy version from which on it is to be measured again."""
+        """Policy version from which each rounding is measured again."""
         self._faults = CommonFaults()
         self._standings = Standings(self._numerics)
         self._checking = Checking(
@@ -114,7 +115,7 @@ class Trust:
             honest=self._numerics.honest,
             out=out,
         )
-        """Of use with `by_nodes` alone."""
+        """Used only with `by_nodes`."""
         self._under_check = UnderCheck(
             self._checking if settings.by_nodes else None,
             ledger=ledger,
@@ -126,7 +127,7 @@ class Trust:
         self._lagging = Lagging()
         self._shopping = Shopping()
         self._condemned_for: dict[str, tuple[Cause, ...]] = {}
-        """Of those quarantined since the hub's start: what may yet prove to be at fault instead."""
+        """Other possible causes of each quarantine since the hub's start."""
         self._alarm = alarm(settings.false_alarm)
         self._proof = log(settings.miss)
         self._checked: Counter[str] = Counter()
@@ -136,12 +137,12 @@ class Trust:
 
     @property
     def status(self) -> TrustStatus:
-        """What pages may know."""
+        """Return the status for pages."""
         return TrustStatus(
-            checked=dict(self._checked),
-            failed=dict(self._failed),
-            abandoned=self._num_abandoned,
-            waiting=len(self._under_check),
+            checks=dict(self._checked),
+            failed_checks=dict(self._failed),
+            abandoned_checks=self._num_abandoned,
+            waiting_checks=len(self._under_check),
             quarantined=self._num_quarantined,
             checkers=self._checking.num_checkers,
             opinions=self._checking.num_opinions,
@@ -157,10 +158,10 @@ class Trust:
             ),
         )
 
-    # --- what happens
+    # --- events
 
     def restore(self, rows: Iterable[StandingRow], coarse: Iterable[CoarseClass] = ()) -> None:
-        """Take over standings and coarse classes of before a restart; before any node or rollout."""
+        """Restore standings and coarse classes from before a restart. Call it before adding nodes or rollouts."""
         self._numerics.restore(coarse)
         for row in rows:
             standing = self._standings.restore(row)
@@ -172,12 +173,12 @@ class Trust:
 
     @property
     def due_at(self) -> float:
-        """When a check takes too long."""
+        """Return the time at which the next check times out."""
         return self._checking.due_at
 
     def connected(self, node_id: str, numerics: NumericsClass, now: float, *, kin: Iterable[str] = ()) -> None:
-        """After `Nodes` knows it. `kin`: what nodes of one owner have in common. Of precision, what it said last stands
-        until it says another."""
+        """Note that a node connected, after `Nodes` did. `kin`: marks shared by all nodes of one owner. A missing
+        precision keeps the last reported one."""
         standing = self._standings.connected(node_id, kin)
         self._lagging.forget(node_id)
         if self._settings.by_nodes:
@@ -196,7 +197,8 @@ class Trust:
     def reported(
         self, node_id: str, precision: str, now: float, *, checks: int = 0, policy_version: int | None = None
     ) -> None:
-        """Take what a node says of its engine; an empty `precision` says nothing. `policy_version`: that it has."""
+        """Store a node's report about its engine. Empty `precision`: not reported. `policy_version`: newest version the
+        node has."""
         if self._settings.by_nodes:
             self._checking.reported(node_id, checks, policy_version)
         if precision:
@@ -204,11 +206,11 @@ class Trust:
             if standing.numerics.precision != precision:
                 self._change_engine(standing, standing.numerics._replace(precision=precision), now)
             if policy_version is not None:
-                # Before its first rollout, so that this one need not wait for it.
+                # Measure before the first rollout, so that the rollout need not wait.
                 self._measure(standing.numerics, policy_version)
 
     def received(self, rollout: LeasedRollout) -> None:
-        """Have a rollout checked that has come in, or had before a restart, if it is one of those that are."""
+        """Start a check of a received or restored rollout if it is selected."""
         if not self._settings.enabled or not self._under_check.can_check(rollout):
             return
         standing = self._standings.of(rollout.node_id)
@@ -223,12 +225,12 @@ class Trust:
             self._under_check.begin(rollout, is_blocking=is_blocking, patience=patience(standing.num_verified))
 
     def holds(self, scored: Held) -> bool:
-        """Return True if a score has to wait for a verdict, which will return it."""
+        """Return True if a score must wait for a verdict. The verdict returns the score."""
         return self._under_check.holds(scored)
 
     def _measure(self, numerics: NumericsClass, policy_version: int) -> None:
-        """Have the verifier measure the rounding of the class, before it is given this version's rollouts: at once, and
-        again whenever the policy is a quarter older. Nodes that check each other stay with the defaults."""
+        """Have the verifier measure the class's rounding before it gets rollouts of this version. Repeat that whenever
+        the policy is a quarter older. With `by_nodes` the default scales apply."""
         is_verified = self._settings.enabled and not self._settings.by_nodes
         if not is_verified or policy_version < self._measured_from.get(numerics.rounding, 0):
             return
@@ -236,31 +238,31 @@ class Trust:
         self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
 
     def measured(self, event: NumericsMeasured) -> None:
-        """Take what the verifier has found of a rounding. Where it could not measure it, what was known before stays,
-        and it is asked again with the next version."""
+        """Store a measured rounding. Without a measurement the earlier one stays, and the next version triggers another
+        attempt."""
         if event.evidence is not None:
             self._numerics.measured(event.rounding, event.evidence)
         else:
             self._measured_from[event.rounding] = event.policy_version + 1
 
     def abandoned(self, event: CheckAbandoned) -> Held | None:
-        """Give up a check that cannot be made; return what was held for it."""
+        """Give up an impossible check. Return the score held for it."""
         self._checking.forget(event.rollout_id)
         check = self._under_check.answered(event.rollout_id)
         self._num_abandoned += check is not None
         return check.held if check is not None else None
 
     def checked(self, event: RolloutChecked, now: float) -> Held | None:
-        """Judge by the verifier's findings; return what was held, if its rollout is still there."""
+        """Judge nodes by the verifier's findings. Return the held score if the rollout still exists."""
         return self._conclude(event.rollout_id, tuple((*span, None) for span in event.spans), now)
 
     def returned(self, event: CheckReturned, now: float) -> Held | None:
-        """Take what a node has found of others' work; return what was held, if that is now decided."""
+        """Process a checking node's finding. Return the held score if the check is decided now."""
         outcome = self._checking.returned(event.node_id, event.rollout_id, event.finding)
         return None if outcome is None else self._take(outcome, now)
 
     def advance(self, now: float) -> Iterable[Held]:
-        """Ask nodes for checks; return what was held for checks that are given up."""
+        """Ask nodes for checks. Return the scores held for abandoned checks."""
         if not self._settings.by_nodes:
             return ()
         return [held for outcome in self._checking.advance(now) if (held := self._take(outcome, now)) is not None]
@@ -293,14 +295,15 @@ class Trust:
     def _conclude(
         self, rollout_id: str, spans: tuple[tuple[str, Evidence, Honest | None], ...], now: float
     ) -> Held | None:
-        """`spans`: who drew, what is found of it, and, where a node has found it, what honest ones show to that one."""
+        """Judge a checked rollout. `spans`: sampling node, evidence and, for a finding by a node, the honest scales of
+        that comparison."""
         check = self._under_check.answered(rollout_id)
         if check is None:
             return None
         failed, found = [], []
         for node_id, evidence, found_by_node in spans:
             standing = self._standings.of(node_id)
-            # Greedy choices say little of a scale: their class learns nothing of them.
+            # Greedy tokens tell little about a scale, so their class learns nothing.
             learns = found_by_node is None and evidence.num_claims > 0
             honest = found_by_node or self._numerics.honest(
                 standing.numerics, without=standing.taught, shown=standing.recent
@@ -319,14 +322,14 @@ class Trust:
         return check.held if rollout_id in self._ledger.rollouts else None
 
     def scored(self, rollout_ids: Iterable[str], reward: float, now: float) -> None:
-        """Take the reward of an episode, whose turns are `rollout_ids`."""
+        """Process the reward of an episode with the turns `rollout_ids`."""
         if self._settings.enabled:
             rank, checked = self._shopping.scored(rollout_ids, reward, self._under_check)
             for rollout_id, found in checked:
                 self._weigh_rewards(rollout_id, rank, found, now)
 
     def _weigh_rewards(self, rollout_id: str, rank: float, found: Iterable[Edges], now: float) -> None:
-        """Judge by a rollout that is checked and scored: see `shopping`."""
+        """Judge nodes by a checked and scored rollout (`shopping`)."""
         for one in found:
             standing = self._standings.of(one.node_id)
             if standing.is_quarantined:
@@ -344,8 +347,8 @@ class Trust:
                 standing.share = self._share(standing)
 
     def screened(self, step: int, screened: Iterable[Seen], now: float) -> None:
-        """What the learner has seen of one step's rollouts, by whoever drew them, under the policy that it trained.
-        Only nodes that round alike are compared with each other in one step, and each node with its own past."""
+        """Process the learner's view of one step's rollouts, under the trained policy. Comparisons within a step are
+        limited to nodes of equal rounding. Each node is also compared with its own past."""
         screened = tuple(screened)
         self._mismatch.add(screened)
         of_nodes = [seen for seen in screened if seen.node_id != HUB_NODE_ID]
@@ -358,12 +361,13 @@ class Trust:
             alike.setdefault(self._standings.of(seen.node_id).numerics.rounding, []).append(seen)
         for among in alike.values():
             for node_id, weight in standing_out(among, self._alarm * DOUBT).items():
-                reason = f"The learner finds its rollouts unlike others' ({weight:.1f} nats)."
+                reason = f"The learner finds its rollouts unlike other nodes' ({weight:.1f} nats)."
                 self._suspect(self._standings.of(node_id), reason, now)
 
     def _lags(self, lag: Lag, now: float) -> None:
-        """It has begun to. With a verifier its rollouts are checked before they are trained on. Without one nothing
-        else keeps them from being trained on, so it is quarantined, if other nodes show that it is not the run."""
+        """Process the start of a lag. With a verifier, the node becomes suspect: its rollouts are checked before
+        training. Without one, checks cannot stop bad rollouts, so the node is quarantined if other nodes show that the
+        run itself is not the cause."""
         standing = self._standings.of(lag.node_id)
         if self._settings.enabled:
             self._suspect(standing, str(lag), now)
@@ -372,20 +376,20 @@ class Trust:
             self._decide(lag.node_id, Decision.QUARANTINED, str(lag), now)
 
     def suspected(self, node_ids: Iterable[str], now: float) -> None:
-        """On account of their rollouts the learner left groups out, or held a step back."""
+        """Suspect the nodes whose rollouts made the learner omit groups or hold back a step."""
         if self._settings.enabled:
             for node_id in node_ids:
-                self._suspect(self._standings.of(node_id), "The learner could not train on a rollout of it.", now)
+                self._suspect(self._standings.of(node_id), "The learner could not train on one of its rollouts.", now)
 
     def pardon(self, node_id: str, now: float) -> None:
-        """The operator lets the node begin anew; harmless for any other."""
+        """Release a quarantined node at the operator's wish. For other nodes, only log the decision."""
         standing = self._standings.get(node_id)
         if standing is not None and standing.is_quarantined:
             self._release(standing, StandingState.NEW, "", now)
         self._decide(node_id, Decision.PARDONED, BY_OPERATOR, now)
 
     def vouched(self, event: NodeVouchedFor, now: float) -> None:
-        """The operator takes the node for one that has long proven itself, or has it prove itself anew."""
+        """Set a node to long proven, or back to new, at the operator's wish."""
         standing = self._standings.get(event.node_id)
         refusal = why_not(standing, is_trusted=event.is_trusted)
         if standing is None or refusal:
@@ -405,20 +409,20 @@ class Trust:
             self._out.record(ActionSettled(number=event.number, done=True, before=before, after=standing.state))
         self._out.act(TellOperator(number=event.number))
 
-    # --- what follows
+    # --- decisions
 
     def _is_watched(self, standing: Standing) -> bool:
         of_tokens, of_rewards = standing.sums[: Alternative.SHOPPED], standing.sums[Alternative.SHOPPED :]
         return max(of_tokens) > WATCHED * self._alarm or max(of_rewards) > WATCHED_FOR_REWARDS * self._alarm
 
     def _share(self, standing: Standing) -> float:
-        """Of a proven node's rollouts that are checked."""
+        """Return the share of a proven node's rollouts to check."""
         if self._is_watched(standing):
             return 1.0
         return share_checked(standing.num_verified, self._settings.first_checked, self._settings.least_checked)
 
     def _change_engine(self, standing: Standing, numerics: NumericsClass, now: float) -> None:
-        """With another engine a node is to prove itself again."""
+        """Store the node's numerics. A proven node with another engine must prove itself again."""
         numerics = self._numerics.known(numerics)
         if standing.is_proven and standing.numerics != numerics:
             self._begin_again(standing, StandingState.NEW, CHANGED, now)
@@ -428,12 +432,13 @@ class Trust:
     def _judge(
         self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest, *, learns: bool
     ) -> bool:
-        """Return True if this evidence convicts the node; else it counts for the node, or makes it suspect. `learns`:
-        its class learns of it."""
+        """Judge a node by this evidence, and return True if it is convicted. Otherwise the evidence counts for the
+        node, or makes it suspect. `learns`: its class learns from the evidence."""
         sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
-        self._failed[str(standing.numerics)] += failed  # Zero as well: every class that was checked is in both.
+        # Add zero as well, so that every checked class is in both counters.
+        self._failed[str(standing.numerics)] += failed
         standing.num_checked += 1
         standing.num_failed += failed
         standing.checked_at = now
@@ -468,7 +473,7 @@ class Trust:
             self._numerics.learn(standing.numerics, evidence)
 
     def _doubts(self, standing: Standing, now: float) -> bool:
-        """Return True if so much speaks against the node that it is suspect; it then begins anew."""
+        """Return True if enough evidence makes the node suspect. Then its proof starts over."""
         if max(standing.sums) <= DOUBT * self._alarm:
             return False
         if standing.is_proven or standing.num_verified:
@@ -478,18 +483,18 @@ class Trust:
         return True
 
     def _begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """What its class has learned of it is forgotten too."""
+        """Enter a state and discard the node's contributions to its class."""
         self._numerics.unlearn(standing.numerics, standing.taught)
         standing.shown = standing.taught = NO_EVIDENCE
         standing.begin_again(state, reason, now)
         self._checking.changed(standing.node_id)
 
     def _tell_checked(self, rollout_id: str, check: Check, failed: Collection[str]) -> None:
-        """Books, node and ledger: what is forged is not trained on, if it is not too late."""
+        """Report a check to store, node and ledger. Forged rollouts are dropped unless already consumed."""
         checked = Checked.FAILED if check.node_id in failed else Checked.PASSED
         self._out.record(CheckRecorded(rollout_id=rollout_id, checked=checked))
         rollout = self._ledger.rollouts.get(rollout_id)
-        if rollout is None:  # It is final: the store knows how.
+        if rollout is None:  # The rollout is finished, and the store knows its state.
             self._out.act(LookUpReceipt(node_id=check.node_id, rollout_id=rollout_id))
             return
         self._out.receipt(check.node_id, rollout_id, rollout.state, checked=checked)
@@ -499,14 +504,14 @@ class Trust:
             self._forgetting.forget_rollout(rollout, DropReason.FORGED, detail, is_its_own=is_its_own)
 
     def _condemn(self, standing: Standing, causes: tuple[Cause, ...], rollout_id: str, now: float) -> None:
-        """`causes`: what may be at fault in the node's place."""
+        """Convict the node unless one of `causes` or its whole class is at fault."""
         if standing.is_quarantined:
             return
         reason, shown = what_is_wrong(standing), convicting(standing).shown
         common = self._faults.suspended(causes)
         if common is not None:
-            self._spare(standing, f"It fails as others do, on {common[1]} {common[2]}.", now)
-            why = f"So many fail ({common[0]} on {common[1]} {common[2]}) that it may not be their fault."
+            self._spare(standing, f"Other nodes fail on {common[1]} {common[2]} too.", now)
+            why = f"Many nodes fail ({common[0]} on {common[1]} {common[2]}), so the fault may not be theirs."
             self._release_all(
                 [one for one in self._faults.failed(common) if common in self._condemned_for.get(one, ())], why, now
             )
@@ -520,10 +525,10 @@ class Trust:
             self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=shown)
 
     def _as_coarse(self, standing: Standing) -> list[str]:
-        """The nodes of its class that round as coarsely as this one, itself included, if enough unlike ones do: from
-        then on the class is known to be coarser, and they have done nothing wrong. Else none."""
+        """Return all nodes of its class that round as coarsely as this node, if enough dissimilar ones do; otherwise
+        none. If so, the class counts as coarser from now on, which clears these nodes."""
         if self._settings.by_nodes:
-            return []  # What nodes find of each other is coarser than either.
+            return []  # Findings of nodes are coarser than either node.
         unlike, kin = [standing], set(standing.kin)
         for other in self._standings.of_class(standing.numerics):
             if other is not standing and other.recent.num_tokens >= LEAST_TOKENS and not kin & other.kin:
@@ -535,7 +540,7 @@ class Trust:
         return [unlike[place].node_id for place in alike]
 
     def _release_all(self, node_ids: Iterable[str], why: str, now: float) -> None:
-        """Those of them that are quarantined."""
+        """Release all quarantined nodes among `node_ids`."""
         for node_id in node_ids:
             other = self._standings.of(node_id)
             if other.is_quarantined:
@@ -543,15 +548,15 @@ class Trust:
                 self._decide(node_id, Decision.RELEASED, why, now)
 
     def _spare(self, standing: Standing, why: str, now: float) -> None:
-        """What has failed counts for nothing; but it is asked again only after a while."""
+        """Discard the evidence against the node. It gets new work only after a rest."""
         standing.acquit()
         self._begin_again(standing, StandingState.SUSPECT, why, now)
         self._nodes.fail(standing.node_id, now)
         self._out.record(StandingRecorded(row=standing.row))
 
     def _suspect(self, standing: Standing, reason: str, now: float) -> None:
-        """Whoever was suspected before and acquitted is suspected again only after twice as many checks: the learner's
-        numerics may be unlike its own all the time."""
+        """Suspect a node after a hint. After an acquittal, the next suspicion needs twice as many checks, because the
+        learner's numerics may always differ from the node's."""
         if not standing.is_quarantined and standing.num_checked >= standing.hints_from:
             standing.hints_from = 2 * (standing.num_checked + self._settings.first_checked)
             self._begin_again(standing, StandingState.SUSPECT, reason, now)
@@ -567,7 +572,7 @@ class Trust:
         self._tell(standing)
 
     def _release(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Out of quarantine, to begin anew."""
+        """Release the node from quarantine; it must prove itself again."""
         self._num_quarantined -= 1
         self._condemned_for.pop(standing.node_id, None)
         self._lagging.look_again(standing.node_id)
@@ -578,7 +583,7 @@ class Trust:
         self._tell(standing)
 
     def _tell(self, standing: Standing) -> None:
-        """The node, if it is there."""
+        """Tell a connected node about its quarantine or release."""
         node = self._nodes.get(standing.node_id)
         if node is not None and node.connected:
             node.told = StandbyReason.QUARANTINED if standing.is_quarantined else None
@@ -595,7 +600,7 @@ class Trust:
         rollout_id: str = "",
         evidence: Evidence | None = None,
     ) -> None:
-        """For the log."""
+        """Record a decision for the log."""
         self._out.record(
             TrustDecided(
                 node_id=node_id,
@@ -609,7 +614,7 @@ class Trust:
 
 
 def _causes(standing: Standing, check: Check) -> tuple[Cause, ...]:
-    """What might be at fault in the node's place."""
+    """Return the possible causes other than the node."""
     return (
         (standing.numerics, "version", check.policy_version),
         (standing.numerics, "group", check.group_id),

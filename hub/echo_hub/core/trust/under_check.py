@@ -1,4 +1,4 @@
-"""Rollouts under check: begun, waited for if the check blocks, and answered once each."""
+"""Rollouts under check. A blocking check holds the rollout's score; each check is answered once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Held = RolloutScored | RolloutContinued
 
 @dataclass(slots=True, eq=False)
 class Check:
-    """A rollout that the verifier or another node computes again."""
+    """Check of one rollout by the verifier or another node."""
 
     node_id: str
     """Node that the rollout was leased to."""
@@ -30,7 +30,7 @@ class Check:
     policy_version: int
     is_blocking: bool
     held: Held | None = None
-    """The score that came meanwhile."""
+    """Score that arrived during the check."""
 
 
 class UnderCheck:
@@ -55,7 +55,7 @@ class UnderCheck:
         return rollout_id in self._checks
 
     def can_check(self, rollout: LeasedRollout) -> bool:
-        """Return True unless the hub drew the rollout itself, or nodes would have to check greedy choices."""
+        """Return True unless the hub sampled the rollout itself, or nodes would have to check greedy choices."""
         about = EvaluationGroup.of(rollout.group_id)
         is_drawn = about is None or not about.greedy
         return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
@@ -78,8 +78,8 @@ class UnderCheck:
                 self._hasten()
 
     def begin_all(self, node_id: str) -> None:
-        """Begin blocking checks of all received, unconsumed rollouts with tokens of this node. O(rollouts that are not
-        final); called seldom."""
+        """Begin blocking checks of all received, unconsumed rollouts with tokens of this node. O(unfinished
+        rollouts); called seldom."""
         is_any_hastened = False
         for rollout in self._ledger.rollouts.values():
             has_come_in = node_id in rollout.drawers and rollout.state is not ReceiptState.LEASED

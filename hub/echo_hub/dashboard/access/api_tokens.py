@@ -1,7 +1,7 @@
-"""Tokens of scripts: each for a scope and a time, known to the hub by its SHA-256 alone.
+"""API tokens for scripts, each with a scope and an expiry. The hub stores only their SHA-256.
 
-They are 256 random bits, so a fast hash keeps them as well as a slow one would, and what is looked up by a hash tells
-nobody's clock anything of the token.
+A token holds 256 random bits, so a fast hash protects it as well as a slow one. Tokens are looked up by hash, so lookup
+times reveal nothing about a token.
 """
 
 from __future__ import annotations
@@ -15,34 +15,33 @@ from typing import Final
 from echo_hub.actions.records import ApiToken
 
 PREFIX: Final = "echo_"
-"""By which people and scanners of repositories know one."""
+"""Prefix by which people and secret scanners recognise a token."""
 MOST_CHARACTERS: Final = 128
 
 
 def new_api_token() -> str:
-    """What a script is given, once."""
+    """Return a new random token. It is shown to its owner once."""
     return f"{PREFIX}{secrets.token_urlsafe(32)}"
 
 
 def hash_of(token: str) -> str:
-    """What the hub keeps of it."""
+    """Return the token's hash, which is all that the hub stores."""
     return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class ApiTokens:
-    """Those in the books, in memory, so that no request costs a look into the store. `clock`: seconds since the
-    epoch."""
+    """The database's tokens in memory, so that requests need no query. `clock` returns seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._by_hash: dict[str, ApiToken] = {}
 
     def renew(self, tokens: Iterable[ApiToken]) -> None:
-        """These are all that there are."""
+        """Replace all known tokens."""
         self._by_hash = {token.token_hash: token for token in tokens}
 
     def find(self, given: str) -> ApiToken | None:
-        """The token that this is, if it is good now."""
+        """Return the token's record if it is valid now, else None."""
         if not given.startswith(PREFIX) or len(given) > MOST_CHARACTERS:
             return None
         token = self._by_hash.get(hash_of(given))

@@ -1,4 +1,4 @@
-"""How often one address may try a password: a few times at once, then now and then."""
+"""Rate limit for password attempts from one address: a burst, then one at a time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import Final
 
 BURST: Final = 5
 EVERY_S: Final = 20.0
-"""One more attempt after so long."""
+"""Seconds until one more attempt is allowed."""
 MOST_PLACES: Final = 10_000
-"""Of more, those are forgotten that tried first."""
+"""Addresses remembered; beyond it, the address with the oldest last attempt is forgotten."""
 
 
 class Attempts:
-    """A token bucket for each place (what counts as one address). `clock` in seconds, of any origin."""
+    """A token bucket for each place, the key that counts as one address. `clock` returns seconds from any origin."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._free_at: dict[str, float] = {}
-        """When all attempts of an address will be free again (the generic cell rate algorithm)."""
+        """Time at which each address has its full burst again (the generic cell rate algorithm)."""
 
     def wait_s(self, place: str) -> float:
-        """Counts one attempt: 0 when it may be made, else the seconds until one may, and it does not count."""
+        """Count one attempt and return 0 if it is allowed.
+
+        Otherwise return the seconds to wait, without counting it.
+        """
         now = self._clock()
         free_at = max(self._free_at.pop(place, now), now)
         wait_s = free_at - now - (BURST - 1) * EVERY_S
@@ -31,5 +34,5 @@ class Attempts:
         return max(wait_s, 0.0)
 
     def forget(self, place: str) -> None:
-        """This address has shown who it is."""
+        """Reset the limit of an address after a successful login."""
         self._free_at.pop(place, None)

@@ -1,10 +1,10 @@
-"""What an operator shows to be let in: the token that the hub made, or the password that the operator has set.
+"""The operator's credentials: the token made by the hub, and the password set by the operator.
 
-Both are files in the run's directory that their owner alone may read. Of the password only its Argon2id hash is kept
-(19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). To verify one takes some 30 ms of
-one processor, so it happens on a thread, one at a time, and few may wait for it: more lanes or more memory would take
-from the hub what they take from whoever guesses. The thread is always the same one: what the hash has needed stays with
-the thread's share of the heap.
+Both are files in the run's directory, readable only by their owner. Of the password, only its Argon2id hash is stored
+(19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). Verifying takes about 30 ms of one
+processor core. A thread verifies one password at a time, and the queue is short. More lanes or memory would make each
+guess by a stranger cost the hub more, too. A single permanent thread does it, because the allocator keeps the hash's
+memory for each thread that used it.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ TOKEN_BYTES: Final = 32
 LEAST_CHARACTERS: Final = 10
 MOST_CHARACTERS: Final = 1_024
 MOST_WAITING: Final = 4
-"""Passwords that may wait to be verified; one more is told to come again."""
+"""Passwords that may wait for verification; a further one is rejected with "try again"."""
 _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
 
 
 class BusyError(Exception):
-    """Too many passwords wait to be verified."""
+    """Too many passwords are waiting for verification."""
 
 
 def set_password(path: Path, password: str) -> None:
-    """Keeps the password's hash at `path`. Raises ConfigError when it is too short or too long."""
+    """Store the password's hash at `path`. Raises ConfigError if the password is too short or too long."""
     if not LEAST_CHARACTERS <= len(password) <= MOST_CHARACTERS:
         raise ConfigError(
             "This password cannot be used.",
             got=f"{len(password)} characters",
-            do=f"Take {LEAST_CHARACTERS} to {MOST_CHARACTERS:,} characters.",
+            do=f"Use {LEAST_CHARACTERS} to {MOST_CHARACTERS:,} characters.",
         )
     write_private(path, f"{_HASHER.hash(password)}\n".encode())
 
 
 class Credentials:
-    """One run's token and password. `open` before anything else."""
+    """One run's token and password. Call `open` first."""
 
     def __init__(self, *, token: Path, password: Path) -> None:
         self._token_path = token
@@ -59,7 +59,7 @@ class Credentials:
         self.token = ""
 
     def open(self) -> None:
-        """Reads the token; makes one where there is none. Raises ConfigError when the file holds none."""
+        """Read the token, or make one if its file is missing. Raises ConfigError if the file holds no valid token."""
         try:
             if not self._token_path.exists():
                 write_private(self._token_path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n".encode())
@@ -68,17 +68,17 @@ class Credentials:
             raise ConfigError(
                 "The operator's token cannot be read.",
                 got=str(error),
-                do=f"Delete {self._token_path}: a new one is made.",
+                do=f"Delete {self._token_path}; the hub then makes a new token.",
             ) from error
         if len(self.token) < TOKEN_BYTES:
             raise ConfigError(
                 "The operator's token is too short.",
                 got=f"{len(self.token)} characters in {self._token_path}",
-                do="Delete the file: a new one is made.",
+                do="Delete the file; the hub then makes a new token.",
             )
 
     def rotate_token(self) -> None:
-        """Another token from now on, which is in the file. Raises OSError when it cannot be written."""
+        """Replace the token and its file. Raises OSError if the file cannot be written."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         write_private(self._token_path, f"{token}\n".encode())
         self.token = token
@@ -89,7 +89,9 @@ class Credentials:
 
     @property
     def password_set_at(self) -> int:
-        """Changes whenever the password does."""
+        """Return the password file's modification time in ns, which changes with each new password; 0 without a
+        password.
+        """
         try:
             return self._password_path.stat().st_mtime_ns
         except OSError:
@@ -99,7 +101,7 @@ class Credentials:
         return hmac.compare_digest(given.encode(errors="surrogatepass"), self.token.encode())
 
     async def is_password(self, given: str) -> bool:
-        """Raises BusyError when too many wait."""
+        """Verify a password. Raises BusyError if too many are waiting."""
         if not given or len(given) > MOST_CHARACTERS or not self.has_password:
             return False
         if self._waiting >= MOST_WAITING:
@@ -117,6 +119,6 @@ class Credentials:
             return False
         except (OSError, ValueError, InvalidHashError) as error:
             log.warning(
-                "the password's file is of no use (set it again: echo-hub password RUN): %s", type(error).__name__
+                "the password's file cannot be used (set it again: echo-hub password RUN): %s", type(error).__name__
             )
             return False

@@ -1,13 +1,13 @@
-"""Who may see and do what: everything is the operator's, unless `PUBLIC` names it.
+"""Access control: every route is for the operator, unless `PUBLIC` lists it.
 
-An operator comes with `Authorization: Bearer TOKEN`, as scripts and Prometheus do, or with a session's cookie. A script
-may have a token of its own, for a scope: whoever has one for reading changes nothing. Opening
-`/?token=TOKEN` begins a session, as the form at /login does. Whatever changes something is a POST; with a session it
-must come from a page of this hub (Origin, Sec-Fetch-Site) and carry the session's key, or the hub's token.
+An operator authenticates with `Authorization: Bearer TOKEN`, as scripts and Prometheus do, or with a session cookie. A
+script may have its own token with a scope; a token for reading cannot change anything. Opening `/?token=TOKEN` begins a
+session, like the form at /login. Every change is a POST. With a session, the POST must come from a page of this hub
+(Origin, Sec-Fetch-Site) and carry the session's key or the hub's token.
 
-A browser sends a cookie to every port of its host, so whoever runs another server there has it. The key is in no cookie
-and on no page: login puts it behind # of the address that it leads to, and `key.js` into the storage of this origin,
-which ends at the port.
+Browsers send a cookie to every port of its host, so another server on the host receives the session cookie. The key
+protects against that: it is in no cookie and on no page. Login puts the key after # in the redirect address. `key.js`
+moves it into the origin's storage, which is separate for each port.
 """
 
 from __future__ import annotations
@@ -35,45 +35,45 @@ PUBLIC: Final = frozenset(
     {
         "/leaderboard",
         "/teams",
-        "/nodes/{node}",  # By the start of a node's id, and with what counted alone.
+        "/nodes/{node}",  # Named by a prefix of the node's id; shows only credited work.
         "/nodes/{node}/picture.png",
         "/teams/{team}",
         "/teams/{team}/picture.png",
-        "/receipts",  # What its node is told of a rollout, and nothing of what is in it.
+        "/receipts",  # Shows what the node is told about its rollout, without the tokens.
         "/about",
         "/api/v1/leaderboard",
         "/api/v1/leaderboard/nodes/{node}",
         "/api/v1/leaderboard/teams/{team}",
         "/api/v1/teams",
         "/api/v1/receipts/{rollout}",
-        "/api/v1/events",  # Its events say no more than the leaderboard does.
+        "/api/v1/events",  # Its events tell no more than the leaderboard.
         "/healthz",
-        "/readyz",  # To strangers one word.
+        "/readyz",  # Strangers get one word.
         "/static/{name}",
         "/login",
-        "/node",  # Nodes prove who they are there, and at the next three.
+        "/node",  # Nodes authenticate here and at the next three routes.
         "/node/receipts",
         "/node/certificate",
         "/node/team",
         "/announce/{passkey}",
         "/artefacts/{passkey}/{carrier}/{path}",
-        "/install.sh",  # Not found, unless the operator set server.install_from; so the next two.
+        "/install.sh",  # Not found unless the operator set server.install_from; so are the next two.
         "/install.ps1",
         "/install/{sha256}/{name}",
     }
 )
-"""The routes that anybody may ask for. Whatever is added to the hub and not to this is the operator's."""
+"""Routes open to everybody. All other routes, including new ones, need the operator."""
 
 KEY: Final = "page_key"
 TOKEN: Final = "hub_token"
-"""Fields of forms."""
+"""Form fields."""
 _OPEN_TO_SESSIONS: Final = "/logout"
-"""A session alone may end itself."""
+"""A session may end itself without the key."""
 NOT_OWN_PAGE: Final = (
     "This form is not from a page of this hub. Open the hub's own page and try again. Behind a proxy that speaks TLS,"
     " name the proxy in server.trusted_proxies and have it pass on Host and X-Forwarded-Proto."
 )
-NO_KEY: Final = "This form lacks the key that logging in gives to the browser. Log in again, then repeat this."
+NO_KEY: Final = "This form lacks the key that logging in gives to the browser. Log in again, then repeat the action."
 NO_KEY_PAGE: Final = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>'
     f'<p role="alert">{NO_KEY}</p><p><a href="/login">Log in</a></p></html>\n'
@@ -82,22 +82,25 @@ _ACTOR: Final = web.RequestKey("actor", Actor)
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = "Bearer "
 _CREDENTIALS_S: Final = 1.0
-"""How often the guard looks whether the password has changed."""
+"""Seconds between checks for a changed password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visits:
-    """What the hub's settings make of a request: where it comes from, and whether it came by TLS."""
+    """Facts of a request that depend on the hub's settings: its source and whether it came over TLS."""
 
     place: Callable[[web.Request], str]
-    """What counts as one address."""
+    """Key of the source; requests with equal keys count as one address."""
     is_https: Callable[[web.Request], bool]
     address: Callable[[web.Request], str] = lambda _: ""
-    """The address at which it reached the hub, as others may; empty where it does not say."""
+    """Address at which the request reached the hub, for links; empty if the request does not tell."""
 
 
 class Guard:
-    """`name` tells this run's cookie from those of other hubs on the same host, for cookies know no port."""
+    """Middleware that authenticates requests.
+
+    `name` distinguishes this run's cookie from those of other hubs on the same host: cookies ignore the port.
+    """
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class Guard:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        if resource is None or resource.canonical in PUBLIC:  # None: there is no such route.
+        if resource is None or resource.canonical in PUBLIC:  # None: no route matches.
             return await handler(request)
         session = self.session(request)
         actor = self._actor(request, session)
@@ -148,7 +151,7 @@ class Guard:
         return await handler(request)
 
     def is_from_own_page(self, request: web.Request) -> bool:
-        """Whether a browser says that one of this hub's pages sent this: by the same scheme, host and port."""
+        """Return True if the browser says that a page of this hub sent the request: same scheme, host and port."""
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         if site is not None and site != "same-origin":
             return False
@@ -156,7 +159,8 @@ class Guard:
             return site is not None
         try:
             sent_from = urlsplit(origin)
-            if site is not None:  # It has compared the schemes itself; a proxy may speak TLS unknown to the hub.
+            # The browser has compared the schemes. The hub cannot: a proxy may terminate TLS without telling it.
+            if site is not None:
                 return sent_from.netloc == request.host
             scheme = "https" if self.visits.is_https(request) else "http"
             return sent_from.scheme == scheme and _with_port(sent_from) == _with_port(
@@ -176,7 +180,7 @@ class Guard:
         return self._actor(request, self.session(request)) is not None
 
     def rotate_token(self) -> None:
-        """The operator's token that was lets nobody in any more, and all sessions end. Raises OSError."""
+        """Replace the operator's token and end all sessions. Raises OSError."""
         self.credentials.rotate_token()
         self._sessions.end_all()
 
@@ -186,8 +190,9 @@ class Guard:
         return self._sessions.find(request.cookies.get(self._cookie(request), ""))
 
     def begin_session(self, request: web.Request) -> web.Response:
-        """The answer that logs in."""
-        self._heed_new_password()  # Or this session would end with those that the old one began.
+        """Return the response that logs in."""
+        # Check first, or the next check would end this session with those of the old password.
+        self._heed_new_password()
         session = self._sessions.begin()
         response = see_other(f"/#key={session.key}")
         response.set_cookie(
@@ -202,7 +207,7 @@ class Guard:
         return response
 
     def end_session(self, request: web.Request) -> web.Response:
-        """The answer that logs out."""
+        """Return the response that logs out."""
         if (session := self.session(request)) is not None:
             self._sessions.end(session.session_id)
         response = see_other("/login")
@@ -218,11 +223,13 @@ class Guard:
         return response
 
     def _cookie(self, request: web.Request) -> str:
-        """By TLS one that no page without TLS can set (https://www.rfc-editor.org/rfc/rfc6265bis, `__Host-`)."""
+        """Return the cookie's name. Over TLS it has a prefix that only TLS pages can set
+        (https://www.rfc-editor.org/rfc/rfc6265bis, `__Host-`).
+        """
         return f"{'__Host-' if self.visits.is_https(request) else ''}echo-{self._name}"
 
     def _actor(self, request: web.Request, session: Session | None) -> Actor | None:
-        """Who this is, by the session or by what the request shows; None: nobody that is let in."""
+        """Return the request's authenticated actor, by session or token; None if it has no valid one."""
         if session is not None:
             try:
                 place = self.visits.place(request)
@@ -245,7 +252,7 @@ class Guard:
         return None
 
     def _heed_new_password(self) -> None:
-        """Who was let in by another password than the one that holds is out."""
+        """End all sessions if the password has changed."""
         self._looked_at = self._clock()
         if (set_at := self.credentials.password_set_at) != self._password_set_at:
             self._password_set_at = set_at
@@ -253,12 +260,12 @@ class Guard:
 
 
 def actor_of(request: web.Request) -> Actor:
-    """Who is behind a request that the guard has let through to a route that is not public."""
+    """Return the actor of a request that the guard admitted to a non-public route."""
     return request[_ACTOR]
 
 
 def _with_port(address: SplitResult) -> tuple[str | None, int]:
-    """Raises ValueError for what is no port."""
+    """Return an address's host and port. Raises ValueError for an invalid port."""
     return address.hostname, address.port or (443 if address.scheme == "https" else 80)
 
 

@@ -1,4 +1,4 @@
-"""The door: /login asks for the token or the password, /logout ends the session."""
+"""Login and logout: /login asks for the token or the password, /logout ends the session."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from echo_shared.errors import RemoteProtocolError
 log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 8_192
-"""Of a form from a stranger."""
+"""Largest login form; it comes from strangers."""
 BODY_S: Final = 10.0
-"""How long it may take to arrive."""
+"""Time limit for receiving the form."""
 PAGES_KEPT: Final = 256
-"""As rendered, of the few that there are: whoever guesses sees a page hundreds of times a second."""
+"""Rendered pages kept, since guessing clients request them hundreds of times a second. Few variants exist."""
 
 
 class LoginPage:
@@ -36,7 +36,7 @@ class LoginPage:
         self._rendered = lru_cache(PAGES_KEPT)(self._render)
 
     async def serve(self, request: web.Request) -> web.Response:
-        """GET /login, for who is logged in, too: a browser that has lost its key is given another."""
+        """GET /login. Also serves logged-in users: a browser that lost its key gets a new one."""
         return self._page()
 
     async def log_in(self, request: web.Request) -> web.Response:
@@ -56,10 +56,10 @@ class LoginPage:
         try:
             is_password = await self._guard.credentials.is_password(given)
         except BusyError:
-            return self._page("Too many people log in at this moment: try again.", status=503)
+            return self._page("Too many logins at this moment: try again.", status=503)
         if not is_password:
             log.warning("a login from %s was refused", place, extra={"event": "login_refused", "subject": place})
-            return self._page("That is not it.", status=403)
+            return self._page("This is neither the token nor the password.", status=403)
         self._attempts.forget(place)
         return self._guard.begin_session(request)
 
@@ -75,7 +75,7 @@ class LoginPage:
 
 
 async def _secret_of(request: web.Request) -> str:
-    """Raises ValueError for what is no form of ours, TimeoutError for one that does not arrive."""
+    """Return the secret in a login form. Raises ValueError for another form, TimeoutError if it arrives too slowly."""
     length = request.content_length
     if request.content_type != "application/x-www-form-urlencoded" or length is None or length > MOST_BYTES:
         raise ValueError("no form of this page")

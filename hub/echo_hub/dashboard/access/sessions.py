@@ -1,4 +1,4 @@
-"""Who is logged in: sessions that only the hub knows of, each under a random id that the browser's cookie holds."""
+"""Login sessions, kept in memory. Each has a random id, which the browser's cookie holds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final
 _SECRET_BYTES: Final = 32
 LIFE_S: Final = 7 * 86_400.0
 MOST: Final = 64
-"""Sessions at once; with one more the oldest ends."""
+"""Sessions at once; a further one ends the oldest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One browser's."""
+    """One browser's session."""
 
     session_id: str
     key: str
-    """What its forms carry. The browser is given it once, at login, and no page holds it: the cookie, which a browser
-    sends to every port of the host, gets nobody the key."""
+    """Secret that the session's forms carry. The browser receives it once, at login, and no page contains it. A
+    server on another port of this host sees the session cookie, but never this key."""
     ends_at: float
 
     def is_key(self, given: str) -> bool:
@@ -29,12 +29,12 @@ class Session:
 
 
 class Sessions:
-    """`clock` in seconds, of any origin."""
+    """The open sessions. `clock` returns seconds from any origin."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._open: dict[str, Session] = {}
-        """Oldest first."""
+        """Sessions by id, oldest first."""
 
     def begin(self) -> Session:
         while len(self._open) >= MOST:

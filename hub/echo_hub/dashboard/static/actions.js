@@ -1,4 +1,4 @@
-// Asks before a button does what cannot be undone at once. Without this script the hub asks.
+// Asks for confirmation before a button acts. Without this script, the hub asks.
 "use strict";
 document.getElementById("act")?.addEventListener("submit", (event) => {
   if (!confirm(event.submitter.dataset.question)) event.preventDefault();

@@ -1,9 +1,9 @@
-// Draws every [data-chart] with uPlot: echo_hub.dashboard.charts says what. Numbers are columns of /api/v1/curves, which
-// live.js tells the news of, or of live parts that hold JSON. All charts of a page share cursor and zoom.
+// Draws every [data-chart] with uPlot, as defined by echo_hub.dashboard.charts. Values are columns of /api/v1/curves,
+// updated through live.js, or of live parts with JSON. All charts of a page share cursor and zoom.
 "use strict";
 (() => {
   const CURVES = "curves";
-  const MIN_SPAN = 2; // Steps that a zoom shows at least.
+  const MIN_SPAN = 2; // Smallest zoom, in steps.
   const STEPS_AHEAD = 1.02;
   const charts = [...document.querySelectorAll("[data-chart]")].map((element) => ({
     element,
@@ -11,9 +11,9 @@
     plot: null,
   }));
   const hasCurves = charts.some(({ view }) => view.lines.some((line) => line.table === CURVES));
-  let width = 0; // Steps a point of the curves stands for.
+  let width = 0; // Steps in each point of the curves.
   let points = [];
-  let zoom = null; // [from, to] in steps; null: all.
+  let zoom = null; // [from, to] in steps; null shows all.
   let busy = false;
   let again = false;
 
@@ -33,7 +33,7 @@
 
   const combined = (left, right, sign) => left.map((value, i) => (value === null || right[i] === null ? null : value + sign * right[i]));
 
-  // What a chart draws, [x, y, ...], in the order of `seriesOf`: several tables have one x.
+  // The chart's data, [x, y, ...], in the order of `seriesOf`; several tables are joined on x.
   function dataOf(view) {
     const tables = view.lines.map((line) => {
       if (!line.error) return columnsOf(line.table, [line.column]);
@@ -82,7 +82,7 @@
     return [0, Math.max(last, 10) * STEPS_AHEAD];
   }
 
-  // The range that holds what is seen, with air.
+  // The range of the visible values, with a margin.
   function yRange(view) {
     return (plot, low, high) => {
       if (low === null) return view.logarithmic ? [0.1, 10] : [0, Math.max(view.at_least, 1)];
@@ -165,7 +165,7 @@
     if (!xs.length) return;
     const at = plot.cursor.idx;
     const place = at === null || at === undefined ? xs.length - 1 : Math.min(Math.max(at + step, 0), xs.length - 1);
-    // 1: the others follow, as they do a mouse.
+    // 1: the other charts follow, as with a mouse.
     plot.setCursor({ left: plot.valToPos(xs[place], "x"), top: plot.over.clientHeight / 2 }, true, true);
   }
 
@@ -184,7 +184,7 @@
 
   // Drawing
 
-  // Of what the element holds, the legend's height is not the plot's.
+  // The plot's height excludes the legend.
   function sizeOf(element) {
     const legend = element.querySelector(".u-legend");
     return { width: element.clientWidth, height: Math.max(element.clientHeight - (legend?.offsetHeight ?? 28), 60) };
@@ -194,13 +194,13 @@
     chart.plot?.destroy();
     chart.plot = new uPlot(optionsOf(chart), dataOf(chart.view), chart.element);
     chart.element.plot = chart.plot;
-    // uPlot lays itself out in a microtask; before that its legend has one line a curve.
+    // uPlot lays itself out in a microtask; before it, the legend has one line for each curve.
     queueMicrotask(() => chart.plot.setSize(sizeOf(chart.element)));
   }
 
   const drawn = () => charts.filter(({ plot }) => plot !== null);
 
-  // One in a folded part is made when that is opened.
+  // A chart in a folded part is created when the part is opened.
   function makeSeen() {
     for (const chart of charts) if (chart.plot === null && chart.element.checkVisibility()) make(chart);
   }
@@ -218,7 +218,7 @@
     width = news.width;
     if (!news.points.length) return;
     const first = bucket(news.points[0].step);
-    while (points.length && bucket(points[points.length - 1].step) >= first) points.pop(); // The last may have grown.
+    while (points.length && bucket(points[points.length - 1].step) >= first) points.pop(); // The last point may have changed.
     points.push(...news.points);
   }
 
@@ -231,7 +231,7 @@
       if (answer.ok) take(await answer.json());
       draw();
     } catch {
-      // The hub went away; when the stream is there again, it says what is missing.
+      // The hub is away; the stream sends what is missing when it reconnects.
     } finally {
       busy = false;
     }

@@ -1,11 +1,11 @@
-// Buttons that copy the line beside them. Without this script there are none: `copies` on the root shows them.
+// Buttons that copy the command next to them. The style sheet shows them only with the class `copies`, set here.
 "use strict";
 (() => {
   document.documentElement.classList.add("copies");
 
   function copied(text, line) {
     if (navigator.clipboard) return navigator.clipboard.writeText(text);
-    getSelection().selectAllChildren(line); // By plain HTTP browsers have no clipboard: select it, and ask the old way.
+    getSelection().selectAllChildren(line); // Over plain HTTP there is no clipboard API: select the text and use execCommand.
     return document.execCommand("copy") ? Promise.resolve() : Promise.reject(new Error("selected"));
   }
 
@@ -18,7 +18,7 @@
       await copied(line.textContent, line);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Selected: copy it";
+      button.textContent = "Selected: press copy";
     }
     setTimeout(() => (button.textContent = label), 2000);
   });

@@ -1,4 +1,4 @@
-// The page's parts fold. On a phone all but those that are marked to stay begin folded; an address's anchor opens its own.
+// Foldable parts of the page. On a phone, all parts without the class `stays` start folded; an anchor opens its part.
 "use strict";
 (() => {
   const NARROW = "(max-width: 47.99rem)";
@@ -12,7 +12,7 @@
   }
 
   addEventListener("hashchange", reveal);
-  // A second click on the same link is no change of the address.
+  // A second click on the same link does not fire hashchange.
   document.addEventListener("click", ({ target }) => {
     if (target.closest?.("a")?.hash === location.hash) reveal();
   });

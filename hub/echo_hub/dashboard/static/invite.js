@@ -1,5 +1,5 @@
-// A person's invite, /about#invite=TOKEN: the token is put into the lines that join. What stands behind # stays in the
-// browser: no server and no proxy is told it.
+// An invite link, /about#invite=TOKEN: puts the token into the join commands. The part after # stays in the browser:
+// no server or proxy receives it.
 "use strict";
 (() => {
   const token = /^#invite=([\w-]{16,128})$/.exec(location.hash)?.[1];

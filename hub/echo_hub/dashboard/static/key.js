@@ -1,5 +1,5 @@
-// Keeps the key that logging in gave this browser, /#key=KEY, and puts it into every form that changes something. It
-// stands behind # and in this origin's storage, so no other port of this host is sent it, as each is the cookie.
+// Stores the key that login gives this browser, /#key=KEY, and adds it to every form that changes something. The key
+// is only after # and in this origin's storage. Other ports of this host receive the cookie, but never the key.
 "use strict";
 (() => {
   const NAME = "echo-key";

@@ -1,21 +1,21 @@
-// Keeps a page live: its own address, asked for as an event stream, says what changed in it (echo_hub.dashboard.live).
-// The server renders everything; here it is only put in place. A page that is not seen holds no stream.
+// Keeps a page live: requested as an event stream, the page's own address sends its changes (echo_hub.dashboard.live).
+// The server renders everything; this script only inserts it. A hidden page holds no stream.
 "use strict";
 (() => {
   const shown = document.documentElement.dataset;
-  if (shown.revision === undefined) return; // This page does not change by itself.
+  if (shown.revision === undefined) return; // This page is not live.
 
   const FIRST_WAIT_MS = 1_000;
   const LONGEST_WAIT_MS = 30_000;
   const COUNT_MS = 5_000;
   const SPANS = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]];
   const link = document.getElementById("link");
-  const held = new Map(); // By part, what is put in place once nobody selects text in it.
+  const held = new Map(); // By part: changes to insert once no text in the part is selected.
   let stream = null;
   let of = null;
   let silentMs = 60_000;
   let heardAt = Date.now();
-  let ahead_s = 0; // Of this machine's clock, the hub's is.
+  let ahead_s = 0; // The hub's clock minus this machine's.
   let waitMs = FIRST_WAIT_MS;
   let timer = 0;
 
@@ -32,7 +32,7 @@
     return selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode);
   }
 
-  // A part is {html}, or {changed: {row: HTML}, order: [row, ...]}; two of them that follow each other make one.
+  // A change is {html}, or {changed: {row: HTML}, order: [row, ...]}; this merges two consecutive ones.
   function merged(before, after) {
     if (before === undefined || after.html !== undefined) return after;
     return { changed: { ...before.changed, ...after.changed }, order: after.order ?? before.order };
@@ -40,7 +40,7 @@
 
   function putRows(part, { changed, order }) {
     const made = new Map();
-    const shell = part.cloneNode(false); // Rows of a table are parsed as such only within one.
+    const shell = part.cloneNode(false); // The parser accepts table rows only inside a table.
     for (const [id, html] of Object.entries(changed)) {
       shell.innerHTML = html;
       made.set(id, shell.firstElementChild);
@@ -51,14 +51,14 @@
       return;
     }
     const rows = order.map((id) => made.get(id) ?? there.get(id));
-    if (rows.includes(undefined)) location.reload(); // What was sent before has not come.
+    if (rows.includes(undefined)) location.reload(); // An earlier change is missing.
     else part.replaceChildren(...rows);
   }
 
   function put(id, news) {
     const part = document.getElementById(id);
     if (part === null) {
-      location.reload(); // The hub was upgraded, and its page has other parts now.
+      location.reload(); // The hub was upgraded, and its page has different parts.
       return;
     }
     const all = merged(held.get(id), news);
@@ -84,7 +84,7 @@
     count();
   }
 
-  // As echo_hub.dashboard.formats.ago has it.
+  // Same format as echo_hub.dashboard.formats.ago.
   function ago(seconds) {
     if (seconds < 5) return "now";
     const [length, unit] = SPANS.find(([span]) => seconds >= span);
@@ -102,7 +102,7 @@
   function heard() {
     heardAt = Date.now();
     clearTimeout(timer);
-    timer = setTimeout(() => again("nothing heard"), silentMs);
+    timer = setTimeout(() => again("connection lost"), silentMs);
     say("live", "live");
   }
 
@@ -131,7 +131,7 @@
     stream = new EventSource(address);
     timer = setTimeout(() => again("no answer"), silentMs);
     on("hello", (news) => {
-      if (of !== null && news.of !== of) location.reload(); // Another run, or another release, is behind this address.
+      if (of !== null && news.of !== of) location.reload(); // This address now serves another run or another release.
       of = news.of;
       silentMs = 1000 * news.silent_s;
       ahead_s = news.now - Date.now() / 1000;
@@ -146,10 +146,10 @@
 
   function end() {
     close();
-    sayStale("this is no longer there");
+    sayStale("this page no longer exists");
   }
 
-  // Whatever the reason: the browser's own attempts would ask for what the page showed first, and end at a refusal.
+  // Reconnect here: the browser's own attempts would send the first revision again, and would stop after an error.
   function again(why) {
     close();
     sayStale(why);
@@ -163,11 +163,11 @@
       const answer = await fetch(location.href, { method: "HEAD", cache: "no-store" });
       if (answer.status === 404 || answer.status === 410) return end();
       if (answer.status === 401 || new URL(answer.url).pathname !== location.pathname) {
-        sayStale("logged out: load this page again");
+        sayStale("logged out: reload this page");
         return;
       }
     } catch {
-      // The hub is not there yet: the stream will not open either.
+      // The hub cannot be reached yet; opening the stream fails and is retried.
     }
     open();
   }

@@ -1,4 +1,4 @@
-"""AIPO: policy gradient with the importance ratio to the engine that sampled, truncated.
+"""AIPO: policy gradient with the truncated importance ratio to the engine that sampled.
 
     l_t = -sg(min(π_θ(o_t) / μ(o_t), ρ)) A log π_θ(o_t), sg = no gradient
 

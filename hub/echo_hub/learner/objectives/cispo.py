@@ -2,8 +2,8 @@
 
     l_t = -sg(min(r_t, cap)) A log π_θ(o_t), sg = no gradient
 
-Published: one bound, above; the mean over each group's tokens; A = (R - mean) / std. The paper gives no number; cap = 5
-is ScaleRL's (arXiv 2510.13786).
+Published: only an upper bound; the mean over each group's tokens; A = (R - mean) / std. The paper gives no number; cap
+= 5 is ScaleRL's (arXiv 2510.13786).
 
 Source: MiniMax-M1 (arXiv 2506.13585, section 3.1).
 """

@@ -1,19 +1,19 @@
-"""What a token's loss is multiplied by when its objective's ratio is not taken against the policy that sampled it.
+"""Corrections of token losses for tokens drawn by another policy than the denominator of the objective's ratio.
 
     k_t = π_prox(o_t) / μ(o_t), π_prox the learner at the start of the step, μ the behaviour policy
-    none        1: the engine's mismatch and the rollout's age go uncorrected
+    none        1: no correction for the engine's mismatch and the rollout's age
     tis         min(k_t, C), C = 2: truncated importance sampling
     masked_is   k_t, 0 outside a band
     veto        0 for the whole rollout if k_t < threshold for any of its tokens; with every objective
     mask        l_t = 0 where A < 0 and mean_t log(μ(o_t) / π_θ(o_t)) > threshold, the mean over the rollout; with every
-                objective. What the policy has moved away from by itself is not pushed further away
+                objective. Rollouts that the policy has already moved away from are not pushed further away
 
 Tokens and rollouts of weight 0 still count in the aggregation's denominator, as published: a step with many of them is
 a smaller step.
 
 Sources: tis: https://fengyao.notion.site/off-policy-rl. masked_is: IcePop, in Every Step Evolves (arXiv 2510.18855).
-mask: off-policy sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, section 3.1); as there, a KL term stays.
-veto: https://yingru.notion.site/When-Speed-Kills-Stability-271211a558b7808d8b12d403fd15edda.
+mask: off-policy sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, section 3.1); as there, a KL term stays. veto:
+https://yingru.notion.site/When-Speed-Kills-Stability-271211a558b7808d8b12d403fd15edda.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from echo_hub.learner.objectives.base import Tokens, ratio, rollout_means
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """`weights_N` without a graph; `bounded_N` (bool): truncated or masked; `vetoed_R` (bool) of the rollouts;
-    `masked_N` (bool): by the sequence mask."""
+    """`weights_N` has no graph. `bounded_N` (bool) marks truncated or masked tokens, `vetoed_R` (bool) rollouts,
+    `masked_N` (bool) tokens under the sequence mask.
+    """
 
     weights_N: Tensor
     bounded_N: Tensor
@@ -40,8 +41,7 @@ class Correction:
 
 
 def correct(tokens: Tokens, settings: ObjectiveConfig) -> Correction:
-    """The weights of `settings.correction`; those of vetoed rollouts and masked tokens are for the caller to take
-    away."""
+    """Return the weights of `settings.correction`. The caller zeroes vetoed rollouts and masked tokens."""
     ratio_N = ratio(tokens.proximal_logprobs_N, tokens.behavior_logprobs_N)
     low, high = settings.correction_low, settings.correction_high
     match settings.correction:
@@ -62,7 +62,7 @@ def correct(tokens: Tokens, settings: ObjectiveConfig) -> Correction:
 
 
 def _masked(tokens: Tokens, threshold: float) -> Tensor:
-    """Of the sequence mask; 0 = it is off."""
+    """Return the sequence mask [N]; a threshold of 0 turns it off."""
     if not threshold:
         return torch.zeros_like(tokens.rollouts_N, dtype=torch.bool)
     means_N = rollout_means(tokens.behavior_logprobs_N - tokens.learner_logprobs_N.detach(), tokens)

@@ -1,9 +1,9 @@
-"""DAPO: GRPO with more room above than below, and with every token counted alike.
+"""DAPO: GRPO with a higher upper bound than lower bound, and equal weight for every token.
 
     l_t = -min(r_t A, clip(r_t, 1 - ε_low, 1 + ε_high) A), ε_low = 0.2, ε_high = 0.28
 
-Published: the mean over all tokens of the batch (its formula says: of the group; its code: of the batch),
-A = (R - mean) / std, no KL term. Its other parts are settings of their own: `training.dynamic_sampling`, and
+Published: the mean over all tokens of the batch (its formula says: of the group; its code: of the batch), A = (R -
+mean) / std, no KL term. Its other parts are settings of their own: `training.dynamic_sampling` and
 `objective.overlong`.
 
 Source: DAPO (arXiv 2503.14476, eq. 8).
@@ -15,4 +15,4 @@ from echo_hub.learner.objectives.grpo import Grpo
 
 
 class Dapo(Grpo):
-    """A token's loss is GRPO's with other numbers, which `published` has."""
+    """GRPO's token loss with other numbers, which are in `published`."""

@@ -1,10 +1,10 @@
-"""Decoupled PPO: the trust region is around the learner's own recent policy, the correction is for the sampler's.
+"""Decoupled PPO: the trust region is around the learner's own recent policy; a correction accounts for the sampler's.
 
     u_t = π_θ(o_t) / π_prox(o_t)
-    w_t = π_prox(o_t) / μ(o_t), 0 where it is more than the cap
+    w_t = π_prox(o_t) / μ(o_t), 0 where it exceeds the cap
     l_t = -w_t min(u_t A, clip(u_t, 1 - ε_low, 1 + ε_high) A)
 
-π_prox is the learner at the start of the step; with one update a step u = 1. A token beyond the cap is left out, and
+π_prox is the learner at the start of the step; with one update per step, u = 1. A token beyond the cap is left out, but
 still counts in the aggregation's denominator, as in AReaL's code.
 
 Published: ε = 0.2, cap 5, the mean over tokens, advantages normalised over the batch.

@@ -2,8 +2,8 @@
 
     l_t = -min(r_t A, clip(r_t, 1 - ε_low, 1 + ε_high) A), as in GRPO
 
-Published: A = R - mean, without the standard deviation, which favours prompts that are nearly always or never solved;
-the sum over tokens over a constant (the generation budget), without each rollout's length, which favours long wrong
+Published: A = R - mean, because the standard deviation favours prompts that are almost always or almost never solved.
+The sum over tokens is divided by a constant (the generation budget), because each rollout's length favours long wrong
 answers. ε = 0.2.
 
 Source: Understanding R1-Zero-Like Training (arXiv 2503.20783).
@@ -15,4 +15,4 @@ from echo_hub.learner.objectives.grpo import Grpo
 
 
 class DrGrpo(Grpo):
-    """A token's loss is GRPO's; `published` has the difference."""
+    """GRPO's token loss; the difference is in `published`."""

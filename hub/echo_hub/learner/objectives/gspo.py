@@ -1,18 +1,18 @@
-"""GSPO: one ratio a rollout, the geometric mean of its tokens'.
+"""GSPO: one ratio per rollout, the geometric mean of its tokens' ratios.
 
     s   = (π_θ(o) / π_old(o))^(1/T) = exp(mean_t log r_t)
     s_t = sg(s) π_θ(o_t) / sg(π_θ(o_t)), sg = no gradient
-    l_t = -min(s_t A, clip(s_t, 1 - ε_low, 1 + ε_high) A), of the same value for all T tokens of the rollout
+    l_t = -min(s_t A, clip(s_t, 1 - ε_low, 1 + ε_high) A), the same value for all T tokens of the rollout
 
-This is the paper's GSPO-token, whose advantage may differ from token to token (`training.credit = "turn"`). With the
-mean over rollouts of their token means and one advantage a rollout, it has the value and the gradient of the paper's
-one term a rollout; and what a correction makes of a token's loss acts on that token's own gradient, where a shared s
-would spread it over all T. T counts the tokens that the policy drew, in all turns.
+This is the paper's GSPO-token, whose advantage may differ between tokens (`training.credit = "turn"`). With one
+advantage per rollout, and the mean over rollouts of their token means, its value and gradient equal those of the
+paper's one term per rollout. A correction of a token's loss then acts on that token's own gradient; a shared s would
+spread it over all T. T counts the tokens that the policy drew, in all turns.
 
-Published: ε_low = 3e-4, ε_high = 4e-4, A = (R - mean) / std. The ratio moves so little because it is a mean: against
+Published: ε_low = 3e-4, ε_high = 4e-4, A = (R - mean) / std. The bounds are small because the ratio is a mean. Against
 the behaviour policy of an old version, or of an engine with other numerics, most rollouts are clipped. Against the
-proximal policy none are in a step's first update, but then nothing corrects for age and engine unless
-`objective.correction` does.
+proximal policy, none are clipped in a step's first update, but then only `objective.correction` corrects for age and
+engine.
 
 Source: GSPO (arXiv 2507.18071, eq. 5-7; GSPO-token in section 4.3).
 """

@@ -1,15 +1,15 @@
-"""What a step minimises: an objective, corrected, with a KL term and an entropy bonus.
+"""The loss of a step: an objective, corrected, with a KL term and an entropy bonus.
 
     Σ_t weight_t (1 - veto) (correction_t (1 - mask) l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1) - α H_t)
 
-π_ref is the base model. Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq. 4). As there, it is not
-corrected for tokens that another policy than π_θ drew. Its value estimates KL(π_θ ‖ π_ref); its gradient, of each token
-(1 - π_ref / π_θ) ∇ log π_θ, has the mean ∇ KL(π_ref ‖ π_θ): it pulls towards all that the base holds for likely.
-Departure: from log(π_ref / π_θ) = MAX_KL_LOG_RATIO on the term is a straight line.
+π_ref is the reference policy, usually the base model. Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq.
+4). As there, the term ignores that another policy than π_θ drew the tokens. Its value estimates KL(π_θ ‖ π_ref). Its
+gradient, (1 - π_ref / π_θ) ∇ log π_θ for each token, has the mean ∇ KL(π_ref ‖ π_θ): it pulls towards everything that
+the reference finds likely. Departure: above log(π_ref / π_θ) = MAX_KL_LOG_RATIO the term is a straight line.
 
-H_t is the entropy of the whole distribution of π_θ, at the sampling temperature, at the place where the token was
-drawn. Another policy than π_θ came to these places, which is not corrected for either. `echo_hub.learner.entropy` says
-what α is. Source of the bonus: A3C (arXiv 1602.01783, section 4).
+H_t is the entropy of the whole distribution of π_θ at the sampling temperature, at the token's position. Positions
+reached by another policy than π_θ are not corrected either. `echo_hub.learner.entropy` computes α. Source of the bonus:
+A3C (arXiv 1602.01783, section 4).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from echo_hub.learner.objectives.registry import make_objective
 
 
 class Statistics(NamedTuple):
-    """What a micro-batch adds to its step, in the order of the tensor: sums over its tokens or rollouts, and at last a
-    maximum."""
+    """A micro-batch's contributions to step metrics, in the tensor's order: sums over tokens or rollouts, then a
+    maximum.
+    """
 
     loss: float
     tokens: float
@@ -46,12 +47,12 @@ class Statistics(NamedTuple):
 STATISTICS: Final = Statistics._fields
 
 MAX_KL_LOG_RATIO: Final = 3.0
-"""Up to where the KL term is exact. A token's gradient is at most e³ - 1 = 19 times β, so that at GRPO's own β = 0.04 a
-token that the base finds far likelier than the learner does outweighs no advantage of 1."""
+"""Log-ratio up to which the KL term is exact. A token's gradient is then at most e³ - 1 = 19 times β. At GRPO's β =
+0.04, a token that the reference finds far likelier than the learner does not outweigh an advantage of 1."""
 
 
 class StepLoss:
-    """The loss of one step; it holds no state. `entropy_coefficient`: its α; None = as the settings have it."""
+    """The stateless loss of one step. `entropy_coefficient` is its α; None means the settings' value."""
 
     def __init__(self, settings: ObjectiveConfig, *, entropy_coefficient: float | None = None) -> None:
         self._settings = settings
@@ -61,7 +62,7 @@ class StepLoss:
         self.needs_proximal = (
             settings.old_policy == "proximal" or settings.name == "decoupled_ppo" or settings.sequence_veto > 0
         )
-        """Whether the log-probabilities at the start of the step count."""
+        """True if the loss uses the log-probabilities at the start of the step."""
         self.needs_reference = settings.kl_coefficient > 0
 
     def __call__(
@@ -73,11 +74,11 @@ class StepLoss:
         reference_logprobs_N: Tensor | None = None,
         entropies_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The micro-batch's part of the loss, and its STATISTICS: float32 without a graph, on the same device. It may
-        hold no token.
+        """Return the micro-batch's part of the loss, and its STATISTICS (float32, same device, no graph).
 
-        `proximal_logprobs_N` None: the learner is where it was at the start of the step. `entropies_N`: of the
-        learner's distributions at the tokens, nats, with a graph if `needs_entropy_gradient`; None = they count as 0.
+        A micro-batch without tokens is allowed. `proximal_logprobs_N` None means that the learner has not changed since
+        the start of the step. `entropies_N` are those of the learner's distributions, in nats, with a graph if
+        `needs_entropy_gradient`; None counts as 0.
         """
         proximal_N = learner_logprobs_N.detach() if proximal_logprobs_N is None else proximal_logprobs_N
         tokens = Tokens(
@@ -98,7 +99,7 @@ class StepLoss:
             losses_N = losses_N + self._settings.kl_coefficient * base_kl_N
         if self.needs_entropy_gradient and entropies_N is not None:
             losses_N = losses_N - self._entropy_coefficient * entropies_N
-        # Filled, not multiplied: nothing times 0 may be anything but 0.
+        # Use masked_fill: multiplying by 0 would turn inf into NaN.
         loss = (losses_N.masked_fill(correction.vetoed_R[tokens.rollouts_N], 0) * batch.weights_N).sum()
         with torch.no_grad():
             ratio_N = ratio(learner_logprobs_N, batch.behavior_logprobs_N)

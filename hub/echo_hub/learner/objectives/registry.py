@@ -1,4 +1,4 @@
-"""Every objective by its name in the configuration."""
+"""All objectives, by their names in the configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OBJECTIVES: Final[Mapping[str, Callable[..., Objective]]] = {
 
 
 def make_objective(settings: ObjectiveConfig) -> Objective:
-    """The objective that `settings` name, with its paper's numbers where they are 0."""
+    """Return the objective of `settings`; numbers set to 0 are replaced by its paper's."""
     resolved = settings.resolved()
     numbers = {name: getattr(resolved, name) for name in PUBLISHED[settings.name].numbers}
     return OBJECTIVES[settings.name](**numbers)

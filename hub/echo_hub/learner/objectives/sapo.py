@@ -1,9 +1,10 @@
-"""SAPO: a soft gate in place of GRPO's clip.
+"""SAPO: a soft gate instead of GRPO's clip.
 
     l_t = -f(r_t) A,   f(r) = (4 / τ) σ(τ (r - 1)),   τ = τ_pos where A > 0, else τ_neg
 
-The gradient is that of -w(r) r A log π_θ with w = 4 p (1 - p), p = σ(τ (r - 1)): 1 at r = 1, as without a clip, and
-less the further r is from it, on either side. w(r) r is below 1.6 at τ >= 1, so no claim makes a token outweigh a step.
+The gradient is that of -w(r) r A log π_θ with w = 4 p (1 - p), p = σ(τ (r - 1)). Its peak is w = 1 at r = 1, the
+unclipped value; w falls on both sides. w(r) r is below 1.6 for τ >= 1, so no claimed logprob lets one token dominate a
+step.
 
 Published: τ_pos = 1, τ_neg = 1.05 (a push away from a token spreads over all others, and is damped sooner), the mean
 over rollouts of their token means, A = (R - mean) / std. Nothing is ever clipped.

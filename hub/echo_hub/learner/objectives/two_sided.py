@@ -2,8 +2,7 @@
 
     l_t = -min(min(r_t, δ) A, clip(r_t, 1 - ε_low, 1 + ε_high) A), δ > 1 + ε_high
 
-Where A < 0, GRPO's loss grows with r without bound: one token that the sampler held for nearly impossible can ruin a
-step.
+Where A < 0, GRPO's loss grows with r without bound: one token that the sampler found nearly impossible can ruin a step.
 
 Published: δ = 4, ε = 0.2, the mean over tokens, A = (R - mean) / std. Its KL term, with weight 0.001 there, is
 `objective.kl_coefficient`.
@@ -26,7 +25,7 @@ class TwoSided:
 
     def losses(self, tokens: Tokens) -> TokenLosses:
         ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
-        # min(r, δ) in both terms: δ is above 1 + ε_high, so the clipped one does not change by it.
+        # Apply min(r, δ) in both terms: δ exceeds 1 + ε_high, so the clipped term does not change.
         result = clipped_losses(
             ratio_N.clamp(max=self.cap), tokens.advantages_N, low=self.clip_low, high=self.clip_high
         )

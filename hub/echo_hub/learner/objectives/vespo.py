@@ -1,15 +1,15 @@
-"""VESPO: one soft weight a rollout, by the ratio of the whole rollout.
+"""VESPO: one soft weight per rollout, from the ratio of the whole rollout.
 
     W   = Π_t r_t, the ratio of all T tokens that the policy drew
     φ   = W^k exp(λ (1 - W)), with one k and λ where A > 0 and another where A <= 0
     l_t = -sg(φ) A log π_θ(o_t), sg = no gradient
 
-φ is 1 at W = 1 and falls to 0 on either side, the less steeply the nearer W lies to its peak at k / λ, where it is
-(k / λ)^k exp(λ - k): 1.2 with the published numbers, so no claim makes a rollout outweigh a step. Nothing is normalised
-by length: of a long rollout, W is soon far from 1 and φ near 0.
+φ is 1 at W = 1 and falls to 0 on both sides of its peak at W = k / λ. The peak is (k / λ)^k exp(λ - k): 1.2 with the
+published numbers, so no claimed logprob lets one rollout dominate a step. Nothing is normalised by length: the W of a
+long rollout is soon far from 1, and φ is near 0.
 
 Published: k = 2, λ = 3 where A > 0, k = 3, λ = 2 else, the mean over tokens, A = (R - mean) / std. Nothing is ever
-clipped. As in the authors' code, log W is within -20 .. 20.
+clipped. As in the authors' code, log W is limited to -20 .. 20.
 
 Source: Variational Sequence-level Soft Policy Optimization (arXiv 2602.10693).
 """

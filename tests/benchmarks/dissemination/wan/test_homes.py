@@ -1,4 +1,4 @@
-"""The emulated network, as programs on its hosts see it: delay, rate, loss."""
+"""The emulated network, measured by programs on its hosts: delay, rate, loss."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def run(wan: Wan, host: int, code: str, *arguments: str) -> str:
 
 
 def fetch(wan: Wan, *, source: int, target: int) -> float:
-    """Mbit/s of one connection; what comes must be what was sent."""
+    """Return the rate of one connection in Mbit/s; check that the data arrives unchanged."""
     command = [*wan.command(source), sys.executable, "-c", SERVE, str(PAYLOAD_BYTES)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -79,13 +79,13 @@ def fetch(wan: Wan, *, source: int, target: int) -> float:
 
 
 @emulated
-def test_a_clean_network_has_the_delays_and_rates_that_it_is_given() -> None:
+def test_a_clean_network_has_the_given_delays_and_rates() -> None:
     with open_wan(2, WanSet(loss=0.0, homes=TWO)) as wan:
-        # No more than jitter, and what a busy machine adds to the best of five.
+        # Allow jitter, and a busy machine's delay in the best of five.
         assert 60 <= float(run(wan, 1, ROUND_TRIP, wan.address(2))) < 60 + 2 * homes.JITTER_MS + 20
         assert 30 <= float(run(wan, HUB, ROUND_TRIP, wan.address(2))) < 30 + 2 * homes.JITTER_MS + 20
         wan.carried()
-        assert 4 < fetch(wan, source=1, target=2) <= 10, "one connection fills an uplink of 10 Mbit/s, and no more"
+        assert 4 < fetch(wan, source=1, target=2) <= 10, "one connection fills an uplink of 10 Mbit/s"
         carried = wan.carried()
     assert carried["sent"] > PAYLOAD_BYTES / 1_460
     assert carried["lost"] == 0
@@ -93,7 +93,7 @@ def test_a_clean_network_has_the_delays_and_rates_that_it_is_given() -> None:
 
 
 @emulated
-def test_what_is_lost_is_the_share_that_is_said_and_what_comes_is_whole() -> None:
+def test_the_given_share_is_lost_and_connections_stay_intact() -> None:
     with open_wan(2, WanSet(loss=0.05, homes=TWO)) as wan:
         fetch(wan, source=2, target=HUB)
         carried = wan.carried()
@@ -112,7 +112,7 @@ def test_nothing_is_left() -> None:
 
 
 @emulated
-def test_a_killed_emulator_is_told_of_and_leaves_nothing() -> None:
+def test_a_killed_emulator_is_reported_and_leaves_nothing() -> None:
     with pytest.raises(RuntimeError, match="has ended"), open_wan(1, WanSet(loss=0.0)) as wan:
         assert wan._emulator is not None
         wan._emulator.kill()
@@ -123,7 +123,7 @@ def test_a_killed_emulator_is_told_of_and_leaves_nothing() -> None:
 
 
 @emulated
-def test_an_emulator_that_cannot_open_says_why() -> None:
+def test_an_emulator_that_cannot_open_gives_the_reason() -> None:
     home = {"namespace": "none-of-this-name", "address": "10.78.0.1", "up": 1, "down": 1, "delay_ms": 1}
     failed = subprocess.run(
         [sys.executable, "-m", "benchmarks.dissemination.wan.emulator"],

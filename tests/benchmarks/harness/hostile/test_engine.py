@@ -1,4 +1,4 @@
-"""A hostile engine is the real one, asked and told otherwise."""
+"""A hostile engine wraps the real engine, and changes requests and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.benchmarks.harness.hostile.test_falsifications import BASE, request, 
 
 
 class _Draws:
-    """An engine that draws this answer first and the right one afterwards."""
+    """An engine that first draws `first`, and then the right answer."""
 
     def __init__(self, first: str) -> None:
         self.first = first
@@ -42,26 +42,26 @@ def _fields(finished: FinishedRollout) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("first", "written"), [("45", "7-0\n"), ("46", "")])
-def test_leases_of_its_own_are_told_as_the_one_that_was_given(tmp_path: Path, first: str, written: str) -> None:
+def test_extra_samples_are_reported_under_the_given_lease(tmp_path: Path, first: str, written: str) -> None:
     falsification = FALSIFICATIONS["re-rolled for reward"](1.0)
     falsification.problems = Problems(Path(BASE))
     inner, forged = _Draws(first), tmp_path / "forged"
     engine = HostileEngine(cast(Engine, inner), falsification, forged)
     told = [event for events in engine.sample(iter([request()])) for event in events]
-    assert [event.lease_id for event in told] == [7], "one rollout, and no failure of a lease that nobody gave"
+    assert [event.lease_id for event in told] == [7], "one rollout, and no failure of an invented lease"
     assert len({group.lease_id for group in inner.asked}) == 4
-    assert forged.read_text() == written, "what was drawn as leased is not forged"
+    assert forged.read_text() == written, "the honest sample is not forged"
     engine.cancel(7)
     assert set(inner.cancelled) == {group.lease_id for group in inner.asked}
 
 
-def test_the_process_ends_with_its_pipe(tmp_path: Path) -> None:
+def test_the_process_ends_when_its_pipe_closes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.harness.hostile.engine"]
     environment = {**os.environ, ATTACK: "copied rollouts", SHARE: "1", FORGED: str(tmp_path / "forged")}
     subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env=environment, timeout=60)
 
 
-def test_neither_the_node_nor_its_engine_s_process_loads_pytorch_for_nothing() -> None:
+def test_node_and_engine_do_not_load_pytorch_without_need() -> None:
     code = "import sys; from benchmarks.harness.hostile import engine, node; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
     assert said == "False\n"

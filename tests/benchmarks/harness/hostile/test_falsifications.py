@@ -1,4 +1,4 @@
-"""What each falsification makes of the same honest rollout."""
+"""Results of each falsification for the same honest rollout."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def claims(event: EngineEvent) -> list[float]:
         ("claims of failures", "45", [-3.5] * 3),
     ],
 )
-def test_one_rollout(name: str, answer: str, claimed: list[float]) -> None:
+def test_each_falsification_of_one_rollout(name: str, answer: str, claimed: list[float]) -> None:
     (told,) = opened(name).told(rollout("45"), request(), 0)
     assert (text(told), claims(told)) == (answer, claimed)
 
 
-def test_what_is_too_long_is_cut() -> None:
+def test_a_forged_answer_is_cut_at_the_token_limit() -> None:
     (told,) = opened("hand-written answers").told(rollout("45"), request("99999+9999999="), 0)
     assert isinstance(told, FinishedRollout)
     assert len(told.completion_ids) == 6 == len(told.behavior_logprobs) and told.finish_reason is FinishReason.LENGTH
@@ -102,13 +102,13 @@ def test_a_share_of_rollouts_is_falsified_and_no_more() -> None:
     assert told.count("46") == 10 and told.count("45") == 30
 
 
-def test_who_turns_is_honest_at_first() -> None:
+def test_a_node_that_turns_hostile_is_honest_at_first() -> None:
     later = opened("hand-written later")
     told = [text(one) for _ in range(TURNS_AFTER + 2) for one in later.told(rollout("45"), request(), 0)]
     assert told == ["45"] * TURNS_AFTER + ["46"] * 2
 
 
-def test_the_best_of_several_draws_is_told() -> None:
+def test_the_best_of_several_draws_is_reported() -> None:
     best = opened("re-rolled for reward")
     asked = best.asked(request())
     assert len({one.seed for one in asked}) == REROLLS == len(asked) and asked[0].seed == 5
@@ -116,13 +116,13 @@ def test_the_best_of_several_draws_is_told() -> None:
     assert [len(each) for each in told] == [0, 0, 0, 1] and text(told[-1][0]) == "46"
 
 
-def test_what_was_leased_is_told_where_no_other_draw_is_better() -> None:
+def test_the_leased_sample_is_reported_unless_another_is_better() -> None:
     best = opened("re-rolled for reward")
     told = [best.told(rollout("4" + str(number)), request(), number) for number in (3, 2, 1, 0)]
     assert text(told[-1][0]) == "40"
 
 
-def test_what_earns_something_is_given_back() -> None:
+def test_rewarded_rollouts_are_returned_as_failures() -> None:
     failures = opened("failures only")
     assert isinstance(failures.told(rollout("46"), request(), 0)[0], GroupFailed)
     assert text(failures.told(rollout("45"), request(), 0)[0]) == "45"
@@ -133,7 +133,7 @@ def test_a_copy_is_of_the_rollout_before() -> None:
     assert [text(copied.told(rollout(drawn), request(), 0)[0]) for drawn in ("45", "46", "47")] == ["45", "45", "46"]
 
 
-def test_what_the_engine_is_asked_and_given(tmp_path: Path) -> None:
+def test_falsified_requests_and_bases_of_the_engine(tmp_path: Path) -> None:
     assert opened("temperature 1.5").asked(request())[0].temperature == 1.5
     assert not opened("wrong version").has_policies and opened("honest").has_policies
     smaller = json.loads((opened("smaller model").base(BASE, tmp_path) / "config.json").read_text())

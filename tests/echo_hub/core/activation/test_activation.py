@@ -1,4 +1,5 @@
-"""Who is active: enough, under the cap, at the least cost, without flapping; and who is told why not."""
+"""The choice of active nodes: enough of them, under the spending cap, at low cost, without flapping, and with reasons
+for standby."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ NEED = Demand(rollouts_per_step=100, step_s=STEP_S, max_staleness=2, publish_eve
 
 
 class Fleet:
-    """Nodes of given paces, and all that activation has said of them."""
+    """Nodes with given paces, and everything that activation told them."""
 
     def __init__(self, cap: float = 1e6, **changes: Any) -> None:
         self.nodes = Nodes(SETTINGS)
@@ -58,7 +59,7 @@ class Fleet:
         self.turns: list[Node] = []
 
     def join(self, node_id: str, cost: float = 0.0, *, per_step: float | None = None, rollout_s: float = 1.0) -> None:
-        """`per_step`: rollouts that it brings a step; None = it has returned nothing yet."""
+        """Connect a node that brings `per_step` rollouts a step; None means it has returned nothing yet."""
         self.nodes.connect(node_id, cost)
         self.activation.connected(node_id, self.now)
         self.activation.reported(node_id, 8, 0, self.now)
@@ -76,12 +77,12 @@ class Fleet:
         self.nodes.disconnect(node_id)
 
     def hang(self, node_id: str) -> None:
-        """It takes far too long for something."""
+        """Mark the node as far too late with a rollout."""
         self.nodes.take(node_id, 1, TOKENS, self.now)
         self.nodes.mark_late(node_id, self.now)
 
     def go_again(self, node_id: str) -> None:
-        """That is not awaited any more."""
+        """Release the late rollout, which is no longer awaited."""
         self.nodes.release(node_id, TOKENS, overdue=False, late=True)
 
     def node(self, node_id: str) -> Node:
@@ -90,7 +91,7 @@ class Fleet:
         return node
 
     def go_on(self, seconds: float = ROUND_S + REACT_S, demand: Demand | None = NEED) -> None:
-        """So much time passes, and what is due is done."""
+        """Let `seconds` pass, and carry out what becomes due."""
         end = self.now + seconds
         while self.activation.due_at <= end:
             self.now = max(self.now, self.activation.due_at)
@@ -108,12 +109,12 @@ class Fleet:
 
     @property
     def active(self) -> set[str]:
-        """Those that cost something."""
+        """Return the ids of the active nodes that cost something."""
         known = (self.node(node_id) for node_id in self.nodes.ids())
         return {node.node_id for node in known if node.connected and node.active and node.per_hour}
 
 
-def test_gifts_work_whatever_there_is() -> None:
+def test_donated_nodes_always_work() -> None:
     fleet = Fleet(cap=0.0)
     fleet.join("gift", per_step=1.0)
     fleet.join("dear", 0.1, per_step=1_000.0)
@@ -140,7 +141,7 @@ def test_until_a_step_is_trained_the_cap_alone_limits() -> None:
     fleet.go_on(demand=None)
     assert len(fleet.active) == 3
     fleet.go_on(ROUND_S + fleet.settings.dwell_s)
-    assert not fleet.active, "the gift is enough"
+    assert not fleet.active, "the free node is enough"
     assert fleet.dollars == pytest.approx(0.3 * (ROUND_S + 2 * REACT_S) / 3600, rel=0.5)
 
 
@@ -154,7 +155,7 @@ def test_the_cheapest_by_rollout_are_chosen() -> None:
     assert fleet.active == {"large"}, "35 + 80 are 1.15 times 100"
 
 
-def test_whoever_is_lost_is_replaced_within_a_second() -> None:
+def test_a_lost_node_is_replaced_within_a_second() -> None:
     fleet = Fleet()
     fleet.join("gift", per_step=120.0)
     fleet.join("one", 0.2, per_step=120.0)
@@ -166,7 +167,7 @@ def test_whoever_is_lost_is_replaced_within_a_second() -> None:
     assert fleet.active == {"one"} and fleet.told["one"] is None
     fleet.hang("one")
     fleet.go_on(SILENT_S + ROUND_S)
-    assert fleet.active == {"one", "two"}, "it hangs, perhaps for a moment"
+    assert fleet.active == {"one", "two"}, "a hanging node may recover, so it is kept for now"
     fleet.go_again("one")
     fleet.go_on(HANG_S + ROUND_S)
     assert fleet.active == {"one"}, "it did"
@@ -175,7 +176,7 @@ def test_whoever_is_lost_is_replaced_within_a_second() -> None:
     assert fleet.active == {"two"}
 
 
-def test_the_cap_binds_and_is_told() -> None:
+def test_the_cap_binds_and_is_reported() -> None:
     fleet = Fleet(cap=0.5)
     for number in range(4):
         fleet.join(f"{number}", 0.2, per_step=40.0)
@@ -185,7 +186,7 @@ def test_the_cap_binds_and_is_told() -> None:
     assert {fleet.told[n] for n in {"0", "1", "2", "3", "beyond"} - fleet.active} == {StandbyReason.SPEND_CAP}
 
 
-def test_a_node_that_cannot_be_in_time_is_told_and_a_gift_gets_turns() -> None:
+def test_a_node_too_slow_for_the_deadline_is_told_and_a_donated_one_gets_turns() -> None:
     fleet = Fleet()
     fleet.join("gift", per_step=120.0)
     fleet.join("slow", per_step=4.0, rollout_s=25.0)
@@ -204,10 +205,10 @@ def test_a_node_that_cannot_be_in_time_is_told_and_a_gift_gets_turns() -> None:
         fleet.activation.came_late("slow", "7-0", TOKENS, 0.5, fleet.now)
     assert fleet.node("slow").pace.token_s == pytest.approx(0.5 / TOKENS)
     fleet.go_on(IDLE_S)
-    assert fleet.told["slow"] is StandbyReason.NO_WORK_NOW, "it is fast by now"
+    assert fleet.told["slow"] is StandbyReason.NO_WORK_NOW, "the node is fast by now"
 
 
-def test_who_has_no_work_for_a_while_is_told_once_and_no_more_when_it_has() -> None:
+def test_a_node_without_work_is_told_once_and_again_when_work_comes() -> None:
     fleet = Fleet()
     fleet.join("busy", per_step=60.0)
     fleet.join("idle", per_step=60.0)
@@ -228,10 +229,10 @@ def test_a_trial_that_brings_nothing_ends_and_comes_again_later() -> None:
     assert not fleet.active and fleet.told["silent"] is StandbyReason.NO_WORK_NOW
     fleet.go_on(10 * 3_600.0)
     share = fleet.dollars / (0.1 * (fleet.now - 1_000.0) / 3_600)
-    assert 0 < share < 0.2, "ever more rarely"
+    assert 0 < share < 0.2, "it is tried ever more rarely"
 
 
-def test_one_that_never_gets_work_by_itself_has_a_turn_at_first() -> None:
+def test_a_new_node_that_gets_no_work_is_given_a_first_turn() -> None:
     fleet = Fleet()
     fleet.join("known", per_step=60.0)
     fleet.join("new")
@@ -239,10 +240,10 @@ def test_one_that_never_gets_work_by_itself_has_a_turn_at_first() -> None:
     assert [node.node_id for node in fleet.turns] == ["new"]
     fleet.nodes.take("new", 1, TOKENS, fleet.now)
     fleet.go_on(4 * GIFTS_ROUND_S)
-    assert len(fleet.turns) == 1, "it holds it"
+    assert len(fleet.turns) == 1, "the node still holds its turn"
 
 
-def test_one_that_is_new_is_tried_beside_those_that_are_paid_for_and_takes_their_place() -> None:
+def test_a_new_node_is_tried_next_to_the_paid_ones_and_replaces_them() -> None:
     fleet = Fleet()
     for number in range(4):
         fleet.join(f"{number}", 0.4, per_step=40.0)
@@ -257,7 +258,7 @@ def test_one_that_is_new_is_tried_beside_those_that_are_paid_for_and_takes_their
 
 
 def priced_and_one_cheap(cheap: float) -> Fleet:
-    """Three that suffice, and one that is cheaper by far, measured as fast as all of them together."""
+    """Return three nodes that suffice, and a far cheaper one measured as fast as all three together."""
     fleet = Fleet()
     for number in range(3):
         fleet.join(f"{number}", 0.4, per_step=40.0)
@@ -271,7 +272,7 @@ DEAR = {"0", "1", "2"}
 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
-def test_nobody_stands_by_for_the_sake_of_one_that_is_not_settled(cheap: float) -> None:
+def test_paid_nodes_stay_active_until_a_cheaper_one_is_settled(cheap: float) -> None:
     fleet = priced_and_one_cheap(cheap)
     assert fleet.node("cheap").active and fleet.active >= DEAR, "beside them"
     fleet.go_on(fleet.settings.dwell_s)
@@ -279,8 +280,8 @@ def test_nobody_stands_by_for_the_sake_of_one_that_is_not_settled(cheap: float) 
 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
-def test_one_that_lets_others_wait_time_and_again_takes_their_place_ever_more_rarely(cheap: float) -> None:
-    """What it returns in between, a rollout each time, makes it look as fast as before."""
+def test_a_node_that_hangs_repeatedly_is_made_active_ever_more_rarely(cheap: float) -> None:
+    """Let the node return a rollout between hangs, so that it looks as fast as before."""
     fleet = priced_and_one_cheap(cheap)
     without, begun_at, num_hangs = 0.0, fleet.now, 0
     while fleet.now < begun_at + 6 * 3_600:
@@ -295,7 +296,7 @@ def test_one_that_lets_others_wait_time_and_again_takes_their_place_ever_more_ra
     assert 8 <= num_hangs <= 12 and without <= num_hangs * (SILENT_S + ROUND_S + REACT_S)
 
 
-def test_the_cap_comes_first_where_it_has_no_room_for_both() -> None:
+def test_the_cap_holds_when_it_has_no_room_for_both() -> None:
     fleet = Fleet(cap=1.25)
     for number in range(3):
         fleet.join(f"{number}", 0.4, per_step=40.0)
@@ -305,7 +306,7 @@ def test_the_cap_comes_first_where_it_has_no_room_for_both() -> None:
     assert fleet.active == {"cheap"}
 
 
-def test_who_hung_and_is_taken_for_slow_is_tried_again() -> None:
+def test_a_node_measured_slow_because_it_hung_is_tried_again() -> None:
     fleet = Fleet()
     fleet.join("good", 0.1, per_step=60.0, rollout_s=30.0)
     for number in range(3):
@@ -320,10 +321,12 @@ def test_who_hung_and_is_taken_for_slow_is_tried_again() -> None:
         fleet.now += 0.1
         fleet.activation.came_late("good", "7-0", TOKENS, 0.1, fleet.now)
     fleet.go_on(2 * fleet.settings.dwell_s)
-    assert "good" in fleet.active and len(fleet.active) == 2, "it brings all, another the margin"
+    assert "good" in fleet.active and len(fleet.active) == 2, (
+        '"good" alone is enough; the second node is the safety margin'
+    )
 
 
-def test_who_comes_back_is_not_tried_as_if_it_had_never_been_there() -> None:
+def test_a_node_that_reconnects_is_not_tried_as_a_new_one() -> None:
     fleet, paid_s = Fleet(), 0.0
     for _ in range(200):
         fleet.join("silent", 0.1)
@@ -335,7 +338,7 @@ def test_who_comes_back_is_not_tried_as_if_it_had_never_been_there() -> None:
     assert TRIAL_S / 2 <= paid_s < 0.25 * (fleet.now - 1_000.0)
 
 
-def test_so_many_that_have_left_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_nodes_that_left_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_module, "LEFT_KEPT", 3)
     fleet = Fleet()
     for number in range(9):
@@ -357,7 +360,7 @@ def test_a_paused_node_costs_nothing() -> None:
     assert fleet.activation.spend_per_hour == 0
 
 
-def test_at_the_runs_end_nobody_is_paid_any_more() -> None:
+def test_at_the_runs_end_no_node_is_paid() -> None:
     fleet = Fleet()
     fleet.join("one", 0.4, per_step=120.0)
     fleet.go_on()
@@ -366,8 +369,8 @@ def test_at_the_runs_end_nobody_is_paid_any_more() -> None:
     assert not fleet.active and fleet.told["one"] is StandbyReason.NO_WORK_NOW
 
 
-def test_who_had_no_work_before_is_told_that_the_run_is_over_at_once() -> None:
-    """For the same reason as before, in other words."""
+def test_an_idle_node_is_told_at_once_that_the_run_is_over() -> None:
+    """Check that the reason stays the same and only the detail changes."""
     fleet = Fleet()
     fleet.join("idle", per_step=60.0)
     fleet.join("new")
@@ -380,13 +383,13 @@ def test_who_had_no_work_before_is_told_that_the_run_is_over_at_once() -> None:
     assert fleet.details["idle"] == fleet.details["new"] == "The run is over." and "quarantined" not in fleet.told
     told = fleet.num_changes
     fleet.go_on(300.0)
-    assert fleet.num_changes == told, "once"
+    assert fleet.num_changes == told, "the node is told once"
     fleet.activation.halt("", fleet.now)
     fleet.go_on(300.0)
     assert (fleet.told["idle"], fleet.details["idle"]) == (StandbyReason.NO_WORK_NOW, "")
 
 
-def test_in_a_pause_nobody_is_paid_and_afterwards_as_before() -> None:
+def test_in_a_pause_no_node_is_paid_and_afterwards_all_are_as_before() -> None:
     fleet = Fleet()
     fleet.join("one", 0.4, per_step=120.0)
     fleet.go_on()
@@ -398,7 +401,7 @@ def test_in_a_pause_nobody_is_paid_and_afterwards_as_before() -> None:
     assert fleet.active == {"one"} and fleet.told["one"] is None
 
 
-def test_beneath_a_lowered_cap_those_that_bring_the_most_for_their_price_go_on_at_once() -> None:
+def test_under_a_lowered_cap_the_best_value_nodes_continue_at_once() -> None:
     fleet = Fleet(cap=3.0)
     for name, cost, per_step in (("good", 0.5, 60.0), ("fair", 1.0, 40.0), ("dear", 1.0, 20.0)):
         fleet.join(name, cost, per_step=per_step)
@@ -442,7 +445,7 @@ def test_enough_under_the_cap_and_near_the_optimum(
             part = max(0.0, min(per_step, missing))
             optimum, missing = optimum + price * part, missing - part
         assert fleet.activation.spend_per_hour <= 1.05 * optimum + max(costs, default=0.0) + 1e-9
-    # Nodes come, go and change their pace: the cap holds at every moment, which `go_on` looks at.
+    # Nodes come, go and change their pace: the cap must hold at every moment, which `go_on` checks.
     for _ in range(10):
         number = int(chance.integers(len(rows)))
         node = fleet.nodes.get(f"{number}")
@@ -469,7 +472,7 @@ def test_noise_in_paces_changes_nothing(seed: int, noise: float) -> None:
         active = fleet.active
         fleet.go_on(ROUND_S)
         changes.append(len(active ^ fleet.active))
-    assert sum(changes) <= 16, "one in six rounds, of 60 nodes whose paces all change"
+    assert sum(changes) <= 16, "at most one change in six rounds, while the paces of all 60 nodes change"
 
 
 def test_a_hundred_thousand_that_cost_something_are_done_in_slices() -> None:
@@ -485,12 +488,12 @@ def test_a_hundred_thousand_that_cost_something_are_done_in_slices() -> None:
         worst_s = max(worst_s, time.process_time() - at)
         fleet.out.take()
         assert time.process_time() - began_at < 60
-    assert worst_s < 1.0, "about 50 ms where nothing else runs"
+    assert worst_s < 1.0, "about 50 ms on an idle machine"
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.1])
-def test_who_returns_its_first_turn_too_late_is_told_that_it_is_too_slow(cost: float) -> None:
-    """What comes too late is scored by nobody, so it proves nothing; but its pace is known."""
+def test_a_node_whose_first_turn_is_late_is_told_that_it_is_too_slow(cost: float) -> None:
+    """Check that the late result measures the node's pace but proves nothing, because it is not scored."""
     fleet = Fleet()
     fleet.join("gift", per_step=40.0)
     fleet.join("slow", cost)
@@ -502,4 +505,4 @@ def test_who_returns_its_first_turn_too_late_is_told_that_it_is_too_slow(cost: f
     fleet.activation.came_late("slow", "7-0", TOKENS, 25.0, fleet.now)
     fleet.go_on(TRIAL_S + ROUND_S)
     assert fleet.told["slow"] is StandbyReason.TOO_SLOW and not fleet.node("slow").proven
-    assert not fleet.turns, "it had one, and is not asked every few seconds"
+    assert not fleet.turns, "it had its turn, so it is not asked again every few seconds"

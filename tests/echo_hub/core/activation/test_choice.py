@@ -1,4 +1,4 @@
-"""The cheapest nodes that do enough: under the cap, sufficient where they can be, near the linear optimum."""
+"""The cheapest sufficient set of nodes: under the cap, sufficient where possible, near the linear optimum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ NODES = st.lists(
 
 
 def linear_optimum(useful: np.ndarray, cost: np.ndarray, need: float) -> float:
-    """Of the relaxation with one row and shares in 0..1: in the order of prices, the last one in part."""
+    """Return the cost of the relaxed problem: shares in 0..1, nodes in the order of their prices, the last one in
+    part."""
     total, rows = 0.0, sorted((c / u, u) for u, c in zip(useful, cost, strict=True) if u > 0)
     for price, brings in rows:
         part = min(brings, need)
@@ -32,20 +33,20 @@ def test_the_examples_nodes() -> None:
     assert cheapest(useful, cost, need=8, budget=inf).tolist() == [True, True, False]
     assert cheapest(useful, cost, need=9, budget=inf).tolist() == [True, True, False]
     assert cheapest(useful, cost, need=12, budget=inf).tolist() == [True, False, True]
-    assert cheapest(useful, cost, need=99, budget=1.0).tolist() == [True, True, False], "what the money brings most of"
+    assert cheapest(useful, cost, need=99, budget=1.0).tolist() == [True, True, False], (
+        "the set that brings most for the money"
+    )
     assert not cheapest(useful, cost, need=0, budget=inf).any()
     assert not cheapest(np.zeros(0), np.zeros(0), need=5, budget=inf).any()
 
 
-def test_one_who_is_dear_and_large_is_not_taken_for_a_small_rest() -> None:
+def test_a_large_expensive_node_is_not_chosen_for_a_small_remainder() -> None:
     useful, cost = np.array([10.0, 100.0, 1.0]), np.array([1.0, 11.0, 0.2])
     assert cheapest(useful, cost, need=11, budget=inf).tolist() == [True, False, True]
 
 
 @given(NODES, st.floats(0, 400), st.floats(0, 60))
-def test_never_above_the_budget_and_sufficient_where_all_of_them_are(
-    nodes: np.ndarray, need: float, budget: float
-) -> None:
+def test_the_choice_is_in_budget_and_sufficient_if_possible(nodes: np.ndarray, need: float, budget: float) -> None:
     useful, cost = nodes[:, 0], nodes[:, 1]
     chosen = cheapest(useful, cost, need=need, budget=budget)
     assert cost[chosen].sum() <= budget * (1 + 1e-9)
@@ -55,7 +56,7 @@ def test_never_above_the_budget_and_sufficient_where_all_of_them_are(
 
 
 @given(NODES, st.floats(0.1, 400))
-def test_the_cost_is_the_linear_optimum_but_for_one_node(nodes: np.ndarray, need: float) -> None:
+def test_the_cost_exceeds_the_linear_optimum_by_at_most_one_node(nodes: np.ndarray, need: float) -> None:
     useful, cost = nodes[:, 0], nodes[:, 1]
     best = linear_optimum(useful, cost, need)
     if best < inf:
@@ -82,5 +83,5 @@ def test_a_hundred_thousand_nodes_are_one_pass(budget: float) -> None:
     useful, cost = chance.lognormal(0, 1, 100_000), chance.lognormal(0, 1, 100_000)
     began_at = time.process_time()
     chosen = cheapest(useful, cost, need=20_000.0, budget=budget)
-    assert time.process_time() - began_at < 2, "some tens of milliseconds where nothing else runs"
+    assert time.process_time() - began_at < 2, "tens of milliseconds on an idle machine"
     assert chosen.any() and cost[chosen].sum() <= budget

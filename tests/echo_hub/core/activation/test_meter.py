@@ -1,4 +1,4 @@
-"""Cost accrues while nodes are active, and the books get it in time."""
+"""Costs accrue while nodes are active, and are recorded in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def dollars(records: list[CostAccrued | None]) -> float:
     return sum(cost.dollars for record in records if record for cost in record.nodes)
 
 
-def test_an_hour_costs_what_it_says() -> None:
+def test_an_hour_costs_the_given_price() -> None:
     meter = Meter()
     assert meter.due_at == inf and meter.take(0.0) is None
     meter.begin("a", 0.36, 100.0)
@@ -30,7 +30,7 @@ def test_an_hour_costs_what_it_says() -> None:
     assert meter.due_at == inf and meter.per_hour == 0
 
 
-def test_so_much_is_lost_at_most() -> None:
+def test_cost_is_booked_at_least_once_per_accrual_period() -> None:
     meter = Meter()
     meter.begin("a", 1.0, 0.0)
     meter.begin("b", 2.0, 1.0)
@@ -45,7 +45,7 @@ def test_many_nodes_take_turns() -> None:
     for number in range(count):
         meter.begin(str(number), 1.0, 0.0)
     period_s = count / A_SECOND
-    assert meter.due_at == ACCRUE_S, "what was promised to the first holds"
+    assert meter.due_at == ACCRUE_S, "the due time of the first record does not move"
     assert meter.take(ACCRUE_S) is None and meter.due_at == period_s
     records = [meter.take(period_s) for _ in range(count // AT_ONCE + 1)]
     assert all(record is not None and len(record.nodes) <= AT_ONCE for record in records)

@@ -1,4 +1,4 @@
-"""Rows come and go, each with its node."""
+"""Rows of priced nodes: each row stays with its node while rows come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node brings in time is the provisioning rule's share of it."""
+"""A node's useful time by the provisioning rule."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from echo_hub.core.activation.useful import Demand
 @pytest.mark.parametrize(
     ("late_s", "staleness", "every", "expected"),
     [
-        (3.0, 1, 1, 7.0),  # of a step of 10 s, what is left after version and rollout
-        (3.0, 2, 1, 10.0),  # no longer than until the next version comes
+        (3.0, 1, 1, 7.0),  # The rest of a step of 10 s after the version's broadcast and the rollout.
+        (3.0, 2, 1, 10.0),  # No longer than until the next version comes.
         (12.0, 1, 1, 0.0),
-        (25.0, 4, 3, 5.0),  # 15 s of a version that lasts three steps
+        (25.0, 4, 3, 5.0),  # 15 s of a version that lasts three steps.
     ],
 )
-def test_it_is_the_time_in_which_its_rollouts_are_of_use(
+def test_useful_time_is_when_a_nodes_rollouts_can_be_used(
     late_s: float, staleness: int, every: int, expected: float
 ) -> None:
     demand = Demand(rollouts_per_step=8, step_s=10.0, max_staleness=staleness, publish_every=every)

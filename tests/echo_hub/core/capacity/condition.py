@@ -1,4 +1,4 @@
-"""The condition in the docstring of `echo_hub.core.capacity.model`, computed directly, to hold predictions against."""
+"""The condition in the docstring of `echo_hub.core.capacity.model`, computed directly to verify predictions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from echo_hub.core.capacity.schedule import SAME
 
 
 def never_waits(workload: Workload, pool: Pool) -> bool:
-    """Return True if the learner never waits. Exact where all latencies are equal, else at most too strict."""
+    """Return True if the learner never waits.
+
+    Exact if all latencies are equal, otherwise sometimes too strict.
+    """
     every, step_s, spread_s = workload.publish_every, workload.step_s, workload.broadcast_s
     if every * step_s < spread_s:
         return False

@@ -43,7 +43,9 @@ def test_nodes_that_are_missing() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 6), st.floats(0.1, 12.0), st.floats(0.0, 2.0), st.floats(0.4, 1.0))
-def test_that_many_reach_the_goal_and_one_less_does_not(bound: int, rate: float, latency: float, target: float) -> None:
+def test_the_advised_number_reaches_the_goal_and_one_less_does_not(
+    bound: int, rate: float, latency: float, target: float
+) -> None:
     workload = replace(WORKLOAD, max_staleness=bound)
     kind, pool = NodeClass(name="n", count=1, rollouts_per_s=rate, latency_s=latency), Pool.of([GIFT])
     number = nodes_to_add(workload, pool, kind, target)
@@ -54,7 +56,7 @@ def test_that_many_reach_the_goal_and_one_less_does_not(bound: int, rate: float,
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 6), st.floats(0.1, 12.0), st.floats(0.0, 40.0))
-def test_no_number_of_nodes_gets_further_than_is_said(bound: int, rate: float, latency: float) -> None:
+def test_no_number_of_nodes_exceeds_the_advised_one(bound: int, rate: float, latency: float) -> None:
     workload = replace(WORKLOAD, max_staleness=bound)
     kind, pool = NodeClass(name="n", count=1, rollouts_per_s=rate, latency_s=latency), Pool.of([GIFT])
     found = farthest_by_nodes(workload, pool, kind)
@@ -82,7 +84,7 @@ def test_a_bound_that_hides_the_broadcast() -> None:
     pool = Pool.of([replace(CHEAP, count=9)])
     assert smallest_staleness(replace(WORKLOAD, max_staleness=0), pool, 1.0) == 2
     assert smallest_staleness(replace(WORKLOAD, broadcast_s=1.9, publish_every=2), pool, 1.0) == 4
-    assert smallest_staleness(WORKLOAD, Pool.of([CHEAP]), 1.0) is None, "no bound makes up for nodes"
+    assert smallest_staleness(WORKLOAD, Pool.of([CHEAP]), 1.0) is None, "no bound makes up for missing nodes"
     assert smallest_staleness(replace(WORKLOAD, mode="sequential"), pool, 1.0) is None
 
 
@@ -100,7 +102,7 @@ def test_the_cheapest_to_add() -> None:
     dear = replace(QUICK, cost_per_h=0.3)
     found = cheapest_to_add(WORKLOAD, Pool.of([GIFT]), [dear, replace(CHEAP, cost_per_h=0.15)], 1.0)
     assert found is not None
-    assert found.counts == (("quick", 3), ("cheap", 1)), "3 + 27 + 4 is enough, and cheaper than a fourth quick one"
+    assert found.counts == (("quick", 3), ("cheap", 1)), "3 + 27 + 4 is enough, and cheaper than a fourth quick node"
     assert cheapest_to_add(WORKLOAD, Pool.of([]), [replace(QUICK, latency_s=99.0)], 1.0) is None
 
 
@@ -130,7 +132,7 @@ def test_a_long_broadcast_is_placed_with_versions_farther_apart() -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(st.floats(0.3, 1.0), st.floats(0.0, 1.0))
-def test_a_placement_reaches_its_goal_and_no_paid_node_is_for_nothing(target: float, broadcast: float) -> None:
+def test_a_placement_reaches_its_goal_and_needs_every_paid_node(target: float, broadcast: float) -> None:
     workload = replace(WORKLOAD, broadcast_s=broadcast)
     available = {one.name: one for one in (CHEAP, QUICK, GIFT)}
     found = place(workload, list(available.values()), target=target)

@@ -22,7 +22,7 @@ seconds = st.floats(0, 20)
 
 
 def by_hand(nodes: list[NodeClass], after: float, lasts: float, *, rested: bool) -> float:
-    """The formula of the module's docstring, node by node."""
+    """Compute the formula of the module's docstring node by node."""
     return sum(
         one.count * one.rollouts_per_s * max(0.0, min(after - (0 if rested else one.latency_s / 2), lasts))
         for one in nodes
@@ -42,7 +42,7 @@ def by_hand(nodes: list[NodeClass], after: float, lasts: float, *, rested: bool)
         (99.0, 60.0 + 20.0),
     ],
 )
-def test_what_has_come_in_of_a_version(after: float, supply: float) -> None:
+def test_the_supply_of_a_version_by_time_equals_hand_computed_values(after: float, supply: float) -> None:
     assert Pool.of([SLOW, FAST]).supply(after, 10.0, rested=False) == pytest.approx(supply)
 
 
@@ -57,13 +57,15 @@ def test_sums_over_sorted_classes_are_the_formula(
 
 
 @given(st.lists(classes, max_size=5), classes, seconds, seconds)
-def test_a_node_more_is_a_pool_with_it(nodes: list[NodeClass], one: NodeClass, after: float, lasts: float) -> None:
+def test_adding_a_node_equals_a_pool_that_includes_it(
+    nodes: list[NodeClass], one: NodeClass, after: float, lasts: float
+) -> None:
     together, added = Pool.of([*nodes, one]), Pool.of(nodes).plus(one)
     assert added.rollouts_per_s == pytest.approx(together.rollouts_per_s)
     assert added.supply(after, lasts, rested=False) == pytest.approx(together.supply(after, lasts, rested=False))
 
 
-def test_nobody_yields_nothing() -> None:
+def test_an_empty_pool_supplies_nothing() -> None:
     pool = Pool.of([])
     assert (pool.rollouts_per_s, pool.supply(9.0, 9.0, rested=True), pool.supply(9.0, 9.0, rested=False)) == (0, 0, 0)
 
@@ -73,6 +75,6 @@ def test_the_hand_off_is_part_of_a_step() -> None:
     assert (workload.step_s, workload.staleness_bound) == (2.5, 0)
 
 
-def test_what_is_missing_and_what_is_idle() -> None:
+def test_missing_and_idle_supply_are_reported() -> None:
     told = Prediction(busy=False, period_s=4.0, utilisation=0.75, rollouts_per_s=3.0, needed_per_s=5.0)
     assert (told.idle, told.missing_per_s) == (0.25, 2.0)

@@ -1,4 +1,4 @@
-"""The rule and the least staleness, by hand; and where the rule is met, the model's condition is."""
+"""The provisioning rule and the least staleness by hand; if the rule holds, the model's condition must hold too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.echo_hub.core.capacity.condition import never_waits
 
 
 def pool(*nodes: tuple[float, float, float]) -> NodeByNode:
-    """Rollouts a second, latency and dissemination of each node."""
+    """Return a pool; each node is (rollouts a second, latency, dissemination seconds)."""
     rates, latencies, ways = np.array(nodes).T
     return NodeByNode(rollouts_per_s=rates, latency_s=latencies, broadcast_s=ways)
 
@@ -29,13 +29,13 @@ def demand(rollouts: float = 1.0, *, bound: int = 2, period: int = 1) -> Workloa
     ("bound", "period", "expected"),
     [
         (0, 1, 0.0),
-        (1, 1, 2 * 5.0),  # 10 s less 5 s
-        (2, 1, 2 * 10.0),  # 15 s, but a version is the newest for 10 s
-        (2, 2, 2 * 15.0 / 2),  # 15 s of the 20 s until the next version
+        (1, 1, 2 * 5.0),  # 10 s less 5 s.
+        (2, 1, 2 * 10.0),  # 15 s, but a version is the newest one for only 10 s.
+        (2, 2, 2 * 15.0 / 2),  # 15 s of the 20 s until the next version.
         (3, 2, 2 * 20.0 / 2),
     ],
 )
-def test_what_is_sampled_in_time(bound: int, period: int, expected: float) -> None:
+def test_useful_rollouts_are_those_sampled_in_time(bound: int, period: int, expected: float) -> None:
     assert useful_rollouts(pool((2.0, 3.0, 2.0)), demand(bound=bound, period=period)) == pytest.approx(expected)
 
 
@@ -46,9 +46,9 @@ def test_a_node_that_is_too_slow_adds_nothing() -> None:
 @pytest.mark.parametrize(
     ("rollouts", "expected"),
     [
-        (10.0, 1.0),  # the half of a step's 20 rollouts that began by the version just before
+        (10.0, 1.0),  # Half of a step's 20 rollouts began with the previous version.
         (20.0, 1.5),
-        (15.0, (10 * 1 + 5 * 2) / 15),  # the youngest
+        (15.0, (10 * 1 + 5 * 2) / 15),  # The youngest rollouts.
         (21.0, None),
     ],
 )
@@ -57,14 +57,17 @@ def test_the_least_mean_staleness(rollouts: float, expected: float | None) -> No
 
 
 def test_the_least_mean_staleness_where_versions_are_rarer() -> None:
-    """Every other step finds a version one step older: of 40 rollouts in two 10 are 1, 20 are 2 and 10 are 3 old."""
+    """Every other step finds a version one step older.
+
+    Of the 40 rollouts of two steps, 10 are 1, 20 are 2 and 10 are 3 steps old.
+    """
     one = pool((2.0, 3.0, 2.0))
     assert needed_staleness(one, demand(20.0, bound=3, period=2)) == pytest.approx((10 * 1 + 20 * 2 + 10 * 3) / 40)
     assert needed_staleness(one, demand(20.0, bound=2, period=2)) is None
 
 
-def test_what_both_count_is_the_same_pool() -> None:
-    """All that is sampled in time is what the ages sum to."""
+def test_useful_rollouts_and_needed_staleness_agree() -> None:
+    """Sum the ages over exactly the rollouts that are sampled in time."""
     some = pool((2.0, 3.0, 2.0), (1.0, 14.0, 2.0), (0.5, 40.0, 1.0))
     for bound in (1, 2, 3, 5):
         most = useful_rollouts(some, demand(bound=bound))

@@ -29,11 +29,11 @@ def pool_of(rate: float, latency: float = 0.0) -> Pool:
     return Pool.of([NodeClass(name="n", count=1, rollouts_per_s=rate, latency_s=latency)])
 
 
-# --- by hand
+# --- computed by hand
 
 
 def test_a_step_of_two_that_has_to_wait() -> None:
-    """The worked example: ECHO-2's rule is met, and the learner waits a quarter of a step at every second one."""
+    """Worked example: ECHO-2's rule holds, but the learner waits a quarter of a step at every second step."""
     pool = pool_of(32 * 4 / 3)
     asked = workload(broadcast_s=0.5, publish_every=2)
     told = predict(asked, pool)
@@ -45,8 +45,8 @@ def test_a_step_of_two_that_has_to_wait() -> None:
     )
 
 
-def test_sequential_is_one_after_the_other() -> None:
-    """32 slots: one lease's time for the rollouts, then the step, then the broadcast."""
+def test_sequential_phases_follow_each_other() -> None:
+    """Expect one lease's time for the rollouts (32 slots), then the step, then the broadcast."""
     told = predict(workload(mode="sequential", hand_off_s=0.1), EQUAL)
     assert told.period_s == pytest.approx(1.0 + 0.1 + 0.25 + 0.8, rel=1e-4)
     assert told.utilisation == pytest.approx(1 / 2.15, rel=1e-4)
@@ -56,7 +56,7 @@ def test_colocated_sends_nothing() -> None:
     assert period_s(workload(mode="colocated", broadcast_s=9.0), pool_of(16.0)) == pytest.approx(1.0 + 2.0, rel=1e-4)
 
 
-def test_where_throughput_is_short_it_alone_decides() -> None:
+def test_a_throughput_shortage_alone_decides_the_period() -> None:
     told = predict(workload(max_staleness=6), pool_of(24.0, 0.1))
     assert told.period_s == pytest.approx(32 / 24, rel=1e-3)
     assert told.missing_per_s == pytest.approx(8.0)
@@ -79,7 +79,7 @@ def test_without_nodes_nothing_is_trained() -> None:
     assert (told.period_s, told.utilisation, told.busy) == (math.inf, 0.0, False)
 
 
-def test_when_nodes_have_what_a_step_made() -> None:
+def test_a_steps_version_arrives_after_its_broadcast() -> None:
     asked = workload(broadcast_s=0.5, publish_every=2)
     first, second = itertools.islice(steps(asked, pool_of(64.0)), 2)
     assert (first.step, first.planned_at, first.trained_at) == pytest.approx((1, 0.5, 1.5))
@@ -92,7 +92,7 @@ def test_when_nodes_have_what_a_step_made() -> None:
 
 @given(st.floats(0.0, 0.9), st.floats(10.0, 100.0))
 def test_its_rule_is_the_case_without_latency_of_one_step_a_version(broadcast: float, rate: float) -> None:
-    """S = kappa = 1: sum of mu >= kappa R / (kappa T - T_bcast)."""
+    """ECHO-2's rule for S = kappa = 1 is: sum of mu >= kappa R / (kappa T - T_bcast)."""
     asked = workload(max_staleness=1, broadcast_s=broadcast)
     needed = 32 / (1.0 - broadcast)
     assume(abs(rate / needed - 1) > 1e-4)
@@ -149,7 +149,7 @@ def test_steps_that_come_round_in_fives_are_averaged_over_whole_rounds() -> None
 
 @settings(max_examples=60, deadline=None)
 @given(workloads, pools)
-@example(  # Ten steps to a round, and none like another.
+@example(  # The round has ten steps, all different.
     Workload(mode="async", rollouts_per_step=32, train_s=1.0, broadcast_s=1.9921875, hand_off_s=0.0, max_staleness=3),
     Pool(latencies=np.array([1.5625]), rates=np.array([15.6875])),
 )
@@ -176,14 +176,14 @@ def test_no_step_is_faster_than_the_learner_or_than_the_pool(asked: Workload, po
 
 @settings(max_examples=100, deadline=None)
 @given(workloads, pools)
-def test_what_meets_the_condition_never_waits(asked: Workload, pool: Pool) -> None:
+def test_a_pool_that_meets_the_condition_never_waits(asked: Workload, pool: Pool) -> None:
     if never_waits(asked, pool):
         assert predict(asked, pool).busy
 
 
 @settings(max_examples=100, deadline=None)
 @given(workloads, st.floats(10.0, 80.0), st.floats(0.0, 2.0))
-def test_of_equal_nodes_what_never_waits_meets_the_condition(asked: Workload, rate: float, latency: float) -> None:
+def test_equal_nodes_that_never_wait_meet_the_condition(asked: Workload, rate: float, latency: float) -> None:
     assume(asked.max_staleness > 0)
     pool = pool_of(rate, latency)
     nearly = replace(
@@ -193,12 +193,15 @@ def test_of_equal_nodes_what_never_waits_meets_the_condition(asked: Workload, ra
         assert never_waits(nearly, pool)
 
 
-# --- against leases played through one by one
+# --- compared with leases simulated one by one
 
 
 def measured(asked: Workload, nodes: list[tuple[int, float]], *, spread: float, seed: int, most: int = 150) -> float:
-    """Share of the time that the learner trains. `nodes`: (slots, mean seconds of a rollout); `spread`: lognormal sigma
-    of the seconds. A free slot takes the next rollout whose step may consume the version that the nodes hold."""
+    """Simulate leases one by one, and return the share of time that the learner trains.
+
+    `nodes` has (slots, mean seconds of a rollout), and `spread` is the lognormal sigma of the seconds. A free slot
+    takes the next rollout whose step may consume the version that the nodes hold.
+    """
     rng, number, now = random.Random(seed), itertools.count(), 0.0
     free, held, step, begun, order = [slots for slots, _ in nodes], 0, 0, [], itertools.count()
     events: list[tuple[float, int, str, int, int]] = []
@@ -239,7 +242,7 @@ def measured(asked: Workload, nodes: list[tuple[int, float]], *, spread: float, 
 
 
 def slow_lease(seconds: float, spread: float) -> float:
-    """Nine of ten are faster."""
+    """Return a duration that nine of ten leases stay below."""
     return seconds * math.exp(-(spread**2) / 2 + 1.2816 * spread)
 
 
@@ -256,7 +259,7 @@ def drawn(rng: random.Random) -> tuple[Workload, list[tuple[int, float]]]:
 
 
 @pytest.mark.parametrize(("spread", "mean_error"), [(0.0, 0.04), (0.47, 0.05), (0.83, 0.09)])
-def test_predictions_are_near_what_leases_one_by_one_come_to(spread: float, mean_error: float) -> None:
+def test_predictions_are_near_simulated_leases(spread: float, mean_error: float) -> None:
     rng, errors = random.Random(7), []
     for seed in range(24):
         asked, nodes = drawn(rng)

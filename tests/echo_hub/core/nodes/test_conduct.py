@@ -27,7 +27,7 @@ def next_id(nodes: Nodes) -> str | None:
     return next((node.node_id for node in nodes.next_ready(0, ())), None)
 
 
-def test_one_problem_that_ends_scoring_processes_is_not_its_nodes_fault_and_several_are() -> None:
+def test_scoring_crashes_are_the_nodes_fault_only_for_several_problems() -> None:
     nodes = make()
     join(nodes, "a", 8)
     nodes.trust("a", in_time=True)
@@ -38,7 +38,7 @@ def test_one_problem_that_ends_scoring_processes_is_not_its_nodes_fault_and_seve
         nodes.kill_scorer("a", group_id, now=now)
         nodes.trust("a", in_time=True)
         nodes.wake(now + rest_s - 0.1)
-        assert next_id(nodes) is None, "a good one in between does not end its rest"
+        assert next_id(nodes) is None, "a good rollout in between does not end the rest"
         nodes.wake(now + rest_s)
         assert next_id(nodes) == "a"
 
@@ -52,12 +52,12 @@ def test_deaths_are_made_up_for_by_many_good_rollouts() -> None:
         now = 100.0 * group_id
         nodes.kill_scorer("a", group_id, now=now)
         nodes.wake(now + FIRST_REST_S)
-        assert next_id(nodes) == "a", "its rests do not grow"
+        assert next_id(nodes) == "a", "the rests do not grow"
         for _ in range(round(1 / FORGIVEN_BY_ONE)):
             nodes.trust("a", in_time=True)
 
 
-def test_one_whose_completions_only_ever_ended_scoring_processes_rests_long() -> None:
+def test_a_node_whose_completions_always_crash_scoring_rests_long() -> None:
     nodes = make()
     join(nodes, "a", 8)
     nodes.kill_scorer("a", 0, now=0.0)
@@ -70,7 +70,7 @@ def test_one_whose_completions_only_ever_ended_scoring_processes_rests_long() ->
         assert next_id(nodes) == "a"
 
 
-def test_the_hub_itself_is_not_rested_for_what_ends_scoring_processes() -> None:
+def test_the_hubs_own_node_does_not_rest_after_scoring_crashes() -> None:
     nodes = make("hub")
     join(nodes, HUB_NODE_ID, 8)
     for group_id in range(3):
@@ -123,17 +123,17 @@ def test_a_node_that_is_alone_does_not_rest_for_silence() -> None:
         assert next_id(nodes) == "a"
     nodes.fail("a", 3.0)
     nodes.wake(3.0)
-    assert next_id(nodes) is None, "what it gave back it would give back again"
+    assert next_id(nodes) is None, "it would return the work again"
 
 
-def test_a_failing_node_rests_twice_as_long_each_time_whatever_it_reports() -> None:
+def test_a_failing_node_rests_twice_as_long_each_time_regardless_of_its_reports() -> None:
     nodes = make()
     join(nodes, "a", 4)
     nodes.fail("stranger", 0.0)
     now, rest_s = 0.0, FIRST_REST_S
     for _ in range(10):
         nodes.fail("a", now)
-        nodes.fail("a", now + rest_s / 2)  # Of the same failure.
+        nodes.fail("a", now + rest_s / 2)  # Part of the same failure.
         nodes.wake(now + rest_s * 0.99)
         nodes.report("a", 4, 0)
         assert (next_id(nodes), nodes.num_candidates(0)) == (None, 0)
@@ -169,7 +169,7 @@ def test_ends_of_rests_are_forgotten_when_trust_ended_them() -> None:
         assert len(conduct._ends) <= 2 * len(nodes)
         for node in nodes[1:]:
             conduct.trust(node)
-        assert len(conduct._ends) <= 2, "one of them rests still"
+        assert len(conduct._ends) <= 2, "only the node that still rests is stored"
     assert conduct.wake(FIRST_REST_S - 0.001, all_silent=False) == []
     assert conduct.wake(FIRST_REST_S, all_silent=False) == nodes[:1]
     assert nodes[0].rests_until is None
@@ -206,6 +206,6 @@ def test_a_stranger_whose_rollout_is_late_rests_for_a_deadline_or_until_one_is_s
     nodes.wake(10.9)
     silent, known = nodes.get("silent"), nodes.get("known")
     assert silent is not None and silent.rests_until == 11.0
-    assert known is not None and known.rests_until is None, "its window shrinks once it is overdue"
+    assert known is not None and known.rests_until is None, "its window shrinks when the rollout is overdue"
     nodes.wake(11.0)
     assert next_id(nodes) == "silent"

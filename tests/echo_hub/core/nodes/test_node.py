@@ -3,7 +3,7 @@ from __future__ import annotations
 from echo_hub.core.nodes.node import HUB_NODE_ID, Node
 
 
-def test_what_is_overdue_takes_up_no_room() -> None:
+def test_overdue_rollouts_use_no_capacity() -> None:
     node = Node("a", window=99, capacity=8, held=6, overdue=4)
     assert (node.in_flight, node.free) == (2, 6)
 

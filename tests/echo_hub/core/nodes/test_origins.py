@@ -8,7 +8,7 @@ def stranger(name: str, origin: str) -> Node:
     return Node(name, 4, origin=origin)
 
 
-def test_an_origin_has_a_part_of_what_strangers_may_hold_and_one_at_least() -> None:
+def test_an_origin_may_hold_a_part_of_the_strangers_limit_at_least_one() -> None:
     origins = Origins()
     home = [stranger(str(number), "192.0.2.1") for number in range(4)]
     assert [origins.enter(node, 2 * ORIGIN_SHARE) for node in home] == [True, True, False, False]
@@ -16,7 +16,7 @@ def test_an_origin_has_a_part_of_what_strangers_may_hold_and_one_at_least() -> N
     assert not origins.enter(stranger("y", "192.0.2.2"), 1)
 
 
-def test_a_place_is_kept_until_it_is_left_and_goes_to_who_waited_longest() -> None:
+def test_a_freed_place_goes_to_the_node_that_waited_longest() -> None:
     origins = Origins()
     first, second, third = (stranger(name, "here") for name in "abc")
     assert origins.enter(first, 4) and origins.enter(first, 4)
@@ -27,6 +27,6 @@ def test_a_place_is_kept_until_it_is_left_and_goes_to_who_waited_longest() -> No
     assert origins.next_waiting("here") == "c" and origins.next_waiting("here") is None
 
 
-def test_who_comes_from_nowhere_shares_with_nobody() -> None:
+def test_nodes_without_an_origin_share_no_limit() -> None:
     origins = Origins()
     assert all(origins.enter(stranger(str(number), ""), 1) for number in range(100))

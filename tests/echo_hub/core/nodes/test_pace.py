@@ -15,7 +15,8 @@ def worked(
     start: float = 0.0,
     held: int | None = None,
 ) -> float:
-    """Rounds of completions of 100 tokens, `at_once` of those `held` at a time; the time afterwards."""
+    """Simulate rounds of completions of 100 tokens, `at_once` of the `held` ones at a time; return the time
+    afterwards."""
     now = start
     pace.begin(now)
     for _ in range(rounds):
@@ -29,17 +30,17 @@ def test_a_node_that_draws_eight_at_once() -> None:
     pace = Pace()
     worked(pace, rounds=20, at_once=8, seconds=5.0)
     assert (pace.token_s, pace.tokens_per_s) == pytest.approx((0.05, 160.0), rel=0.15)
-    assert 11 <= pace.takes <= 15, "eight, what it draws in .4 s, and a quarter more"
+    assert 11 <= pace.takes <= 15, "eight, what it samples in 0.4 s, and a quarter more"
 
 
-def test_what_is_on_its_way_counts() -> None:
+def test_rollouts_in_transit_count_as_held() -> None:
     near, far = Pace(), Pace()
     worked(near, rounds=60, at_once=8, seconds=10.0)
     worked(far, rounds=60, at_once=8, seconds=10.0, way_s=10.0)
-    assert far.takes == pytest.approx(near.takes, abs=2), "four draw while four travel"
+    assert far.takes == pytest.approx(near.takes, abs=2), "four are sampled while four are in transit"
 
 
-def test_what_a_node_says_counts_for_no_more_than_what_was_seen() -> None:
+def test_a_nodes_reported_pace_is_capped_by_the_measured_one() -> None:
     pace = Pace()
     pace.begin(0.0)
     pace.arrived(100, sampling_s=500.0, latency_s=2.0, held=1, now=2.0)
@@ -53,17 +54,17 @@ def test_with_little_to_do_a_node_is_not_taken_for_slow() -> None:
     worked(pace, rounds=30, at_once=1, seconds=4.0, start=now)
     assert pace.tokens_per_s > 0.9 * busy
     now = worked(pace, rounds=3_000, at_once=1, seconds=4.0, start=now)
-    assert 0.6 * busy < pace.tokens_per_s < 0.75 * busy, "for ever it is not remembered"
+    assert 0.6 * busy < pace.tokens_per_s < 0.75 * busy, "old peaks are forgotten"
 
 
-def test_a_node_that_draws_less_than_it_holds_is_slower_than_it_was() -> None:
+def test_a_node_that_samples_fewer_rollouts_than_it_holds_gets_slower() -> None:
     pace = Pace()
     now = worked(pace, rounds=20, at_once=8, seconds=4.0)
     worked(pace, rounds=300, at_once=2, held=10, seconds=4.0, start=now)
     assert pace.tokens_per_s == pytest.approx(50.0, rel=0.3)
 
 
-def test_a_node_whose_tokens_take_longer_is_known_to_be_slower_at_once_whatever_it_has_to_do() -> None:
+def test_a_node_with_slower_tokens_is_slower_at_once_at_any_load() -> None:
     pace = Pace()
     now = worked(pace, rounds=20, at_once=8, seconds=4.0)
     busy = pace.tokens_per_s
@@ -75,12 +76,12 @@ def test_when_something_is_back() -> None:
     pace = Pace()
     worked(pace, rounds=40, at_once=4, seconds=5.0)
     assert pace.finish_s(0.0, 100.0) == pytest.approx(5.0)
-    assert pace.finish_s(300.0, 100.0) == pytest.approx(5.0), "it draws four at once"
+    assert pace.finish_s(300.0, 100.0) == pytest.approx(5.0), "it samples four at once"
     assert pace.finish_s(400.0, 100.0) == pytest.approx(10.0), "the fifth waits for one of these"
     assert pace.finish_s(0.0, 300.0) == pytest.approx(15.0)
 
 
-def test_what_is_back_in_time() -> None:
+def test_the_number_of_rollouts_that_fit_a_deadline() -> None:
     pace = Pace()
     worked(pace, rounds=40, at_once=4, seconds=5.0)
     assert [pace.fits(0.0, 100.0, in_s) for in_s in (4.0, 6.0, 9.0, 11.0)] == [0, 4, 4, 8]
@@ -103,15 +104,15 @@ def test_a_clock_that_stands_still_harms_nothing() -> None:
     assert pace.tokens_per_s == 0.0
 
 
-def test_who_has_not_answered_yet_is_at_most_as_fast_as_that() -> None:
-    """A node that has returned nothing, and one that has been fast so far."""
+def test_an_overdue_answer_limits_the_estimated_pace() -> None:
+    """Compare a node without results and a node that has been fast."""
     unknown, fast = Pace(), Pace()
     worked(fast, rounds=20, at_once=1, seconds=1.0)
     for pace in (unknown, fast):
         pace.missed(100.0, 10.0)
-        assert pace.token_s == pytest.approx(0.2), "it counts as half drawn"
+        assert pace.token_s == pytest.approx(0.2), "it counts as half sampled"
         pace.missed(100.0, 2.0)
         assert pace.token_s == pytest.approx(0.2)
         assert pace.fits(0.0, 100.0, 10.0) == 0 < pace.fits(0.0, 100.0, 21.0)
     worked(fast, rounds=1, at_once=1, seconds=1.0, start=40.0)
-    assert fast.token_s == pytest.approx(0.01), "what comes in is what counts"
+    assert fast.token_s == pytest.approx(0.01), "results that arrive outweigh the estimate"

@@ -37,7 +37,7 @@ def test_the_next_of_each_queue_best_first() -> None:
     assert names(queues, avoid=("a",)) == ["c", "d", "b"]
 
 
-def test_who_had_a_turn_goes_to_the_end_and_a_change_of_place_too() -> None:
+def test_a_node_goes_to_the_end_after_its_turn_or_a_change_of_place() -> None:
     queues, nodes = filled()
     assert queues.to_the_end(nodes["a"]), "d is next"
     assert names(queues) == ["c", "d", "b"]
@@ -53,7 +53,7 @@ def test_the_fastest_first_if_asked() -> None:
     assert names(queues, by_speed=True) == ["d", "c", "b"]
 
 
-def test_who_has_no_place_is_not_found() -> None:
+def test_a_node_without_a_place_is_not_found() -> None:
     queues, nodes = filled()
     for node in nodes.values():
         queues.put(node, None)
@@ -61,10 +61,10 @@ def test_who_has_no_place_is_not_found() -> None:
     assert (names(queues), len(queues)) == ([], 0)
 
 
-def test_who_comes_to_wait_is_noticed_if_slow_enough_or_not_measured_yet() -> None:
+def test_a_waiting_node_is_noticed_if_slow_or_unmeasured() -> None:
     queues, a, e = ReadyQueues(), Node("a", window=1), Node("e", window=1)
     assert queues.put(a, (7, 0, -3))
-    assert not queues.put(a, (7, 0, -3)), "it has been there before"
+    assert not queues.put(a, (7, 0, -3)), "the node has been there before"
     assert not queues.put(a, None)
     queues.notice_from = 2
     assert not queues.put(a, (8, 0, 1))
@@ -75,18 +75,18 @@ def test_who_comes_to_wait_is_noticed_if_slow_enough_or_not_measured_yet() -> No
     assert queues.num_unproven == 0
 
 
-def test_who_waits_behind_others_is_noticed_once_nobody_is_before_him() -> None:
+def test_a_waiting_node_is_noticed_once_it_heads_its_queue() -> None:
     queues, place = ReadyQueues(), (7, 0, -3)
     first, second, third = (Node(node_id, window=1) for node_id in "abc")
     assert queues.put(first, place)
     assert not queues.put(second, place) and not queues.put(third, place)
     assert (queues.is_found(first), queues.is_found(second)) == (True, False)
-    assert not queues.put(second, None), "a is still the first"
+    assert not queues.put(second, None), "node a is still the first"
     assert queues.put(first, None) and queues.is_found(third)
-    assert not queues.put(third, None), "nobody is left"
+    assert not queues.put(third, None), "no node is left"
 
 
-def test_who_is_behind_as_many_as_are_left_out_is_noticed() -> None:
+def test_a_node_behind_the_avoided_ones_is_noticed() -> None:
     queues, place = ReadyQueues(), (7, 0, -3)
     queues.most_avoided = 1
     first, second, third = (Node(node_id, window=1) for node_id in "abc")
@@ -94,15 +94,15 @@ def test_who_is_behind_as_many_as_are_left_out_is_noticed() -> None:
     assert not queues.put(third, place)
     assert names(queues, avoid=("a",)) == ["b"]
     assert queues.put(second, None) and names(queues, avoid=("a",)) == ["c"]
-    assert queues.put(first, None), "where nobody is left out, c could not be found before"
+    assert queues.put(first, None), "as no node was avoided, c could not be found before"
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(["put", "leave", "turn"])), max_size=60),
     st.integers(0, 2),
 )
-def test_whoever_may_be_found_anew_is_told_of(changes: list[tuple[int, int, str]], most_avoided: int) -> None:
-    """Whatever two nodes or fewer are left out."""
+def test_every_newly_reachable_node_is_reported(changes: list[tuple[int, int, str]], most_avoided: int) -> None:
+    """This holds for every set of at most two avoided nodes."""
     queues, nodes = ReadyQueues(), [Node(str(number), window=1) for number in range(6)]
     queues.most_avoided = most_avoided
     avoided = [names for count in range(most_avoided + 1) for names in combinations([str(n) for n in range(6)], count)]
@@ -117,7 +117,7 @@ def test_whoever_may_be_found_anew_is_told_of(changes: list[tuple[int, int, str]
         assert told or all(now <= then | moved for then, now in zip(before, after, strict=True))
 
 
-def test_the_slowest_of_those_that_are_slow_enough_and_of_the_others() -> None:
+def test_the_slowest_of_slow_nodes_and_of_other_nodes() -> None:
     queues, _ = filled()
     assert queues.slowest(0, 2) == (True, -3)
     assert queues.slowest(0, 3) == (False, 2)

@@ -91,8 +91,8 @@ def test_a_node_waits_until_a_quarter_of_its_places_is_free_or_a_whole_lease_fit
             release(nodes, "a")
 
 
-def test_what_is_given_to_a_node_stays_what_keeps_it_busy() -> None:
-    """It draws 4 at once, 4 s each, and claims room for 100."""
+def test_a_node_gets_only_as_much_work_as_keeps_it_busy() -> None:
+    """Node a samples 4 at once, 4 s each, but claims capacity for 100."""
     nodes, now = make(), 0.0
     join(nodes, "a", 100)
     for _ in range(20):
@@ -107,8 +107,8 @@ def test_what_is_given_to_a_node_stays_what_keeps_it_busy() -> None:
     assert next_id(nodes) is None
 
 
-def test_a_pool_of_nobody_has_no_pace() -> None:
-    """Sums of floats lose digits: a remainder, below 0 even, would be taken for the pace of a pool."""
+def test_an_empty_pool_has_no_pace() -> None:
+    """Sums of floats lose digits: a remainder, even below 0, would count as the pool's pace."""
     nodes = make()
     for number in range(1, 20):
         join(nodes, f"{number}", 8)
@@ -119,7 +119,7 @@ def test_a_pool_of_nobody_has_no_pace() -> None:
     assert (nodes.tokens_per_s, nodes.typical_token_s, nodes.typical_way_s) == (0.0, 0.0, 0.0)
 
 
-def test_the_pools_pace_is_that_of_those_who_take_work() -> None:
+def test_the_pools_pace_counts_only_nodes_that_take_work() -> None:
     nodes = make()
     for node_id, seconds in (("quick", 1.0), ("slow", 3.0)):
         join(nodes, node_id, 8)
@@ -133,7 +133,7 @@ def test_the_pools_pace_is_that_of_those_who_take_work() -> None:
     assert (nodes.tokens_per_s, nodes.typical_token_s) == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
-def test_who_must_be_back_soon_is_asked_for_by_pace() -> None:
+def test_urgent_work_goes_to_nodes_by_pace() -> None:
     nodes = make()
     for node_id, seconds in (("slow", 8.0), ("quick", 1.0), ("new", 0.0)):
         join(nodes, node_id, 8)
@@ -147,7 +147,7 @@ def test_who_must_be_back_soon_is_asked_for_by_pace() -> None:
         paces = (fastest, slowest)
         return [node.node_id for node in nodes.next_ready(0, (), paces=paces, by_speed=by_speed)]
 
-    assert by_pace(0.0, 0.02) == ["new", "quick"], "who is not measured will do"
+    assert by_pace(0.0, 0.02) == ["new", "quick"], "an unmeasured node may be used"
     assert by_pace(0.05, 1.0) == ["new", "slow"]
     assert by_pace(0.0, 1.0, by_speed=True) == ["new", "quick", "slow"]
 
@@ -166,7 +166,7 @@ def test_a_proven_node_that_comes_back_keeps_its_window() -> None:
     assert [(node.node_id, node.limit) for node in nodes.next_ready(0, ())] == [("b", 4), ("a", 12)]
 
 
-def test_a_node_is_proven_once_something_of_it_is_scored_and_stays_so_when_it_leaves() -> None:
+def test_a_node_is_proven_by_its_first_scored_rollout_even_after_it_leaves() -> None:
     nodes = make()
     join(nodes, "a", 4)
     assert not nodes.is_proven("a") and not nodes.is_proven("b")
@@ -249,7 +249,7 @@ def test_a_version_that_is_not_published_is_no_better_than_the_newest() -> None:
     assert (nodes.num_candidates(1), next_id(nodes, 1)) == (1, "liar")
 
 
-def test_whatever_nodes_go_through_the_counts_are_right() -> None:
+def test_counts_are_right_after_any_events() -> None:
     chance, nodes, now = Random(7), make(), 0.0
     held: Counter[str] = Counter()
     for turn in range(20_000):
@@ -281,7 +281,7 @@ def test_whatever_nodes_go_through_the_counts_are_right() -> None:
     assert nodes.tokens_per_s > 0.0
 
 
-def test_to_find_the_next_node_takes_no_more_work_the_more_nodes_there_are() -> None:
+def test_finding_the_next_node_costs_the_same_for_any_number_of_nodes() -> None:
     nodes = make()
     for number in range(2_000):
         join(nodes, str(number), 8)
@@ -297,8 +297,8 @@ def test_to_find_the_next_node_takes_no_more_work_the_more_nodes_there_are() -> 
     assert looked_at <= 2
 
 
-def test_who_lets_a_rollout_wait_is_known_to_be_slow() -> None:
-    """Node a takes 1 s for 100 tokens; of b nothing has come in yet."""
+def test_a_node_with_an_overdue_rollout_counts_as_slow() -> None:
+    """Node a takes 1 s for 100 tokens; node b has returned nothing yet."""
     nodes = make()
     for node_id in ("a", "b"):
         join(nodes, node_id, 8)
@@ -309,13 +309,13 @@ def test_who_lets_a_rollout_wait_is_known_to_be_slow() -> None:
     a, b = nodes.get("a"), nodes.get("b")
     assert a is not None and b is not None
     nodes.miss("b", 100.0, 0.5)
-    assert b.speed == UNPROVEN, "nobody would have been faster"
+    assert b.speed == UNPROVEN, "no node would have been faster"
     nodes.miss("b", 100.0, 30.0)
     assert b.pace.token_s == pytest.approx(0.6) and b.speed > a.speed
     assert [node.node_id for node in nodes.next_ready(0, (), paces=(0.0, 0.1))] == ["a"]
 
 
-def test_those_that_have_returned_nothing_hold_a_share_of_all_that_is_held() -> None:
+def test_nodes_without_a_returned_rollout_hold_a_share_of_all_held_work() -> None:
     settings = NodeSettings(samplers="by_version", lease_size=1, deadline_s=1.0, first_window=64, unproven_most=2)
     nodes = Nodes(settings)
     join(nodes, "a", 64)
@@ -338,7 +338,7 @@ def test_a_stranger_is_given_one_rollout_until_it_has_returned_one() -> None:
     for node_id in ("a", "b", "c"):
         join(nodes, node_id, 64)
     b = nodes.get("b")
-    assert b is not None and nodes.room(b) == 4, "nobody is known yet"
+    assert b is not None and nodes.room(b) == 4, "no node is known yet"
     nodes.trust("a", in_time=True)
     assert nodes.room(b) == 1
     take(nodes, "b", 1)
@@ -357,7 +357,7 @@ def test_strangers_are_last_where_that_is_asked_for() -> None:
     assert [node.node_id for node in nodes.next_ready(0, (), unproven_last=True)] == ["known", "new"]
 
 
-def test_strangers_whose_rollouts_do_not_come_back_hold_less_together() -> None:
+def test_strangers_that_return_nothing_hold_less_together() -> None:
     settings = NodeSettings(samplers="by_version", lease_size=1, deadline_s=60.0, first_window=4, unproven_most=8)
     nodes = Nodes(settings)
     join(nodes, "known", 64)
@@ -368,13 +368,13 @@ def test_strangers_whose_rollouts_do_not_come_back_hold_less_together() -> None:
         take(nodes, f"key{number}", 1)
         nodes.mark_late(f"key{number}", 10.0)
         release(nodes, f"key{number}")
-    assert next_id(nodes) == "key4", "who is late rests"
+    assert next_id(nodes) == "key4", "a late node rests"
     take(nodes, "key4", 1)
     assert nodes.unproven_may
     take(nodes, "key5", 1)
-    assert not nodes.unproven_may, "two of eight are left"
+    assert not nodes.unproven_may, "two of eight places are left"
     nodes.expire("key4", 60.0)
-    assert nodes.unproven_may, "what is overdue is not held any more"
+    assert nodes.unproven_may, "an overdue rollout no longer counts as held"
 
 
 def test_fresh_keys_of_one_address_hold_a_small_part_of_what_strangers_may() -> None:
@@ -394,12 +394,12 @@ def test_fresh_keys_of_one_address_hold_a_small_part_of_what_strangers_may() -> 
     assert given == ["key 0", "key 1", "key 2", "key 3"], "a quarter of sixteen"
     nodes.release("key 1", 0.0, overdue=False)
     nodes.trust("key 1", in_time=True)
-    assert [node.node_id for node in nodes.next_ready(0, ("old", "key 1"))] == ["key 4"], "its place is another's"
+    assert [node.node_id for node in nodes.next_ready(0, ("old", "key 1"))] == ["key 4"], "another key gets its place"
     nodes.disconnect("key 4")
     assert [node.node_id for node in nodes.next_ready(0, ("old", "key 1"))] == ["key 5"]
 
 
-def test_who_is_quarantined_takes_no_work_wherever_it_comes_back_from() -> None:
+def test_a_quarantined_node_gets_no_work_from_any_address() -> None:
     nodes = Nodes(NodeSettings(samplers="any", lease_size=1, deadline_s=60.0, first_window=4, unproven_most=16))
     nodes.connect("a")
     nodes.report("a", 4, 0)

@@ -21,14 +21,14 @@ def fill(made: Strangers) -> None:
     made.count(made.may_hold - made.in_flight)
 
 
-def test_at_first_they_hold_a_share_of_a_step_or_of_all_that_is_held() -> None:
+def test_new_strangers_may_hold_a_share_of_a_step_or_of_all_held_work() -> None:
     made = strangers(base=8)
     assert made.may_hold == 8
     made.count(20 * UNPROVEN_SHARE, is_stranger=False)
     assert made.may_hold == 20
 
 
-def test_once_they_hold_all_they_wait_until_a_lump_is_free() -> None:
+def test_strangers_at_their_limit_wait_until_a_lump_is_free() -> None:
     made, lump = strangers(base=4 * LUMP), 4
     made.count(4 * LUMP - 1)
     assert not made.is_full
@@ -36,15 +36,15 @@ def test_once_they_hold_all_they_wait_until_a_lump_is_free() -> None:
     assert made.is_full
     for _ in range(lump - 1):
         made.count(-1)
-        assert made.is_full, "it is not worth looking for one of them"
+        assert made.is_full, "a single free place is not worth a search"
     made.count(-1)
     assert not made.is_full
     made.count(lump - 1)
-    assert not made.is_full, "as long as there is room for one"
+    assert not made.is_full, "there is still room for one"
     made.count(1)
     assert made.is_full
     made.count(4 * LUMP * UNPROVEN_SHARE, is_stranger=False)
-    assert not made.is_full, "others hold more, and so may they"
+    assert not made.is_full, "others hold more, so strangers may hold more too"
 
 
 def test_of_few_each_that_is_free_is_given_at_once() -> None:
@@ -55,7 +55,7 @@ def test_of_few_each_that_is_free_is_given_at_once() -> None:
     assert not made.is_full
 
 
-def test_what_comes_back_doubles_what_they_may_hold() -> None:
+def test_returned_work_doubles_the_strangers_limit() -> None:
     made, seen = strangers(base=8), []
     for _ in range(5):
         fill(made)
@@ -66,7 +66,7 @@ def test_what_comes_back_doubles_what_they_may_hold() -> None:
     assert seen == [8, 16, 32, 64, 128]
 
 
-def test_what_does_not_come_back_takes_away_twice_as_much_down_to_a_rest() -> None:
+def test_lost_work_lowers_the_strangers_limit_twice_as_fast() -> None:
     made = strangers(base=8, holding=30)
     for _ in range(20):
         made.count(1)
@@ -81,11 +81,11 @@ def test_what_does_not_come_back_takes_away_twice_as_much_down_to_a_rest() -> No
     for _ in range(8):
         made.count(1)
         first_returns(made)
-    assert made.may_hold == 8, "and is soon made up for"
+    assert made.may_hold == 8, "and the limit soon recovers"
 
 
-def test_what_is_earned_is_not_saved_up() -> None:
-    """Many honest keys, one after the other, and then as many silent ones at once."""
+def test_earned_limits_are_not_saved_up() -> None:
+    """Show that many honest keys in sequence do not admit many silent keys at once later."""
     made = strangers(base=8)
     for _ in range(1_000):
         made.count(1)
@@ -94,8 +94,8 @@ def test_what_is_earned_is_not_saved_up() -> None:
 
 
 @given(st.lists(st.booleans(), max_size=400), st.integers(1, 64))
-def test_silent_keys_are_paid_for_by_honest_ones(outcomes: list[bool], base: int) -> None:
-    """Honest and silent keys without end, in any order; all that strangers may hold is always held."""
+def test_work_lost_to_silent_keys_is_bounded_by_honest_returns(outcomes: list[bool], base: int) -> None:
+    """Honest and silent keys come in any order; strangers always hold all that they may."""
     made, least = Strangers(base=base), max(1, base // LEAST)
     num_returned = num_lost = 0
     fill(made)

@@ -23,7 +23,7 @@ def linked(paths: Paths, *node_ids: str) -> None:
 
 
 def to(*numbers: int) -> bytes:
-    """They are handed the piece, and hand it on to nobody."""
+    """Return the packed way to these nodes, which relay the piece to no other node."""
     return pack((number, 0, b"") for number in numbers)
 
 
@@ -69,7 +69,7 @@ def test_the_example_at_the_modules_top(leaves: bool) -> None:
         (20, 20, 32 * MB, 0.01, 1.05),
     ],
 )
-def test_everybody_has_it_close_to_the_bound(
+def test_every_node_has_the_version_close_to_the_bound(
     hub_mbit: float, up_mbit: float, size: int, delay_s: float, worst: float
 ) -> None:
     hosts = fleet(hub_mbit=hub_mbit, nodes=8, up_mbit=up_mbit, delay_s=delay_s)
@@ -93,7 +93,7 @@ def test_time_hardly_grows_with_the_fleet() -> None:
     assert took[1] <= 1.5 * took[0]
 
 
-def test_what_was_learnt_serves_the_next_version() -> None:
+def test_measured_uplinks_are_used_for_the_next_version() -> None:
     hosts = fleet(hub_mbit=100, nodes=8, up_mbit=40, delay_s=0.025)
     first = Network(hosts, size=8 * MB, piece_bytes=32 * KIB)
     first_s = first.run()
@@ -102,7 +102,7 @@ def test_what_was_learnt_serves_the_next_version() -> None:
 
 @pytest.mark.parametrize(("nodes", "most_s"), [(8, 0.35), (16, 0.4)])
 def test_small_versions_one_after_the_other_stay_quick(nodes: int, most_s: float) -> None:
-    """No owner is busy for long enough for its uplink to be measured, and each gets its share all the same."""
+    """Uplinks are busy too briefly to be measured, and still each owner gets its share."""
     hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=20)
     before: Network | None = None
     for _ in range(6):
@@ -110,7 +110,7 @@ def test_small_versions_one_after_the_other_stay_quick(nodes: int, most_s: float
         assert before.run() <= most_s
 
 
-def test_what_is_late_comes_from_the_hub_once_that_has_nothing_else_to_send() -> None:
+def test_late_pieces_come_from_the_hub_once_it_is_idle() -> None:
     hosts = fleet(hub_mbit=100, nodes=8, up_mbit=40)
     first = Network(hosts, size=2 * MB, piece_bytes=32 * KIB)
     undisturbed = first.run()
@@ -119,7 +119,7 @@ def test_what_is_late_comes_from_the_hub_once_that_has_nothing_else_to_send() ->
 
 
 @pytest.mark.parametrize(("nodes", "piece_kib"), [(3, 64), (4, 32), (6, 64), (9, 32)])
-def test_one_slow_node_holds_up_nobody_else_in_the_first_broadcast_either(nodes: int, piece_kib: int) -> None:
+def test_one_slow_node_delays_no_other_node_in_the_first_broadcast(nodes: int, piece_kib: int) -> None:
     hosts, size = fleet(hub_mbit=20, nodes=nodes, up_mbit=20), 4 * MB
     hosts[nodes].down = hosts[nodes].up = 4 * MBIT
     network = Network(hosts, size=size, piece_bytes=piece_kib * KIB)
@@ -127,12 +127,12 @@ def test_one_slow_node_holds_up_nobody_else_in_the_first_broadcast_either(nodes:
     assert network.took_s(range(1, nodes)) <= 1.4 * size / hosts[0].up
 
 
-def test_what_has_come_otherwise_is_of_no_use() -> None:
+def test_a_piece_that_came_another_way_is_useless() -> None:
     broadcast = started("a", "b", "c", num_pieces=2)
     first, second = broadcast.plan(0.0)[:2]
     assert (broadcast.left_of(first), broadcast.left_of(second)) == (first, second)
     broadcast.have(first.node_id, [first.piece], 0.1)
-    assert broadcast.left_of(first) == first  # Others wait for what its owner hands on.
+    assert broadcast.left_of(first) == first  # Other nodes wait for the owner's relay.
     for node_id in {"a", "b", "c"} - {first.node_id}:
         broadcast.have(node_id, [first.piece], 0.1)
     assert (broadcast.left_of(first), broadcast.left_of(second)) == (None, second)
@@ -160,7 +160,7 @@ def test_two_groups_that_cannot_reach_each_other_cost_the_hub_two_copies() -> No
     assert network.run() <= 1.25 * 2 * 4 * MB / hosts[0].up
 
 
-def test_one_very_slow_node_holds_up_nobody_else() -> None:
+def test_one_very_slow_node_delays_no_other_node() -> None:
     hosts = fleet(hub_mbit=100, nodes=8, up_mbit=40)
     undisturbed = Network(hosts, size=8 * MB, piece_bytes=32 * KIB).run()
     hosts[3].down = hosts[3].up = 2 * MBIT
@@ -170,7 +170,7 @@ def test_one_very_slow_node_holds_up_nobody_else() -> None:
     assert len(network.got[3]) == network.num_pieces
 
 
-def test_nodes_are_asked_for_what_their_uplinks_can_do() -> None:
+def test_nodes_relay_as_much_as_their_uplinks_can() -> None:
     hosts = fleet(hub_mbit=20, nodes=6, up_mbit=40)
     for host in hosts[4:]:
         host.up = 5 * MBIT
@@ -195,7 +195,7 @@ def test_a_node_that_joins_late_gets_all_of_it() -> None:
     assert all(len(had) == network.num_pieces for had in network.got[1:])
 
 
-def test_what_a_node_has_from_before_is_not_sent() -> None:
+def test_pieces_that_a_node_already_has_are_not_sent() -> None:
     broadcast = started("a", num_pieces=4)
     broadcast.join("b", hand_on=False, now=0.0, have=[0, 2])
     assert {(send.node_id, send.piece) for send in broadcast.plan(0.0)} == {
@@ -264,10 +264,10 @@ def test_a_silent_node_is_given_up() -> None:
         broadcast.plan(tenth / 10)
     assert broadcast.done
     broadcast.join("a", hand_on=True, now=12.0, have=[])
-    assert broadcast.done, "it has turned elsewhere"
+    assert broadcast.done, "the node got the rest another way"
 
 
-def test_a_node_that_says_nothing_new_is_given_up() -> None:
+def test_a_node_without_news_is_given_up() -> None:
     broadcast = started("a", num_pieces=2)
     assert broadcast.plan(0.0)
     for tenth in range(120):
@@ -276,7 +276,7 @@ def test_a_node_that_says_nothing_new_is_given_up() -> None:
     assert broadcast.done
 
 
-def test_who_comes_back_joins_again_with_what_it_has() -> None:
+def test_a_node_that_reconnects_joins_with_its_pieces() -> None:
     broadcast = started("a", num_pieces=3)
     broadcast.plan(0.0)
     broadcast.leave("a", 0.1)
@@ -285,7 +285,7 @@ def test_who_comes_back_joins_again_with_what_it_has() -> None:
     assert [send.piece for send in broadcast.plan(0.2)] == [1]
 
 
-def test_what_an_owner_hands_on_to_nobody_comes_from_elsewhere_once_it_is_late() -> None:
+def test_a_late_piece_that_its_owner_does_not_relay_comes_another_way() -> None:
     broadcast = started(*"abc", num_pieces=4_000)
     first = broadcast.plan(0.0)[0]
     broadcast.have(first.node_id, [first.piece], 0.01)
@@ -309,7 +309,7 @@ def test_owners_that_hand_nothing_on_are_benched_and_the_hub_sends_everything() 
     assert network.run() <= inline_s + 2 * LATE_S
 
 
-def test_who_handed_nothing_on_owns_nothing_of_the_next_version_at_first() -> None:
+def test_a_node_that_relayed_nothing_owns_no_piece_at_first() -> None:
     paths = Paths()
     linked(paths, *"abc")
     first, second = (Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB) for _ in range(2))
@@ -342,7 +342,7 @@ def test_deaf_nodes_cost_the_others_little_and_less_in_the_next_version() -> Non
     assert third.took_s(others) <= 1.25 * undisturbed
 
 
-def test_when_a_piece_may_have_come_from_its_owner_nothing_is_learnt_of_the_hubs_uplink() -> None:
+def test_the_hubs_uplink_is_not_measured_by_pieces_an_owner_may_have_sent() -> None:
     paths = Paths()
     linked(paths, "a", "b")
     broadcast = Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB)
@@ -381,7 +381,7 @@ def test_the_one_that_is_asked_first_has_the_uplink() -> None:
 
 
 def large(nodes: int, *, degree: int = 16, up_mbit: float = 20.0) -> list[Host]:
-    """Each linked with a few others."""
+    """Return nodes that are each linked with a few others."""
     hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=up_mbit)
     neighbours = Neighbours(degree=degree, draw=random.Random(4).randrange)
     for number in range(1, nodes + 1):
@@ -391,7 +391,7 @@ def large(nodes: int, *, degree: int = 16, up_mbit: float = 20.0) -> list[Host]:
     return hosts
 
 
-def test_a_large_fleet_has_it_close_to_the_bound_over_few_links_each() -> None:
+def test_a_large_fleet_with_few_links_each_is_close_to_the_bound() -> None:
     hosts = large(40)
     network = Network(hosts, size=4 * MB, piece_bytes=64 * KIB)
     assert network.run() <= bound_s(hosts, 4 * MB) + 1.0
@@ -401,7 +401,7 @@ def test_a_large_fleet_has_it_close_to_the_bound_over_few_links_each() -> None:
     assert Network(hosts, size=4 * MB, piece_bytes=64 * KIB, after=network).run() <= bound_s(hosts, 4 * MB) + 1.0
 
 
-def test_what_relays_hand_to_nobody_others_take_over() -> None:
+def test_pieces_that_bad_relays_drop_are_relayed_by_others() -> None:
     hosts = large(24, degree=8, up_mbit=40)
     undisturbed = Network(hosts, size=4 * MB, piece_bytes=64 * KIB).run()
     for number in (3, 9, 17):
@@ -409,7 +409,7 @@ def test_what_relays_hand_to_nobody_others_take_over() -> None:
     first = Network(hosts, size=4 * MB, piece_bytes=64 * KIB)
     assert first.run() <= 2 * undisturbed
     second = Network(hosts, size=4 * MB, piece_bytes=64 * KIB, after=first)
-    assert second.run() <= 1.5 * undisturbed, "they are known by then"
+    assert second.run() <= 1.5 * undisturbed, "the bad relays are known by then"
 
 
 def test_relays_that_die_are_made_up_for() -> None:
@@ -422,7 +422,7 @@ def test_relays_that_die_are_made_up_for() -> None:
     assert all(len(network.got[n]) == network.num_pieces for n in range(1, 25) if n not in network.dead)
 
 
-def test_who_joins_late_gets_from_its_neighbours_what_they_have() -> None:
+def test_a_late_node_gets_its_neighbours_pieces_from_them() -> None:
     broadcast = started(*"abc", num_pieces=8)
     paths = broadcast._paths
     assert {send.piece for send in broadcast.plan(0.0)} == set(range(8))
@@ -436,7 +436,9 @@ def test_who_joins_late_gets_from_its_neighbours_what_they_have() -> None:
     told = [send for send in sends if send.is_there]
     assert [send.piece for send in told] == list(range(6)) and {send.node_id for send in told} == set("abc")
     assert {send.hand_on for send in told} == {to(3)}
-    assert {send.piece for send in sends if not send.is_there} <= {6, 7}, "what neighbours have no room for yet"
+    assert {send.piece for send in sends if not send.is_there} <= {6, 7}, (
+        "the pieces that the neighbours have no capacity for yet"
+    )
     broadcast.have("d", [told[0].piece], 0.3)
     assert (broadcast.left_of(told[0]), broadcast.left_of(told[1])) == (None, told[1])
     gone = told[1].node_id
@@ -476,7 +478,7 @@ def hosts_of_any_kind(least: int = 1, most: int = 6) -> st.SearchStrategy[list[H
 
 @settings(max_examples=50, deadline=None)
 @given(hosts_of_any_kind() | hosts_of_any_kind(13, 15), st.integers(1, 60))
-def test_whatever_fails_every_honest_node_ends_with_every_piece(hosts: list[Host], num_pieces: int) -> None:
+def test_every_honest_node_gets_every_piece_despite_failures(hosts: list[Host], num_pieces: int) -> None:
     for host in hosts[1:]:
         if host.dies_at <= host.joins_at:
             host.dies_at = float("inf")
@@ -494,7 +496,7 @@ def test_whatever_fails_every_honest_node_ends_with_every_piece(hosts: list[Host
 
 @settings(max_examples=30, deadline=None)
 @given(hosts_of_any_kind())
-def test_a_node_never_gets_the_same_piece_twice_from_the_hub_while_it_is_on_its_way(hosts: list[Host]) -> None:
+def test_the_hub_never_sends_a_piece_twice_while_it_is_in_transit(hosts: list[Host]) -> None:
     paths = Paths()
     names = [f"n{number}" for number in range(1, len(hosts))]
     linked(paths, *names)

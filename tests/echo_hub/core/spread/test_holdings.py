@@ -25,12 +25,12 @@ def joined(*node_ids: str, parents_back: int = 4) -> Dissemination:
     return spread
 
 
-def test_seconds_count_from_the_announcement_for_those_who_were_told() -> None:
+def test_seconds_count_from_the_announcement_for_nodes_that_got_it() -> None:
     spread = joined("a", "b")
     announce(spread, 1, now=10.0)
     spread.node_joined("late", 1)
     assert spread.fetched("a", 1, 10.5) == 0.5
-    assert spread.fetched("a", 1, 11.0) is None, "it says so again after each reconnect"
+    assert spread.fetched("a", 1, 11.0) is None, "a node repeats its report after each reconnect"
     assert spread.fetched("late", 1, 12.0) is None
     assert spread.fetched("never seen", 1, 12.0) is None
     assert spread.fetched("b", 7, 12.0) is None, "not announced since the start"
@@ -66,7 +66,7 @@ def test_the_progress_of_the_newest_version() -> None:
     assert (progress.release, progress.seconds, progress.num_told) == (release(2), (), 3)
 
 
-def test_with_nobody_there_nothing_is_under_way() -> None:
+def test_without_nodes_no_dissemination_is_in_progress() -> None:
     spread = joined()
     announce(spread, 1, now=1.0)
     progress = spread.progress(5.0)
@@ -74,7 +74,7 @@ def test_with_nobody_there_nothing_is_under_way() -> None:
     assert (progress.since_s, progress.share_arrived, progress.under_way) == (0.0, 1.0, False)
 
 
-def test_who_skips_a_version_is_not_waited_for() -> None:
+def test_a_node_that_skips_a_version_is_not_awaited() -> None:
     spread = joined("a", "b")
     announce(spread, 1, now=1.0)
     announce(spread, 2, now=2.0)
@@ -86,14 +86,14 @@ def test_who_skips_a_version_is_not_waited_for() -> None:
 def test_the_parent_makes_the_fewest_bytes() -> None:
     spread = joined("a", "b", "c")
     assert spread.delta_parent(1, ()) is None
-    assert spread.delta_parent(4, (1, 2, 3)) is None, "nobody holds any"
+    assert spread.delta_parent(4, (1, 2, 3)) is None, "no node holds any of them"
     for version in (1, 2, 3):
         spread.fetched("a", version, 1.0)
-    assert spread.delta_parent(4, (1, 2, 3)) == 3, "one delta is less than none"
+    assert spread.delta_parent(4, (1, 2, 3)) == 3, "one node that can use the delta is better than none"
     for node_id in ("b", "c"):
         spread.fetched(node_id, 2, 1.0)
-    assert spread.delta_parent(4, (1, 2, 3)) == 2, "two keyframes are more than what a delta grows by"
-    assert spread.delta_parent(4, (1, 3)) == 3, "a version that is not published any more is no parent"
+    assert spread.delta_parent(4, (1, 2, 3)) == 2, "two keyframes cost more than the larger delta"
+    assert spread.delta_parent(4, (1, 3)) == 3, "a version that is no longer published is no parent"
     spread.fetched("b", 3, 1.0)
     spread.node_left("c")
     assert spread.delta_parent(4, (1, 2, 3)) == 3
@@ -105,7 +105,7 @@ def test_the_parent_makes_the_fewest_bytes() -> None:
     assert spread.delta_parent(4, (1, 2, 3)) is None
 
 
-def test_one_node_that_holds_nothing_of_use_costs_the_others_no_delta() -> None:
+def test_one_node_without_a_parent_does_not_stop_deltas_for_others() -> None:
     spread = joined("a", "b", "c", "liar")
     for version in range(1, 6):
         for node_id in "abc":
@@ -123,7 +123,7 @@ def test_how_much_smaller_deltas_are_is_learnt() -> None:
     assert spread.delta_parent(3, (1, 2)) == 1
     announce(spread, 1, now=1.0)
     spread.announced(replace(release(2), carrier="keyframe", payload_bytes=33), num_pieces=10, now=2.0)
-    assert spread.delta_parent(3, (1, 2)) == 2, "a third keyframe is little more than a delta"
+    assert spread.delta_parent(3, (1, 2)) == 2, "a third keyframe is little larger than a delta"
 
 
 def test_a_parent_is_only_so_far_back() -> None:
@@ -138,7 +138,7 @@ def test_a_parent_is_only_so_far_back() -> None:
     assert never.delta_parent(9, published) is None
 
 
-def test_who_reconnects_is_timed_from_the_announcement() -> None:
+def test_a_reconnected_node_is_timed_from_the_announcement() -> None:
     spread = joined("a", "b")
     announce(spread, 1, now=10.0)
     spread.node_left("a")
@@ -159,7 +159,7 @@ def test_the_newest_version_that_all_have() -> None:
     spread.fetched("a", 1, 3.0)
     assert spread.newest_complete() is None
     spread.fetched("b", 2, 3.0)
-    assert spread.newest_complete() == 1, "b has skipped it"
+    assert spread.newest_complete() == 1, "node b skipped version 1"
     spread.fetched("a", 2, 4.0)
     assert spread.newest_complete() == 2
 
@@ -170,16 +170,16 @@ def test_a_version_is_wanted_until_all_have_it_or_a_newer_one() -> None:
         announce(spread, version, now=float(version))
     spread.fetched("a", 2, 3.0)
     spread.fetched("b", 1, 3.0)
-    assert spread.wanted() == {2, 3}, "b may still be at version 2"
+    assert spread.wanted() == {2, 3}, "node b may still be at version 2"
     spread.node_joined("late", 3)
     spread.fetched("b", 3, 4.0)
     spread.fetched("a", 3, 4.0)
-    assert spread.wanted() == {3}, "who came late is at version 3"
+    assert spread.wanted() == {3}, "the node that came late is at version 3"
     spread.node_left("late")
     assert spread.wanted() == frozenset()
 
 
-def test_what_is_not_published_any_more_is_not_wanted() -> None:
+def test_versions_that_are_no_longer_published_are_not_wanted() -> None:
     spread = joined("never fetches")
     for version in range(1, 100):
         announce(spread, version, now=1.0)
@@ -207,7 +207,7 @@ def test_quantiles_by_nearest_rank(share: float, expected: float) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "leave", "fetch"]), st.integers(1, 6))))
-def test_whatever_happens_no_newer_parent_is_held_by_as_many(events: list[tuple[str, str, int]]) -> None:
+def test_no_newer_parent_is_held_by_as_many_nodes_after_any_events(events: list[tuple[str, str, int]]) -> None:
     spread, held = Dissemination(parents_back=3), dict[str, set[int]]()
     for now, (node_id, event, version) in enumerate(events):
         if event == "join":

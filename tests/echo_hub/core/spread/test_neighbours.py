@@ -39,7 +39,7 @@ def test_a_small_fleet_is_linked_fully(count: int) -> None:
 
 
 @pytest.mark.parametrize(("degree", "count"), [(4, 30), (16, 300), (32, 1_000)])
-def test_a_large_one_nearly_evenly_and_by_short_ways(degree: int, count: int) -> None:
+def test_a_large_fleet_is_linked_evenly_with_short_paths(degree: int, count: int) -> None:
     made, names = neighbours(degree, count)
     degrees = [len(made.of(name)) for name in names]
     assert max(degrees) <= degree and min(degrees) >= degree - 2
@@ -49,7 +49,7 @@ def test_a_large_one_nearly_evenly_and_by_short_ways(degree: int, count: int) ->
     assert max(far.values()) <= (5 if degree == 4 else 3)
 
 
-def test_who_comes_and_goes_changes_little_for_the_others() -> None:
+def test_joins_and_leaves_change_few_links_of_the_others() -> None:
     made, names = neighbours(16, 200)
     before = links(made, names)
     made.join("new", listens=True)
@@ -77,7 +77,7 @@ def test_after_many_have_gone_the_rest_are_linked_as_well() -> None:
     assert fmean(len(made.of(name)) for name in names) > 7
     for name in names[9:]:
         made.leave(name)
-    assert len(links(made, names[:9])) >= 34, "a fleet that has become small is linked nearly fully"
+    assert len(links(made, names[:9])) >= 34, "a fleet that became small is linked nearly completely"
 
 
 def test_two_that_cannot_be_connected_to_are_no_neighbours() -> None:

@@ -28,7 +28,7 @@ def depth(tree: Tree, number: int) -> int:
 
 
 def as_packed(tree: Tree, way: bytes, number: int) -> dict[int, int]:
-    """Each node's parent, as the nodes read it."""
+    """Return each node's parent, as the nodes decode it."""
     found: dict[int, int] = {}
     for child, below in split(way):
         found |= {child: number} | as_packed(tree, below, child)
@@ -55,7 +55,7 @@ def test_all_are_covered_each_over_a_link_and_in_few_hops() -> None:
     assert tree.below(7) == tree.covers
 
 
-def test_copies_are_in_proportion_to_what_uplinks_can_over_many_trees() -> None:
+def test_copies_are_proportional_to_uplink_rates_over_many_trees() -> None:
     links = random_links(100)
     copy_s = {number: 0.1 if number % 2 else 0.4 for number in links}
     copies, waiting = dict.fromkeys(links, 0), dict.fromkeys(links, 0.0)
@@ -65,14 +65,14 @@ def test_copies_are_in_proportion_to_what_uplinks_can_over_many_trees() -> None:
         for number, children in grown(root, links, free_at=free_at, copy_s=copy_s).children.items():
             copies[number] += len(children)
             waiting[number] += len(children)
-        # The uplinks together carry 625 copies a second, 99 of them meanwhile.
+        # The uplinks together carry 625 copies a second: 99 in the time of one tree.
         waiting = {number: max(0.0, count - 0.16 / copy_s[number]) for number, count in waiting.items()}
     fast, slow = (sum(copies[number] for number in links if number % 2 == odd) for odd in (1, 0))
     assert 3 < fast / slow < 5
-    assert max(waiting[number] * copy_s[number] for number in links) < 2.0, "nobody falls behind"
+    assert max(waiting[number] * copy_s[number] for number in links) < 2.0, "no node falls behind"
 
 
-def test_who_hands_nothing_on_has_nobody_below_it_and_who_cannot_be_reached_is_left_out() -> None:
+def test_non_relaying_nodes_are_leaves_and_unreachable_ones_are_left_out() -> None:
     links = random_links(40, degree=6) | {40: []}
     able = {number: 0.0 for number in links if number % 3}
     tree = grown(1, links, free_at=able)
@@ -88,7 +88,7 @@ def test_a_chain_ends_at_some_depth() -> None:
     assert tree.below(60).bit_count() == MOST_DEPTH - 60
 
 
-def test_what_is_packed_is_the_tree_for_those_who_want_the_piece() -> None:
+def test_the_packed_tree_has_the_nodes_that_want_the_piece() -> None:
     links = random_links(60, degree=8)
     tree = grown(3, links, free_at=dict.fromkeys(links, 0.0))
     way = tree.packed(tree.covers)

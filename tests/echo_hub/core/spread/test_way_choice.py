@@ -34,7 +34,10 @@ def at(**changed: Any) -> Circumstances:
 
 
 def test_the_formulas_by_hand() -> None:
-    """8 nodes take 512 MB in all from 100 + 8 * 40 Mbit/s = 52.5 MB/s, or 12.5 MB/s from the hub alone."""
+    """Check the formulas by hand.
+
+    8 nodes get 512 MB in total from 100 + 8 * 40 Mbit/s = 52.5 MB/s, or 12.5 MB/s from the hub alone.
+    """
     seconds = estimates(LINKED)
     assert seconds[Way.INLINE] == pytest.approx(512 / 12.5)
     assert seconds[Way.BROADCAST] == pytest.approx(512 / 52.5 + BROADCAST_START_S)
@@ -51,7 +54,7 @@ def test_a_missing_link_costs_a_copy_from_the_hub() -> None:
 
 
 def test_in_a_large_fleet_only_a_node_without_any_link_costs_a_copy() -> None:
-    """1,024 nodes with 32 links each: 7 copies of 64 KiB at 20 Mbit/s, and what is added once."""
+    """1,024 nodes have 32 links each. The hub sends one copy, plus one for each node without links."""
     at_all = at(num_nodes=1_024, num_linked=1_024, num_links=32 * 1_024, hub_uplink=20 * MBIT, node_uplink=40 * MBIT)
     linked_s = estimates(at_all)[Way.BROADCAST]
     hops_s = log(1_024, FAN_OUT) * (FAN_OUT * 64 * 1_024 / (40 * MBIT) + HOP_S)

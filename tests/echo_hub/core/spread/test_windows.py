@@ -13,7 +13,7 @@ def window(*, bursts: bool = False) -> Window:
 
 
 def stream(window: Window, *, rate: float, delay_s: float, seconds: float, now: float = 0.0) -> float:
-    """Keeps the window full over a link of that rate, pieces arriving evenly; returns the time."""
+    """Keep the window full over a link of that rate, with evenly spaced arrivals, and return the time."""
     end, step = now + seconds, PIECE / rate
     while now < end:
         while window.has_room(LEAST):
@@ -24,13 +24,13 @@ def stream(window: Window, *, rate: float, delay_s: float, seconds: float, now: 
     return now
 
 
-def test_nothing_known_is_the_first_bytes_or_what_is_let_through_always() -> None:
+def test_an_unmeasured_window_is_the_first_bytes_or_the_minimum() -> None:
     assert window().size(LEAST) == 4 * PIECE
     assert window().size(9 * PIECE) == 9 * PIECE
     assert window().rate is None and window().steady_rate is None
 
 
-def test_it_settles_at_rate_times_delay_and_slack() -> None:
+def test_the_window_settles_at_rate_times_delay_plus_slack() -> None:
     link = window()
     stream(link, rate=1e6, delay_s=0.05, seconds=10 * SAMPLES_KEPT * SAMPLE_S)
     assert link.rate == pytest.approx(1e6, rel=0.1)
@@ -39,7 +39,7 @@ def test_it_settles_at_rate_times_delay_and_slack() -> None:
     assert link.size(LEAST, 0.0) == pytest.approx(1e6 * link.delay, rel=0.1)
 
 
-def test_a_slower_link_shrinks_it_again() -> None:
+def test_a_slower_link_shrinks_the_window() -> None:
     link = window()
     now = stream(link, rate=1e6, delay_s=0.05, seconds=3)
     stream(link, rate=1e5, delay_s=0.05, seconds=30, now=now)
@@ -97,7 +97,7 @@ def test_bursts_do_not_exaggerate_the_rate() -> None:
     assert average.rate < 0.8 * best.rate
 
 
-def test_room_comes_back_with_what_arrives_or_is_lost() -> None:
+def test_arrived_or_lost_bytes_free_the_window() -> None:
     link = window()
     for _ in range(4):
         link.sent(PIECE, 0.0)
@@ -117,17 +117,19 @@ def test_paths_are_per_node_and_count_changes_of_links() -> None:
     assert paths["a"].links == frozenset() and paths.links_changed == 2
 
 
-def test_how_fast_a_node_hands_on_is_measured_while_it_has_copies_to_send() -> None:
+def test_a_nodes_relay_rate_is_measured_while_it_has_copies_to_send() -> None:
     handing, now = Handing(), 0.0
     for _ in range(12):
         handing.sent(3 * 1_000, now)
         for copy in (1, 2, 3):
-            handing.arrived(1_000, now + copy * 0.1 + 0.02)  # 10,000 bytes a second, and a hop.
-        now += 5.0  # With nothing to send, which says nothing.
+            handing.arrived(1_000, now + copy * 0.1 + 0.02)  # 10,000 bytes a second, and one hop's delay.
+        now += 5.0  # With nothing to send, which gives no measurement.
     assert handing.rate == pytest.approx(3_000 / 0.32)
     handing.sent(1_000, now)
     handing.arrived(1_000, now + 0.5)
-    assert handing.rate == pytest.approx(3_000 / 0.32), "of a lone copy the most is the way to the other"
+    assert handing.rate == pytest.approx(3_000 / 0.32), (
+        "for a single copy, most of the time is the delay to the receiver"
+    )
     assert handing.bytes_in_flight == 0
 
 
@@ -143,7 +145,7 @@ def test_a_node_that_always_has_copies_to_send_is_measured_too() -> None:
     handing.sent(3_000, 10.0)
     assert handing.has_room(1_000)
     handing.sent(1_000, 10.0)
-    assert not handing.has_room(1_000), "0.35 s of 10,000 bytes a second are under way"
+    assert not handing.has_room(1_000), "0.35 s worth of bytes at 10,000 bytes a second are in flight"
 
 
 def test_each_node_has_the_smallest_number_that_is_free() -> None:

@@ -1,7 +1,7 @@
-"""Rollouts of a simulated policy with rewards: by honest engines, and by a node that shops among neighbours.
+"""Simulated rollouts with rewards, by honest engines and by a node that shops among neighbouring tokens.
 
-The policy is a table of logits, by a state that follows from all tokens so far. An engine's logits are these plus noise
-of its own, the same for a state each time. Token `STOP` ends a completion.
+The policy is a table of logits by state; the state follows from all previous tokens. An engine's logits add noise that
+is constant for each state. Token `STOP` ends a completion.
 
 Dimensions: K states, V tokens, R rollouts, T places.
 """
@@ -26,34 +26,34 @@ VOCABULARY: Final = 4
 LONGEST: Final = 6
 STOP: Final = 0
 VERSIONS: Final = 10
-"""Of the policy, in one run: each favours tokens that earn more."""
+"""Versions of the policy in one run; each favours tokens that earn more."""
 LEARNED: Final = 0.1
-"""Nats between two versions, for a token of which the value is a standard deviation above the mean."""
+"""Nats between two versions, for a token whose value is a standard deviation above the mean."""
 LEAST_WIDTH: Final = 0.01
-"""Probability of a neighbour that a shopper takes."""
+"""Least probability of a neighbour that a shopper takes."""
 ALARM: Final = alarm(1e-6)
 NOISES: Final = {"q8_0": 0.03, "q4_k_m": 0.12, "q4_0": 0.25}
-"""Nats of Student's t in an engine's logits, by precision."""
+"""Scale, in nats, of the Student's t noise in an engine's logits, by precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drawn:
-    """Completions of one version; what lies behind `lengths_R` means nothing."""
+    """Completions of one version; values beyond `lengths_R` have no meaning."""
 
     below_RT: NDArray[np.float64]
     logprobs_RT: NDArray[np.float64]
     uniforms_RT: NDArray[np.float64]
     lengths_R: NDArray[np.int64]
     values_R: NDArray[np.float64]
-    """Less one for each wrong token."""
+    """Minus one for each wrong token."""
 
     @property
     def solved_R(self) -> NDArray[np.float64]:
-        """1 for a completion without a wrong token, else 0."""
+        """Return 1 for a completion without a wrong token, else 0."""
         return (self.values_R == 0.0).astype(np.float64)
 
     def replaced(self, places_R: NDArray[np.bool_], other: Drawn) -> Drawn:
-        """With the completions of `other` at these places."""
+        """Return these completions, with those of `other` at the given places."""
         chosen = {
             name: np.where(places_R if mine.ndim == 1 else places_R[:, None], getattr(other, name), mine)
             for name in self.__slots__
@@ -77,7 +77,7 @@ class World:
         return self._base_KV + LEARNED * version * self.values_KV
 
     def noise(self, scale: float) -> NDArray[np.float64]:
-        """Of one engine."""
+        """Return the logit noise of one engine."""
         rng = np.random.default_rng([self._seed, 1])
         sizes = scale * np.sqrt(4.0 / rng.chisquare(4, size=(STATES, 1)))
         return np.asarray(sizes * rng.normal(size=(STATES, VOCABULARY)))
@@ -90,8 +90,10 @@ class World:
         *,
         changed: tuple[int, NDArray[np.int64]] | None = None,
     ) -> tuple[Drawn, NDArray[np.int64], NDArray[np.float64]]:
-        """Completions; the tokens drawn [R, T]; and the edges of all intervals [R, T, V + 1]. `changed`: a place, and
-        the tokens there in place of those that u draws."""
+        """Return the completions, the sampled tokens [R, T], and the edges of all intervals [R, T, V + 1].
+
+        `changed` is a place and the tokens there that replace those that u selects.
+        """
         true_KV = _edges(self.logits(version))
         own_KV = _edges(self.logits(version) + noise_KV)
         count = len(uniforms_RT)
@@ -123,7 +125,7 @@ class World:
 
 
 def _edges(logits_KV: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[K, V + 1], from 0 to 1."""
+    """Return the cumulative probabilities [K, V + 1], from 0 to 1."""
     weights = np.exp(logits_KV - logits_KV.max(axis=1, keepdims=True))
     cumulative = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
     cumulative[:, -1] = 1.0
@@ -131,7 +133,7 @@ def _edges(logits_KV: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def honest(world: World, precision: str, count: int, seed: int = 0) -> list[Drawn]:
-    """About `count` rollouts of an honest engine, version by version."""
+    """Return about `count` rollouts of an honest engine, version by version."""
     noise_KV, rng = world.noise(NOISES[precision]), np.random.default_rng([seed, 2])
     each = count // VERSIONS
     return [world.draw(version, rng.random((each, LONGEST)), noise_KV)[0] for version in range(VERSIONS)]
@@ -147,12 +149,12 @@ def shopper(
     diluted: float = 0.0,
     lost: float = 0.0,
 ) -> list[Drawn]:
-    """Rollouts of a node that computes exactly, and takes a neighbour that solves what the drawn token does not; all by
-    one version.
+    """Return rollouts, all of one version, of a node that computes exactly but prefers a neighbour that solves the
+    problem.
 
-    `nearest` and `farthest`: how far from an edge u then lies, nats; `taken`: the share of those cases that it takes;
-    `diluted`: the share of the cases in which it takes a neighbour that earns as much; `lost`: of those within
-    `nearest` in which it takes one that earns less.
+    `nearest` and `farthest` bound the distance of u from an edge, in nats. `taken` is the share of those cases where it
+    shops. `diluted` is the share of cases where it takes an equally rewarded neighbour. `lost` is the share of cases
+    within `nearest` where it takes a neighbour with a lower reward.
     """
     rng = np.random.default_rng(3)
     return [_shopped(world, 0, rng, count, (nearest, farthest), (taken, diluted, lost))]
@@ -184,7 +186,8 @@ def _shopped(
 def _neighbours(
     world: World, version: int, own: Drawn, tokens_RT: NDArray[np.int64], edges_RTV: NDArray[np.float64]
 ) -> Iterator[tuple[NDArray[np.float64], Drawn]]:
-    """For each place and side: how far u is from the edge there, nats, and the completions with that neighbour."""
+    """Yield, for each place and side, the distance of u from that edge in nats, and the completions with that
+    neighbour."""
     rows = np.arange(len(tokens_RT))
     for place in range(LONGEST):
         for side in (-1, 1):
@@ -199,7 +202,7 @@ def _neighbours(
 
 
 def shown(drawn: Sequence[Drawn], claim_noise: float) -> list[Evidence]:
-    """What each rollout shows, with claims that are off as those of an engine of this noise."""
+    """Return each rollout's evidence, with claims that deviate like those of an engine with this noise."""
     rng, found = np.random.default_rng(5), []
     for one in drawn:
         is_there = np.arange(LONGEST) < one.lengths_R[:, None]
@@ -215,7 +218,7 @@ def rewards(drawn: Sequence[Drawn], of: Callable[[Drawn], NDArray[np.float64]]) 
 
 
 def scale_of(world: World, precision: str) -> Honest:
-    """How coarsely the class rounds, as the verifier measures it."""
+    """Return the class's scales, as the verifier measures them."""
     told, numerics = NumericsClass("torch", precision, "cpu"), Numerics()
     total = Evidence.of([], [], [], [])
     for one in shown(honest(world, precision, 2_000, seed=9), NOISES[precision]):
@@ -225,7 +228,7 @@ def scale_of(world: World, precision: str) -> Honest:
 
 
 def convicted(found: Sequence[Evidence], earned: Sequence[float], known: Honest) -> tuple[int | None, float]:
-    """After how many rollouts a node with these is convicted of shopping, or None; and its largest sum."""
+    """Return the number of rollouts until the node is convicted of shopping, or None, and its largest sum."""
     usual, ranks, sums, largest = UsualRank(), Ranks(), NOTHING, 0.0
     for number, (evidence, reward) in enumerate(zip(found, earned, strict=True), start=1):
         one = edges("a", evidence, known)
@@ -237,5 +240,5 @@ def convicted(found: Sequence[Evidence], earned: Sequence[float], known: Honest)
 
 
 def nats(known: Honest) -> float:
-    """The scale of the class's draws."""
+    """Return the scale of the class's draws, in nats."""
     return float(SCALES[known.draws])

@@ -1,8 +1,8 @@
-"""Evidence by hand, and of simulated engines: honest ones that round, and forgers.
+"""Evidence made by hand and by simulated engines: honest ones that round, and forgers.
 
-An engine's logits are the policy's plus noise: Student's t with four degrees of freedom, as normal noise whose size
-differs from position to position. The engine draws by the rule of `echo_shared.draws` from its own logits; its tokens
-are then examined under the policy's.
+An engine's logits are the policy's plus noise. The noise is Student's t with four degrees of freedom, like normal noise
+whose size differs between positions. The engine samples from its own logits by the rule of `echo_shared.draws`. Its
+tokens are then examined under the policy's logits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ HALF: Final = -np.log(2.0)
 
 
 def evidence(right: int = 0, *, forged: int = 0, error: float = 0.0) -> Evidence:
-    """Tokens of 50 %, whose intervals are [0, .5). `right`: with u = .25; `forged`: with u = .9999. Each claim's
-    log-odds are the true ones less `error`."""
+    """Return the evidence of tokens with probability 0.5, whose intervals are [0, .5).
+
+    `right` tokens have u = .25 and `forged` ones u = .9999. The log-odds of each claim are the true ones minus `error`.
+    """
     count = right + forged
     claims = -np.logaddexp(0.0, np.full(count, error))  # Log-odds of -error.
     return Evidence.of([0.0] * count, [HALF] * count, [0.25] * right + [0.9999] * forged, claims)
 
 
 def greedy(shortfalls: Sequence[float]) -> Evidence:
-    """Greedy choices, so many nats below the most likely token."""
+    """Return the evidence of greedy choices that lie these nats below the most likely token."""
     count = len(shortfalls)
     zeros = np.zeros(count)
     (found,) = Evidence.of_spans(np.array(shortfalls), zeros, zeros, zeros, [count], greedy_N=np.ones(count, bool))
@@ -40,19 +42,21 @@ def greedy(shortfalls: Sequence[float]) -> Evidence:
 
 
 def logits(rng: np.random.Generator, count: int, noise: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The policy's, sharp and flat ones, and the engine's; both [N, V]."""
+    """Return the policy's logits, sharp and flat ones, and the engine's; both are [N, V]."""
     true = rng.normal(size=(count, VOCABULARY)) * rng.uniform(0.5, 4.0, size=(count, 1))
     sizes = noise * np.sqrt(4.0 / rng.chisquare(4, size=(count, 1)))
     return true, true + sizes * rng.normal(size=(count, VOCABULARY))
 
 
 Tokens = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-"""Beginnings of intervals, true log-probabilities, uniforms and claims, each [N]."""
+"""Lower ends of intervals, true log-probabilities, uniforms and claims, each [N]."""
 
 
 def tokens(rng: np.random.Generator, count: int, noise: float, *, forged: float = 0.0, shift: float = 0.0) -> Tokens:
-    """`noise`: scale of the logits' noise, nats; `forged`: share of tokens that are drawn with another uniform;
-    `shift`: nats added to each claim."""
+    """Return tokens of an engine with noise of this scale, in nats.
+
+    `forged` is the share of tokens sampled with another uniform, and `shift` the nats added to each claim.
+    """
     true, own = logits(rng, count, noise)
     uniforms = rng.random(count)
     used = np.where(rng.random(count) < forged, rng.random(count), uniforms)
@@ -62,21 +66,23 @@ def tokens(rng: np.random.Generator, count: int, noise: float, *, forged: float 
 
 
 def engine(seed: int, noise: float, count: int = 4_096, *, forged: float = 0.0, shift: float = 0.0) -> Evidence:
-    """What so many tokens of one engine show together."""
+    """Return the combined evidence of `count` tokens of one engine."""
     return Evidence.of(*tokens(np.random.default_rng(seed), count, noise, forged=forged, shift=shift))
 
 
 def rollouts(
     seed: int, number: int, noise: float, *, length: int = 20, forged: float = 0.0, shift: float = 0.0
 ) -> list[Evidence]:
-    """What each of an engine's rollouts shows."""
+    """Return the evidence of each of an engine's rollouts."""
     found = tokens(np.random.default_rng(seed), number * length, noise, forged=forged, shift=shift)
     return Evidence.of_spans(*found, [length] * number)
 
 
 def tokens_until(alarm: float, honest: Honest, shown: Sequence[Evidence]) -> tuple[int, Alternative] | None:
-    """The tokens after which a node that shows these rollouts is convicted, and of what; None: it is not. As
-    `core.trust.trust` judges a node."""
+    """Return (tokens until conviction, alternative) for a node with this evidence, or None.
+
+    The node is judged as in `core.trust.trust`.
+    """
     standing, count = Standing("a"), 0
     for one in shown:
         count += one.num_tokens

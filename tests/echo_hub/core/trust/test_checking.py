@@ -1,4 +1,4 @@
-"""Who is asked to check whom, and what the answers come to: by hand, and on a coordinator."""
+"""Checks by nodes: choice of checkers, and outcomes, alone and in a coordinator."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ DEADLINE_S = 10.0
 
 
 def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> Finding:
-    """What a checker says of tokens that `d` drew with u = .25 and claims to be 50 % likely; of the first `right` ones
-    it says the same."""
+    """Return a checker's finding on tokens that `d` sampled with u = .25 and claimed as 50 % likely.
+
+    For the first `right` tokens the checker agrees.
+    """
     below_T, logprobs_T = np.full(tokens, below), np.full(tokens, logprob)
     below_T[:right], logprobs_T[:right] = 0.0, HALF
     shown = Evidence.of(below_T, logprobs_T, np.full(tokens, 0.25), np.full(tokens, HALF))
@@ -62,7 +64,7 @@ INVENTED = finding(0.9, -3.0)
 
 
 class Nodes:
-    """Checkers by name, with addresses; `d` draws."""
+    """Checkers by name, with addresses; node `d` sampled the rollouts."""
 
     def __init__(self, *names: str, state: StandingState = StandingState.PROVEN) -> None:
         self.standings: dict[str, Standing] = {}
@@ -95,12 +97,12 @@ class Nodes:
         self.checking.reported(name, room, version)
 
     def asked(self) -> list[tuple[str, str]]:
-        """Whom the next turn asks, and for what."""
+        """Return the nodes that the next turn asks, each with its rollout."""
         self.outcomes = self.checking.advance(self.now)
         return [(e.node_id, e.rollout_id) for e in self.out.take() if isinstance(e, SendCheck)]
 
     def want(self, rollout_id: str = "1-0", version: int = 3) -> str:
-        """Who is asked first."""
+        """Return the node that is asked first."""
         self.checking.want(rollout_id, ("d",), version)
         ((node_id, _),) = self.asked()
         return node_id
@@ -111,27 +113,27 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Nothing is looked at twice unless it has to be; or as much as is said."""
+    """Never audit a settled check; the returned function sets another share."""
     monkeypatch.setattr(checking, "AUDITED", 0.0)
     return lambda share: monkeypatch.setattr(checking, "AUDITED", share)
 
 
-# --- whom to ask
+# --- the choice of checkers
 
 
-def test_never_who_drew_it_nor_anybody_of_its_address() -> None:
+def test_the_sampler_and_its_address_are_never_asked() -> None:
     nodes = Nodes("a")
     nodes.join("d", origin="there", state=StandingState.PROVEN)
     nodes.join("twin", origin="there", state=StandingState.PROVEN)
     assert nodes.want() == "a"
-    assert nodes.answer("a", FORGED) is None and nodes.asked() == [], "a second one of another address is needed"
+    assert nodes.answer("a", FORGED) is None and nodes.asked() == [], "the second checker must have another address"
     nodes.join("b", origin="at a", state=StandingState.PROVEN)
-    assert nodes.asked() == [], "nor of the first one's"
+    assert nodes.asked() == [], "nor may it share the first checker's address"
     nodes.join("c", state=StandingState.PROVEN)
     assert nodes.asked() == [("c", "1-0")]
 
 
-def test_never_who_came_by_the_same_invite() -> None:
+def test_nodes_with_the_same_invite_are_never_asked() -> None:
     nodes = Nodes("a")
     nodes.join("friend", state=StandingState.PROVEN)
     nodes.connect("d", "there", "invite 1")
@@ -149,7 +151,7 @@ def test_nodes_of_the_hubs_own_host_share_nothing() -> None:
     assert nodes.want() == "a"
 
 
-def test_only_who_can_and_has_the_version_and_room() -> None:
+def test_a_checker_needs_the_ability_the_version_and_capacity() -> None:
     nodes = Nodes()
     nodes.join("cannot", room=0, state=StandingState.PROVEN)
     nodes.join("behind", version=2, state=StandingState.PROVEN)
@@ -162,37 +164,37 @@ def test_only_who_can_and_has_the_version_and_room() -> None:
 
 
 @pytest.mark.parametrize("state", [StandingState.SUSPECT, StandingState.QUARANTINED])
-def test_nobody_who_is_not_trusted(state: StandingState) -> None:
+def test_untrusted_nodes_are_never_asked(state: StandingState) -> None:
     nodes = Nodes("a", state=state)
     nodes.checking.want("1-0", ("d",), 3)
     assert nodes.asked() == []
 
 
-def test_new_nodes_only_where_no_proven_one_can_be_asked() -> None:
+def test_new_nodes_are_asked_only_without_proven_ones() -> None:
     nodes = Nodes("n1", "n2", state=StandingState.NEW)
     nodes.join("p", room=1, state=StandingState.PROVEN)
     assert nodes.want("1-0") == "p"
     nodes.checking.want("2-0", ("d",), 3)
-    assert nodes.asked() == [], "it has no room now, and is waited for"
+    assert nodes.asked() == [], "the proven node is full now, so the check waits for it"
     assert nodes.answer("p", FORGED) is None
     asked = dict(reversed(pair) for pair in nodes.asked())
     assert asked["2-0"] == "p" and asked["1-0"] in ("n1", "n2")
 
 
-def test_rather_one_of_another_class_and_nobody_knows_which() -> None:
+def test_checkers_of_another_class_are_preferred_at_random() -> None:
     nodes = Nodes("t1", "l1", "t2", "l2", "t3")
     first = {nodes.want(f"{number}-0") for number in range(8)}
-    assert first == {"l1", "l2"}, "the node that drew is of the other class"
+    assert first == {"l1", "l2"}, "the sampling node is of the other class"
     assert nodes.answer("l1", FORGED, next(r for n, r in _asked_of(nodes, "l1"))) is None
     ((second, _),) = nodes.asked()
-    assert second in ("t1", "t2", "t3"), "unlike the first, before unlike the drawer"
+    assert second in ("t1", "t2", "t3"), "it must differ from the first checker before it differs from the sampler"
 
 
 def _asked_of(nodes: Nodes, node_id: str) -> list[tuple[str, str]]:
     return [(node_id, rollout_id) for rollout_id in sorted(nodes.checking._checkers[node_id].asked_for)]
 
 
-# --- what the answers come to
+# --- outcomes of the answers
 
 
 def test_one_acquittal_settles() -> None:
@@ -215,7 +217,8 @@ def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None
 
 
 def test_a_lying_checker_is_outvoted() -> None:
-    """It accuses; the second acquits, which only who has computed it can; the third agrees with the second."""
+    """Let the liar accuse and the second checker acquit, which requires the computation; the third agrees with the
+    second."""
     nodes = Nodes("a", "b", "c")
     liar = nodes.want()
     assert nodes.answer(liar, INVENTED) is None
@@ -229,8 +232,8 @@ def test_a_lying_checker_is_outvoted() -> None:
     assert (nodes.checking.num_opinions, nodes.checking.num_disagreements, nodes.checking.num_outvoted) == (3, 1, 1)
 
 
-def test_a_friend_who_acquits_is_outvoted_where_he_is_looked_at(lots: Callable[[float], None]) -> None:
-    """The acquittal stands at once, for nobody is to wait; the two others then disprove it."""
+def test_a_colluding_acquittal_is_outvoted_if_audited(lots: Callable[[float], None]) -> None:
+    """Apply the acquittal at once, so that no step waits; two other checkers then disprove it."""
     nodes = Nodes("a", "b", "c")
     lots(1.0)
     friend = nodes.want()
@@ -245,7 +248,7 @@ def test_a_friend_who_acquits_is_outvoted_where_he_is_looked_at(lots: Callable[[
     assert outcome.agreed == ((second, 18), (third, 18)) and not nodes.checking._cases
 
 
-def test_a_liar_who_disputes_what_is_settled_is_outvoted(lots: Callable[[float], None]) -> None:
+def test_a_liar_that_disputes_a_settled_check_is_outvoted(lots: Callable[[float], None]) -> None:
     nodes = Nodes("a", "b", "c")
     lots(1.0)
     first = nodes.want()
@@ -255,17 +258,17 @@ def test_a_liar_who_disputes_what_is_settled_is_outvoted(lots: Callable[[float],
     ((third, _),) = nodes.asked()
     outcome = nodes.answer(third, HONEST)
     assert outcome is not None and (outcome.outvoted, outcome.disproved) == ((liar,), ())
-    assert outcome.agreed == ((third, 18),), "the first was credited before"
+    assert outcome.agreed == ((third, 18),), "the first checker was credited before"
 
 
-def test_what_two_agree_on_finds_a_liar(lots: Callable[[float], None]) -> None:
-    """Of a forged rollout, on which two agree, the third says that it was drawn honestly: he cannot tell."""
+def test_two_agreeing_checkers_expose_a_liar(lots: Callable[[float], None]) -> None:
+    """Two checkers agree that the rollout is forged; the third says that it is honest, which it cannot know."""
     nodes = Nodes("a", "b", "c")
     lots(1.0)
     assert nodes.answer(nodes.want(), FORGED) is None
     ((second, _),) = nodes.asked()
     outcome = nodes.answer(second, FORGED)
-    assert outcome is not None and outcome.spans, "it is settled"
+    assert outcome is not None and outcome.spans, "the check is settled"
     ((third, _),) = nodes.asked()
     assert nodes.answer(third, HONEST) == Outcome(rollout_id="1-0", is_known=True, outvoted=(third,))
     assert nodes.asked() == [] and not nodes.checking._cases
@@ -283,7 +286,7 @@ def test_two_colluders_of_one_address_are_never_both_asked() -> None:
     assert nodes.outcomes == [Outcome(rollout_id="1-0", is_doubtful=True)]
 
 
-def test_three_who_all_say_something_else_settle_nothing() -> None:
+def test_three_different_answers_settle_nothing() -> None:
     nodes = Nodes("a", "b", "c", "e")
     answers = [HONEST, INVENTED, finding(0.3, -7.0)]
     assert nodes.answer(nodes.want(), answers[1]) is None
@@ -297,8 +300,8 @@ Q4, Q8 = NumericsClass("llama_cpp", "q4_k_m", "cpu"), NumericsClass("llama_cpp",
 
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
-def test_a_friend_of_few_bits_is_outvoted_as_well(lots: Callable[[float], None], numerics: NumericsClass) -> None:
-    """Who says that it has few bits may be farther off, but not by all: it acquits 64 tokens that were all forged."""
+def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], numerics: NumericsClass) -> None:
+    """Checkers with few bits may deviate more, but not by acquitting 64 tokens that were all forged."""
     nodes = Nodes()
     lots(1.0)
     nodes.join("friend", state=StandingState.PROVEN, numerics=numerics)
@@ -309,25 +312,25 @@ def test_a_friend_of_few_bits_is_outvoted_as_well(lots: Callable[[float], None],
         nodes.join(name, state=StandingState.PROVEN, numerics=(TORCH, LLAMA)[name == "c"])
     forged = finding(0.6, -9.0, tokens=64)
     ((second, _),) = nodes.asked()
-    assert nodes.answer(second, forged) is None, "they do not agree"
+    assert nodes.answer(second, forged) is None, "the checkers disagree"
     ((third, _),) = nodes.asked()
     outcome = nodes.answer(third, forged)
     assert outcome is not None and (outcome.outvoted, outcome.disproved) == (("friend",), ("d",))
 
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
-def test_a_checker_of_few_bits_accuses_who_forges_all(numerics: NumericsClass) -> None:
-    """An honest one: of 200 tokens, each of which lies elsewhere."""
+def test_a_low_bit_checker_accuses_a_node_that_forges_everything(numerics: NumericsClass) -> None:
+    """Use an honest checker and 200 tokens that all lie elsewhere."""
     nodes = Nodes()
     nodes.join("a", state=StandingState.PROVEN, numerics=numerics)
     rng, tokens = np.random.default_rng(1), 200
     below, logprobs = rng.random(tokens) * 0.5, np.full(tokens, HALF)
     shown = Evidence.of(below, logprobs, rng.random(tokens), logprobs)
     found = Finding(spans=(("d", shown),), below=below, logprobs=logprobs, num_tokens=tokens + 2)
-    assert nodes.answer(nodes.want(), found) is None, "a second one is asked"
+    assert nodes.answer(nodes.want(), found) is None, "a second checker is asked"
 
 
-# --- who is lost
+# --- lost checkers
 
 
 def test_another_is_asked_when_a_checker_leaves_declines_or_takes_too_long() -> None:
@@ -335,7 +338,7 @@ def test_another_is_asked_when_a_checker_leaves_declines_or_takes_too_long() -> 
     first = nodes.want()
     nodes.checking.disconnected(first)
     ((second, _),) = nodes.asked()
-    assert nodes.answer(first, HONEST) is None, "it is not asked any more"
+    assert nodes.answer(first, HONEST) is None, "the first checker is no longer asked"
     assert nodes.answer(second, None) is None
     ((third, _),) = nodes.asked()
     nodes.now += DEADLINE_S
@@ -345,7 +348,7 @@ def test_another_is_asked_when_a_checker_leaves_declines_or_takes_too_long() -> 
     assert nodes.answer(fourth, HONEST) is not None
 
 
-def test_who_comes_to_be_suspect_meanwhile_says_nothing() -> None:
+def test_answers_of_a_checker_that_became_suspect_are_ignored() -> None:
     nodes = Nodes("a", "b")
     first = nodes.want()
     nodes.standing(first).state = StandingState.SUSPECT
@@ -355,7 +358,7 @@ def test_who_comes_to_be_suspect_meanwhile_says_nothing() -> None:
     assert second != first
 
 
-def test_what_is_settled_is_forgotten_when_no_second_can_be_asked(lots: Callable[[float], None]) -> None:
+def test_a_settled_check_is_forgotten_without_a_second_checker(lots: Callable[[float], None]) -> None:
     nodes = Nodes("a")
     lots(1.0)
     outcome = nodes.answer(nodes.want(), HONEST)
@@ -365,7 +368,7 @@ def test_what_is_settled_is_forgotten_when_no_second_can_be_asked(lots: Callable
     assert not nodes.checking._cases
 
 
-def test_without_anybody_it_is_given_up() -> None:
+def test_a_check_without_checkers_is_abandoned() -> None:
     nodes = Nodes()
     nodes.checking.want("1-0", ("d",), 3)
     assert nodes.asked() == [] and nodes.checking.due_at == nodes.now + DEADLINE_S
@@ -374,8 +377,8 @@ def test_without_anybody_it_is_given_up() -> None:
     assert not nodes.checking._cases and not nodes.checking._waiting
 
 
-def test_fresh_keys_by_the_thousand_are_not_asked_while_one_node_is_proven() -> None:
-    """Wherever in the order of their coming it is, and whether they say that they can check or not."""
+def test_thousands_of_new_keys_are_not_asked_while_one_node_is_proven() -> None:
+    """Try the proven node at any place in the order, and new keys that offer to check or not."""
     for room in (0, 8):
         nodes = Nodes()
         for number in range(1_000):
@@ -384,7 +387,7 @@ def test_fresh_keys_by_the_thousand_are_not_asked_while_one_node_is_proven() -> 
         assert [nodes.want(f"{number}-0") for number in range(100)] == ["proven"] * 100
 
 
-def test_who_has_proven_itself_is_asked_from_then_on() -> None:
+def test_a_node_is_asked_once_it_is_proven() -> None:
     nodes = Nodes("a", "b", "c", state=StandingState.NEW)
     nodes.standing("b").state = StandingState.PROVEN
     nodes.checking.changed("b")
@@ -393,7 +396,7 @@ def test_who_has_proven_itself_is_asked_from_then_on() -> None:
     assert nodes.checking.num_checkers == 2 and "b" not in dict(nodes.asked())
 
 
-def test_what_falls_due_at_once_is_asked_for_in_turns() -> None:
+def test_checks_due_at_once_are_spread_over_the_checkers() -> None:
     nodes = Nodes("a", "b")
     for name in "ab":
         nodes.join(name, room=1_000)
@@ -406,14 +409,14 @@ def test_what_falls_due_at_once_is_asked_for_in_turns() -> None:
     assert max(counts) <= checking.MOST_ASKED and sum(counts) == 500
 
 
-# --- on a coordinator
+# --- in a coordinator
 
 SETTINGS = TrustSettings(enabled=True, by_nodes=True, secret=b"secret", first_checked=2, check_deadline_s=DEADLINE_S)
 
 
 @pytest.fixture
 def world(bench):
-    """Groups of one; four nodes, of which `d` alone is given work; `d` and the three checkers are as said."""
+    """Groups of one, and four nodes: only `d` gets work; standings of `d` and the three checkers are given."""
 
     def make(*standings: StandingRow, snapshot: CoordinatorSnapshot | None = None):
         snapshot = snapshot or CoordinatorSnapshot(standings=standings)
@@ -443,7 +446,7 @@ CHECKERS = (proven("a"), proven("b", LLAMA), proven("c"))
 
 
 def arrive(bench, lease: SendLease) -> str:
-    """The one rollout of a lease comes in; who is asked for it."""
+    """Deliver the lease's one rollout, and return the node asked to check it."""
     bench.tell(bench.arrival(lease, lease.indices[0]))
     assert not bench.of(CheckRollout)
     (asked,) = bench.of(SendCheck)
@@ -455,7 +458,7 @@ def name_of(lease: SendLease) -> str:
 
 
 def answer(bench, node_id: str, lease: SendLease, found: Finding | None) -> str:
-    """A node's answer; who is asked next, if anybody."""
+    """Send a node's answer, and return the node that is asked next, or ""."""
     bench.tell(CheckReturned(node_id=node_id, rollout_id=name_of(lease), finding=found))
     return next((asked.node_id for asked in bench.of(SendCheck)), "")
 
@@ -471,7 +474,7 @@ def test_a_new_nodes_reward_waits_for_the_word_of_another(world) -> None:
     assert bench.of(CheckingCredited) == [CheckingCredited(node_id=checker, num_tokens=18)]
     assert bench.of(StandingRecorded)[-1].row.num_verified == 1
     status = bench.coordinator.status().trust
-    assert (status.checkers, status.opinions, status.checked_tokens, status.waiting) == (3, 1, 18, 0)
+    assert (status.checkers, status.opinions, status.checked_tokens, status.waiting_checks) == (3, 1, 18, 0)
 
 
 def test_two_unlike_nodes_convict_one(world) -> None:
@@ -479,7 +482,7 @@ def test_two_unlike_nodes_convict_one(world) -> None:
     lease = join(bench, "d")[0]
     first = arrive(bench, lease)
     second = answer(bench, first, lease, FORGED)
-    assert not bench.of(TrustDecided), "one is only a hint"
+    assert not bench.of(TrustDecided), "one accusation is only a hint"
     answer(bench, second, lease, FORGED)
     assert [(one.node_id, one.decision) for one in bench.of(TrustDecided)] == [("d", Decision.QUARANTINED)]
     assert ({"a": TORCH, "b": LLAMA, "c": TORCH}[first]) != {"a": TORCH, "b": LLAMA, "c": TORCH}[second]
@@ -487,7 +490,7 @@ def test_two_unlike_nodes_convict_one(world) -> None:
     assert bench.of(RolloutsDropped)[0].reason is DropReason.FORGED
 
 
-def test_who_lied_as_a_checker_has_to_prove_itself_again(world) -> None:
+def test_a_lying_checker_must_prove_itself_again(world) -> None:
     bench = world(*CHECKERS)
     lease = join(bench, "d")[0]
     liar = arrive(bench, lease)
@@ -499,7 +502,7 @@ def test_who_lied_as_a_checker_has_to_prove_itself_again(world) -> None:
     assert not bench.of(TrustDecided) and liar not in {one.node_id for one in bench.of(CheckingCredited)}
 
 
-def test_what_one_accuses_and_nobody_can_tell_is_not_trained_on(world) -> None:
+def test_a_disputed_rollout_is_not_trained_on(world) -> None:
     bench = world(*CHECKERS)
     lease = join(bench, "d")[0]
     first = arrive(bench, lease)
@@ -512,10 +515,10 @@ def test_what_one_accuses_and_nobody_can_tell_is_not_trained_on(world) -> None:
     bench.tell(Tick())
     assert bench.of(RolloutsDropped)[0].rollout_ids == (name_of(lease),)
     assert not bench.of(ScoreRecorded) and not bench.of(TrustDecided)
-    assert bench.coordinator.status().trust.abandoned == 1
+    assert bench.coordinator.status().trust.abandoned_checks == 1
 
 
-def test_what_nobody_can_check_goes_on_unchecked(world) -> None:
+def test_a_rollout_without_checkers_is_used_unchecked(world) -> None:
     bench = world(*CHECKERS)
     lease = join(bench, "d")[0]
     arrive(bench, lease)
@@ -524,8 +527,8 @@ def test_what_nobody_can_check_goes_on_unchecked(world) -> None:
     assert bench.of(ScoreRecorded) and not bench.of(CheckRecorded)
 
 
-def test_after_a_restart_what_was_not_checked_is_wanted_anew(world) -> None:
-    """What was asked before is asked again of whoever is there; an answer from before counts for nobody else."""
+def test_after_a_restart_unchecked_rollouts_are_checked_again(world) -> None:
+    """Request the check again from the connected nodes, and ignore an answer to the earlier request."""
     row = RolloutRow(
         rollout_id="1-0",
         lease_id=1,
@@ -552,7 +555,7 @@ def test_after_a_restart_what_was_not_checked_is_wanted_anew(world) -> None:
 
 
 def test_in_the_first_minutes_new_nodes_prove_each_other(world) -> None:
-    """Two honest ones, one that forges; nobody is proven. It is convicted by the two, and they prove each other."""
+    """Convict the forger among three unproven nodes by the two honest ones, which so prove each other."""
     bench = world()
     lease = join(bench, "d")[0]
     first = arrive(bench, lease)

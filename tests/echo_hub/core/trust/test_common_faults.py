@@ -18,7 +18,7 @@ def test_two_nodes_that_fail_are_no_common_fault() -> None:
     assert faults.suspended((CAUSE,)) is None and faults.all_suspended == ()
 
 
-def test_three_that_fail_are_one_if_they_are_half_of_those_checked() -> None:
+def test_three_failures_are_a_common_fault_if_they_are_half_of_the_checked() -> None:
     faults = CommonFaults()
     checked(faults, "abc", failed=True)
     assert faults.suspended((OTHER, CAUSE)) == CAUSE
@@ -29,13 +29,13 @@ def test_three_that_fail_are_one_if_they_are_half_of_those_checked() -> None:
     assert faults.suspended((CAUSE,)) is None
 
 
-def test_a_node_counts_once_however_often_it_fails() -> None:
+def test_a_node_counts_once_for_all_its_failures() -> None:
     faults = CommonFaults()
     checked(faults, "aaabbb", failed=True)
     assert faults.suspended((CAUSE,)) is None
 
 
-def test_keys_that_cost_nothing_have_no_vote_where_others_have_one() -> None:
+def test_new_keys_have_no_vote_where_established_nodes_have_one() -> None:
     faults = CommonFaults()
     checked(faults, "x", failed=False, established=True)
     checked(faults, "abcdefgh", failed=True)
@@ -44,14 +44,14 @@ def test_keys_that_cost_nothing_have_no_vote_where_others_have_one() -> None:
     assert faults.suspended((CAUSE,)) == CAUSE
 
 
-def test_who_was_established_when_it_was_checked_stays_so_for_this_count() -> None:
+def test_a_node_established_when_checked_stays_so_for_the_count() -> None:
     faults = CommonFaults()
     checked(faults, "xyz", failed=False, established=True)
     checked(faults, "xyz", failed=True)
     assert faults.suspended((CAUSE,)) == CAUSE
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_memory_is_bounded() -> None:
     faults = CommonFaults()
     checked(faults, "abc", failed=True)
     for number in range(KEPT):

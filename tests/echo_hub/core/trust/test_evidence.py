@@ -1,4 +1,4 @@
-"""What tokens show, by hand."""
+"""Evidence from tokens, computed by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.echo_hub.core.trust.simulated import HALF, evidence, greedy, tokens
 
 
 def place(odds: float) -> float:
-    """The uniform with these log-odds."""
+    """Return the uniform with these log-odds."""
     return float(1.0 / (1.0 + np.exp(-odds)))
 
 
@@ -23,7 +23,7 @@ def assert_same(one: Evidence, other: Evidence) -> None:
 
 
 def test_draws_are_counted_by_how_far_outside_they_are() -> None:
-    """Beyond an interval [0, .5), whose upper edge has log-odds 0: so many nats."""
+    """Draws beyond the interval [0, .5), whose upper edge has log-odds 0, count by their distance in nats."""
     uniforms = [0.1, *(place(nats) for nats in (0.0005, 0.03, 0.1, 0.4, 0.9, 1.5))]
     found = Evidence.of([0.0] * 7, [HALF] * 7, uniforms, [HALF] * 7)
     assert found.draws == (2, 1, 1, 1, 1, 1)
@@ -48,8 +48,8 @@ def test_the_curves_are_sums_over_tokens() -> None:
     np.testing.assert_allclose(found.edges_CS, edge_curves(below, logprobs, uniforms).sum(axis=-1))
 
 
-def test_a_certain_token_that_is_claimed_to_be_one_shows_nothing_of_rounding() -> None:
-    """Of nine tokens in ten the policy is sure; the tenth shows the engine's scale."""
+def test_certain_tokens_claimed_as_certain_show_no_rounding() -> None:
+    """Nine tokens in ten are certain under the policy; the tenth shows the engine's scale."""
     odds = np.tile([0.5, *[9.0] * 9], 40)
     noise = 0.2 * np.random.default_rng(4).standard_t(4, len(odds))
     true, claimed = -np.log1p(np.exp(-odds)), -np.log1p(np.exp(-(odds + noise)))
@@ -62,7 +62,7 @@ def test_a_certain_token_that_is_claimed_to_be_unlikely_is_invented() -> None:
     assert (Evidence.of([0.0], [-1e-6], [0.5], [-10.0]).claims_CS[1:4, 4] > 0).all()
 
 
-def test_spans_one_behind_the_other_are_told_apart() -> None:
+def test_consecutive_spans_are_separated() -> None:
     found = tokens(np.random.default_rng(1), 10, 0.1)
     starts = (0, 3, 4, 10)
     for one, start, stop in zip(Evidence.of_spans(*found, [3, 1, 6]), starts, starts[1:], strict=False):
@@ -84,7 +84,7 @@ def test_no_tokens_are_no_evidence() -> None:
 
 
 def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
-    """The most likely token, one that is .3 and one that is 2 nats less likely; their claims are of no account."""
+    """Choose the most likely token, one 0.3 nats less likely and one 2 nats less likely, and ignore their claims."""
     found = greedy([0.0, 0.3, 2.0])
     assert (found.draws, found.claims) == ((1, 0, 0, 1, 0, 1), (0,) * 6)
     assert (found.num_tokens, found.num_claims, found.mismatch_kl, found.bias) == (3, 0, 0.0, 0.0)
@@ -92,8 +92,8 @@ def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
     assert not found.claims_CS.any()
 
 
-def test_greedy_and_drawn_tokens_go_together() -> None:
-    """A greedy rollout between two drawn ones changes nothing of what these show."""
+def test_greedy_and_sampled_tokens_can_be_mixed() -> None:
+    """Put a greedy rollout between two sampled ones, whose evidence must not change."""
     drawn = tokens(np.random.default_rng(3), 4, 0.1)
     below, logprobs, uniforms, claims = (np.insert(values, 2, [0.3, 0.0]) for values in drawn)
     is_greedy = np.array([False, False, True, True, False, False])
@@ -110,12 +110,12 @@ def test_evidence_adds_up_and_can_be_taken_away_again() -> None:
 
 
 def test_few_large_errors_weigh_no_more_than_the_cut() -> None:
-    """By hand: errors of .02, -.05 and two beyond .5: .02 - .05 + .5 - .5."""
+    """Errors of .02, -.05 and two beyond .5 give .02 - .05 + .5 - .5."""
     assert Evidence.of_differences([0.02, -0.05, 3.0, -7.0]).bias == pytest.approx(-0.03)
 
 
 def test_the_divergence_is_the_k3_estimate() -> None:
-    """By hand, true 50 % and claimed 25 %: ln(.5 / .25) = ln 2; 2 - 1 - ln 2 = .3069."""
+    """True 50 % and claimed 25 % give ln(.5 / .25) = ln 2, and 2 - 1 - ln 2 = .3069."""
     found = Evidence.of([0.0], [HALF], [0.1], [np.log(0.25)])
     assert found.mismatch_kl == pytest.approx(1.0 - np.log(2.0))
 
@@ -128,7 +128,7 @@ def test_differences_alone_are_claims_alone() -> None:
 
 
 def test_log_odds() -> None:
-    """By hand: ln(.5 / .5), ln(.9 / .1); beyond .999 all are ln(.999 / .001), also what is more than certain."""
+    """Compare with ln(.5 / .5) and ln(.9 / .1). Everything above .999, even above 1, gives ln(.999 / .001)."""
     logprobs = np.log([0.5, 0.9, 0.999, 0.9999, 1.0, 1.5])
     assert log_odds(logprobs) == pytest.approx([0.0, 2.1972, 6.9068, 6.9068, 6.9068, 6.9068], abs=1e-4)
     assert log_odds(np.array([-np.inf, -30.0])) == pytest.approx([-np.inf, -30.0])
@@ -136,7 +136,10 @@ def test_log_odds() -> None:
 
 
 def test_another_temperature_multiplies_them() -> None:
-    """Of 90 %, whose two rivals share the rest, at 0.7: they move by 1.24 nats, its log-probability by 0.07."""
+    """Take a token of 90 % with two equal rivals to temperature 0.7.
+
+    Its log-odds move by 1.24 nats, its log-probability by 0.07.
+    """
     policy = np.array([0.9, 0.05, 0.05])
     sharper = policy ** (1 / 0.7) / (policy ** (1 / 0.7)).sum()
     assert np.log(sharper[0] / policy[0]) == pytest.approx(0.0737, abs=1e-4)

@@ -11,7 +11,7 @@ def ends(bench) -> dict[str, DropReason]:
 
 
 def taken(bench) -> None:
-    """What the ledger has said since the last turn becomes the bench's effects."""
+    """Put the ledger's effects since the last turn into the bench."""
     bench.effects = bench.coordinator._out.take()
 
 
@@ -31,7 +31,7 @@ def test_a_group_that_loses_a_scored_rollout_is_complete_no_more(bench) -> None:
     assert ledger.groups[0].unleased == {rollout.index} and ledger.groups[0].slots[rollout.index].failed_on == ("a",)
 
 
-def test_whose_beginning_another_forged_is_not_blamed(bench) -> None:
+def test_a_node_is_not_blamed_for_a_forged_prefix_of_another(bench) -> None:
     bench = bench()
     bench.node("a")
     (lease, *_) = bench.leases.values()
@@ -44,7 +44,7 @@ def test_whose_beginning_another_forged_is_not_blamed(bench) -> None:
     assert ledger.groups[0].slots[0].failed_on == ()
 
 
-def test_what_nobody_can_tell_is_nobodys_fault(bench) -> None:
+def test_a_rollout_without_a_known_forger_blames_no_node(bench) -> None:
     bench = bench()
     bench.node("a")
     (lease, *_) = bench.leases.values()
@@ -71,7 +71,7 @@ def test_all_that_a_node_had_a_hand_in_goes(bench) -> None:
     ledger.rollouts[other].node_id, ledger.rollouts[other].drawn_by = "a", ("x",)
     Forgetting(ledger).forget_node("x", "why")
     taken(bench)
-    # Of the lease, the other indices are still wanted.
+    # The other indices of the lease are still wanted.
     assert not bench.of(RevokeLease)
     assert ends(bench) == {other: DropReason.REVOKED}
     Forgetting(ledger).forget_node("a", "why")

@@ -1,4 +1,4 @@
-"""The sequential test: by hand, and on simulated engines that are honest, coarse or forge."""
+"""The sequential test: by hand, and on simulated engines that are honest, coarse, or forging."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ F32 = Honest(draws=1, claims=1, tolerance=2)
 COARSE = Honest(draws=14, claims=15, tolerance=2)
 ALARM = alarm(1e-6)
 NOISES = (0.003, 0.02, 0.1)
-"""Scales of logits' noise about those of f16, bf16 and q8_0."""
+"""Scales of logit noise, close to those of f16, bf16 and q8_0."""
 
 
 def measured(noise: float) -> Honest:
-    """What the hub takes a class for whose engines have this noise."""
+    """Return the hub's scales for a class whose engines have this noise."""
     numerics = Numerics()
     numerics.measured("q8_0", engine(7, noise))
     return numerics.honest(NumericsClass("x", "q8_0", "cpu"))
 
 
-# --- by hand
+# --- computed by hand
 
 
 def test_the_alarm_bounds_all_alternatives_together() -> None:
@@ -48,15 +48,15 @@ def test_the_alarm_bounds_all_alternatives_together() -> None:
     assert alarm(1e-6) == pytest.approx(16.3004, abs=1e-4)
 
 
-def test_an_honest_token_speaks_for_its_node() -> None:
-    """Of 50 %, far from its edges: f = 2 (1 - 1e-4) + 1e-4; by hand ln(.8 + .2 / 1.9999) / 1.5 = -.07024."""
+def test_an_honest_token_lowers_its_nodes_sums() -> None:
+    """Weigh a token of 50 %, far from its edges: f = 2 (1 - 1e-4) + 1e-4, and ln(.8 + .2 / 1.9999) / 1.5 = -.07024."""
     expected = [log(1 - w + w / (2 - OUTLIERS)) / DRAWS_DISPERSION for w in WEIGHTS]
     assert weigh(evidence(1), F32)[:3] == pytest.approx(expected, rel=1e-6)
     assert expected[0] == pytest.approx(-0.07024, abs=1e-5)
 
 
 def test_forged_tokens_add_up_for_each_share() -> None:
-    """Of three, and thirty honest ones: (3 * 7.6014 - 30 * .10536) / 1.5, and so on for shares of .02 and .002."""
+    """Three forged and thirty honest tokens: (3 * 7.6014 - 30 * .10536) / 1.5, and so on for shares of .02 and .002."""
     expected = [3 * log(1 - w + w / OUTLIERS) + 30 * log(1 - w + w / 2) for w in WEIGHTS]
     assert weigh(evidence(30, forged=3), F32)[:3] == pytest.approx(
         [one / DRAWS_DISPERSION for one in expected], abs=1e-2
@@ -64,19 +64,19 @@ def test_forged_tokens_add_up_for_each_share() -> None:
 
 
 def test_four_forged_tokens_convict_and_three_do_not() -> None:
-    """4 * 7.6014 / 1.5 = 20.3 nats, and 15.2."""
+    """Their sums are 4 * 7.6014 / 1.5 = 20.3 nats, and 15.2."""
     assert tokens_until(ALARM, F32, [evidence(forged=4)]) == (4, Alternative.DRAWS_FORGED)
     assert tokens_until(ALARM, F32, [evidence(forged=3)]) is None
 
 
-def test_a_forged_end_behind_an_honest_beginning_convicts() -> None:
-    """4,000 honest tokens speak for the node only where many forged ones are looked for."""
+def test_a_forged_end_after_an_honest_beginning_convicts() -> None:
+    """4,000 honest tokens lower only the sums for large shares of forged tokens."""
     weighed = weigh(evidence(4_000, forged=20), F32)
     assert weighed[0] < 0.0 and max(weighed) > ALARM
 
 
 def test_claims_weigh_a_quarter() -> None:
-    """By hand, scale 1: true less claimed is 2, t(2) = .06804; invented ones are t(1) / 2 = .19245 / 2 likely."""
+    """Weigh a claim 2 below the truth at scale 1: t(2) = .06804; invented claims have density t(1) / 2 = .19245 / 2."""
     honest = Honest(draws=16, claims=16)
     invented = 0.1924501 / 2.0
     likely = (1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented
@@ -91,17 +91,20 @@ def test_claims_that_are_shifted_weigh_for_their_side() -> None:
     assert too_low[0] > 0.0 > too_low[1] and too_high[1] > 0.0 > too_high[0]
 
 
-def test_a_claim_of_a_coarser_scale_weighs_for_that() -> None:
-    """Errors of eight scales: t(1) / 8 at the coarser scale, which is eight times as wide, t(8) at the class's:
-    ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557."""
+def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
+    """Weigh an error of eight scales: t(1) / 8 at the coarser scale, which is eight times as wide, and t(8) at the
+    class's.
+
+    So the weight is ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557.
+    """
     honest = Honest(draws=8, claims=8)
     error = 8 * float(SCALES[8])
     coarse, own = log(1.5**-1.5 / 8), log(33.0**-1.5)
     assert weigh(evidence(1, error=error), honest)[8] == pytest.approx((coarse - own) / CLAIMS_DISPERSION, abs=1e-2)
 
 
-def test_where_nothing_is_coarser_nothing_is_looked_for() -> None:
-    """No scale is eight times as coarse: COARSER steps above the class's are beyond the last one."""
+def test_without_a_coarser_scale_coarseness_weighs_nothing() -> None:
+    """COARSER steps above the class's scale lie beyond the last one."""
     honest = Honest(draws=14, claims=NUM_SCALES - COARSER)
     assert weigh(evidence(50, error=30.0), honest)[8] == 0.0
 
@@ -134,7 +137,7 @@ def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> Non
 
 
 def test_sixty_six_sure_tokens_prove_a_node() -> None:
-    """ln(1e-3) / -.10536 = 65.6."""
+    """ln(1e-3) / -.10536 = 65.6 tokens."""
     assert proof_added(0.0, evidence(65), F32) > log(1e-3) > proof_added(0.0, evidence(66), F32)
     assert proof_added(-3.0, evidence(10), F32) == pytest.approx(-3.0 - 10 * 0.10536, abs=1e-4)
 
@@ -152,7 +155,7 @@ def test_no_tokens_weigh_nothing() -> None:
 
 @pytest.mark.parametrize("forged", [20, 40, 400])
 def test_forged_tokens_are_not_explained_by_rounding(forged: int) -> None:
-    """Alone, and behind honest ones that show how finely the node rounds."""
+    """Forged tokens alone, and after honest ones that show how finely the node rounds."""
     assert not is_explained(evidence(forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
     assert not is_explained(evidence(1_000, forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
 
@@ -164,16 +167,18 @@ def test_rounding_explains_neither_low_claims_nor_far_fewer_bits(alternative: Al
     assert not is_explained(engine(3, 0.1, 1_000), measured(0.1), alternative, ALARM)
 
 
-def test_rounding_explains_claims_as_much_too_high_as_its_variance_makes_them() -> None:
-    """Noise of .8 makes claims .32 nats too high. Twice the scale of .4 explains that; no tolerance explains as much
-    of an engine with noise of .1."""
+def test_rounding_explains_claims_too_high_by_its_variance() -> None:
+    """Noise of .8 makes claims .32 nats too high. Twice the scale of .4 explains that.
+
+    No tolerance explains as much for an engine with noise of .1.
+    """
     assert is_explained(engine(3, 0.8, 2_000), measured(0.4), Alternative.CLAIMS_TOO_HIGH, ALARM)
     assert not is_explained(engine(3, 0.1, 2_000, shift=0.32), measured(0.1), Alternative.CLAIMS_TOO_HIGH, ALARM)
     assert not is_explained(engine(3, 0.4, 2_000, shift=0.8), measured(0.4), Alternative.CLAIMS_TOO_HIGH, ALARM)
 
 
-def test_a_sum_that_is_explained_leaves_the_others() -> None:
-    """Of a node that rounds twice as coarsely as its class, one sum reaches the alarm."""
+def test_an_explained_sum_is_reset_and_the_others_stay() -> None:
+    """Let one sum of a node that rounds twice as coarsely as its class reach the alarm."""
     honest, recent = measured(0.02), engine(3, 0.04)
     before = tuple(ALARM - 1e-6 if place == Alternative.CLAIMS_INVENTED else ALARM / 2 for place in range(len(NOTHING)))
     one = evidence(1, error=0.3)
@@ -185,7 +190,7 @@ def test_a_sum_that_is_explained_leaves_the_others() -> None:
 
 @pytest.mark.parametrize("alternative", [Alternative.DRAWS_FORGED, Alternative.CLAIMS_INVENTED])
 def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) -> None:
-    """Of twice the class's scale, and not of sixteen times."""
+    """Twice the class's scale is explained, sixteen times is not."""
     honest = measured(0.02)
     assert is_explained(engine(3, 0.04), honest, alternative, ALARM)
     assert not is_explained(engine(3, 0.32), honest, alternative, ALARM)
@@ -197,7 +202,7 @@ def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) ->
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 @pytest.mark.parametrize("times", [0.7, 1.0])
 def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> None:
-    """Of each 300 rollouts of 20 tokens, drawn from 1,000; they round as coarsely as their class, or less."""
+    """Each node shows 300 rollouts of 20 tokens, taken from 1,000; it rounds as coarsely as its class, or less."""
     honest = measured(noise)
     weighed_RA = np.array([weigh(one, honest) for one in rollouts(int(1_000 * noise * times), 1_000, noise * times)])
     rng = np.random.default_rng(0)
@@ -210,7 +215,7 @@ def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> Non
 
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 def test_nodes_twice_as_coarse_as_their_class_are_spared(noise: float) -> None:
-    """30 of them, of each 200 rollouts, whatever their sums reach."""
+    """30 nodes show 200 rollouts each; whatever their sums reach, none is convicted."""
     honest, shown = measured(noise), rollouts(11, 1_000, 2.0 * noise)
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -218,8 +223,8 @@ def test_nodes_twice_as_coarse_as_their_class_are_spared(noise: float) -> None:
 
 
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
-def test_rollouts_of_a_group_that_begin_alike_do_not_convict(noise: float) -> None:
-    """Eight rollouts whose claims are off by the same: of 1,000 groups."""
+def test_rollouts_of_a_group_with_equal_errors_do_not_convict(noise: float) -> None:
+    """Eight rollouts of a group have the same claim error, in each of 1,000 groups."""
     honest = measured(noise)
     weighed_RA = np.array([weigh(one, honest) for one in rollouts(3, 1_000, noise)])
     assert 8 * weighed_RA[:, 3:].max() < ALARM
@@ -228,7 +233,7 @@ def test_rollouts_of_a_group_that_begin_alike_do_not_convict(noise: float) -> No
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 @pytest.mark.parametrize("times", [1.0, 2.0])
 def test_a_node_that_forges_a_fifth_is_found(noise: float, times: float) -> None:
-    """As fast where it also rounds twice as coarsely as its class."""
+    """Find it as fast if it also rounds twice as coarsely as its class."""
     honest, bound = measured(noise), 200 if noise < 0.3 else 1_000
     for seed in range(4):
         shown = rollouts(seed, bound // 20, noise * times, forged=0.2)
@@ -239,8 +244,10 @@ def test_a_node_that_forges_a_fifth_is_found(noise: float, times: float) -> None
 @pytest.mark.parametrize("forged", [0.2, 0.5, 1.0])
 @pytest.mark.parametrize("precision", ["f32", "bf16", "q8_0", "q4_k_m", "unknown"])
 def test_a_forger_of_any_share_is_found_unmeasured(precision: str, forged: float) -> None:
-    """Of classes of which nothing was measured, where a node may round four times as coarsely as is assumed: a node
-    that forges all of its tokens is found as well as one that forges some, whatever precision it names."""
+    """Without measurements, a node may round four times as coarsely as assumed.
+
+    Forgers of all or some tokens are found in every precision.
+    """
     noise = {"f32": 0.003, "bf16": 0.03, "q8_0": 0.08}.get(precision, 0.3)
     found = tokens_until(ALARM, default(NumericsClass("x", precision)), rollouts(9, 50, noise, forged=forged))
     assert found is not None and found[1] is Alternative.DRAWS_FORGED
@@ -261,20 +268,20 @@ def test_a_node_that_forges_one_token_in_fifty_is_found(noise: float) -> None:
         (0.4, 4_000, 0.8),
     ],
 )
-def test_claims_that_are_shifted_are_found(noise: float, bound: int, shift: float) -> None:
-    """Noise of .8, which passes for .4, makes claims up to .64 nats too high."""
+def test_shifted_claims_are_found(noise: float, bound: int, shift: float) -> None:
+    """Noise of .8, judged as .4, makes claims up to .64 nats too high."""
     shown = rollouts(1, bound // 20, noise, shift=shift)
     assert tokens_until(ALARM, measured(noise), shown) is not None
 
 
 @pytest.mark.parametrize(("shift", "side"), [(0.3, Alternative.CLAIMS_TOO_HIGH), (-0.3, Alternative.CLAIMS_TOO_LOW)])
-def test_which_way_claims_are_shifted_is_said(shift: float, side: Alternative) -> None:
+def test_the_direction_of_shifted_claims_is_reported(shift: float, side: Alternative) -> None:
     found = tokens_until(ALARM, measured(0.1), rollouts(2, 50, 0.1, shift=shift))
     assert found is not None and found[1] is side
 
 
-def test_eight_bits_that_say_32_are_found() -> None:
-    """Where they round thirty times as coarsely as they say, and where ten times."""
+def test_a_node_with_8_bits_that_declares_32_is_found() -> None:
+    """Nodes that round thirty, then ten times as coarsely as they declare."""
     for noise, bound in ((0.1, 300), (0.03, 600)):
         found = tokens_until(ALARM, measured(0.003), rollouts(5, bound // 20, noise))
         assert found is not None and found[1] is Alternative.COARSER_THAN_SAID
@@ -286,8 +293,10 @@ def test_an_exact_engine_of_a_coarse_class_is_honest() -> None:
 
 @pytest.mark.parametrize(("noise", "times"), [(0.02, 1.0), (0.1, 1.0), (0.4, 1.0), (0.02, 2.0), (0.1, 2.0), (0.4, 2.0)])
 def test_honest_greedy_choices_do_not_convict(noise: float, times: float) -> None:
-    """Rounding makes another token the most likely one where two are nearly as likely; nodes that round twice as
-    coarsely as their class are honest in this as well: 400 rollouts of 20 tokens."""
+    """Rounding changes the most likely token where two are nearly equally likely.
+
+    Nodes that round twice as coarsely as their class are honest here too, in 400 rollouts of 20 tokens.
+    """
     true, own = logits(np.random.default_rng(5), 8_000, noise * times)
     short = true.max(axis=1) - true[np.arange(len(true)), own.argmax(axis=1)]
     shown = [greedy(part) for part in short.reshape(-1, 20)]
@@ -295,19 +304,19 @@ def test_honest_greedy_choices_do_not_convict(noise: float, times: float) -> Non
 
 
 def test_a_greedy_answer_of_another_policy_convicts() -> None:
-    """Twenty tokens that are two nats less likely than the most likely ones."""
+    """Twenty tokens, each two nats less likely than the most likely one."""
     assert tokens_until(ALARM, F32, [greedy([2.0] * 20)]) == (20, Alternative.DRAWS_FORGED)
 
 
-def test_evidence_that_adds_up_weighs_as_its_parts() -> None:
+def test_summed_evidence_weighs_as_its_parts() -> None:
     one, other = rollouts(6, 2, 0.1)
     honest = measured(0.1)
     expected = np.add(weigh(one, honest), weigh(other, honest))
     assert weigh(one + other, honest) == pytest.approx(tuple(expected))
 
 
-def test_a_forger_that_names_classes_by_turns_is_convicted() -> None:
-    """It says f32 and q4 rollout by rollout, and forges a tenth."""
+def test_a_forger_that_alternates_its_declared_class_is_convicted() -> None:
+    """Alternate the declared class between f32 and q4, and forge a tenth."""
     sums = NOTHING
     for number, one in enumerate(rollouts(8, 40, 0.003, forged=0.1)):
         sums = added(sums, weigh(one, (F32, COARSE)[number % 2]))

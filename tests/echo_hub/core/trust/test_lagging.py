@@ -13,7 +13,7 @@ from echo_hub.core.trust.lagging import LASTING, POINT, REMEMBERED, SMOOTHED, La
 from echo_hub.core.trust.screening import Seen
 
 Level = Callable[[int], float]
-"""A node's mismatch at a step, nats per token."""
+"""A node's mismatch by step, in nats per token."""
 TOKENS = 10
 
 
@@ -35,7 +35,7 @@ def run(
     staleness: Callable[[str, int], int] = lambda node_id, step: 1,
     first: int = 1,
 ) -> dict[str, int]:
-    """The step at which each node is found to lag."""
+    """Return the step at which each node is found to lag."""
     chance = np.random.default_rng(seed)
     found: dict[str, int] = {}
     for step in range(first, first + steps):
@@ -51,14 +51,14 @@ def run(
 
 @pytest.mark.parametrize("usual", [1e-7, 6e-4, 5e-3])
 def test_a_node_whose_mismatch_grows_alone_is_found(usual: float) -> None:
-    """Of an exact engine, and of one that is farther off from the start."""
+    """Take an exact engine, and one that deviates more from the start."""
     lagging = Lagging()
     others = {"b": level(5e-4), "c": level(2e-3), "q4": level(1e-2)}
     (found,) = run(lagging, {"a": level(max(usual, 1e-3), grows_from=15, by=1.5), **others}, 40).items()
     assert found[0] == "a" and found[1] <= 30
     (lag,) = lagging.lags
     assert 14 <= lag.since <= 25 and not lag.is_alone and lag.mismatch > 8 * lag.usual
-    assert lag.policy_version == lag.since - 2, "all rollouts of step n are drawn with version n - 2 here"
+    assert lag.policy_version == lag.since - 2, "all rollouts of step n are sampled with version n - 2 here"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -67,8 +67,8 @@ def test_nodes_of_every_kind_that_keep_their_level_are_not(seed: int) -> None:
     assert run(Lagging(), levels, 200, seed=seed, spread=0.8) == {}
 
 
-def test_a_kind_is_held_against_its_own() -> None:
-    """What engines of 4 bits show more and more is no lag, if all of them do; of one alone nobody knows."""
+def test_a_node_is_compared_with_its_own_kind() -> None:
+    """Growth that all 4-bit engines show is no lag; for a single 4-bit engine it cannot be told."""
     grows = {name: level(5e-3, grows_from=15) for name in ("q4 a", "q4 b")}
     assert run(Lagging(), {"a": level(5e-4), "b": level(5e-4), **grows}, 60) == {}
     lagging = Lagging()
@@ -76,13 +76,13 @@ def test_a_kind_is_held_against_its_own() -> None:
     assert lagging.lags[0].is_alone
 
 
-def test_what_all_nodes_show_is_the_run_itself() -> None:
+def test_a_growth_that_all_nodes_show_is_no_lag() -> None:
     levels = {name: level(5e-4, grows_from=20) for name in "abc"}
     assert run(Lagging(), levels, 60) == {}
 
 
 def test_an_older_policy_explains_a_larger_mismatch() -> None:
-    """From step 20 on one of three nodes takes longer: its versions are five steps old, not one."""
+    """Make rollouts of one of three nodes five versions old instead of one, from step 20 on."""
 
     def late(node_id: str, step: int) -> int:
         return 5 if node_id == "a" and step > 20 else 1
@@ -117,7 +117,7 @@ def test_one_odd_step_is_no_lag() -> None:
     assert run(Lagging(), levels, 60) == {}
 
 
-def test_a_node_that_comes_back_begins_anew_and_a_pardoned_one_does_not() -> None:
+def test_a_returning_node_restarts_and_a_pardoned_one_does_not() -> None:
     levels = {"a": lambda step: 2e-2 if step > 15 else 5e-4, "b": level(5e-4)}
     for again, is_found in (("forget", False), ("look_again", True)):
         lagging = Lagging()
@@ -127,19 +127,19 @@ def test_a_node_that_comes_back_begins_anew_and_a_pardoned_one_does_not() -> Non
         assert bool(run(lagging, levels, SMOOTHED + LASTING, first=31)) is is_found
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_memory_is_bounded() -> None:
     lagging = Lagging()
     run(lagging, {"a": level(1e-3), "b": level(1e-3)}, 5)
     run(lagging, {"b": level(1e-3)}, REMEMBERED + 2, first=6)
     assert set(lagging._nodes) == {"b"}
     lagging.add(999, [Seen("c", NO_EVIDENCE)], kind_of)
-    assert "c" not in lagging._nodes, "it has shown nothing"
+    assert "c" not in lagging._nodes, "node c has shown nothing"
 
 
 def test_the_words() -> None:
     lag = Lag(node_id="a", mismatch=0.0125, usual=1e-3, since=9, policy_version=7, is_alone=False)
     assert str(lag) == (
-        "Since step 9 its rollouts fit the learner's policy less and less: 0.013 nats a token, where 0.001 would "
-        "be usual. The rollouts of other nodes do not: it likely draws with version 7 or an older one, not with the "
+        "Since step 9 its rollouts fit the learner's policy less and less: 0.013 nats per token, where 0.001 would "
+        "be usual. The rollouts of other nodes do not: it likely samples with version 7 or an older one, not with the "
         "versions that it names."
     )

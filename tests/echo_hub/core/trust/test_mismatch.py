@@ -11,7 +11,7 @@ def evidence(tokens: int, kl: float) -> Evidence:
     return Evidence(draws=(tokens, 0, 0, 0, 0, 0), claims=(tokens, 0, 0, 0, 0, 0), mismatch_kl=kl)
 
 
-def test_the_farthest_come_first_each_by_its_tokens() -> None:
+def test_the_largest_mismatch_comes_first() -> None:
     seen = Mismatch()
     assert seen.largest == ()
     seen.add([Seen("a", evidence(100, 1.0)), Seen("b", evidence(50, 1.0)), Seen("a", evidence(100, 2.0))])
@@ -20,7 +20,7 @@ def test_the_farthest_come_first_each_by_its_tokens() -> None:
     assert [node.kl for node in seen.largest] == pytest.approx([0.05, 0.015])
 
 
-def test_what_is_older_is_forgotten() -> None:
+def test_old_mismatches_are_forgotten() -> None:
     seen = Mismatch()
     seen.add([Seen("old", evidence(100, 5.0))])
     for _ in range(STEPS - 1):

@@ -1,4 +1,4 @@
-"""What is known of classes of numerics: assumed, measured, learned, and shown by several unlike nodes."""
+"""Scales of numerics classes: assumed, measured, learned, and shown by several unlike nodes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tests.echo_hub.core.trust.simulated import engine, rollouts
 TORCH = NumericsClass("torch", "bf16", "cuda")
 Q8 = NumericsClass("llama_cpp", "q8_0", "cpu")
 FINE, COARSE, COARSER = engine(1, 0.02), engine(2, 0.1), engine(3, 0.4)
-"""By most likely scale of draws and of claims: .0156 and .0156 nats, .088 and .088, .354 and .354, or a step more."""
+"""Most likely scales of draws and claims: .0156 and .0156 nats, .088 and .088, .354 and .354, or one step more."""
 
 
 def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> Numerics:
-    """What is known where nothing is but what was measured."""
+    """Return numerics that know only this measurement."""
     found = Numerics()
     found.known(numerics)
     if measured is not None:
@@ -49,12 +49,12 @@ def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> 
 
 
 def most_likely(shown: Evidence) -> tuple[int, int]:
-    """Places of the scales of draws and claims of highest likelihood; of draws no finer than a step below claims."""
+    """Return the places of the most likely scales of draws and claims; that of draws is at most one step finer."""
     claims = int(shown.claims_CS[0].argmax())
     return max(int(shown.draws_CS[0].argmax()), claims - 1), claims
 
 
-# --- what is assumed
+# --- assumed scales
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_an_invented_precision_is_judged_no_more_gently_than_a_true_one() -> Non
     assert all(made_up.draws <= one.draws and made_up.claims <= one.claims for one in DEFAULTS.values())
 
 
-def test_whatever_a_node_may_say_is_judged_and_whatever_it_may_choose_may_be_said() -> None:
+def test_every_declarable_precision_is_judged_and_every_choice_can_be_declared() -> None:
     assert set(PRECISIONS) <= ROUNDINGS.keys()
     assert set(get_args(PrecisionName)) - {"auto"} <= set(PRECISIONS)
     assert set(get_args(BackendName)) - {"auto"} <= set(BACKENDS)
 
 
-def test_who_says_nothing_is_taken_for_the_coarsest() -> None:
+def test_a_node_without_a_precision_counts_as_the_coarsest() -> None:
     coarsest = default(NumericsClass())
     assert coarsest == default(NumericsClass("llama_cpp", "q4_0", "cpu"))
     assert all(one.draws <= coarsest.draws and one.claims <= coarsest.claims for one in DEFAULTS.values())
@@ -105,7 +105,7 @@ def test_where_nothing_was_measured_the_default_is_assumed() -> None:
 
 @pytest.mark.parametrize(("temperature", "steps"), [(1.0, 0), (0.5, 2), (0.25, 4), (2.0, -2)])
 def test_default_scales_grow_as_one_over_the_temperature(temperature: float, steps: int) -> None:
-    """A step is the square root of 2."""
+    """Steps are factors of the square root of 2."""
     assert Numerics(temperature).honest(TORCH).draws == DEFAULTS["bf16"].draws + steps
     assert default(TORCH, temperature).claims == DEFAULTS["bf16"].claims + steps
 
@@ -117,7 +117,7 @@ def test_no_temperature_is_beyond_the_scales() -> None:
 
 
 def test_two_engines_differ_by_both_scales_together() -> None:
-    """.0625 + .125 = .1875, rounded up to .25; .0884 + .1768 = .2652, to .354."""
+    """.0625 + .125 = .1875, rounded up to .25; and .0884 + .1768 = .2652, rounded up to .354."""
     found = DEFAULTS["bf16"].together(DEFAULTS["q8_0"])
     assert (float(SCALES[found.draws]), float(SCALES[found.claims])) == pytest.approx((0.25, 0.35355), abs=1e-4)
     assert found == DEFAULTS["q8_0"].together(DEFAULTS["bf16"])
@@ -126,16 +126,16 @@ def test_two_engines_differ_by_both_scales_together() -> None:
     assert Honest(draws=20, claims=20).together(Honest(draws=20, claims=20)).draws == NUM_SCALES - 1
 
 
-# --- what was measured
+# --- measured scales
 
 
 @pytest.mark.parametrize("shown", [FINE, COARSE, COARSER])
-def test_what_was_measured_is_rounded_up_by_a_step(shown: Evidence) -> None:
+def test_a_measured_scale_is_rounded_up_by_a_step(shown: Evidence) -> None:
     honest, (draws, claims) = known(measured=shown).honest(Q8), most_likely(shown)
     assert honest == Honest(draws=draws + ROUNDED_UP, claims=claims + ROUNDED_UP, tolerance=TOLERANCE)
 
 
-def test_what_was_measured_last_stands() -> None:
+def test_the_last_measurement_counts() -> None:
     numerics = known(measured=COARSER)
     numerics.measured("q8_0", FINE)
     assert numerics.honest(Q8) == known(measured=FINE).honest(Q8)
@@ -148,7 +148,7 @@ def test_a_measurement_holds_for_all_classes_of_its_rounding() -> None:
 
 
 def test_draws_are_no_finer_than_claims_allow() -> None:
-    """Few draws miss their interval: claims that are off by four steps more tell of coarser edges."""
+    """Few draws miss their interval: claims that are off by four more steps indicate coarser edges."""
     shown = replace(FINE, claim_curves=COARSE.claim_curves)
     assert known(measured=shown).honest(Q8).draws == known(measured=COARSE).honest(Q8).claims - 1
 
@@ -160,14 +160,14 @@ def test_the_coarsest_scale_is_the_last_one() -> None:
 @pytest.mark.parametrize(
     "nothing", [NO_EVIDENCE, replace(FINE, draw_curves=np.full_like(FINE.draws_CS, np.nan).tobytes())]
 )
-def test_a_measurement_that_says_nothing_is_not_taken(nothing: Evidence) -> None:
-    """Of no tokens, or of no numbers, the first scale is the most likely one: every honest node would be convicted."""
+def test_a_measurement_without_evidence_is_ignored(nothing: Evidence) -> None:
+    """Without tokens or numbers the finest scale would seem most likely and convict every honest node."""
     numerics = known()
     numerics.measured("q8_0", nothing)
     assert numerics.honest(Q8) == DEFAULTS["q8_0"]
 
 
-# --- what is learned
+# --- learned scales
 
 
 def test_a_class_learns_from_its_nodes() -> None:
@@ -179,8 +179,8 @@ def test_a_class_learns_from_its_nodes() -> None:
     assert numerics.honest(Q8) == known(measured=COARSE).honest(Q8)
 
 
-def test_a_class_is_never_finer_than_was_measured() -> None:
-    """Exact engines that say q8_0 convict no honest node of it."""
+def test_a_class_is_never_finer_than_measured() -> None:
+    """Exact engines that declare q8_0 must not convict the class's honest nodes."""
     numerics = known(measured=COARSE)
     numerics.learn(Q8, engine(6, 0.0))
     assert numerics.honest(Q8) == known(measured=COARSE).honest(Q8)
@@ -200,7 +200,7 @@ def test_few_tokens_teach_nothing() -> None:
     assert numerics.honest(Q8) != before
 
 
-def test_a_node_is_not_measured_by_itself() -> None:
+def test_a_node_is_not_judged_by_its_own_evidence() -> None:
     numerics = known(measured=FINE)
     own, theirs = engine(10, 0.4), engine(11, 0.02)
     numerics.learn(Q8, own)
@@ -211,7 +211,7 @@ def test_a_node_is_not_measured_by_itself() -> None:
     assert numerics.honest(Q8, without=own) == alone.honest(Q8)
 
 
-# --- what unlike nodes show
+# --- scales shown by unlike nodes
 
 
 def nodes(*noises: float, forged: float = 0.0) -> list[Evidence]:
@@ -244,14 +244,14 @@ def test_two_nodes_that_agree_do_not() -> None:
 
 
 def test_a_minority_that_agrees_does_not() -> None:
-    """Three of seven; three of six do."""
+    """Three of seven are too few, three of six are enough."""
     numerics = known(measured=FINE)
     assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1, 0.02, 0.02, 0.02, 0.02)) == ()
     assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1, 0.02, 0.02, 0.02)) == (0, 1, 2)
 
 
-def test_nodes_that_round_otherwise_than_the_accused_do_not() -> None:
-    """The accused one rounds sixteen times as coarsely as the others."""
+def test_nodes_with_other_rounding_than_the_accused_do_not() -> None:
+    """Let the accused node round sixteen times as coarsely as the others."""
     numerics = known(measured=FINE)
     assert numerics.class_wide(Q8, nodes(0.8, 0.05, 0.05)) == ()
 
@@ -275,7 +275,7 @@ def test_conspirators_that_invent_claims_do_not() -> None:
     assert numerics.class_wide(Q8, shown) == ()
 
 
-def test_one_who_forges_among_coarse_ones_is_not_spared_with_them() -> None:
+def test_a_forger_among_coarse_nodes_is_not_spared_with_them() -> None:
     numerics = known(measured=FINE)
     forger, *others = (*nodes(0.1, forged=0.2), *nodes(0.1, 0.1, 0.1))
     assert numerics.class_wide(Q8, [forger, *others]) == ()
@@ -294,7 +294,7 @@ def test_no_class_is_taken_for_coarser_than_a_nat() -> None:
 
 
 def test_a_finer_measurement_later_does_not_undo_it() -> None:
-    """What was shown by unlike nodes stands until the hub's end."""
+    """Keep a scale shown by unlike nodes until the hub stops."""
     numerics = known(measured=FINE)
     numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1))
     before = numerics.honest(Q8)
@@ -319,11 +319,11 @@ def test_a_class_has_a_name() -> None:
     assert str(TORCH) == "torch/bf16/cuda" and str(NumericsClass("mlx")) == "mlx/?/?"
 
 
-# --- finer than said
+# --- finer than declared
 
 
-def test_a_node_that_claims_far_finer_than_its_class_draws_as_finely() -> None:
-    """As do exact nodes that say they have four bits. Those of the class, and of anything near it, are judged by it."""
+def test_a_node_with_far_finer_claims_is_judged_by_finer_draws() -> None:
+    """This also holds for exact nodes that declare four bits. Nodes near the class's scale are judged by the class."""
     numerics = known(measured=COARSER)
     of_class = numerics.honest(Q8)
     for shown in (COARSER, engine(4, 0.2), engine(5, 0.1), NO_EVIDENCE):
@@ -351,8 +351,8 @@ def test_few_tokens_and_classes_that_were_not_measured_tell_nothing() -> None:
     assert fine.honest(Q8, shown=sure) == fine.honest(Q8), "a class that is exact itself"
 
 
-def test_an_exact_node_that_says_four_bits_cannot_choose_among_neighbours() -> None:
-    """One token in fifty is the neighbour of the one that was drawn, from within the class's scale."""
+def test_an_exact_node_that_declares_four_bits_cannot_shop() -> None:
+    """Replace one token in fifty by its neighbour, within the class's scale."""
     numerics, enough = known(measured=COARSER), alarm(1e-6)
     of_class = numerics.honest(Q8)
     honest = rollouts(10, 400, 0.0005)

@@ -1,4 +1,4 @@
-"""How far two findings of one rollout lie apart, by hand."""
+"""The distance between two findings on one rollout, computed by hand."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ def finding(below: list[float], logprobs: list[float]) -> Finding:
 
 
 def weight(one: Finding, other: Finding, first: str, second: str) -> float:
-    """What speaks against either, nats, if they say that they compute in these precisions."""
+    """Return the contradiction of two findings, in nats, for checkers of these precisions."""
     honest = DEFAULTS[first].together(DEFAULTS[second])
     return contradiction(one, other, honest)
 
 
 def test_two_findings_differ_by_two_claims_a_token() -> None:
-    """Their intervals begin at .3 and .4: L = ln(.301 / .701) and ln(.401 / .601), .4408 apart. The token is 50 % and
-    60 % likely: log-odds of 0 and ln 1.5 = .4055."""
+    """Their intervals begin at .3 and .4: L = ln(.301 / .701) and ln(.401 / .601) are .4408 apart.
+
+    The token is 50 % and 60 % likely: log-odds of 0 and ln 1.5 = .4055.
+    """
     found = apart(finding([0.3], [np.log(0.5)]), finding([0.4], [np.log(0.6)]))
     assert (found.num_tokens, found.num_claims) == (0, 2)
     edges = float(bounded_log_odds(np.array(0.3)) - bounded_log_odds(np.array(0.4)))
@@ -39,15 +41,15 @@ def test_two_findings_differ_by_two_claims_a_token() -> None:
     np.testing.assert_allclose(found.claims_CS, expected.claims_CS)
 
 
-def test_equal_findings_are_nothing_apart() -> None:
+def test_equal_findings_have_no_distance() -> None:
     one = finding([0.0, 0.5, 1.0], [-0.5, -700.0, 0.0])
     assert apart(one, one).claims == (6, 0, 0, 0, 0, 0)
     assert weight(one, one, "f32", "f32") <= 0.0
 
 
 @pytest.mark.parametrize(("first", "second"), [("f32", "f32"), ("bf16", "q8_0"), ("f32", "q4_k_m")])
-def test_an_invented_finding_does_not_go_with_an_honest_one(first: str, second: str) -> None:
-    """Forty tokens of a likely kind, of which the other one says that they are nine nats less likely."""
+def test_an_invented_finding_contradicts_an_honest_one(first: str, second: str) -> None:
+    """Forty likely tokens, which the other finding says are nine nats less likely."""
     honest, liar = finding([0.2] * 40, [-0.5] * 40), finding([0.7] * 40, [-9.5] * 40)
     assert weight(honest, liar, first, second) > alarm(1e-6)
 
@@ -55,8 +57,8 @@ def test_an_invented_finding_does_not_go_with_an_honest_one(first: str, second: 
 @pytest.mark.parametrize(
     ("first", "second", "noise"), [("f32", "f32", 0.004), ("bf16", "f32", 0.04), ("q8_0", "bf16", 0.1)]
 )
-def test_findings_of_two_honest_engines_go_together(first: str, second: str, noise: float) -> None:
-    """Each of 100 rollouts of 20 tokens; both engines round, the second one a quarter as coarsely."""
+def test_findings_of_two_honest_engines_agree(first: str, second: str, noise: float) -> None:
+    """100 rollouts of 20 tokens; both engines round, the second one a quarter as coarsely."""
     rng = np.random.default_rng(3)
     true, one = logits(rng, 2_000, noise)
     other = true + noise / 4 * rng.normal(size=true.shape)
@@ -74,6 +76,6 @@ def test_how_unlikely_an_undrawn_token_is_does_not_matter() -> None:
 
 
 def test_two_engines_are_as_coarse_as_both_together() -> None:
-    """.0055 + .0055 = .011, which is the next scale but one."""
+    """0.0055 + 0.0055 = 0.011 is two scales up."""
     both = F32.together(F32)
     assert (both.draws, both.claims) == (F32.draws + 2, F32.claims + 2)

@@ -20,7 +20,7 @@ def test_which_ones_follows_from_the_secret_and_the_id() -> None:
     assert drawn != [name for name in ids if is_drawn(b"another", name, 0.1)]
 
 
-def test_who_is_checked_at_a_lower_rate_is_checked_at_a_higher_one_too() -> None:
+def test_rollouts_checked_at_a_lower_rate_are_checked_at_a_higher_one() -> None:
     ids = [f"{lease}-0" for lease in range(1_000)]
     assert {i for i in ids if is_drawn(b"s", i, 0.1)} < {i for i in ids if is_drawn(b"s", i, 0.5)}
     assert all(is_drawn(b"s", i, 1.0) for i in ids) and not any(is_drawn(b"s", i, 0.0) for i in ids)
@@ -32,6 +32,6 @@ def test_long_rollouts_count_for_several(num_tokens: int, counts: int) -> None:
 
 
 @pytest.mark.parametrize(("first", "least"), [(64, 0.03), (1, 1.0), (4096, 0.5), (64, 0.0)])
-def test_who_has_long_proven_itself_is_checked_as_seldom_as_anybody(first: int, least: float) -> None:
+def test_a_long_proven_node_is_checked_at_the_least_rate(first: int, least: float) -> None:
     verified = long_proven(first, least)
     assert verified > first and share_checked(verified, first, least) <= max(least, 0.001)

@@ -12,7 +12,7 @@ SHOWN = Evidence(draws=(3, 0, 0, 1, 0, 1), claims=(1, 0, 1, 1, 1, 1), bias=-1.2)
 
 
 def accused(heaviest: int) -> Standing:
-    """Of two checked rollouts: this sum weighs most."""
+    """Return a node with two checked rollouts, against which this sum weighs most."""
     standing = Standing("a", numerics=NumericsClass(), num_checked=99)
     sums = (*NOTHING[:heaviest], 20.04, *NOTHING[heaviest + 1 :])
     for _ in range(2):
@@ -49,18 +49,18 @@ def accused(heaviest: int) -> Standing:
         ),
     ],
 )
-def test_a_nodes_fault_is_what_weighs_most_with_what_shows_it(heaviest: Alternative, said: str) -> None:
+def test_a_reason_names_the_heaviest_sum_and_its_evidence(heaviest: Alternative, said: str) -> None:
     assert what_is_wrong(accused(heaviest)) == said
 
 
-def test_what_is_told_begins_where_the_sum_left_zero() -> None:
-    """Of three sums each has grounds of its own; a rollout that shows nothing by itself is one of several."""
+def test_the_reported_evidence_begins_where_the_sum_left_zero() -> None:
+    """Give each sum its own evidence; count a rollout without evidence as one of several."""
     standing = Standing("a")
     standing.weigh((5.0, 0.0, 3.0, *NOTHING[3:]), SHOWN)
     quiet = Evidence(draws=(7, 0, 0, 0, 0, 0), claims=(7, 0, 0, 0, 0, 0))
     standing.weigh((9.0, 0.0, 0.0, *NOTHING[3:]), quiet)
     assert (convicting(standing).num_rollouts, convicting(standing).shown.num_tokens) == (2, 12)
-    assert "by more than 1 nats: 1." in what_is_wrong(standing), "not of the last one alone"
+    assert "by more than 1 nats: 1." in what_is_wrong(standing), "the evidence is not of the last rollout alone"
     standing.weigh((0.0, 0.0, 4.0, *NOTHING[3:]), quiet)
     assert (convicting(standing).num_rollouts, convicting(standing).shown) == (1, quiet)
     standing.acquit()
@@ -69,18 +69,18 @@ def test_what_is_told_begins_where_the_sum_left_zero() -> None:
     assert what_is_wrong(standing).endswith("outside the interval of their draw by more than 0.001 nats: 0.")
 
 
-def test_what_was_before_a_restart_is_said_to_be_missing() -> None:
+def test_evidence_from_before_a_restart_is_reported_as_missing() -> None:
     standing = Standing.of(StandingRow(node_id="a", sums=(19.0, *NOTHING[1:])))
     assert what_is_wrong(standing).endswith("19.0 nats of evidence from before the hub's start.")
     standing.weigh((20.0, *NOTHING[1:]), SHOWN)
     assert "from 1 checked rollout, and some before the hub's start. Of 5 tokens" in what_is_wrong(standing)
 
 
-def test_each_alternative_has_its_words() -> None:
+def test_each_alternative_has_a_text() -> None:
     assert len({what_is_wrong(accused(place)).partition(":")[0] for place in range(len(NOTHING))}) == len(Alternative)
 
 
-def test_what_a_class_shows_is_named_numerics() -> None:
+def test_a_common_fault_of_a_class_is_named_numerics() -> None:
     assert CLASS_WIDE.format(numerics=NumericsClass("torch", "bf16", "cuda")) == (
         "Unlike nodes of torch/bf16/cuda all round more than expected: numerics of that engine, not forgery."
     )

@@ -41,7 +41,7 @@ from tests.echo_hub.core.trust.simulated import evidence
 ONE: Final = Edges("a", 0.8, 0.2, NO_EVIDENCE)
 
 
-# --- by hand
+# --- computed by hand
 
 
 def test_edges_are_read_at_the_scale_of_the_class() -> None:
@@ -50,8 +50,8 @@ def test_edges_are_read_at_the_scale_of_the_class() -> None:
     assert found == Edges("a", 4.0, NUM_SCALES + 4.0, evidence(3).counts)
 
 
-def test_a_rollout_weighs_what_the_inequality_says() -> None:
-    """x = .4 * .5 / sqrt(.2 + .05) = .4, of the second tilt."""
+def test_a_rollouts_weight_follows_the_inequality() -> None:
+    """x = .4 * .5 / sqrt(.2 + .05) = .4, for the second tilt."""
     x = TILTS[1] * 0.5 / sqrt(0.2 + LEAST_VARIANCE)
     allowed = 0.2 * (exp(x) - 1 - x) + TOLERANCE * x * sqrt(0.2)
     weighed = weigh(ONE, 0.5)
@@ -64,7 +64,7 @@ def test_a_rollout_weighs_what_the_inequality_says() -> None:
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
 @pytest.mark.parametrize("excess", [-1.0, 0.3, 1.0])
 def test_an_exact_token_weighs_nothing_on_average(share: float, excess: float) -> None:
-    """E e**(what a token weighs) <= 1, where u is near an edge with probability `share`."""
+    """E e**(a token's weight) <= 1, where u is near an edge with probability `share`."""
     variance = share * (1.0 - share)
     near, far = (weigh(Edges("a", count - share, variance, NO_EVIDENCE), excess) for count in (1.0, 0.0))
     for place in range(Alternative.SHOPPED, len(NOTHING)):
@@ -110,14 +110,14 @@ def test_all_turns_of_an_episode_have_its_reward() -> None:
     assert shopping.scored(["first", "second", "last"], 1.0, ()) == (0.0, [("first", (ONE,)), ("last", (ONE,))])
 
 
-def test_what_waits_is_bounded() -> None:
+def test_the_number_of_waiting_rollouts_is_bounded() -> None:
     shopping = Shopping()
     for number in range(MOST_WAITING + 1):
         shopping.checked(f"r{number}", [ONE])
     assert shopping.scored(["r0"], 1.0, ())[1] == [] and shopping.scored(["r1"], 1.0, ())[1]
 
 
-def test_tokens_that_say_nothing_do_not_wait() -> None:
+def test_uninformative_tokens_do_not_wait() -> None:
     shopping = Shopping()
     shopping.checked("r", [ONE._replace(variance=0.0)])
     assert shopping.scored(["r"], 1.0, ())[1] == []
@@ -133,7 +133,7 @@ def world() -> World:
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precision: str) -> None:
-    """While the policy learns, and where a long completion earns more, or less."""
+    """Let the policy learn meanwhile, and reward long completions more, or less."""
     known, drawn = scale_of(world, precision), honest(world, precision, 50_000)
     found = shown(drawn, NOISES[precision])
     assert drawn[-1].solved_R.mean() > drawn[0].solved_R.mean() + 0.1
@@ -145,7 +145,7 @@ def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precis
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: str) -> None:
-    """The worst reward for the test: the more edges there are, the more it is."""
+    """Use the worst reward for this test: it grows with the number of edges."""
     known, drawn = scale_of(world, precision), honest(world, precision, 10_000, seed=1)
     found = shown(drawn, NOISES[precision])
     variances = [float(one.edges_CS[1, known.draws]) for one in found]
@@ -155,8 +155,8 @@ def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: st
 
 @pytest.mark.parametrize("precision", NOISES)
 @pytest.mark.parametrize("diluted", [0.0, 0.3])
-def test_a_shopper_is_convicted_though_it_hides_what_it_takes(world: World, precision: str, diluted: float) -> None:
-    """Neighbours that earn as much are taken as well, so that those that earn more do not stand out."""
+def test_a_shopper_that_hides_its_choices_is_convicted(world: World, precision: str, diluted: float) -> None:
+    """Let the shopper also take neighbours with equal rewards, to hide those with higher rewards."""
     known = scale_of(world, precision)
     drawn = shopper(world, 8_000, farthest=3.0 * nats(known), diluted=diluted)
     number, _ = convicted(shown(drawn, NOISES[precision]), rewards(drawn, lambda one: one.solved_R), known)
@@ -164,6 +164,6 @@ def test_a_shopper_is_convicted_though_it_hides_what_it_takes(world: World, prec
 
 
 @pytest.mark.parametrize("precision", NOISES)
-def test_who_computes_exactly_and_does_not_shop_is_spared(world: World, precision: str) -> None:
+def test_an_exact_node_that_does_not_shop_is_spared(world: World, precision: str) -> None:
     known, drawn = scale_of(world, precision), shopper(world, 8_000, farthest=0.0)
     assert convicted(shown(drawn, NOISES[precision]), rewards(drawn, lambda one: one.solved_R), known)[0] is None

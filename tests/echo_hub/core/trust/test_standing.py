@@ -24,10 +24,10 @@ ROW = StandingRow(
 def test_a_standing_survives_being_stored() -> None:
     standing = Standing.of(ROW)
     assert standing.row == ROW and standing.is_proven and not standing.is_quarantined
-    assert standing.share == 1.0, "until its keeper says otherwise"
+    assert standing.share == 1.0, "until the hub sets another share"
 
 
-def test_who_begins_again_has_shown_nothing_but_keeps_what_speaks_against_it() -> None:
+def test_a_restarted_standing_has_no_evidence_but_keeps_its_sums() -> None:
     standing = Standing.of(ROW)
     standing.begin_again(StandingState.SUSPECT, "why", 700.0)
     assert (standing.num_verified, standing.proof, standing.share) == (0, 0.0, 1.0)
@@ -49,8 +49,8 @@ def test_checks_and_rewards_each_change_their_own_sums() -> None:
     assert standing.sums == NOTHING and {grounds.num_rollouts for grounds in standing.grounds} == {0}
 
 
-def test_the_last_tokens_are_remembered_and_no_more() -> None:
-    """Of one to two windows, whatever their number; what is older is forgotten."""
+def test_only_the_last_tokens_are_kept() -> None:
+    """Keep one to two windows of tokens, and forget older ones."""
     standing, part = Standing("a"), evidence(WINDOW // 4)
     held = []
     for _ in range(12):
@@ -60,7 +60,7 @@ def test_the_last_tokens_are_remembered_and_no_more() -> None:
     assert Standing("b").recent is NO_EVIDENCE
 
 
-def test_what_a_restart_keeps_does_not_hold_what_was_shown_lately() -> None:
+def test_a_stored_standing_has_no_recent_evidence() -> None:
     standing = Standing.of(ROW)
     standing.show(evidence(5))
     assert standing.row == ROW and Standing.of(standing.row).recent == NO_EVIDENCE

@@ -12,7 +12,7 @@ Q4 = NumericsClass("llama_cpp", "q4_k_m", "cpu")
 
 @pytest.fixture
 def books(monkeypatch: pytest.MonkeyPatch) -> Standings:
-    """Two of those that left are remembered."""
+    """Standings that remember two of the nodes that left."""
     monkeypatch.setattr(standings, "REMEMBERED", 2)
     return Standings(Numerics())
 
@@ -29,7 +29,7 @@ def test_fresh_keys_take_no_more_room_than_the_last_ones(books: Standings) -> No
     assert books.of("key 99").numerics == Q4 and books.of("key 0").numerics != Q4
 
 
-def test_one_that_comes_back_is_kept_while_it_is_there(books: Standings) -> None:
+def test_a_returned_node_is_kept_while_it_is_connected(books: Standings) -> None:
     come_and_go(books, "a", "b")
     books.connected("a", ())
     come_and_go(books, "c", "d", "e")
@@ -38,7 +38,7 @@ def test_one_that_comes_back_is_kept_while_it_is_there(books: Standings) -> None
 
 
 @pytest.mark.parametrize("shown", [{"num_checked": 1}, {"hints_from": 4}, {"state": StandingState.SUSPECT}])
-def test_of_whom_anything_is_known_it_is_kept(books: Standings, shown: dict[str, object]) -> None:
+def test_a_node_with_any_evidence_is_kept(books: Standings, shown: dict[str, object]) -> None:
     standing = books.connected("known", ())
     for name, value in shown.items():
         setattr(standing, name, value)
@@ -47,20 +47,20 @@ def test_of_whom_anything_is_known_it_is_kept(books: Standings, shown: dict[str,
     assert books.get("known") is standing
 
 
-def test_one_that_is_checked_after_it_has_left_is_kept(books: Standings) -> None:
+def test_a_node_checked_after_it_left_is_kept(books: Standings) -> None:
     come_and_go(books, "a")
     books.of("a").num_checked = 1
     come_and_go(books, "b", "c", "d")
     assert books.get("a") is not None
 
 
-def test_it_is_as_before_a_restart(books: Standings) -> None:
+def test_standings_are_restored_after_a_restart(books: Standings) -> None:
     row = StandingRow(node_id="a", numerics=Q4, state=StandingState.PROVEN, num_checked=7, num_verified=5, since=3.0)
     assert books.restore(row).row == row
     come_and_go(books, "b", "c", "d")
     assert books.get("a") is not None
 
 
-def test_kin_is_what_it_came_by_last(books: Standings) -> None:
+def test_a_nodes_kin_comes_from_its_last_connection(books: Standings) -> None:
     books.connected("a", ("1.2.3.0/24", "invite 1"))
     assert books.connected("a", ("5.6.7.0/24", "")).kin == {"5.6.7.0/24"}

@@ -1,4 +1,4 @@
-"""Checks and what follows, on a coordinator: who is checked, who is convicted, and what becomes of their work."""
+"""Trust in a coordinator: which rollouts are checked, which nodes are convicted, and how their work is dropped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from echo_hub.core.events import (
     StepDone,
     Tick,
 )
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
@@ -56,6 +55,7 @@ from echo_hub.core.trust.screening import Seen
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_shared.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 from tests.echo_hub.core.trust.simulated import engine, evidence, greedy, rollouts
 
 SETTINGS = TrustSettings(enabled=True, secret=b"secret", first_checked=2)
@@ -64,12 +64,12 @@ F32 = NumericsClass("torch", "f32", "cpu")
 HONEST = evidence(40)
 FORGED = evidence(forged=4)
 DOUBTFUL = evidence(forged=1)
-"""Half as much as makes a proven node suspect, and more than makes it watched."""
+"""Half of the evidence that makes a proven node suspect, and more than makes it watched."""
 
 
 @pytest.fixture
 def world(bench):
-    """Checks are on; groups of two, two groups a step; `a` proven unless it says otherwise."""
+    """Return a run with checks and groups of one; `standings` are those of the nodes."""
 
     def make(*standings: StandingRow, **settings: Any):
         snapshot = settings.pop("snapshot", CoordinatorSnapshot(standings=standings))
@@ -95,7 +95,7 @@ def join(bench, node_id: str, numerics: NumericsClass = F32, *, capacity: int = 
 
 
 def arrive(bench, lease: SendLease) -> list[str]:
-    """All of a lease comes in; what is to be checked of it."""
+    """Deliver all of a lease, and return the ids of the rollouts to check."""
     bench.tell(*(bench.arrival(lease, index) for index in lease.indices))
     return [effect.rollout_id for effect in bench.of(CheckRollout)]
 
@@ -122,7 +122,7 @@ def test_without_a_verifier_nothing_is_checked(world) -> None:
     (lease, *_) = join(bench, "a")
     assert arrive(bench, lease) == []
     score(bench, lease)
-    assert bench.of(ScoreRecorded) and bench.coordinator.status().trust.checked == {}
+    assert bench.of(ScoreRecorded) and bench.coordinator.status().trust.checks == {}
 
 
 def test_a_new_nodes_work_waits_for_its_check(world) -> None:
@@ -130,8 +130,8 @@ def test_a_new_nodes_work_waits_for_its_check(world) -> None:
     (lease, *_) = join(bench, "a")
     assert arrive(bench, lease) == [name(lease)]
     score(bench, lease)
-    assert bench.of(ScoreRecorded) == [], "held until the verdict"
-    assert bench.coordinator.status().trust.waiting == 1
+    assert bench.of(ScoreRecorded) == [], "the score is held until the verdict"
+    assert bench.coordinator.status().trust.waiting_checks == 1
     verdict(bench, lease, HONEST)
     assert bench.of(CheckRecorded) == [CheckRecorded(rollout_id=name(lease), checked=Checked.PASSED)]
     assert [record.rollout_id for record in bench.of(ScoreRecorded)] == [name(lease)]
@@ -140,7 +140,7 @@ def test_a_new_nodes_work_waits_for_its_check(world) -> None:
 
 
 def evaluated(world, **settings: Any):
-    """A new node, and its leases of the greedy and the sampled completion of a held-out problem."""
+    """Return a bench with a new node, and its leases of the greedy and the sampled completion of a held-out problem."""
     bench = world(evaluation_problems=1, evaluation_samples=1, run_seed=5, **settings)
     bench.tell(EvaluationWanted(policy_version=0))
     greedy, sampled = (lease for lease in join(bench, "a") if EvaluationGroup.of(lease.group_id) is not None)
@@ -162,13 +162,13 @@ def test_a_new_nodes_evaluations_wait_for_their_checks_too(world, which: int) ->
 def test_nodes_that_check_are_not_asked_for_the_most_likely_ids(world) -> None:
     bench, greedy, sampled = evaluated(world, trust=replace(SETTINGS, by_nodes=True))
     arrive(bench, greedy)
-    assert bench.coordinator.status().trust.waiting == 0
+    assert bench.coordinator.status().trust.waiting_checks == 0
     arrive(bench, sampled)
-    assert bench.coordinator.status().trust.waiting == 1
+    assert bench.coordinator.status().trust.waiting_checks == 1
 
 
-def test_of_greedy_choices_its_class_learns_nothing(world) -> None:
-    """They are outside of nothing but where two ids are about as likely: beside them all that is drawn looks bad."""
+def test_a_class_learns_nothing_from_greedy_choices(world) -> None:
+    """Greedy choices deviate only where two ids are equally likely, so sampled tokens would look bad in comparison."""
     for shown, learned in ((greedy([0.0] * 40), 0), (HONEST, HONEST.num_tokens)):
         bench = world(replace(proven("a"), num_verified=0), evaluation_problems=1, evaluation_samples=1, run_seed=5)
         bench.tell(EvaluationWanted(policy_version=0))
@@ -194,7 +194,7 @@ def test_a_check_that_is_abandoned_counts_as_none(world) -> None:
     score(bench, lease)
     bench.tell(CheckAbandoned(rollout_id=name(lease)), CheckAbandoned(rollout_id=name(lease)))
     assert bench.of(ScoreRecorded) and not bench.of(CheckRecorded)
-    assert bench.coordinator.status().trust.abandoned == 1
+    assert bench.coordinator.status().trust.abandoned_checks == 1
 
 
 def test_enough_verified_rollouts_prove_a_node(world) -> None:
@@ -205,7 +205,7 @@ def test_enough_verified_rollouts_prove_a_node(world) -> None:
         verdict(bench, lease, HONEST)
         assert standing_of(bench, "a").state is state
     standing = bench.coordinator._trust._standings.of("a")
-    assert (standing.shown, standing.taught) == (HONEST.counts, HONEST), "its class learns from then on"
+    assert (standing.shown, standing.taught) == (HONEST.counts, HONEST), "the class learns from this node from then on"
 
 
 def test_few_tokens_prove_nothing(world) -> None:
@@ -216,16 +216,16 @@ def test_few_tokens_prove_nothing(world) -> None:
     assert standing_of(bench, "a").state is StandingState.NEW
 
 
-def test_a_proven_nodes_work_is_trained_beside_its_check(world) -> None:
+def test_a_proven_nodes_work_is_trained_before_its_check_ends(world) -> None:
     bench = world(proven("a"), groups_per_step=32)
     leases = join(bench, "a")
     checked = [lease for lease in leases if arrive(bench, lease)]
     assert 0 < len(checked) < len(leases) / 3
     score(bench, checked[0])
-    assert bench.of(ScoreRecorded), "its score waits for nothing"
+    assert bench.of(ScoreRecorded), "its score is recorded at once"
 
 
-def test_how_many_checks_of_a_node_wait_for_company_follows_from_what_it_has_shown(world) -> None:
+def test_the_number_of_batched_checks_of_a_node_follows_its_evidence(world) -> None:
     bench = world(proven("a", num_verified=64), groups_per_step=64, trust=replace(SETTINGS, least_checked=0.5))
     num_waiting, found = 0, []
     for lease in join(bench, "a"):
@@ -255,10 +255,10 @@ def test_a_forged_rollout_convicts_and_is_dropped(world) -> None:
     assert (told.node_id, told.reason) == ("a", StandbyReason.QUARANTINED)
     assert standing_of(bench, "a").state is StandingState.QUARANTINED
     status = bench.coordinator.status().trust
-    assert (status.quarantined, status.failed) == (1, {str(F32): 1})
+    assert (status.quarantined, status.failed_checks) == (1, {str(F32): 1})
 
 
-def test_who_is_quarantined_gets_no_work_and_its_slots_go_to_others(world) -> None:
+def test_a_quarantined_node_gets_no_work_and_others_take_its_slots(world) -> None:
     bench = world()
     (lease, *_) = join(bench, "a")
     arrive(bench, lease)
@@ -269,10 +269,10 @@ def test_who_is_quarantined_gets_no_work_and_its_slots_go_to_others(world) -> No
     bench.tell(NodeReported(node_id="a", capacity=100, policy_version=0), Tick())
     assert all(sent.node_id == "b" for sent in bench.of(SendLease))
     assert join(bench, "a") == []
-    assert [told.reason for told in bench.of(TellStandby)] == [StandbyReason.QUARANTINED], "it is told again"
+    assert [told.reason for told in bench.of(TellStandby)] == [StandbyReason.QUARANTINED], "the node is told again"
 
 
-def test_what_is_scored_and_waits_for_a_step_goes_too(world) -> None:
+def test_scored_rollouts_of_a_quarantined_node_are_dropped_too(world) -> None:
     bench = world(proven("a"), groups_per_step=32)
     leases = join(bench, "a")
     checked = [lease for lease in leases if arrive(bench, lease)]
@@ -284,7 +284,7 @@ def test_what_is_scored_and_waits_for_a_step_goes_too(world) -> None:
     assert (status.groups_buffered, status.groups_open, status.in_flight) == (0, 32, 0)
 
 
-def test_what_a_step_has_in_its_batch_stays(world) -> None:
+def test_rollouts_in_a_planned_batch_stay(world) -> None:
     bench = world(proven("a"), groups_per_step=32)
     bench.learner()
     leases = join(bench, "a")
@@ -299,7 +299,7 @@ def test_what_a_step_has_in_its_batch_stays(world) -> None:
     assert bench.coordinator.status().trained_steps == 1
 
 
-def test_the_verdict_on_what_is_trained_already_is_told_from_the_store(world) -> None:
+def test_a_verdict_on_a_trained_rollout_looks_up_its_receipt_in_the_store(world) -> None:
     bench = world(proven("a"), groups_per_step=32)
     bench.learner()
     leases = join(bench, "a")
@@ -313,7 +313,7 @@ def test_the_verdict_on_what_is_trained_already_is_told_from_the_store(world) ->
     ]
 
 
-def test_doubt_makes_a_node_suspect_and_its_work_wait(world) -> None:
+def test_doubt_makes_a_node_suspect_and_holds_its_work(world) -> None:
     bench = world(proven("a"), groups_per_step=32, trust=replace(SETTINGS, least_checked=0.5))
     leases = join(bench, "a")
     checked = [lease for lease in leases[:20] if arrive(bench, lease)]
@@ -327,13 +327,15 @@ def test_doubt_makes_a_node_suspect_and_its_work_wait(world) -> None:
     assert not bench.of(ScoreRecorded)
 
 
-def test_who_shows_something_odd_is_watched_until_it_is_outweighed(world) -> None:
+def test_a_node_with_odd_evidence_is_watched_until_it_is_outweighed(world) -> None:
     bench = world(proven("a"), groups_per_step=64)
     leases = join(bench, "a")
     first = next(number for number, lease in enumerate(leases) if arrive(bench, lease))
     verdict(bench, leases[first], DOUBTFUL)
     watched = leases[first + 1 : first + 11]
-    assert [arrive(bench, lease) for lease in watched] == [[name(lease)] for lease in watched], "all are checked"
+    assert [arrive(bench, lease) for lease in watched] == [[name(lease)] for lease in watched], (
+        "all rollouts of a watched node are checked"
+    )
     score(bench, watched[0])
     assert not bench.of(ScoreRecorded), "and held"
     for lease in watched:
@@ -353,16 +355,15 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
     assert standing_of(bench, "a").state is StandingState.SUSPECT
     asked = {effect.rollout_id for effect in bench.of(CheckRollout)}
     assert asked == {name(lease) for lease in leases} - {name(lease) for lease in checked}
-    assert len(bench.of(HastenChecks)) == 1, "checks that were under way now hold their rollouts up as well"
-    assert bench.coordinator.status().groups_buffered == 1, "no step takes the others meanwhile"
+    assert len(bench.of(HastenChecks)) == 1, "pending checks now hold their rollouts as well, so they are hastened"
+    assert bench.coordinator.status().groups_buffered == 1, "no step takes the other rollouts meanwhile"
     for rollout_id in (*asked, *map(name, checked[1:])):
         bench.tell(RolloutChecked(rollout_id=rollout_id, spans=(("a", HONEST),)))
     assert bench.coordinator.status().groups_buffered == 32
 
 
-def test_a_biased_claim_convicts_however_coarse_the_class(world) -> None:
-    """Each token of eight bits claimed with a log-probability almost half a nat too high: by its size such an error is
-    common."""
+def test_a_biased_claim_convicts_in_every_class(world) -> None:
+    """Each claim of an 8-bit engine is almost half a nat too high, an error whose size alone is common."""
     bench = world(groups_per_step=64)
     bench.tell(NumericsMeasured(rounding="q8_0", policy_version=0, evidence=engine(7, 0.1)))
     biased = rollouts(8, 20, 0.1, shift=0.45)
@@ -375,7 +376,7 @@ def test_a_biased_claim_convicts_however_coarse_the_class(world) -> None:
     assert "all too high" in decided[0].reason or "fewer bits" in decided[0].reason
 
 
-def test_rounding_to_both_sides_convicts_nobody(world) -> None:
+def test_rounding_to_both_sides_convicts_no_node(world) -> None:
     bench = world(groups_per_step=64)
     for lease in join(bench, "a", F32._replace(precision="q4_k_m")):
         arrive(bench, lease)
@@ -386,7 +387,7 @@ def test_rounding_to_both_sides_convicts_nobody(world) -> None:
 
 
 def test_small_forgeries_add_up(world) -> None:
-    """One token in forty, of which a class of full precision shows none."""
+    """Forge one token in forty, where a class of full precision shows none."""
     bench = world(proven("a"), groups_per_step=64)
     few = evidence(39, forged=1)
     verdicts = 0
@@ -399,7 +400,7 @@ def test_small_forgeries_add_up(world) -> None:
     assert bench.of(TrustDecided) and 2 < verdicts < 8
 
 
-def test_who_forged_the_beginning_is_convicted_and_not_who_went_on(world) -> None:
+def test_the_forger_of_a_prefix_is_convicted_and_not_its_successor(world) -> None:
     bench = world(proven("a"), proven("b"), groups_per_step=32)
     lease = next(each for each in join(bench, "b") if is_drawn(SETTINGS.secret, name(each), SETTINGS.least_checked))
     join(bench, "a")
@@ -408,7 +409,10 @@ def test_who_forged_the_beginning_is_convicted_and_not_who_went_on(world) -> Non
         behavior_logprobs=np.full(3, -0.5, np.float32),
         finish_reason=FinishReason.STOP,
         sampling_s=0.1,
-        spans=(Span(node_id="a", policy_version=0, num_tokens=2), Span(node_id="b", policy_version=0, num_tokens=1)),
+        spans=(
+            DrawnSpan(node_id="a", policy_version=0, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=0, num_tokens=1),
+        ),
     )
     bench.tell(bench.arrival(lease, 0, payload=payload))
     bench.tell(RolloutChecked(rollout_id=name(lease), spans=(("a", FORGED), ("b", HONEST))))
@@ -420,7 +424,7 @@ def test_who_forged_the_beginning_is_convicted_and_not_who_went_on(world) -> Non
     assert standing_of(bench, "b").num_verified == 101
 
 
-def test_nobody_answers_for_a_beginning_whose_drawer_a_restart_has_lost(world) -> None:
+def test_no_node_is_blamed_for_a_prefix_whose_sampler_a_restart_lost(world) -> None:
     bench = world(proven("b"), groups_per_step=32)
     (lease, *_) = join(bench, "b")
     bench.tell(replace(bench.arrival(lease, 0), is_unattributed=True))
@@ -434,7 +438,7 @@ def test_fresh_keys_of_an_invented_class_suspend_nobodys_verdicts_but_their_own(
         (lease, *_) = join(bench, node_id, NumericsClass("invented", "f0", "toaster"), capacity=1)
         arrive(bench, lease)
         verdict(bench, lease, evidence(forged=16))
-    assert bench.coordinator.status().trust.suspended, "their own are"
+    assert bench.coordinator.status().trust.suspended, "their own sums are suspended"
     for node_id, numerics in (("forger", F32), ("new", F32)):
         lease = next(each for each in join(bench, node_id, numerics, capacity=1) if each.node_id == node_id)
         arrive(bench, lease)
@@ -442,7 +446,7 @@ def test_fresh_keys_of_an_invented_class_suspend_nobodys_verdicts_but_their_own(
         assert standing_of(bench, node_id).state is StandingState.QUARANTINED
 
 
-def test_fresh_keys_that_say_the_class_of_others_suspend_no_verdict_on_a_proven_node(world) -> None:
+def test_fresh_keys_that_claim_anothers_class_suspend_no_verdict_on_a_proven_node(world) -> None:
     bench = world(proven("forger"), group_size=1, groups_per_step=64, trust=CHECKS_ALL)
     for node_id in "abc":
         (lease, *_) = join(bench, node_id, capacity=1)
@@ -454,7 +458,7 @@ def test_fresh_keys_that_say_the_class_of_others_suspend_no_verdict_on_a_proven_
     assert standing_of(bench, "forger").state is StandingState.QUARANTINED
 
 
-def test_who_says_another_precision_at_every_report_never_gets_out_of_its_checks(world) -> None:
+def test_a_node_that_changes_its_declared_precision_stays_checked(world) -> None:
     bench = world(groups_per_step=64)
     leases = join(bench, "a")
     for number, lease in enumerate(leases[:20]):
@@ -465,25 +469,27 @@ def test_who_says_another_precision_at_every_report_never_gets_out_of_its_checks
         verdict(bench, lease, few)
         if bench.of(TrustDecided):
             break
-    assert standing_of(bench, "a").state is StandingState.QUARANTINED, "what speaks against it stays"
+    assert standing_of(bench, "a").state is StandingState.QUARANTINED, "its sums are kept"
 
 
-def test_never_is_anybody_condemned_for_what_all_nodes_show(world) -> None:
+def test_no_node_is_convicted_of_a_fault_that_all_nodes_show(world) -> None:
     bench = world(group_size=1, groups_per_step=16)
     for node_id in "abc":
         (lease, *_) = join(bench, node_id)
         arrive(bench, lease)
         verdict(bench, lease, FORGED)
         common = node_id == "c"
-        assert bool(bench.coordinator.status().trust.suspended) is common, "the third makes it common"
+        assert bool(bench.coordinator.status().trust.suspended) is common, "the third node makes the fault common"
         assert standing_of(bench, node_id).state == ("suspect" if common else "quarantined")
     assert bench.coordinator.status().trust.quarantined == 0
     assert {d.node_id for d in bench.of(TrustDecided) if d.decision is Decision.RELEASED} == {"a", "b"}
-    assert any(record.reason is DropReason.FORGED for record in bench.of(RolloutsDropped)), "nobody trains on it"
+    assert any(record.reason is DropReason.FORGED for record in bench.of(RolloutsDropped)), (
+        "no step trains on these rollouts"
+    )
     assert f"{F32} on version 0" in bench.coordinator.status().trust.suspended
 
 
-def test_a_pardoned_node_begins_anew(world) -> None:
+def test_a_pardoned_node_restarts(world) -> None:
     bench = world()
     (lease, *_) = join(bench, "a")
     arrive(bench, lease)
@@ -501,10 +507,10 @@ def test_a_pardoned_node_begins_anew(world) -> None:
     assert bench.coordinator.status().trust.quarantined == 0
 
 
-def test_who_is_trusted_is_not_waited_for_and_seldom_checked(world) -> None:
+def test_a_trusted_node_is_rarely_checked_and_its_work_does_not_wait(world) -> None:
     bench = world()
     (first, *_) = join(bench, "a")
-    assert arrive(bench, first) == [name(first)], "of a new node all is checked"
+    assert arrive(bench, first) == [name(first)], "all rollouts of a new node are checked"
     bench.tell(NodeVouchedFor(number=7, node_id="a", is_trusted=True))
     assert [(d.node_id, d.decision) for d in bench.of(TrustDecided)] == [("a", Decision.TRUSTED)]
     assert [(one.number, one.done, one.before, one.after) for one in bench.of(ActionSettled)] == [
@@ -516,7 +522,7 @@ def test_who_is_trusted_is_not_waited_for_and_seldom_checked(world) -> None:
     assert share_checked(row.num_verified, settings.first_checked, settings.least_checked) == settings.least_checked
 
 
-def test_who_is_trusted_is_convicted_as_any_other(world) -> None:
+def test_a_trusted_node_can_be_convicted(world) -> None:
     bench = world()
     (lease, *_) = join(bench, "a")
     arrive(bench, lease)
@@ -525,7 +531,7 @@ def test_who_is_trusted_is_convicted_as_any_other(world) -> None:
     assert standing_of(bench, "a").state is StandingState.QUARANTINED
 
 
-def test_who_is_distrusted_proves_itself_anew(world) -> None:
+def test_a_distrusted_node_must_prove_itself_again(world) -> None:
     bench = world(StandingRow(node_id="a", state=StandingState.PROVEN, numerics=F32, num_verified=5_000))
     (lease, *_) = join(bench, "a")
     bench.tell(NodeVouchedFor(number=2, node_id="a", is_trusted=False))
@@ -536,7 +542,7 @@ def test_who_is_distrusted_proves_itself_anew(world) -> None:
     assert arrive(bench, lease) == [name(lease)]
 
 
-def test_what_an_operator_cannot_say_of_a_node_is_told_and_changes_nothing(world) -> None:
+def test_an_impossible_operator_request_is_refused_and_changes_nothing(world) -> None:
     bench = world(
         StandingRow(node_id="q", state=StandingState.QUARANTINED, numerics=F32),
         StandingRow(node_id="p", state=StandingState.PROVEN, numerics=F32, num_verified=99),
@@ -585,11 +591,11 @@ def test_the_learners_hint_makes_a_node_suspect(world) -> None:
     assert standing_of(bench, "a").state is StandingState.PROVEN, "acquitted"
     bench.coordinator._trust.screened(1, [Seen("b", usual), Seen("a", odd)], 1_000.0)
     bench.tell(Tick())
-    assert not bench.of(StandingRecorded), "and not suspected again at once"
+    assert not bench.of(StandingRecorded), "the node is not suspected again at once"
 
 
 def lag(bench: Any, *node_ids: str, steps: int = 40) -> None:
-    """The first of them fits the learner's policy less and less from the tenth step on."""
+    """Show the screening `steps` steps in which only the first node's mismatch grows, from step 13 on."""
     for step in range(1, steps):
         grown = 5e-4 * 1.4 ** max(0, step - 12)
         seen = [
@@ -601,7 +607,7 @@ def lag(bench: Any, *node_ids: str, steps: int = 40) -> None:
     bench.tell(Tick())
 
 
-def test_a_node_that_lags_is_checked_where_there_is_a_verifier(world) -> None:
+def test_a_node_that_lags_is_checked_if_there_is_a_verifier(world) -> None:
     bench = world(proven("a"), proven("b"), groups_per_step=32)
     leases = join(bench, "a")
     lag(bench, "a", "b")
@@ -609,7 +615,7 @@ def test_a_node_that_lags_is_checked_where_there_is_a_verifier(world) -> None:
     assert arrive(bench, leases[0]) == [name(leases[0])]
 
 
-def test_a_node_that_lags_is_quarantined_where_nothing_checks_it(world) -> None:
+def test_a_lagging_node_is_quarantined_without_checks(world) -> None:
     bench = world(trust=TrustSettings())
     leases = join(bench, "a")
     join(bench, "b")
@@ -617,14 +623,14 @@ def test_a_node_that_lags_is_quarantined_where_nothing_checks_it(world) -> None:
     lag(bench, "a", "b")
     (decision,) = bench.of(TrustDecided)
     assert (decision.node_id, decision.decision) == ("a", Decision.QUARANTINED)
-    assert "it likely draws with version " in decision.reason
+    assert "it likely samples with version " in decision.reason
     dropped = {each for effect in bench.of(RolloutsDropped) for each in effect.rollout_ids}
-    assert name(leases[0]) in dropped, "what no step has consumed is not trained on"
+    assert name(leases[0]) in dropped, "rollouts that no step has consumed are dropped"
     bench.tell(NodePardoned(node_id="a"))
     assert standing_of(bench, "a").state is StandingState.NEW and not bench.coordinator.status().trust.lagging
 
 
-def test_a_node_that_lags_alone_is_told_of_and_not_quarantined(world) -> None:
+def test_a_node_that_lags_alone_is_reported_and_not_quarantined(world) -> None:
     bench = world(trust=TrustSettings())
     join(bench, "a")
     lag(bench, "a")
@@ -633,7 +639,7 @@ def test_a_node_that_lags_alone_is_told_of_and_not_quarantined(world) -> None:
     assert node_id == "a" and "or the run itself has changed" in what
 
 
-def test_the_turn_of_an_episode_goes_on_after_its_check(world) -> None:
+def test_the_turn_of_an_episode_continues_after_its_check(world) -> None:
     bench = world(multi_turn=True)
     (lease, *_) = join(bench, "a")
     arrive(bench, lease)
@@ -643,7 +649,7 @@ def test_the_turn_of_an_episode_goes_on_after_its_check(world) -> None:
     assert [sent.turn for sent in bench.of(SendLease) if sent.group_id == lease.group_id] == [1]
 
 
-def test_what_was_built_on_a_forged_turn_goes_with_it(world) -> None:
+def test_turns_after_a_forged_turn_are_dropped_with_it(world) -> None:
     bench = world(proven("a"), proven("b"), multi_turn=True, groups_per_step=32)
     leases = join(bench, "a")
     checked = next(lease for lease in leases if arrive(bench, lease))
@@ -657,7 +663,7 @@ def test_what_was_built_on_a_forged_turn_goes_with_it(world) -> None:
     assert [(sent.node_id, sent.turn, sent.seed) for sent in again] == [("b", 0, checked.seed)]
 
 
-def test_what_had_come_in_before_a_restart_is_checked(world) -> None:
+def test_rollouts_received_before_a_restart_are_checked(world) -> None:
     rows = tuple(
         RolloutRow(
             rollout_id=f"{lease}-0",
@@ -679,7 +685,7 @@ def test_what_had_come_in_before_a_restart_is_checked(world) -> None:
     assert [effect.rollout_id for effect in bench.of(CheckRollout)] == ["1-0"]
 
 
-def test_whom_the_learner_could_not_train_on_is_suspect(world) -> None:
+def test_a_node_whose_rollouts_the_learner_rejected_is_suspect(world) -> None:
     bench = world(proven("a"), groups_per_step=2)
     bench.tell(LearnerReady(policy_version=0))
     leases = join(bench, "a")[:2]
@@ -692,18 +698,18 @@ def test_whom_the_learner_could_not_train_on_is_suspect(world) -> None:
     assert standing_of(bench, "a").state is StandingState.SUSPECT
 
 
-def test_what_waits_for_a_check_takes_room_in_its_nodes_window(world) -> None:
+def test_rollouts_that_wait_for_a_check_use_their_nodes_window(world) -> None:
     bench = world(groups_per_step=64, first_window=4)
     leases = join(bench, "a")
     assert len(leases) == 4
     for lease in leases:
         arrive(bench, lease)
         score(bench, lease)
-        assert not bench.of(SendLease), "nothing more before the first verdict"
+        assert not bench.of(SendLease), "no more work before the first verdict"
     verdict(bench, leases[0], HONEST)
-    assert len(bench.of(SendLease)) == 2, "one that is through, and one more for it"
+    assert len(bench.of(SendLease)) == 2, "one place for the settled rollout, and the window grows by one"
     bench.tell(CheckAbandoned(rollout_id=name(leases[1])))
-    assert bench.of(SendLease), "nor is anybody held up by a check that is given up"
+    assert bench.of(SendLease), "an abandoned check holds nothing up"
 
 
 # --- classes of numerics
@@ -720,12 +726,12 @@ def test_a_class_is_measured_before_its_first_check(world) -> None:
     kinds = [type(effect) for effect in bench.effects if isinstance(effect, MeasureNumerics | CheckRollout)]
     assert kinds == [MeasureNumerics, CheckRollout] and measured_of(bench) == [("f32", 0)]
     bench.tell(bench.arrival(second, 0))
-    assert bench.of(CheckRollout) and measured_of(bench) == [], "once for a version"
+    assert bench.of(CheckRollout) and measured_of(bench) == [], "measured once for a version"
 
 
 @pytest.mark.parametrize("said", [0, 10**9])
 def test_a_class_is_measured_once_its_node_reports(world, said: int) -> None:
-    """Before its first rollout; by a version that is published, whatever the node says."""
+    """Request the measurement before the first rollout, with a published version, whatever the node reports."""
     bench = world()
     bench.tell(
         NodeConnected(node_id="a", numerics=F32._replace(precision="")),
@@ -745,7 +751,7 @@ def test_each_rounding_is_measured_and_not_each_name(world) -> None:
 
 
 def test_a_class_is_measured_again_as_the_policy_changes(world) -> None:
-    """Asked for as if rollouts of each version came in: again after one version more than a fourth of all."""
+    """Measure again when the version is a fourth older, assuming rollouts of each version."""
     bench = world()
     trust, found = bench.coordinator._trust, []
     for version in range(40):
@@ -763,7 +769,7 @@ def test_an_older_version_is_not_measured_again(world) -> None:
 
 
 def test_a_measurement_that_failed_is_tried_again(world) -> None:
-    """With the next version, not only when the policy is a fourth older."""
+    """Try again with the next version, before the policy is a fourth older."""
     trust = world().coordinator._trust
     for version in (40, 41, 42):
         trust._measure(F32, version)
@@ -771,8 +777,8 @@ def test_a_measurement_that_failed_is_tried_again(world) -> None:
     assert [effect.policy_version for effect in trust._out.take()] == [40, 41, 42]
 
 
-def test_whoever_drew_a_part_has_its_class_measured_too(world) -> None:
-    """A rollout of `b`, which goes on with what `a` has drawn: what `a` shows is judged as well."""
+def test_the_class_of_each_node_that_sampled_a_part_is_measured(world) -> None:
+    """Node b continues a prefix of node a, whose evidence is judged as well."""
     bench = world(proven("a", numerics=F32._replace(precision="q8_0")), proven("b"), groups_per_step=32)
     lease = next(each for each in join(bench, "b") if is_drawn(SETTINGS.secret, name(each), SETTINGS.least_checked))
     payload = RolloutPayload(
@@ -780,7 +786,10 @@ def test_whoever_drew_a_part_has_its_class_measured_too(world) -> None:
         behavior_logprobs=np.full(3, -0.5, np.float32),
         finish_reason=FinishReason.STOP,
         sampling_s=0.1,
-        spans=(Span(node_id="a", policy_version=0, num_tokens=2), Span(node_id="b", policy_version=0, num_tokens=1)),
+        spans=(
+            DrawnSpan(node_id="a", policy_version=0, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=0, num_tokens=1),
+        ),
     )
     bench.tell(bench.arrival(lease, 0, payload=payload))
     assert bench.of(CheckRollout)
@@ -795,8 +804,8 @@ def test_without_a_verifier_nothing_is_measured(world, trust: TrustSettings) -> 
         assert measured_of(bench) == []
 
 
-def test_what_was_measured_decides(world) -> None:
-    """Of an engine that rounds as f32 does not: honest by what was measured, convicted by what is assumed."""
+def test_a_measurement_overrides_the_assumed_scales(world) -> None:
+    """Use an engine that rounds more coarsely than f32: honest by the measurement, convicted by the assumption."""
     for shown, state in ((engine(7, 0.4), StandingState.PROVEN), (None, StandingState.QUARANTINED)):
         bench = world(groups_per_step=8)
         leases = join(bench, "a")
@@ -810,9 +819,10 @@ def test_what_was_measured_decides(world) -> None:
 
 
 def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
-    """Checks one rollout of each node, all of one class and each of another group. Nodes whose names begin with
-    `coarse` have `origin` for an address, if that is given, and all others one of their own. Returns the bench and what
-    was decided of whom."""
+    """Check one rollout of each node, all of one class and of different groups; return the bench and the decisions.
+
+    Nodes whose names begin with `coarse` share the address `origin`; all others have separate addresses.
+    """
     bench, groups = world(groups_per_step=64, trust=CHECKS_ALL), set()
     decided: list[tuple[str, Decision]] = []
     for node_id, evidence_ in shown.items():
@@ -831,14 +841,14 @@ def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
 
 
 def coarse_class(world, number: int, *, origin: str = ""):
-    """Four nodes that are right, and so many that round seventy times as coarsely as they should: by 400 tokens."""
+    """Check four honest nodes, and `number` nodes that round seventy times as coarsely as they should in 400 tokens."""
     fine = {f"fine {place}": HONEST for place in range(4)}
     coarse = {f"coarse {place}": engine(60 + place, 0.4, 400) for place in range(number)}
     return check_each(world, {**fine, **coarse}, origin=origin)
 
 
-def test_what_a_whole_class_shows_quarantines_nobody(world) -> None:
-    """The third of three unlike nodes that round alike releases the two before it."""
+def test_a_fault_of_a_whole_class_quarantines_no_node(world) -> None:
+    """After the third of three unlike nodes with the same rounding, the two before it are released."""
     bench, decided = coarse_class(world, 3)
     assert decided == [
         ("coarse 0", Decision.QUARANTINED),
@@ -886,8 +896,8 @@ def test_three_nodes_of_one_address_are_no_class(world) -> None:
     assert bench.coordinator.status().trust.quarantined == 3
 
 
-def test_three_nodes_that_forge_all_are_no_class(world) -> None:
-    """Of three addresses, with claims that are right: draws of no scale at all."""
+def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
+    """Forgers at three addresses, with right claims but draws that fit no scale."""
     forgers = {f"coarse {place}": engine(70 + place, 0.0, 400, forged=1.0) for place in range(3)}
     bench, decided = check_each(world, {**{f"fine {place}": HONEST for place in range(4)}, **forgers})
     assert decided == [(node_id, Decision.QUARANTINED) for node_id in forgers]
@@ -895,12 +905,12 @@ def test_three_nodes_that_forge_all_are_no_class(world) -> None:
 
 
 def watched_sums(nats: float) -> tuple[float, ...]:
-    """So much speaks for one forged token in fifty."""
+    """Return sums with these nats for one forged token in fifty."""
     return (0.0, nats, *NOTHING[2:])
 
 
-def test_after_a_restart_what_speaks_against_a_node_counts(world) -> None:
-    """Who is watched is checked whole, and its scores are held, from the first rollout on."""
+def test_after_a_restart_a_nodes_sums_still_count(world) -> None:
+    """Check all rollouts of a watched node, and hold its scores, from the first rollout on."""
     bench = world(proven("a", sums=watched_sums(3.0)), groups_per_step=32)
     leases = join(bench, "a")
     assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:10])
@@ -915,7 +925,7 @@ def test_after_a_restart_what_speaks_against_a_node_counts(world) -> None:
 
 
 def near_edges(count: float, variance: float = 0.25) -> Evidence:
-    """Honest tokens, of which u lies near an edge so many times more than expected."""
+    """Return honest evidence in which u lies near an edge `count` times more than expected."""
     return replace(HONEST, near_edges=np.repeat([count, variance], NUM_SCALES).tobytes())
 
 
@@ -924,7 +934,7 @@ def shopped_sums(nats: float) -> tuple[float, ...]:
 
 
 def earn(bench, leases: list[SendLease], node_id: str, shown: Evidence = HONEST) -> None:
-    """The node returns a failure that shows nothing, and a success that shows this."""
+    """Let the node return a failure without evidence, and a success with this evidence."""
     failure, success = [lease for lease in leases if lease.node_id == node_id][:2]
     for lease, found, reward in ((failure, near_edges(0.0, 0.0), 0.0), (success, shown, 1.0)):
         arrive(bench, lease)
@@ -932,7 +942,7 @@ def earn(bench, leases: list[SendLease], node_id: str, shown: Evidence = HONEST)
         verdict(bench, lease, found)
 
 
-def test_who_earns_by_edges_is_convicted_of_it(world) -> None:
+def test_a_node_whose_rewards_follow_edges_is_convicted(world) -> None:
     bench = world(proven("a", sums=shopped_sums(16.0)), groups_per_step=4)
     earn(bench, join(bench, "a"), "a", near_edges(2.0))
     (decided,) = bench.of(TrustDecided)
@@ -940,18 +950,18 @@ def test_who_earns_by_edges_is_convicted_of_it(world) -> None:
     assert decided.reason.startswith("Where rounding allows either of two tokens, it returns the one that earns more")
     row = standing_of(bench, "a")
     assert row.state is StandingState.QUARANTINED and row.num_failed == 1
-    assert bench.coordinator.status().trust.failed == {str(F32): 1}
+    assert bench.coordinator.status().trust.failed_checks == {str(F32): 1}
 
 
 @pytest.mark.parametrize("shown", [HONEST, near_edges(-2.0)])
-def test_who_earns_without_edges_is_not(world, shown: Evidence) -> None:
+def test_a_node_that_earns_without_edges_is_not_convicted(world, shown: Evidence) -> None:
     bench = world(proven("a", sums=shopped_sums(16.0)), groups_per_step=4)
     earn(bench, join(bench, "a"), "a", shown)
     assert bench.of(TrustDecided) == [] and standing_of(bench, "a").state is not StandingState.QUARANTINED
 
 
 def test_a_reward_before_the_check_counts_too(world) -> None:
-    """A proven node's checks hold nothing back."""
+    """Rewards of a proven node are not held for its checks."""
     bench = world(proven("a"), trust=CHECKS_ALL, groups_per_step=4)
     earn(bench, leases := join(bench, "a"), "a", near_edges(2.0))
     last = leases[2]
@@ -960,7 +970,7 @@ def test_a_reward_before_the_check_counts_too(world) -> None:
     assert max(standing_of(bench, "a").sums[Alternative.SHOPPED :]) > 0.5
 
 
-def test_half_of_what_convicts_of_shopping_makes_suspect(world) -> None:
+def test_half_the_evidence_for_a_shopping_conviction_makes_suspect(world) -> None:
     bench = world(proven("a", sums=shopped_sums(8.0)), trust=CHECKS_ALL, groups_per_step=4)
     earn(bench, join(bench, "a"), "a", near_edges(2.0))
     assert standing_of(bench, "a").state is StandingState.SUSPECT
@@ -973,8 +983,8 @@ def test_rewards_have_a_node_watched_later_than_tokens(world, nats: float, is_wa
     assert (sum(bool(arrive(bench, lease)) for lease in leases) == len(leases)) is is_watched
 
 
-def test_a_class_that_earns_by_edges_is_spared(world) -> None:
-    """Three of three nodes: their engine likely rounds to a better policy."""
+def test_a_class_whose_rewards_follow_edges_is_spared(world) -> None:
+    """Three of three nodes show it, so their engine likely rounds to a better policy."""
     nodes = ("a", "b", "c")
     bench = world(*(proven(node_id, sums=shopped_sums(16.0)) for node_id in nodes), groups_per_step=16)
     for node_id in nodes:

@@ -10,7 +10,7 @@ from echo_hub.core.trust.under_check import UnderCheck
 
 
 class Desk:
-    """A node's work, all of which has come in and is scored but for that of its last lease."""
+    """A node whose rollouts have all arrived, and are scored except those of the last lease."""
 
     def __init__(self, bench) -> None:
         self.bench = bench(groups_per_step=4)
@@ -37,7 +37,7 @@ def desk(bench) -> Desk:
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-def test_what_blocks_is_held_until_it_is_answered(desk: Desk, is_blocking: bool) -> None:
+def test_a_blocking_check_holds_its_rollout_until_it_is_answered(desk: Desk, is_blocking: bool) -> None:
     name = desk.scored[0]
     rollout, score = desk.ledger.rollouts[name], RolloutScored(rollout_id=name, reward=1.0)
     desk.under_check.begin(rollout, is_blocking=is_blocking)
@@ -57,15 +57,15 @@ def test_all_of_a_node_that_has_come_in_is_checked_and_blocks(desk: Desk) -> Non
     desk.under_check.begin(desk.ledger.rollouts[urgent], is_blocking=True)
     desk.actions(CheckRollout)
     desk.under_check.begin_all("a")
-    assert [one.rollout_id for one in desk.actions(CheckRollout)] == others, "each is checked once"
-    assert len(desk.bench.of(HastenChecks)) == 1, "one waits for company no longer"
+    assert [one.rollout_id for one in desk.actions(CheckRollout)] == others, "each rollout is checked once"
+    assert len(desk.bench.of(HastenChecks)) == 1, "one check no longer waits for a batch"
     assert all(desk.ledger.rollouts[name].is_held for name in desk.scored)
     desk.under_check.begin_all("a")
     assert not desk.actions(CheckRollout) and not desk.bench.of(HastenChecks)
     assert not any(desk.ledger.rollouts[name].is_checked for name in desk.leased)
 
 
-def test_no_more_of_a_node_wait_for_company_than_it_is_worth(desk: Desk) -> None:
+def test_the_number_of_a_nodes_checks_that_wait_for_a_batch_is_bounded(desk: Desk) -> None:
     def hastened(rollout_id: str, *, is_blocking: bool = False) -> int:
         desk.under_check.begin(desk.ledger.rollouts[rollout_id], is_blocking=is_blocking, patience=1)
         return len(desk.actions(HastenChecks))
@@ -73,7 +73,7 @@ def test_no_more_of_a_node_wait_for_company_than_it_is_worth(desk: Desk) -> None
     first, second, third = desk.scored[:3]
     assert [hastened(first), hastened(second), hastened(third)] == [0, 1, 0]
     desk.under_check.answered(third)
-    assert [hastened(first), hastened(second, is_blocking=True)] == [0, 0], "an urgent one does not wait"
+    assert [hastened(first), hastened(second, is_blocking=True)] == [0, 0], "an urgent check does not wait"
     assert hastened(third) == 1
 
 
@@ -82,7 +82,7 @@ def test_of_another_node_nothing_is_checked(desk: Desk) -> None:
     assert not desk.actions(CheckRollout) and len(desk.under_check) == 0
 
 
-def test_what_the_hub_draws_itself_is_not_checked(desk: Desk) -> None:
+def test_the_hubs_own_rollouts_are_not_checked(desk: Desk) -> None:
     rollout = desk.ledger.rollouts[desk.scored[0]]
     assert desk.under_check.can_check(rollout)
     rollout.node_id = HUB_NODE_ID

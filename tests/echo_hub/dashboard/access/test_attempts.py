@@ -13,11 +13,11 @@ class Clock:
         return self.now
 
 
-def test_a_few_at_once_then_one_now_and_then() -> None:
+def test_attempts_are_allowed_in_a_burst_and_then_rarely() -> None:
     clock = Clock()
     tried = Attempts(clock)
     assert [tried.wait_s("192.0.2.1") for _ in range(BURST)] == [0.0] * BURST
-    assert tried.wait_s("192.0.2.1") == tried.wait_s("192.0.2.1") == EVERY_S, "what is refused does not count"
+    assert tried.wait_s("192.0.2.1") == tried.wait_s("192.0.2.1") == EVERY_S, "refused attempts do not count"
     assert tried.wait_s("192.0.2.2") == 0.0
     clock.now += EVERY_S
     assert (tried.wait_s("192.0.2.1"), tried.wait_s("192.0.2.1")) == (0.0, EVERY_S)
@@ -25,7 +25,7 @@ def test_a_few_at_once_then_one_now_and_then() -> None:
     assert tried.wait_s("192.0.2.1") == 0.0
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "MOST_PLACES", 3)
     tried = Attempts(Clock())
     for number in range(10):

@@ -31,7 +31,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     first = credentials(tmp_path)
     assert len(first.token) >= 43 and credentials(tmp_path).token == first.token
     assert first.is_token(first.token)
@@ -50,13 +50,13 @@ def test_a_rotated_token_is_another_and_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 60])
-def test_a_token_that_is_none_is_said_with_a_way_out(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_token_is_reported_with_a_remedy(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "operator.token").write_bytes(content)
     with pytest.raises(ConfigError, match="operator's token"):
         credentials(tmp_path)
 
 
-async def test_of_a_password_only_its_hash_is_kept(tmp_path: Path) -> None:
+async def test_only_a_passwords_hash_is_stored(tmp_path: Path) -> None:
     shown = credentials(tmp_path)
     assert not shown.has_password and not await shown.is_password(PASSWORD)
     set_password(tmp_path / "operator.password", PASSWORD)
@@ -81,7 +81,7 @@ def test_a_password_has_a_length(tmp_path: Path, length: int) -> None:
     assert not (tmp_path / "operator.password").exists()
 
 
-async def test_a_file_that_holds_no_hash_lets_nobody_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_password_file_without_a_hash_admits_no_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "operator.password").write_text(PASSWORD)
     assert not await credentials(tmp_path).is_password(PASSWORD)
     assert "echo-hub password" in caplog.text and PASSWORD not in caplog.text
@@ -103,7 +103,7 @@ async def test_few_passwords_wait_and_the_loop_for_none(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     answers = await asyncio.gather(*asked, return_exceptions=True)
     turning.cancel()
-    assert len(set(threading.enumerate()) - before) == 1, "each thread would keep what a hash needs"
+    assert len(set(threading.enumerate()) - before) == 1, "each thread would hold the memory that a hash needs"
     assert answers[:MOST_WAITING] == [True] * MOST_WAITING
     assert [type(answer) for answer in answers[MOST_WAITING:]] == [BusyError] * 3
-    assert turns > 100, "the loop went on while they were verified"
+    assert turns > 100, "the event loop ran while the passwords were verified"

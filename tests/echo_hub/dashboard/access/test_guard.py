@@ -22,7 +22,7 @@ async def stranger(open_hub: Any, source: Any) -> ClientSession:
 
 
 async def logged_in(hub: ClientSession, guard: Guard) -> tuple[str, str]:
-    """Cookie and key of a new session."""
+    """Return cookie and key of a new session."""
     async with hub.get(f"/?token={guard.credentials.token}", allow_redirects=False) as answer:
         path, _, key = answer.headers["Location"].partition("#key=")
         assert (answer.status, path) == (303, "/") and len(key) == 43
@@ -48,7 +48,7 @@ async def test_strangers_see_nothing_of_the_operators(stranger: ClientSession, p
 
 
 @pytest.mark.parametrize("path", PUBLIC)
-async def test_strangers_see_what_is_public(stranger: ClientSession, path: str) -> None:
+async def test_strangers_see_the_public_pages(stranger: ClientSession, path: str) -> None:
     async with stranger.get(path) as answer:
         assert answer.status == 200
 
@@ -65,11 +65,11 @@ async def test_the_address_with_the_token_begins_a_session(stranger: ClientSessi
         assert answer.status == 200
     again = f"/?token={guard.credentials.token}"
     async with stranger.get(again, headers=jar_sends, allow_redirects=False) as answer:
-        assert (answer.status, answer.headers["Location"]) == (303, "/"), "its address is clean in any case"
+        assert (answer.status, answer.headers["Location"]) == (303, "/"), "the address loses its token in any case"
     async with stranger.get("/?token=wrong") as answer:
         assert answer.status == 401
     async with stranger.get(f"/metrics?token={guard.credentials.token}") as answer:
-        assert answer.status == 401, "only the page's address is opened with it"
+        assert answer.status == 401, "only a page accepts the token in its address"
 
 
 async def test_a_new_password_ends_all_sessions(
@@ -104,7 +104,7 @@ async def test_logging_out_ends_the_session_for_good(stranger: ClientSession, gu
         {},
     ],
 )
-async def test_a_form_of_another_site_is_refused_whatever_it_knows(
+async def test_another_sites_form_is_refused_with_any_secrets(
     stranger: ClientSession, guard: Guard, forged: dict[str, str]
 ) -> None:
     cookie, key = await logged_in(stranger, guard)
@@ -141,7 +141,7 @@ def test_scheme_host_and_port_are_compared(
 
 
 async def test_a_session_alone_changes_nothing(open_hub: Any, source: Any, desk: Any, guard: Guard) -> None:
-    """What a server on another port of the host has of its visitors: the cookie, and every header that it likes."""
+    """Send the cookie and any headers, like a server on another port of the host could."""
     hub = await open_hub(source, token="", desk=desk)
     cookie = await cookie_of(hub, guard)
     own = {"Cookie": cookie, "Origin": str(hub._base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
@@ -169,7 +169,7 @@ async def test_no_answer_holds_a_key(hub: ClientSession, guard: Guard, stranger:
 async def test_the_key_or_the_hubs_token_is_good_for_a_form(
     open_hub: Any, source: Any, desk: Any, guard: Guard
 ) -> None:
-    """The token, where no script puts the key in."""
+    """Accept the token too, for pages where no script inserts the key."""
     hub = await open_hub(source, token="", desk=desk)
     cookie, key = await logged_in(hub, guard)
     own = {"Cookie": cookie, "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}
@@ -191,7 +191,7 @@ async def test_public_answers_hold_nothing_private(stranger: ClientSession, hub:
         *(node.totals.device for node in nodes),
         *(f'"{field}"' for field in ("cost", "backend", "device", "received", "dropped", "events", "capacity")),
         *(event.text for event in run.events if event.warning),
-        "0.125",  # What it has cost.
+        "0.125",  # The run's cost.
         run.run_id,
         run.capacity.verdict,
     }

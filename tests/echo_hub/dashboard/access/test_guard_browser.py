@@ -1,5 +1,7 @@
-"""A server on another port of the hub's host, which the operator's real browser visits: it gets the cookie, and nothing
-by which it could change anything."""
+"""A hostile server on another port of the hub's host, which the operator's real browser visits.
+
+It gets the cookie, but no means to change anything.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ async function attack() {{
 
 @dataclass
 class Evil:
-    """Another server of the hub's host, and what its visitors' browsers have sent it."""
+    """Another server of the hub's host, and the headers that its visitors' browsers sent."""
 
     url: str = ""
     cookies: list[str] = field(default_factory=list)
@@ -87,7 +89,7 @@ async def test_another_port_of_the_host_gets_the_cookie_and_changes_nothing(
     await page.goto(f"{address(hub)}/?token={guard.credentials.token}")
     await expect(page).to_have_url(f"{address(hub)}/")
     await page.goto(evil.url)
-    assert evil.cookies[-1].startswith("echo-test="), "cookies know no ports"
+    assert evil.cookies[-1].startswith("echo-test="), "cookies do not depend on ports"
     found = await page.evaluate("attack()")
     assert found["stored"] == 0 and not any("Actions" in text for text in found["pages"])
 

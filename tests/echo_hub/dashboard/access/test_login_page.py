@@ -26,7 +26,7 @@ async def log_in(hub: ClientSession, secret: str, **headers: str) -> tuple[int, 
         return answer.status, answer.headers.get("Set-Cookie", "")
 
 
-async def test_the_token_and_the_password_let_in(stranger: ClientSession, guard: Any, tmp_path: Path) -> None:
+async def test_the_token_and_the_password_log_in(stranger: ClientSession, guard: Any, tmp_path: Path) -> None:
     assert (await log_in(stranger, "wrong"))[0] == (await log_in(stranger, ""))[0] == 403
     assert (await log_in(stranger, f" {guard.credentials.token}\n"))[0] == 303
     assert (await log_in(stranger, PASSWORD))[0] == 403
@@ -39,7 +39,7 @@ async def test_the_token_and_the_password_let_in(stranger: ClientSession, guard:
         assert answer.status == 200 and 'id="secret"' in await answer.text(), "a browser may have lost its key"
 
 
-async def test_who_guesses_waits_and_the_token_still_lets_in(
+async def test_guessing_is_delayed_and_the_token_still_logs_in(
     stranger: ClientSession, guard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_password(tmp_path / "operator.password", PASSWORD)
@@ -52,7 +52,7 @@ async def test_who_guesses_waits_and_the_token_still_lets_in(
     monkeypatch.setattr(Credentials, "is_password", counted)
     statuses = [(await log_in(stranger, f"guess {number}"))[0] for number in range(BURST + 4)]
     assert statuses == [403] * BURST + [429] * 4
-    assert len(verified) == BURST, "what is refused costs no hash"
+    assert len(verified) == BURST, "refused attempts cost no hash"
     assert (await log_in(stranger, guard.credentials.token))[0] == 303
 
 
@@ -62,7 +62,7 @@ async def test_another_site_cannot_log_anybody_in(stranger: ClientSession, guard
     assert (status, cookie) == (403, "")
 
 
-async def test_what_is_no_form_of_the_page_is_not_read(stranger: ClientSession, guard: Any) -> None:
+async def test_a_post_that_is_not_the_pages_form_is_not_read(stranger: ClientSession, guard: Any) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded", **OWN}
     for body, headers in (
         (b"secret=" + b"x" * MOST_BYTES, form),

@@ -10,7 +10,7 @@ class Clock:
         return self.now
 
 
-def test_a_session_ends_by_itself_and_at_logout() -> None:
+def test_a_session_expires_and_ends_at_logout() -> None:
     clock = Clock()
     sessions = Sessions(clock)
     first, second = sessions.begin(), sessions.begin()
@@ -30,7 +30,7 @@ def test_the_oldest_makes_room() -> None:
     assert not any(sessions.find(session_id) for session_id in opened)
 
 
-def test_a_key_is_good_for_its_session_alone() -> None:
+def test_a_key_is_valid_only_for_its_session() -> None:
     sessions = Sessions(Clock())
     mine, others = sessions.begin(), sessions.begin()
     assert mine.is_key(mine.key)

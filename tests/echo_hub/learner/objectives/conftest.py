@@ -1,4 +1,4 @@
-"""Tokens with given ratios, in float64, and what an objective says of them."""
+"""Tokens with given ratios, in float64, and an objective's losses and gradients for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ BEHAVIOR_LOGPROB = -1.0
 
 @pytest.fixture
 def make_tokens() -> Callable[..., Tokens]:
-    """`ratios` of the learner to the behaviour policy, `proximal` of the proximal policy to it (None: the learner)."""
+    """Return a function that makes tokens.
+
+    `ratios` are those of the learner to the behaviour policy, `proximal` those of the proximal policy (None: the
+    learner).
+    """
 
     def make(
         ratios: Sequence[float] | Tensor,
@@ -46,7 +50,7 @@ def make_tokens() -> Callable[..., Tokens]:
 
 @pytest.fixture
 def gradient() -> Callable[[Objective, Tokens], list[float]]:
-    """Of the sum of losses, by each token's log-probability."""
+    """Return the gradient of the sum of losses by each token's log-probability."""
 
     def of(objective: Objective, tokens: Tokens) -> list[float]:
         (values,) = torch.autograd.grad(objective.losses(tokens).losses_N.sum(), tokens.learner_logprobs_N)
@@ -58,7 +62,7 @@ def gradient() -> Callable[[Objective, Tokens], list[float]]:
 
 @pytest.fixture
 def check_gradient(make_tokens: Callable[..., Tokens]) -> Callable[..., None]:
-    """By finite differences, in float64, away from the kinks of min and clip."""
+    """Compare with finite differences in float64, away from the kinks of min and clip."""
 
     def check(objective: Objective, ratios: Sequence[float], advantages: Sequence[float], **given: object) -> None:
         start = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()

@@ -22,10 +22,10 @@ def test_loss_and_gradient_by_hand(
     assert gradient(Cispo(cap=5.0), tokens) == pytest.approx((-weighted).tolist()), "no gradient through the ratio"
 
 
-def test_gradient_is_that_of_the_surrogate_by_finite_differences(
+def test_gradient_equals_the_surrogates_by_finite_differences(
     make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
 ) -> None:
-    """F with dF / d log r = min(r, cap): r below the cap, cap (1 + log r - log cap) above; the loss is that of -A F."""
+    """F has dF / d log r = min(r, cap): r below the cap, cap (1 + log r - log cap) above. The loss is that of -A F."""
     cap, step = torch.tensor(5.0, dtype=torch.float64), 1e-6
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)
 

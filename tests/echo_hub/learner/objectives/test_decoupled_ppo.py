@@ -13,12 +13,12 @@ DECOUPLED = DecoupledPpo(clip_low=0.2, clip_high=0.2, cap=5.0)
 @pytest.mark.parametrize(
     ("learner", "proximal", "advantage", "loss", "clipped"),
     [
-        (2.0, 2.0, 1.0, -2.0, False),  # u = 1, w = 2
-        (2.2, 2.0, 1.0, -2.2, False),  # w u A = the learner's own ratio, while u is in the range
-        (3.0, 2.0, 1.0, -2.4, True),  # u = 1.5 is clipped at 1.2
+        (2.0, 2.0, 1.0, -2.0, False),  # u = 1, w = 2.
+        (2.2, 2.0, 1.0, -2.2, False),  # w u A is the learner's own ratio while u is in the range.
+        (3.0, 2.0, 1.0, -2.4, True),  # u = 1.5 is clipped at 1.2.
         (3.0, 2.0, -1.0, 3.0, False),
         (0.5, 1.0, -1.0, 0.8, True),
-        (6.0, 6.0, 1.0, 0.0, True),  # beyond the cap: left out
+        (6.0, 6.0, 1.0, 0.0, True),  # Beyond the cap: left out.
     ],
 )
 def test_loss_by_hand(
@@ -35,7 +35,7 @@ def test_gradient_by_finite_differences(check_gradient: Callable[..., None]) -> 
     )
 
 
-def test_at_the_start_of_a_step_it_is_policy_gradient_with_a_capped_weight(
+def test_at_a_steps_start_it_equals_a_capped_policy_gradient(
     make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
 ) -> None:
     assert gradient(DECOUPLED, make_tokens([0.5, 3.0, 7.0], [1.0, -1.0, 1.0])) == pytest.approx([-0.5, 3.0, 0.0])

@@ -10,7 +10,7 @@ from echo_hub.learner.objectives.dr_grpo import DrGrpo
 from echo_hub.learner.objectives.registry import make_objective
 
 
-def test_its_recipe() -> None:
+def test_dr_grpo_recipe() -> None:
     settings = ObjectiveConfig(name="dr_grpo")
     assert make_objective(settings) == DrGrpo(clip_low=0.2, clip_high=0.2)
     assert (settings.resolved().aggregation, settings.resolved().advantage) == ("constant", "mean")

@@ -27,7 +27,7 @@ def test_its_published_range_is_narrow(make_tokens: Callable[..., Tokens]) -> No
 
 
 def test_gradient_by_finite_differences(make_tokens: Callable[..., Tokens]) -> None:
-    """Of the sum over each rollout's tokens: the gradient that is one token's alone is all tokens' of a shared s."""
+    """Sum over each rollout's tokens: each token's own gradient then equals that of the shared s."""
     start = torch.tensor([0.8, 1.3, 4.0, 1.0, 0.9], dtype=torch.float64).log().requires_grad_()
 
     def loss(logs: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_gradient_by_finite_differences(make_tokens: Callable[..., Tokens]) -> N
     assert torch.autograd.gradcheck(loss, (start,), eps=1e-6, atol=1e-7)
 
 
-def test_a_tokens_loss_has_a_gradient_by_itself_alone(make_tokens: Callable[..., Tokens]) -> None:
+def test_a_tokens_loss_has_a_gradient_only_by_itself(make_tokens: Callable[..., Tokens]) -> None:
     tokens = make_tokens([0.8, 1.25, 1.0], [1.0, 1.0, 1.0], rollouts=[0, 0, 0])
     (values,) = torch.autograd.grad(WIDE.losses(tokens).losses_N[1], tokens.learner_logprobs_N)
     assert values.tolist() == pytest.approx([0, -1, 0])
@@ -60,7 +60,7 @@ def test_a_rollout_without_tokens_and_a_batch_of_none() -> None:
 def test_every_token_of_a_rollout_has_the_same_gradient(
     make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
 ) -> None:
-    # The sum over the T tokens of a rollout is T times s A; each token's logprob moves s by s / T.
+    # A rollout's sum over T tokens is T times s A; each token's logprob moves s by s / T.
     tokens = make_tokens([0.8, 1.25], [1.0, 1.0], rollouts=[0, 0])
     assert gradient(WIDE, tokens) == pytest.approx([-1, -1])
 

@@ -15,7 +15,7 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 
 
 def one_batch() -> MicroBatch:
-    """Two rollouts: three tokens of advantage 1 and weight 0.25, two of -2 and 0.125; μ = e^-1 for all."""
+    """Return two rollouts: three tokens of advantage 1 and weight 0.25, two of -2 and 0.125; μ = e^-1 for all."""
     rollouts = tuple(
         WeightedRollout(
             completion_ids=np.arange(length, dtype=np.int32),
@@ -40,7 +40,7 @@ def outcome(
     proximal: torch.Tensor | None = None,
     reference: float | None = None,
 ) -> tuple[float, list[float], dict[str, float]]:
-    """Loss, its gradient by each token's log-probability, statistics."""
+    """Return the loss, its gradient by each token's log-probability, and the statistics."""
     learner = learner.clone().requires_grad_()
     loss, statistics = StepLoss(ObjectiveConfig(**settings))(
         one_batch(),
@@ -71,7 +71,7 @@ def test_the_naive_objective_knows_no_ratio_to_the_behavior_policy() -> None:
 def test_a_masked_token_loses_its_gradient_and_keeps_its_weight_in_the_denominator() -> None:
     settings = {"old_policy": "proximal", "correction": "masked_is"}
     _, gradient, statistics = outcome(settings, logs(1.0, 3.0, 0.5, 2.0, 0.1))
-    # The weights of the others stay 0.25 and 0.125, as if nothing were masked.
+    # Other tokens keep the weights 0.25 and 0.125, as if nothing were masked.
     assert gradient == pytest.approx([-0.25, 0, -0.125, 0.5, 0])
     assert statistics["corrected"] == 2 and statistics["correction_weight"] == pytest.approx(3.5)
 
@@ -94,8 +94,8 @@ def test_a_veto_takes_the_whole_rollout_out_of_every_objective(name: str, kl: fl
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_sequence_mask_takes_what_has_been_left_out_of_every_objective(name: str) -> None:
-    """As DeepSeek-V3.2 has it: not where the advantage is positive, and the KL term stays."""
+def test_the_sequence_mask_applies_to_every_objective(name: str) -> None:
+    """DeepSeek-V3.2 masks no tokens with a positive advantage, and keeps the KL term."""
     settings = {"name": name, "kl_coefficient": 0.1}
     now = logs(0.5, 0.5, 0.5, 0.9, 0.8)
     _, plain, before = outcome(settings, now, reference=1.3)
@@ -128,8 +128,8 @@ def test_the_kl_term_by_hand_and_by_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_entropy_bonus_is_weighted_as_the_loss_is_and_leaves_with_a_veto(name: str) -> None:
-    """A mask leaves it, as the KL term: it is not corrected."""
+def test_the_entropy_bonus_has_the_losss_weights_and_vetoes(name: str) -> None:
+    """Masks keep the bonus, like the KL term: it is not corrected."""
     entropies = torch.arange(5.0).requires_grad_()
     now = logs(0.5, 5e-5, 0.5, 0.9, 0.8)
     for settings, expected in (
@@ -145,7 +145,7 @@ def test_the_entropy_bonus_is_weighted_as_the_loss_is_and_leaves_with_a_veto(nam
         assert float(loss.detach() - plain) == pytest.approx(float((gradient * torch.arange(5.0)).sum()), abs=1e-6)
 
 
-def test_the_entropy_bonus_is_that_of_the_settings_unless_the_step_has_its_own() -> None:
+def test_a_steps_entropy_coefficient_overrides_the_settings() -> None:
     objective = ObjectiveConfig(entropy_coefficient=0.1)
     assert StepLoss(objective).needs_entropy_gradient
     assert not StepLoss(objective, entropy_coefficient=0.0).needs_entropy_gradient
@@ -154,7 +154,7 @@ def test_the_entropy_bonus_is_that_of_the_settings_unless_the_step_has_its_own()
 
 @pytest.mark.parametrize("veto", [0.0, 1e-4])
 def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float) -> None:
-    """The second token is impossible for the base, the fourth for the learner."""
+    """Token 2 is impossible for the base, token 4 for the learner."""
     learner = torch.tensor([-1.0, -1.0, -1.0, -201.0, -1.0], requires_grad=True)
     reference = torch.tensor([-1.0, -201.0, -1.0, -1.0, -1.0])
     step_loss = StepLoss(ObjectiveConfig(kl_coefficient=0.1, sequence_veto=veto))
@@ -163,7 +163,7 @@ def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float
     assert loss.isfinite() and gradient.isfinite().all() and statistics.isfinite().all()
     found = dict(zip(STATISTICS, statistics.tolist(), strict=True))
     assert found["mismatch_kl"] == pytest.approx(199)
-    # Of the KL term 1 - π_ref / π at the second token, 1 - e³ at the fourth, unless its rollout is vetoed.
+    # The KL term gives 1 - π_ref / π at the second token, and 1 - e³ at the fourth, unless its rollout is vetoed.
     assert gradient.tolist() == pytest.approx(
         [-0.25, -0.225, -0.25, *((0, 0) if veto else (0.0125 * (1 - math.e**3), 0.25))]
     )
@@ -171,7 +171,7 @@ def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float
 
 @pytest.mark.parametrize(("correction", "third"), [("masked_is", 0.0), ("tis", -2 / 3)])
 def test_a_correction_acts_on_its_own_tokens_gradient(correction: str, third: float) -> None:
-    """Of GSPO too, whose ratio is the whole rollout's."""
+    """Include GSPO, whose ratio is that of the whole rollout."""
     rollout = WeightedRollout(
         completion_ids=np.arange(3, dtype=np.int32),
         loss_mask=np.ones(3, dtype=bool),
@@ -187,7 +187,7 @@ def test_a_correction_acts_on_its_own_tokens_gradient(correction: str, third: fl
     assert gradient.tolist() == pytest.approx([-1 / 3, -1 / 3, third])
 
 
-def test_what_needs_the_start_of_the_step() -> None:
+def test_settings_that_need_the_steps_first_policy() -> None:
     needs = [
         ObjectiveConfig(name="decoupled_ppo"),
         ObjectiveConfig(old_policy="proximal"),

@@ -31,7 +31,7 @@ from echo_hub.learner.objectives.vespo import Vespo
         ({"name": "two_sided", "cap": 3.0}, TwoSided(clip_low=0.2, clip_high=0.2, cap=3.0)),
     ],
 )
-def test_numbers_are_the_papers_unless_they_are_given(settings: dict[str, Any], objective: object) -> None:
+def test_numbers_default_to_the_papers(settings: dict[str, Any], objective: object) -> None:
     assert make_objective(ObjectiveConfig(**settings)) == objective
 
 
@@ -58,7 +58,7 @@ def test_numbers_are_the_papers_unless_they_are_given(settings: dict[str, Any], 
         ({"overlong": "mask", "overlong_buffer_tokens": 4}, "overlong_buffer_tokens > 0"),
     ],
 )
-def test_what_is_not_used_or_makes_no_sense_is_refused(settings: dict[str, Any], complaint: str) -> None:
+def test_unused_or_invalid_settings_are_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         ObjectiveConfig(**settings)
 

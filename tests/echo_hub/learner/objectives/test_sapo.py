@@ -39,7 +39,7 @@ def test_gradient_by_finite_differences_and_by_the_papers_weight(
         share = gate(ratio, 1.0 if advantage > 0 else 2.0) * (1.0 if advantage > 0 else 2.0) / 4
         expected.append(-4 * share * (1 - share) * ratio * advantage)
     assert gradient(SAPO, make_tokens(ratios, advantages)) == pytest.approx(expected)
-    assert expected[0] == -1 and expected[3] == 1, "as without a gate, where nothing has moved"
+    assert expected[0] == -1 and expected[3] == 1, "without movement, the gradient is that without a gate"
 
 
 @given(st.floats(-60, 60), st.sampled_from([-1.0, 1.0]))

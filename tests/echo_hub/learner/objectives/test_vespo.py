@@ -15,18 +15,18 @@ VESPO = Vespo(shape_positive=2.0, rate_positive=3.0, shape_negative=3.0, rate_ne
 
 
 def phi(w: float, k: float, rate: float) -> float:
-    """As the paper writes it, normalised to 1 at w = 1."""
+    """Return the paper's weight, normalised to 1 at w = 1."""
     return math.exp(rate) * w**k * math.exp(-rate * w)
 
 
 def test_loss_and_gradient_by_hand(
     make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
 ) -> None:
-    """Three rollouts: of two tokens, of one, and of one that has not moved."""
+    """Weigh rollouts of two tokens, of one token, and of one unchanged token."""
     tokens = make_tokens([0.5, 1.5, 1.3, 1.0], [1.0, 1.0, -2.0, 3.0], rollouts=[0, 0, 1, 2])
     weights = [phi(0.75, 2, 3), phi(0.75, 2, 3), phi(1.3, 3, 2), 1.0]
     expected = [-weight * advantage for weight, advantage in zip(weights, [1.0, 1.0, -2.0, 3.0], strict=True)]
-    assert gradient(VESPO, tokens) == pytest.approx(expected), "the weight itself has none"
+    assert gradient(VESPO, tokens) == pytest.approx(expected), "the weight itself has no gradient"
     result = VESPO.losses(tokens)
     logs = tokens.learner_logprobs_N.tolist()
     assert result.losses_N.tolist() == pytest.approx([of * log for of, log in zip(expected, logs, strict=True)])

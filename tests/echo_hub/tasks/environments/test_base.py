@@ -5,6 +5,6 @@ from echo_hub.tasks.environments.base import Environment
 from echo_hub.tasks.environments.guess import make_guess
 
 
-def test_environments_are_told_from_tasks_of_one_turn() -> None:
+def test_environments_are_distinguished_from_single_turn_tasks() -> None:
     assert isinstance(make_guess({}), Environment)
     assert not isinstance(make_arithmetic({}), Environment)

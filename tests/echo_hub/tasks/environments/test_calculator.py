@@ -69,7 +69,7 @@ def test_a_bad_call_is_answered_as_the_tools_error_and_costs(reply: str) -> None
     assert isinstance(answer, Observation) and answer.text.startswith("Error: ") and answer.turn_reward == -0.1
 
 
-def test_who_never_answers_has_lost() -> None:
+def test_an_episode_without_an_answer_is_lost() -> None:
     assert make_calculator({"turns": 2}).respond(PROBLEM, [call("1"), call("408")]) == Ending(reward=0.0)
 
 
@@ -101,7 +101,7 @@ def test_expressions(expression: str, value: int) -> None:
         "~1",
     ],
 )
-def test_anything_else_has_no_value(expression: str) -> None:
+def test_other_expressions_have_no_value(expression: str) -> None:
     assert calculated(expression) is None
 
 

@@ -36,7 +36,7 @@ def test_hints_lead_to_the_number() -> None:
 
 
 @pytest.mark.parametrize("reply", ["", "x", "9", "1", "06", "6.", "six", "-6", "٦"])
-def test_what_is_no_number_in_the_range_wastes_a_turn(reply: str) -> None:
+def test_a_reply_without_a_number_in_range_wastes_a_turn(reply: str) -> None:
     environment, problem = make_guess({}), game(2, 8, hidden=6)
     assert environment.respond(problem, [reply]) == Observation(text="?=", turn_reward=3 / 7 - 1)
     assert environment.respond(problem, ["5", "5", reply]) == Ending(reward=0.0)
@@ -54,8 +54,8 @@ def test_what_is_no_number_in_the_range_wastes_a_turn(reply: str) -> None:
         (["x", "5"], 1 / 3),
     ],
 )
-def test_a_turn_earns_what_it_changes_of_the_chance_of_winning(replies: list[str], left: float) -> None:
-    """Of 2 to 8 with three guesses; the number is 6."""
+def test_a_turn_earns_its_change_of_the_chance_of_winning(replies: list[str], left: float) -> None:
+    """Guess 6 in 2 to 8, with three guesses."""
     environment, problem = make_guess({}), game(2, 8, hidden=6)
     earned = [environment.respond(problem, replies[:count]) for count in range(1, len(replies) + 1)]
     assert 1 + sum(answer.turn_reward for answer in earned if isinstance(answer, Observation)) == pytest.approx(left)

@@ -13,7 +13,7 @@ from echo_shared.errors import ConfigError
 
 
 def board(*rows: str) -> Board:
-    """As it is drawn."""
+    """Return the board drawn in these rows."""
     places = {(row, column): mark for row, line in enumerate(rows) for column, mark in enumerate(line)}
     at = {marks: frozenset(place for place, mark in places.items() if mark in marks) for marks in ("#", ".*+", "$*")}
     (player,) = (place for place, mark in places.items() if mark in "@+")
@@ -41,25 +41,25 @@ def test_a_board_depends_on_its_seed_alone_and_its_answer_solves_it() -> None:
         assert not any(drawn.played(each).solved for each in shorter)
 
 
-def test_moves_are_those_of_the_game() -> None:
+def test_moves_follow_the_rules_of_the_game() -> None:
     assert ROOM.played("RDR").text == ROOM.played("R").played("D").played("R").text
     assert ROOM.played("DR") == board("######", "#----#", "#-@$.#", "#----#", "######")
     assert ROOM.played("DRR") == board("######", "#----#", "#--@*#", "#----#", "######")
     assert ROOM.played("U") == ROOM == ROOM.played("L"), "a wall"
-    assert ROOM.played("RDD").played("D") == ROOM.played("RDD"), "a box at the wall is not pushed"
+    assert ROOM.played("RDD").played("D") == ROOM.played("RDD"), "a box at a wall is not pushed"
     two = board("######", "#@$$.#", "#---.#", "######")
     assert two.played("R") == two, "nor are two boxes"
-    assert ROOM.played("DRRRRR") == ROOM.played("DRR"), "behind the solution nothing counts"
+    assert ROOM.played("DRRRRR") == ROOM.played("DRR"), "moves after the solution do not count"
 
 
 def test_a_board_without_a_solution_has_none() -> None:
     assert solution(cornered := board("#####", "#@-.#", "#$--#", "#####")) is None, "the box is in a corner"
     assert is_cornered(cornered) and not is_cornered(ROOM)
-    assert solution(board("######", "#$-@.#", "######")) is None, "it can be pushed by nobody"
+    assert solution(board("######", "#$-@.#", "######")) is None, "no position allows a push"
     assert solution(ROOM) == "DRR" and solution(ROOM.played("DRR")) == ""
 
 
-def test_rounds_go_on_from_the_board_that_they_left() -> None:
+def test_a_round_continues_on_the_last_board() -> None:
     environment = make_sokoban({"turns": 3})
     first = environment.respond(game(), ["D"])
     assert first == Observation(text=f"\n{ROOM.played('D').text}:", reward_if_cut=0.0)
@@ -68,17 +68,17 @@ def test_rounds_go_on_from_the_board_that_they_left() -> None:
     )
     assert environment.respond(game(), ["DR", "L"]) == Observation(
         text=f"\n{ROOM.played('DRL').text}:", reward_if_cut=0.25
-    ), "what it had earned before is not earned again"
+    ), "a reward is earned only once"
     assert environment.respond(game(), ["D", "R", "R"]) == Ending(reward=1.0)
     assert environment.respond(game(), ["D", "R", "L"]) == Ending(reward=0.25)
 
 
 @pytest.mark.parametrize("reply", ["", "drr", "no idea", "<>", game().prompt, "UUUU", "\x00", "é" * 10_000])
-def test_what_brings_no_box_nearer_earns_nothing(reply: str) -> None:
+def test_moves_that_bring_no_box_nearer_earn_nothing(reply: str) -> None:
     assert make_sokoban({"turns": 1}).respond(game(), [reply]) == Ending(reward=0.0)
 
 
-def test_only_so_many_moves_of_a_round_count_whatever_stands_between_them() -> None:
+def test_only_a_rounds_first_moves_count() -> None:
     short = make_sokoban({"moves_a_turn": 2, "turns": 1})
     assert short.respond(game(), ["D, R, R!"]) == Ending(reward=0.25)
     assert short.respond(game(), ["DRR" * 100_000]) == Ending(reward=0.25)
@@ -99,7 +99,7 @@ def test_options_that_do_not_fit_are_named(options: dict[str, Any], named: str) 
         make_sokoban(options)
 
 
-def test_options_that_no_board_fits_are_said_to_be_such() -> None:
+def test_options_without_a_possible_board_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"(?s)No Sokoban board fits.*fewest_moves"):
         make_sokoban({"size": 3, "fewest_moves": 60, "most_moves": 64}).sample(0)
 

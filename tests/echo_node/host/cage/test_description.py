@@ -1,4 +1,4 @@
-"""How a cage is told of."""
+"""Texts that describe a cage."""
 
 from echo_node.host.cage.description import Held
 from echo_node.host.cage.guards import GUARDS
@@ -10,23 +10,23 @@ def test_a_whole_cage_in_a_sentence() -> None:
     assert held.sentence == "reading, writing, network, programs, processes (by Landlock 7 and seccomp)"
 
 
-def test_half_a_cage_says_why_it_is_not_whole() -> None:
+def test_a_partial_cage_gives_the_reason() -> None:
     held = Held(by=("a job object",), lacks={"reading": "no way", "network": "no way either"})
     assert held.holds == ("writing", "programs", "processes")
     kept = "writing, programs, processes (by a job object)"
     assert held.sentence == f"{kept}; not reading: no way; not network: no way either"
 
 
-def test_no_cage_says_why() -> None:
+def test_a_missing_cage_gives_the_reason() -> None:
     assert Held.to_nothing("the settings turn it off").sentence == "none: the settings turn it off"
     assert Held.to_nothing("x").holds == ()
 
 
-def test_it_travels_as_json() -> None:
+def test_a_description_survives_json() -> None:
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
     assert Held.of(held.as_json()) == held
 
 
-def test_guards_that_are_missing_for_one_reason_are_told_once() -> None:
+def test_guards_missing_for_one_reason_are_listed_together() -> None:
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock", "writing": "no Landlock", "network": "a socket"})
     assert held.sentence == "programs, processes (by seccomp); not reading, writing: no Landlock; not network: a socket"

@@ -1,4 +1,4 @@
-"""A system without a cage says so."""
+"""Systems without a cage report that."""
 
 import pytest
 

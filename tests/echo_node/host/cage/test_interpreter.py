@@ -1,4 +1,4 @@
-"""Where this Python is read from, and what is not."""
+"""Directories that this Python needs to read, and excluded directories."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import echo_node
 from echo_node.host.cage import interpreter
 
 
-def test_python_its_libraries_and_this_package_are_among_them() -> None:
+def test_python_its_libraries_and_this_package_are_readable() -> None:
     found = interpreter.directories()
     for needed in (json.__file__, pytest.__file__, echo_node.__file__):
         assert any(Path(str(needed)).resolve().is_relative_to(path) for path in found)
     assert all(path.is_dir() or path.is_file() for path in found)
 
 
-def test_neither_home_nor_what_holds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_home_directory_and_its_parents_are_not_readable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "lib").mkdir(parents=True)
     monkeypatch.setattr(Path, "home", lambda: home)

@@ -1,4 +1,4 @@
-"""What each ABI of Landlock keeps in, in processes that end at once; on this kernel as far as it knows them."""
+"""Restrictions of each Landlock ABI, in short-lived processes, as far as this kernel supports them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ EACCES, EPERM = 13, 1
 
 
 @pytest.mark.parametrize("version", range(1, NEWEST + 1))
-def test_an_older_abi_keeps_in_what_it_knows(version: int, tmp_path: Path) -> None:
+def test_an_older_abi_restricts_what_it_knows(version: int, tmp_path: Path) -> None:
     for made in ("own", "others"):
         (tmp_path / made).mkdir()
     (tmp_path / "others" / "file").write_bytes(b"private")

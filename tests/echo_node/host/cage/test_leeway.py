@@ -1,4 +1,4 @@
-"""What each step lets a driver do: a stand-in for NVIDIA's, which makes the same system calls, in the real cage."""
+"""Calls that each cage step allows: a stub of NVIDIA's driver makes the same system calls in the real cage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_steps_go_from_narrow_to_wide() -> None:
 
 
 def started(step: str, stub_cuda: Path) -> str:
-    """What goes wrong at this step; empty = CUDA starts."""
+    """Return the error at this step, or "" if CUDA starts."""
     said = subprocess.run(
         [sys.executable, "-c", START, step, str(stub_cuda)], capture_output=True, text=True, check=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""What the cage says of itself where something of it is missing; each in a process that ends at once."""
+"""Reports of a partial cage, each in a short-lived process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def entered(before: str = "", cage: str = "") -> dict[str, Any]:
     return fields
 
 
-def test_threads_that_run_before_are_told() -> None:
-    """Landlock from ABI 8 on takes them in."""
+def test_threads_started_before_the_cage_are_reported() -> None:
+    """Landlock restricts earlier threads only from ABI 8 on."""
     found = entered("started = threading.Event(); threading.Thread(target=threading.Event().wait, daemon=True).start()")
     whole = any(int(name.split()[1]) >= 8 for name in found["by"] if name.startswith("Landlock"))
     why = "1 threads were running, and Landlock"
     assert whole or all(found["lacks"][guard].startswith(why) for guard in ("reading", "writing", "processes"))
-    assert {"network", "programs"} <= set(found["holds"]), "seccomp takes in all threads"
+    assert {"network", "programs"} <= set(found["holds"]), "seccomp restricts all threads"
 
 
 def test_a_kernel_without_landlock_is_named() -> None:
@@ -51,6 +51,6 @@ def test_a_processor_without_a_filter_is_named() -> None:
 
 
 @pytest.mark.parametrize(("version", "lacking"), [(2, {"writing", "network"}), (3, {"network"}), (4, set())])
-def test_an_old_landlock_says_what_it_lacks(version: int, lacking: set[str]) -> None:
+def test_an_old_landlock_lists_missing_guards(version: int, lacking: set[str]) -> None:
     found = entered(f"landlock.abi = lambda: {version}", "connects=(50_052,)")
     assert set(found["lacks"]) == lacking

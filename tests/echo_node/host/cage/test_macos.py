@@ -1,4 +1,4 @@
-"""The profile's text; that a Mac takes it, only a Mac can show."""
+"""The profile's text; only a Mac can show that macOS accepts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def text(cage: Cage) -> str:
     return macos.profile(cage, reads=[Path("/Users/me/venv")], gpu_caches=[Path("/private/var/folders/x/C")])
 
 
-def test_it_is_one_list_of_rules_whose_parentheses_close() -> None:
+def test_the_profile_has_balanced_parentheses() -> None:
     profile = text(Cage(reads=(Path("/a (b)"),)))
     depth = 0
     for mark in re.sub(r'"(\\.|[^"\\])*"', '""', profile):
@@ -26,8 +26,8 @@ def test_it_is_one_list_of_rules_whose_parentheses_close() -> None:
     assert profile.splitlines()[:2] == ["(version 1)", "(allow default)"]
 
 
-def test_denials_come_before_what_is_let_through() -> None:
-    """A profile's last rule that fits counts."""
+def test_denials_come_before_exceptions() -> None:
+    """Profiles apply their last matching rule."""
     profile = text(Cage(reads=(Path("/Users/me/model"),), writes=(Path("/Users/me/derived"),), connects=(50_052,)))
     order = [
         "(deny file-read-data",
@@ -43,7 +43,7 @@ def test_denials_come_before_what_is_let_through() -> None:
         assert refused in profile
 
 
-def test_without_ports_nothing_of_the_network_is_let_through() -> None:
+def test_without_ports_the_network_is_closed() -> None:
     profile = text(Cage())
     assert "(deny network*)" in profile and "(allow network" not in profile
 
@@ -53,6 +53,6 @@ def test_a_path_cannot_end_its_own_string() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there it would hold")
-def test_a_system_without_the_sandbox_says_why() -> None:
+def test_a_system_without_the_sandbox_gives_the_reason() -> None:
     assert macos.enter(Cage()) == Held.to_nothing(next(iter(macos.enter(Cage()).lacks.values())))
     assert macos.enter(Cage()).sentence.startswith("none: the system's sandbox refuses: ")

@@ -1,4 +1,4 @@
-"""The filter's program, run as the kernel runs it, for both processors; what it does for real, `test_caging` shows."""
+"""The filter's program, interpreted as the kernel does, for both processors; `test_caging` shows its real effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_node.host.cage.leeway import LocalSockets
 
 ALLOW, EPERM = 0x7FFF0000, 0x50000 | errno.EPERM
 ANSWERS = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
-"""What drivers expect where nothing is there."""
+"""Errors that drivers expect where something does not exist."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PID = 4_321
 STREAM, DATAGRAM, SEQUENCED, FLAGS = 1, 2, 5, 0o2004000
@@ -21,7 +21,7 @@ READ_NUMBER = {"x86_64": 0, "aarch64": 63}
 
 
 def run(program: bytes, number: int, architecture: int, *arguments: int) -> int:
-    """What the kernel is told of a call. https://docs.kernel.org/networking/filter.html"""
+    """Return the filter's result for a call. https://docs.kernel.org/networking/filter.html"""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<iIQ6Q", number, architecture, 0, *(value % 2**64 for value in padded))
     steps = list(struct.iter_unpack("=HBBI", program))
@@ -51,7 +51,7 @@ def refused(name: str) -> int:
 @pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("tcp", [False, True])
 @pytest.mark.parametrize("processor", syscalls.PROCESSORS)
-def test_what_is_named_is_refused_and_nothing_else(processor: str, tcp: bool, local: LocalSockets) -> None:
+def test_exactly_the_named_calls_are_refused(processor: str, tcp: bool, local: LocalSockets) -> None:
     program = seccomp.program(processor, PID, tcp=tcp, local=local)
     partly = seccomp.conditions(PID, tcp=tcp, local=local)
     numbers = syscalls.numbers(processor)
@@ -60,13 +60,14 @@ def test_what_is_named_is_refused_and_nothing_else(processor: str, tcp: bool, lo
             assert run(program, number, ARCHITECTURES[processor]) == refused(name), name
     for number in set(range(600)) - set(numbers.values()):
         assert run(program, number, ARCHITECTURES[processor]) == ALLOW
-    assert len(program) // 8 < 4_096, "the kernel takes no longer one"
+    assert len(program) // 8 < 4_096, "the kernel accepts no longer program"
 
 
 @pytest.mark.parametrize("processor", syscalls.PROCESSORS)
 def test_calls_of_another_architecture_are_refused(processor: str) -> None:
     program = seccomp.program(processor, PID, tcp=False)
-    for architecture in (0x40000003, 0x40000028, *ARCHITECTURES.values()):  # Of 32 bits, Intel's and ARM's.
+    # 32-bit Intel and ARM, then the 64-bit architectures.
+    for architecture in (0x40000003, 0x40000028, *ARCHITECTURES.values()):
         expected = ALLOW if architecture == ARCHITECTURES[processor] else EPERM
         assert run(program, READ_NUMBER[processor], architecture) == expected
     assert run(program, 0x40000000 | 59, ARCHITECTURES[processor]) == EPERM, "x32's execve"
@@ -75,9 +76,9 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "tcp", "allowed"),
     [
-        ("clone", (0x3D0F00,), False, True),  # As glibc makes a thread.
-        ("clone", (0x01200011,), False, False),  # As it forks.
-        ("clone", (0x10010000,), False, False),  # A thread in another user's namespace.
+        ("clone", (0x3D0F00,), False, True),  # A thread, as glibc starts it.
+        ("clone", (0x01200011,), False, False),  # A fork.
+        ("clone", (0x10010000,), False, False),  # A thread in another user namespace.
         ("socketpair", (1, STREAM | FLAGS, 0), False, True),
         ("socketpair", (1, DATAGRAM, 0), False, False),
         ("socketpair", (2, STREAM, 0), False, False),
@@ -98,7 +99,7 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
         ("kill", (PID + 1, 0), False, False),
         ("kill", (-1, 9), False, False),
         ("kill", (0, 9), False, False),
-        ("kill", (2**32 + PID, 9), False, True),  # The kernel takes the lower half.
+        ("kill", (2**32 + PID, 9), False, True),  # The kernel uses the lower half.
         ("tgkill", (PID, 77, 6), False, True),
         ("prlimit64", (0,), False, True),
         ("prlimit64", (1,), False, False),
@@ -143,7 +144,7 @@ def test_calls_that_depend_on_their_arguments(
     ],
 )
 @pytest.mark.parametrize("processor", syscalls.PROCESSORS)
-def test_sockets_by_what_a_gpu_driver_may_do(
+def test_sockets_allowed_for_a_gpu_driver(
     processor: str, name: str, arguments: tuple[int, ...], allowed: set[tuple[LocalSockets, bool]]
 ) -> None:
     number = syscalls.numbers(processor)[name]

@@ -1,4 +1,4 @@
-"""The filter that notifies, run as the kernel runs it, beside the filter that refuses."""
+"""The notifying filter, interpreted as the kernel does, compared with the refusing filter."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NOTIFY, ENOSYS = 0x7FC00000, 0x50000 | errno.ENOSYS
 
 
 @pytest.mark.parametrize("processor", syscalls.PROCESSORS)
-def test_it_notifies_of_each_refusal_and_of_openat_alone(processor: str) -> None:
+def test_the_filter_notifies_of_each_refusal_and_openat(processor: str) -> None:
     silent = seccomp.program(processor, PID, tcp=False, local="listening")
     openat = tracing._OPENAT[processor]
     notifying = tracing._watched(silent, openat)
-    arguments = (1, 5, 0)  # Of a socket that the driver may have; of other calls, for the most part refused.
+    arguments = (1, 5, 0)  # Arguments of a socket that the driver may have; for other calls, mostly refused ones.
     for number in range(600):
         before = run(silent, number, ARCHITECTURES[processor], *arguments)
         expected = before if before in (ALLOW, ENOSYS) else NOTIFY
@@ -36,5 +36,5 @@ def test_it_notifies_of_each_refusal_and_of_openat_alone(processor: str) -> None
         (b"", ""),
     ],
 )
-def test_an_address_is_told_in_words(raw: bytes, words: str) -> None:
+def test_an_address_is_reported_in_words(raw: bytes, words: str) -> None:
     assert tracing._address(raw) == words

@@ -1,4 +1,4 @@
-"""The trial tells a cage from none: by trying."""
+"""A trial detects by attempts whether a cage holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echo_node.host.cage.trial import tried
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it holds less")
-def test_what_this_system_holds_has_been_tried(tmp_path: Path) -> None:
+def test_this_systems_guards_have_been_tried(tmp_path: Path) -> None:
     private = tmp_path / "private"
     private.write_bytes(b"private")
     command = [sys.executable, "-m", "echo_node.host.cage.trial", str(private)]
@@ -24,8 +24,8 @@ def test_what_this_system_holds_has_been_tried(tmp_path: Path) -> None:
     assert private.read_bytes() == b"private"
 
 
-def test_a_guard_that_only_says_that_it_holds_is_found_out(tmp_path: Path) -> None:
-    """In this process there is no cage at all."""
+def test_a_guard_that_only_claims_to_hold_is_detected(tmp_path: Path) -> None:
+    """Run the trial in this process, which has no cage."""
     private = tmp_path / "private"
     private.write_bytes(b"private")
     found = tried(private, Held(by=("hearsay",), lacks={"reading": "not at all"}))

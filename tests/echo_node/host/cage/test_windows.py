@@ -1,4 +1,4 @@
-"""What is handed to Windows; that it takes it, only Windows can show."""
+"""Structures passed to Windows; only Windows can show that it accepts them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from echo_node.host.cage.description import Cage
 
 
 @pytest.mark.skipif(ctypes.sizeof(ctypes.c_void_p) != 8, reason="Windows of 64 bits")
-def test_structures_are_as_large_as_windows_has_them() -> None:
+def test_structures_have_the_sizes_of_windows() -> None:
     assert ctypes.sizeof(windows.BasicLimits) == 64
     assert windows.BasicLimits.flags.offset == 16 and windows.BasicLimits.processes.offset == 40
     assert ctypes.sizeof(windows.TokenLabel) == 16
 
 
-def test_the_job_is_of_one_process() -> None:
+def test_the_job_allows_one_process() -> None:
     limits = windows.one_process_limits()
     assert (limits.flags, limits.processes) == (0x8 | 0x400, 1)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there it would hold")
-def test_what_is_refused_is_told() -> None:
+def test_a_refused_call_is_reported() -> None:
     held = windows.enter(Cage())
     assert (held.by, held.holds) == ((), ())
     assert held.lacks["programs"].startswith("a job object: ")

@@ -1,4 +1,4 @@
-"""A D-Bus of the test's own, with services on it that answer as the test says."""
+"""A private D-Bus with scripted services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 Answers = dict[tuple[str, str], tuple[str, tuple[Any, ...]]]
-"""By path and method: the signature and the body of what is answered; anything else is an error."""
+"""Signature and body of each answer, by path and method; anything else is answered with an error."""
 
 
 class Desktop:
@@ -23,12 +23,12 @@ class Desktop:
         self.answers: Answers = {}
         self.asked: list[tuple[str, str]] = []
         self.bodies: list[tuple[Any, ...]] = []
-        """Of what was asked."""
+        """Bodies of the requests."""
         self._connections: list[Any] = []
         self._threads: list[threading.Thread] = []
 
     def serve(self, name: str) -> None:
-        """From here on somebody has this name."""
+        """Own this name on the bus from here on."""
         from jeepney.bus_messages import message_bus
         from jeepney.io.blocking import open_dbus_connection
 
@@ -70,7 +70,7 @@ class Desktop:
 
 @pytest.fixture
 def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desktop]:
-    """Session and system bus are one here; nobody is logged in to a desktop."""
+    """Yield a desktop with one bus as session and system bus, and no logged-in user."""
     daemon = shutil.which("dbus-daemon")
     if daemon is None:
         pytest.skip("dbus-daemon is not installed")
@@ -91,7 +91,7 @@ def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desktop]:
 
 @pytest.fixture
 def write(tmp_path: Any) -> Callable[..., Any]:
-    """Makes Linux's one-line files below a /sys of the test's own, whose root it returns."""
+    """Return a function that writes Linux's one-line files below a private /sys, and returns its root."""
 
     def write(directory: str, **files: object) -> Any:
         place = tmp_path / directory

@@ -1,4 +1,4 @@
-"""Trees as the kernel makes them, and a real group with a real limit where this machine lets a test make one."""
+"""Control groups: files as the kernel makes them, and a real group with a limit if this machine allows one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def tree(root: Path, own: str, **groups: dict[str, object]) -> tuple[Path, Path]:
-    """Files by group, whose "/" is "__"."""
+    """Write files by group name, in which "__" replaces "/"."""
     for group, files in groups.items():
         for name, value in files.items():
             file = root / "groups" / group.replace("__", "/") / name.replace("_", ".", 1)
@@ -40,7 +40,7 @@ def test_the_tightest_of_nested_groups_counts_and_caches_are_free(tmp_path: Path
     assert left_bytes(groups, own) is None
 
 
-def test_version_1_and_a_container_whose_path_is_its_host_s(tmp_path: Path) -> None:
+def test_version_1_and_a_container_with_its_hosts_path(tmp_path: Path) -> None:
     groups, own = tree(
         tmp_path,
         "9:cpu:/x\n4:memory:/docker/abc\n",
@@ -61,7 +61,7 @@ def test_a_machine_without_groups_has_no_limit(tmp_path: Path) -> None:
 
 @pytest.fixture
 def group() -> Iterator[tuple[Path, str]]:
-    """A new group that limits memory, and the name of the limit's file."""
+    """Yield a new group that limits memory, and the name of the limit's file."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("only root on Linux makes groups")
     is_version_1 = (GROUPS / "memory").is_dir()
@@ -79,8 +79,8 @@ def group() -> Iterator[tuple[Path, str]]:
         place.rmdir()
 
 
-def test_a_real_limit_is_felt_and_holds_the_node(group: tuple[Path, str], tmp_path: Path) -> None:
-    """In a process of its own: the machine has far more memory than its group lets it have."""
+def test_a_real_memory_limit_holds_the_node(group: tuple[Path, str], tmp_path: Path) -> None:
+    """Run a process whose group has far less memory than the machine."""
     place, limit = group
     (place / limit).write_text(str(256 * MIB))
     program = (

@@ -6,5 +6,5 @@ def test_the_worst_of_all_gpus_counts() -> None:
     assert together([first, second]) == GpuReading(others=0.4, celsius=80.0, watts=200.0)
 
 
-def test_what_none_of_them_tells_is_not_told() -> None:
+def test_figures_that_no_gpu_reports_are_missing() -> None:
     assert together([]) == together([GpuReading()]) == GpuReading()

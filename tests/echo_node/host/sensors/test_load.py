@@ -1,4 +1,4 @@
-"""Real processes that compute, beside what this process computes itself."""
+"""The CPU load of other programs: real processes compute while this process computes too."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import pytest
 from echo_node.host.sensors.load import OthersLoad
 
 ENOUGH_S = 0.6
-"""Of computing, for hundredths of a second not to matter."""
+"""Seconds of computing after which hundredths of a second do not matter."""
 linux = pytest.mark.skipif(sys.platform != "linux", reason="others do not tell low priorities apart")
 important = pytest.mark.skipif(sys.platform != "linux" or os.nice(0) > 0, reason="all that this starts gives way, too")
 
@@ -32,15 +32,15 @@ def computed_s(pid: int) -> float:
 
 
 def counted(pid: int) -> tuple[float, float]:
-    """The share that a process adds to others' when it is not the node's, and the one that it really had."""
-    while computed_s(pid) < 0.1:  # It has begun, as important as it is to be.
+    """Return a process's share of others' load when it is not the node's, and its real share."""
+    while computed_s(pid) < 0.1:  # Wait until it computes with its final priority.
         time.sleep(0.01)
     as_other, as_own = OthersLoad(), OthersLoad()
     as_other.share(())
     as_own.share((pid,))
     before_s, began = computed_s(pid), time.monotonic()
     while computed_s(pid) - before_s < ENOUGH_S:
-        psutil.pids()  # This process computes too, which is not others' work.
+        psutil.pids()  # This process computes too, which must not count.
     shares = as_other.share(()), as_own.share((pid,))
     had = (computed_s(pid) - before_s) / (time.monotonic() - began) / (psutil.cpu_count() or 1)
     assert shares[0] is not None and shares[1] is not None
@@ -53,7 +53,7 @@ def test_the_first_look_has_nothing_to_compare_with() -> None:
 
 
 @important
-def test_another_program_counts_by_what_it_computes_and_one_s_own_do_not() -> None:
+def test_only_other_programs_count_as_load() -> None:
     with spinning(0) as pid:
         added, had = counted(pid)
     assert 0.7 * had < added < 1.3 * had
@@ -61,7 +61,7 @@ def test_another_program_counts_by_what_it_computes_and_one_s_own_do_not() -> No
 
 @pytest.mark.slow
 @linux
-def test_what_gives_way_by_itself_does_not_count() -> None:
+def test_low_priority_programs_do_not_count() -> None:
     with spinning(19) as pid:
         added, had = counted(pid)
     assert abs(added) < 0.3 * had

@@ -10,7 +10,7 @@ from echo_node.host.sensors.machine import MachineSensors
 from tests.echo_node.host.sensors.conftest import Desktop
 
 
-def test_reads_what_this_machine_tells(desktop: Desktop, write: Callable[..., Path], tmp_path: Path) -> None:
+def test_this_machines_sensors_are_read(desktop: Desktop, write: Callable[..., Path], tmp_path: Path) -> None:
     write("class/hwmon/hwmon0", name="coretemp", temp1_input=61_000)
     root = write("class/power_supply/BAT0", type="Battery", status="Discharging", capacity=55)
     sensors = MachineSensors(tmp_path, sys_root=root)
@@ -23,7 +23,7 @@ def test_reads_what_this_machine_tells(desktop: Desktop, write: Callable[..., Pa
     assert (found.others_cpu, found.others_gpu, found.programs) == (None, None, frozenset())
 
 
-def test_what_no_setting_asks_for_is_not_looked_at(desktop: Desktop, tmp_path: Path) -> None:
+def test_sensors_without_a_setting_are_not_read(desktop: Desktop, tmp_path: Path) -> None:
     desktop.serve("org.freedesktop.ScreenSaver")
     waived = MannersConfig(
         gpu="always",

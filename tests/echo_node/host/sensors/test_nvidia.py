@@ -1,4 +1,4 @@
-"""What is made of NVIDIA's answers, by a stand-in for its library; and of a machine without it."""
+"""NVIDIA's figures, with a stub of its library, or without the library."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_the_node_and_its_kin_are_not_others(nvml: Nvml) -> None:
     assert others() == 0.3
 
 
-def test_in_a_container_what_others_use_is_unknown(nvml: Nvml) -> None:
-    """The engine is 101 inside and 4711 on the machine, where 101 may be anybody."""
+def test_in_a_container_the_load_of_others_is_unknown(nvml: Nvml) -> None:
+    """Inside, the engine has pid 101; on the machine it is 4711, and 101 may be any process."""
     nvml.samples, nvml.listed = [Sample(4_711, 90), Sample(GAME, 30)], [Sample(4_711, 0)]
     assert others(sees_all=False) is None
     nvml.listed = nvml.NVMLError("not supported")
@@ -146,7 +146,7 @@ def test_a_driver_that_is_gone_at_the_end_is_no_error(nvml: Nvml) -> None:
     assert others() == 0.0
 
 
-def test_what_others_take_is_their_most_in_the_newest_second() -> None:
+def test_the_load_of_others_is_their_maximum_in_the_last_second() -> None:
     samples = [(7, 90, 10 * SECOND), (8, 30, 10 * SECOND), (8, 50, 9 * SECOND), (9, 99, 8 * SECOND)]
     assert share_of_others(samples, own=(7,)) == 0.5
     assert share_of_others(samples, own=(7, 8)) == 0.0

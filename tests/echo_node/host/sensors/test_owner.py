@@ -1,4 +1,4 @@
-"""Desktops as a test plays them on a real D-Bus."""
+"""Scripted desktops on a real D-Bus."""
 
 import math
 import sys
@@ -35,7 +35,7 @@ def log_in(desktop: Desktop, **sessions: dict[str, Any]) -> None:
         desktop.answers[f"/session/{name}", "GetAll"] = ("a{sv}", (said,))
 
 
-def test_a_machine_in_which_nobody_has_a_desktop_is_left_alone(desktop: Desktop, owner: LinuxOwner) -> None:
+def test_a_machine_without_a_desktop_has_no_owner_activity(desktop: Desktop, owner: LinuxOwner) -> None:
     assert owner.idle_s() == math.inf
     log_in(desktop, ssh=session("tty", idle_since_us=None), greeter=session("x11", idle_since_us=None, of="greeter"))
     owner = LinuxOwner()
@@ -67,24 +67,24 @@ def test_the_login_manager_tells_of_the_least_idle_desktop(desktop: Desktop, own
 def test_the_desktop_s_own_monitor_is_asked_first(desktop: Desktop, owner: LinuxOwner) -> None:
     desktop.serve("org.freedesktop.ScreenSaver")
     desktop.answers[SAVER, "GetSessionIdleTime"] = ("u", (50_000,))
-    assert owner.idle_s() == 50.0, "in milliseconds until it is known better"
+    assert owner.idle_s() == 50.0, "in milliseconds until the unit is known"
     desktop.serve("org.gnome.Mutter.IdleMonitor")
     desktop.answers["/org/gnome/Mutter/IdleMonitor/Core", "GetIdletime"] = ("t", (1_500,))
     assert owner.idle_s() == 1.5
 
 
-def test_a_screen_saver_s_unit_shows_in_how_fast_it_counts() -> None:
+def test_a_screen_savers_unit_follows_from_its_speed() -> None:
     seconds, milliseconds = _ScreenSaverClock(), _ScreenSaverClock()
     assert seconds.idle_s(100.0, 0.0) == 0.1
     assert seconds.idle_s(102.0, 2.0) == pytest.approx(0.102)
     assert seconds.idle_s(103.0, 3.0) == 103.0
-    assert seconds.idle_s(2.0, 10.0) == 2.0, "somebody is back"
+    assert seconds.idle_s(2.0, 10.0) == 2.0, "the user is back"
     assert milliseconds.idle_s(100_000.0, 0.0) == 100.0
     assert milliseconds.idle_s(104_000.0, 4.0) == 104.0
     assert milliseconds.idle_s(104_000.0, 8.0) == 104.0
 
 
-def test_a_game_is_known_by_game_mode_and_a_paid_network_by_its_manager(desktop: Desktop, owner: LinuxOwner) -> None:
+def test_game_mode_and_metered_networks_are_detected(desktop: Desktop, owner: LinuxOwner) -> None:
     assert (owner.full_screen(), owner.metered()) == (None, None)
     desktop.serve("com.feralinteractive.GameMode")
     desktop.serve("org.freedesktop.NetworkManager")

@@ -17,18 +17,18 @@ def test_a_machine_without_a_battery_is_on_none(tmp_path: Path, write: Callable[
     assert battery(tmp_path) is None, "a mouse's"
 
 
-def test_a_laptop_tells_whether_it_is_plugged_in(write: Callable[..., Path]) -> None:
+def test_a_laptops_power_supply_is_detected(write: Callable[..., Path]) -> None:
     write(f"{SUPPLY}/AC", type="Mains", online=0)
     root = write(f"{SUPPLY}/BAT0", type="Battery", scope="System", status="Discharging", capacity=40)
     assert battery(root) == Battery(in_use=True, share=0.4)
     write(f"{SUPPLY}/BAT1", type="Battery", status="Unknown", capacity=100)
-    assert battery(root) == Battery(in_use=True, share=0.7), "one of two is used first"
+    assert battery(root) == Battery(in_use=True, share=0.7), "one of two batteries is used first"
     write(f"{SUPPLY}/AC", online=1)
     write(f"{SUPPLY}/BAT0", status="Charging")
     assert battery(root) == Battery(in_use=False, share=0.7)
 
 
-def test_a_machine_that_charges_by_usb_is_plugged_in_and_one_that_tells_little_is_taken_at_that(
+def test_usb_charging_counts_as_plugged_in(
     write: Callable[..., Path],
 ) -> None:
     write(f"{SUPPLY}/ucsi-source-psy-1", type="USB", online=1)

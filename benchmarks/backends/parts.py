@@ -1,0 +1,290 @@
+"""The parts besides speed: agreement, swaps, shared prompts, one model over two processes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from benchmarks.backends.cases import lacks
+from benchmarks.backends.engine_process import EngineProcess, Run
+from benchmarks.harness.models import QWEN3_06B, random_adapter
+from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.requests import GROUP_SIZE, sums, texts
+from echo_hub.run.base_model import resolve_base
+from echo_shared import draws
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+_Pair = tuple[GroupRequest, FinishedRollout]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Agreement of an engine with the reference."""
+
+    identical: float
+    """Share of rollouts that equal those of the reference, token for token."""
+    max_difference: float
+    """Largest |Δ log-probability| of all tokens, in nats."""
+
+
+class Reference:
+    """The base, or the base with an adapter, in float32."""
+
+    def __init__(self, base: Path, adapter: Path | None) -> None:
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        if adapter is not None:
+            # PEFT takes seconds to load. Engines' processes load this module without a comparison.
+            from peft import PeftModel
+
+            with warnings.catch_warnings():
+                # PEFT reads an attribute that transformers has renamed.
+                warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+                model = PeftModel.from_pretrained(model, str(adapter))
+        self._model = model.eval()
+
+    def compare(self, groups: list[GroupRequest], rollouts: list[FinishedRollout]) -> Agreement:
+        by_lease = {group.lease_id: group for group in groups}
+        pairs = [(by_lease[rollout.lease_id], rollout) for rollout in rollouts]
+        pairs.sort(key=_fed_tokens)
+        identical = 0
+        differences = []
+        for _, same_length in itertools.groupby(pairs, key=_fed_tokens):
+            batch = list(same_length)
+            for logits, (group, rollout) in zip(self._logits(batch), batch, strict=True):
+                tokens, logprobs = _redraw(logits, group, rollout)
+                identical += bool((tokens == rollout.completion_ids).all())
+                differences.append(np.abs(logprobs - rollout.behavior_logprobs))
+        return Agreement(identical=identical / len(rollouts), max_difference=float(max(map(np.max, differences))))
+
+    @torch.inference_mode()
+    def _logits(self, batch: list[_Pair]) -> NDArray[np.float32]:
+        """[rollouts, tokens, vocabulary] of prompts and completions that have the same length together."""
+        ids = np.stack([np.concatenate([group.prompt_ids, rollout.completion_ids[:-1]]) for group, rollout in batch])
+        logits: NDArray[np.float32] = self._model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
+        return logits
+
+
+def _fed_tokens(pair: _Pair) -> int:
+    group, rollout = pair
+    return len(group.prompt_ids) + len(rollout.completion_ids) - 1
+
+
+def _redraw(
+    logits_TV: NDArray[np.float32], group: GroupRequest, rollout: FinishedRollout
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Draw the reference's token after each prefix, and compute its log-probabilities of the engine's tokens."""
+    count = len(rollout.completion_ids)
+    logits = logits_TV[-count:]
+    tokens, _ = draws.draw(logits, draws.uniforms(group.seed, rollout.index, count), group.temperature)
+    scaled = logits.astype(np.float64) / group.temperature
+    normalised = scaled - np.logaddexp.reduce(scaled, axis=1, keepdims=True)
+    return tokens, normalised[np.arange(count), rollout.completion_ids]
+
+
+AGREEMENT: Final = {
+    f"agreement, {backend} {precision}": (backend, precision)
+    for backend, precisions in (
+        ("llama_cpp", ("f32", "f16", "q8_0", "q4_k_m")),
+        ("torch", ("f32", "bf16")),
+        ("mlx", ("f32", "f16", "q8_0", "q4_0")),
+    )
+    for precision in precisions
+}
+AGREEMENT_GROUPS: Final = 128
+AGREEMENT_WIDTH: Final = 64
+SWAPPED: Final = {
+    f"swap, {model}, {backend}": (model, backend)
+    for model, backend in (
+        *(("tiny", "llama_cpp"), ("tiny", "torch"), ("tiny", "mlx")),
+        *(("mid", "llama_cpp"), ("mid", "torch")),
+    )
+}
+SWAPS: Final = {"tiny": 200, "mid": 12}
+SHARED: Final = "prefix sharing"
+SHARED_PROMPT_TOKENS: Final = 512
+SHARED_GROUP: Final = 16
+SHARED_TOKENS: Final = 2
+SPLIT: Final = "split"
+SPLIT_TOKENS: Final = 8
+SPLIT_REPETITIONS: Final = 4
+SPLIT_S: Final = 120.0
+"""Time after which a third or fourth repetition is left out."""
+VOCABULARY: Final = QWEN3_06B.vocabulary
+
+Rows = list[dict[str, Any]]
+
+
+def plan() -> list[Planned]:
+    return [
+        *(Planned(name=name, seconds=10, lacks=lacks(*engine)) for name, engine in AGREEMENT.items()),
+        *(Planned(name=name, seconds=20, lacks=lacks(backend, "f32")) for name, (_, backend) in SWAPPED.items()),
+        Planned(name=SHARED, seconds=40, lacks=lacks("llama_cpp", "auto")),
+        Planned(name=SPLIT, seconds=40, lacks=lacks("llama_cpp", "f32")),
+    ]
+
+
+class Bench:
+    """What all parts share. `mid` makes the mid-size model on first use."""
+
+    def __init__(self, scratch: Path, mid: Any, progress: Progress, seed: int) -> None:
+        self.scratch = scratch
+        self.progress = progress
+        self.seed = seed
+        self._mid = mid
+        self._adapters: dict[str, tuple[Path, Path]] = {}
+
+    def base(self, model: str) -> Path:
+        return resolve_base("builtin:tiny") if model == "tiny" else Path(self._mid())
+
+    def adapters(self, model: str) -> tuple[Path, Path]:
+        """Return two adapters of the model."""
+        if model not in self._adapters:
+            first, second = (
+                random_adapter(self.base(model), self.scratch / f"{model}-adapter" / str(number), self.seed + number)
+                for number in range(2)
+            )
+            self._adapters[model] = first, second
+        return self._adapters[model]
+
+    def engine(self, backend: str, model: str, precision: str) -> EngineProcess:
+        return EngineProcess(backend, self.base(model), self.scratch / model, precision)
+
+
+def agreement(bench: Bench) -> Rows:
+    """Compare engines on the trained model, with and without an adapter."""
+    rows: Rows = []
+    wanted = {name: engine for name, engine in AGREEMENT.items() if bench.progress.wants(name)}
+    if not wanted:
+        return rows
+    groups = sums(AGREEMENT_GROUPS, bench.seed + 1)
+    base = bench.base("tiny")
+    references = {adapter: Reference(base, adapter) for adapter in (None, bench.adapters("tiny")[0])}
+    for name, (backend, precision) in wanted.items():
+        found = {}
+        with bench.engine(backend, "tiny", precision) as process:
+            process.open(width=AGREEMENT_WIDTH)
+            for adapter, reference in references.items():
+                process.set_policy(adapter)
+                model = "tiny" if adapter is None else "tiny + adapter"
+                found[model] = reference.compare(groups, process.sample(groups).rollouts)
+        about = {"part": "agreement", "backend": backend, "precision": precision}
+        rows += [
+            {**about, "model": model, "identical": one.identical, "max_logprob_difference": one.max_difference}
+            for model, one in found.items()
+        ]
+        bench.progress.done(name, {f"identical, {model}": one.identical for model, one in found.items()})
+    return rows
+
+
+def swaps(bench: Bench) -> Rows:
+    """Swap two adapters in turns, and sample a group with each."""
+    rows: Rows = []
+    for name, (model, backend) in SWAPPED.items():
+        if bench.progress.wants(name):
+            groups = sums(1, bench.seed)
+            if model == "mid":
+                groups = texts([1], bench.seed, vocabulary=VOCABULARY, prompt_tokens=8)
+            with bench.engine(backend, model, "f32") as process:
+                process.open(width=GROUP_SIZE)
+                found = process.swap(bench.adapters(model), times=SWAPS[model], groups=groups)
+            figures = {
+                "swap_ms": found.swap_ms,
+                "prepare_ms": found.prepare_ms,
+                "growth": found.resident_after / found.resident_before - 1,
+            }
+            bench.progress.done(name, figures)
+            rows.append({"part": "swap", "model": model, "backend": backend, **figures})
+    return rows
+
+
+def prefix_sharing(bench: Bench) -> Rows:
+    """Compare one group of 16 on a long prompt with 16 single rollouts on 16 prompts of that length."""
+    if not bench.progress.wants(SHARED):
+        return []
+    tokens, seed = SHARED_TOKENS, bench.seed
+    prompts = {"vocabulary": VOCABULARY, "prompt_tokens": SHARED_PROMPT_TOKENS}
+    together = texts([tokens], seed, group_size=SHARED_GROUP, **prompts)
+    apart = texts([tokens] * SHARED_GROUP, seed + 1, group_size=1, **prompts)
+    with bench.engine("llama_cpp", "mid", "auto") as process:
+        process.open(width=SHARED_GROUP)
+        process.sample(texts([tokens], seed + 2, vocabulary=VOCABULARY, group_size=SHARED_GROUP))
+        shared, single = process.sample(together), process.sample(apart)
+    row = {"shared_s": shared.seconds, "single_s": single.seconds, "speedup": single.seconds / shared.seconds}
+    bench.progress.done(SHARED, row)
+    return [{"part": SHARED, "model": "mid", "backend": "llama_cpp", **row}]
+
+
+def split(bench: Bench) -> Rows:
+    """Compare one model in two processes, with half of the layers each, with one process; one thread in each."""
+    if not bench.progress.wants(SPLIT):
+        return []
+    groups = texts([SPLIT_TOKENS], bench.seed + 3, vocabulary=VOCABULARY)
+    engines = [bench.engine("llama_cpp", "mid", "f32") for _ in range(2)]
+    with _lending(bench.scratch / "helper") as address, engines[0] as whole, engines[1] as halves:
+        whole.open(width=GROUP_SIZE, threads=1)
+        halves.open(width=GROUP_SIZE, threads=1, helpers=(address,))
+        repetitions = bench.progress.repetitions(SPLIT_REPETITIONS, within_s=SPLIT_S, least=2)
+        runs = [(whole.sample(groups), halves.sample(groups)) for _ in repetitions][1:]
+    row = {
+        "tokens_per_s": statistics.median(halved.tokens_per_s for _, halved in runs),
+        "whole_tokens_per_s": statistics.median(one.tokens_per_s for one, _ in runs),
+        "same_tokens": all(_drawn(one) == _drawn(other) for one, other in runs),
+    }
+    bench.progress.done(SPLIT, row)
+    return [{"part": SPLIT, "model": "mid", "backend": "llama_cpp", **row}]
+
+
+def headline(rows: Rows) -> dict[str, Any]:
+    """Return None for parts that were not measured."""
+
+    def of(part: str) -> Rows:
+        return [row for row in rows if row["part"] == part]
+
+    exact = [row["identical"] for row in of("agreement") if row["precision"] == "f32"]
+    growth = [row["growth"] for row in of("swap") if row["model"] == "tiny"]
+    return {
+        "identical_rollouts_f32": min(exact, default=None),
+        "swap_growth": max(growth, default=None),
+        "prefix_sharing_speedup": next((row["speedup"] for row in of(SHARED)), None),
+        "rpc_same_tokens": next((row["same_tokens"] for row in of(SPLIT)), None),
+    }
+
+
+def _drawn(run: Run) -> dict[tuple[int, int], list[int]]:
+    return {(rollout.lease_id, rollout.index): rollout.completion_ids.tolist() for rollout in run.rollouts}
+
+
+@contextmanager
+def _lending(directory: Path) -> Iterator[str]:
+    """Run `echo-node lend` in a process of its own; yield the argument of `--with`."""
+    options = ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--data-dir", str(directory)]
+    command = [sys.executable, "-u", "-m", "echo_node.main", "lend", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = []
+            for line in process.stdout:
+                said.append(line)
+                if found := re.search(r"--with (\S+)", line):
+                    yield found[1]
+                    return
+            raise RuntimeError(f"echo-node lend gave no address: {''.join(said)}")
+        finally:
+            process.terminate()
+
+
+ALL: Final = (agreement, swaps, prefix_sharing, split)

@@ -1,0 +1,176 @@
+"""Completion tokens a second, by engine, precision and width, compared with each engine's ceiling."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.backends.cases import lacks
+from benchmarks.backends.engine_process import EngineProcess
+from benchmarks.backends.generate import GenerateProcess
+from benchmarks.harness.models import QWEN3_06B
+from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.requests import GROUP_SIZE, sums, texts
+from echo_shared.sampling import GroupRequest
+
+WIDTHS: Final = (1, 8, 32, 64)
+TURNS_S: Final = 180.0
+"""Time after which the engines at a width make no further turns."""
+TINY_GROUPS: Final = 96
+MID_LENGTHS: Final = (4, 12)
+"""Shortest and longest completion, so that the rollouts of a batch end at different times."""
+BESIDE_TORCH: Final = ("f32", "bf16")
+"""Precisions of torch that are measured next to `model.generate`."""
+
+Rows = list[dict[str, Any]]
+
+
+def of_tiny(width: int, seed: int) -> list[GroupRequest]:
+    return sums(TINY_GROUPS, seed, group_size=min(width, GROUP_SIZE))
+
+
+def of_mid(width: int, seed: int) -> list[GroupRequest]:
+    size = min(width + 1, GROUP_SIZE)
+    lengths = np.random.default_rng(seed).integers(*MID_LENGTHS, -(-3 * width // 2 // size), endpoint=True).tolist()
+    return texts(lengths, seed, vocabulary=QWEN3_06B.vocabulary, group_size=size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model, and its engines."""
+
+    name: str
+    engines: tuple[tuple[str, str], ...]
+    """(backend, precision)"""
+    workload: Callable[[int, int], list[GroupRequest]]
+    """Makes the groups for a width and a seed."""
+    repetitions: Mapping[int, int]
+    """By width; more where a headline figure needs them."""
+    seconds: Mapping[int, float]
+    """Expected time of one engine, by width."""
+
+    def case(self, engine: tuple[str, str], width: int) -> str:
+        return f"speed, {self.name}, {engine[0]} {engine[1]}, width {width}"
+
+
+TINY: Final = Subject(
+    name="tiny",
+    engines=(("llama_cpp", "f32"), ("torch", "f32"), ("mlx", "f32")),
+    workload=of_tiny,
+    repetitions={1: 3, 8: 3, 32: 7, 64: 3},
+    seconds=dict.fromkeys(WIDTHS, 6.0),
+)
+MID: Final = Subject(
+    name="mid",
+    engines=(("llama_cpp", "f32"), ("llama_cpp", "q8_0"), ("torch", "f32"), ("torch", "bf16")),
+    workload=of_mid,
+    repetitions={1: 1, 8: 2, 32: 2, 64: 1},
+    seconds={1: 12.0, 8: 15.0, 32: 35.0, 64: 45.0},
+)
+
+
+def plan() -> list[Planned]:
+    return [
+        Planned(name=subject.case(engine, width), seconds=subject.seconds[width], lacks=lacks(*engine))
+        for subject in (TINY, MID)
+        for width in WIDTHS
+        for engine in subject.engines
+    ]
+
+
+def measure(subject: Subject, base: Callable[[], Path], scratch: Path, progress: Progress, *, seed: int) -> Rows:
+    """Measure the wanted engines at each width. `base` makes the model on first use."""
+    rows: Rows = []
+    wanted = {
+        width: [engine for engine in subject.engines if progress.wants(subject.case(engine, width))] for width in WIDTHS
+    }
+    engines = [engine for engine in subject.engines if any(engine in at_width for at_width in wanted.values())]
+    with ExitStack() as stack:
+        processes = {
+            engine: stack.enter_context(EngineProcess(engine[0], base(), scratch / subject.name, engine[1]))
+            for engine in engines
+        }
+        generate = {
+            precision: stack.enter_context(GenerateProcess(base(), precision))
+            for precision in BESIDE_TORCH
+            if ("torch", precision) in engines
+        }
+        for width, at_width in wanted.items():
+            chosen = {engine: processes[engine] for engine in at_width}
+            for process in chosen.values():
+                process.open(width=width)
+            groups = subject.workload(width, seed)
+            found = _take_turns(chosen, generate, groups, width, subject.repetitions[width], progress)
+            for engine, figures in found.items():
+                progress.done(subject.case(engine, width), figures)
+                about = {"part": "speed", "model": subject.name, "backend": engine[0], "precision": engine[1]}
+                rows.append({**about, "width": width, **figures})
+    return rows
+
+
+def _take_turns(
+    processes: Mapping[tuple[str, str], EngineProcess],
+    generate: Mapping[str, GenerateProcess],
+    groups: list[GroupRequest],
+    width: int,
+    most: int,
+    progress: Progress,
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """Sample the groups with each engine in turn, each next to its ceiling: the bare calls of llama.cpp, or
+    `model.generate`. `over_ceiling` is the median ratio of such neighbours."""
+    speeds: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
+    ratios: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
+    for process in processes.values():  # Recording warms the engine up, too.
+        process.record(groups) if process.backend == "llama_cpp" else process.sample(groups[:1])
+    for _ in progress.repetitions(most, within_s=TURNS_S):
+        for engine, process in processes.items():
+            if process.backend == "llama_cpp":
+                ceiling_s = process.replay()
+                run = process.sample(groups)
+                ratios[engine].append(ceiling_s / run.seconds)
+            elif process.backend == "torch":
+                tokens_per_s = generate[process.precision].sample(groups, width)
+                run = process.sample(groups)
+                ratios[engine].append(run.tokens_per_s / tokens_per_s)
+            else:
+                run = process.sample(groups)
+            speeds[engine].append(run.tokens_per_s)
+    return {
+        engine: {
+            "tokens_per_s": statistics.median(found),
+            "over_ceiling": statistics.median(ratios[engine]) if ratios[engine] else None,
+            "runs": len(found),
+        }
+        for engine, found in speeds.items()
+    }
+
+
+def headline(rows: Rows) -> dict[str, float | None]:
+    """Return None for figures that were not measured."""
+    cells = {(row["model"], row["backend"], row["precision"], row["width"]): row for row in rows}
+
+    def over_ceiling(model: str, backend: str, precision: str) -> float | None:
+        row = cells.get((model, backend, precision, 32))
+        return row["over_ceiling"] if row else None
+
+    def over_torch(precision: str, of_torch: str, width: int) -> float | None:
+        one, other = cells.get(("mid", "llama_cpp", precision, width)), cells.get(("mid", "torch", of_torch, width))
+        return one["tokens_per_s"] / other["tokens_per_s"] if one and other else None
+
+    return {
+        "llama_cpp_over_ceiling_32_tiny": over_ceiling("tiny", "llama_cpp", "f32"),
+        "llama_cpp_over_ceiling_32": over_ceiling("mid", "llama_cpp", "f32"),
+        "torch_over_generate_32": _least(over_ceiling("mid", "torch", precision) for precision in BESIDE_TORCH),
+        "llama_cpp_f32_over_torch_f32_8": over_torch("f32", "f32", 8),
+        "llama_cpp_q8_0_over_torch_bf16": _least(over_torch("q8_0", "bf16", width) for width in WIDTHS),
+    }
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)

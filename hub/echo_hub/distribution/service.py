@@ -1,0 +1,53 @@
+"""The distribution service: publishes versions, announces them, and spreads them among the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import assert_never
+
+from echo_hub.core.effects import AnnounceVersion, DistributionAction, PublishVersion
+from echo_hub.distribution.publishing import Publishing
+from echo_hub.distribution.records import DistributionRecords
+from echo_hub.driving.shared import Shared
+from echo_hub.net.broadcaster import Broadcaster
+from echo_hub.net.distributor import Distributor
+from echo_hub.training.own_sampler import OwnSampler
+
+
+class DistributionService:
+    """Owns the distributor and the publishing of versions."""
+
+    def __init__(self, shared: Shared, own_sampler: OwnSampler | None) -> None:
+        """`own_sampler`: the hub's own sampler, in co-located mode."""
+        resources = shared.resources
+        self.distributor = Distributor(
+            settings=resources.config.dissemination,
+            publisher=resources.publisher,
+            broadcaster=Broadcaster(shared.connections),
+            connections=shared.connections,
+            books=DistributionRecords(resources.store, shared.changes),
+            live=shared.live,
+        )
+        self.publishing = Publishing(
+            distributor=self.distributor,
+            directory=resources.directory,
+            queue=shared.queue,
+            room=resources.store.room,
+            own_sampler=own_sampler,
+        )
+
+    def handle(self, action: DistributionAction) -> None:
+        """Carry out the action, or queue it."""
+        match action:
+            case PublishVersion():
+                self.publishing.submit(action.policy_version)
+            case AnnounceVersion():
+                self.distributor.announce(action.policy_version)
+            case _:
+                assert_never(action)
+
+    async def run(self) -> None:
+        """Publish and spread versions until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.publishing.run())
+            tasks.create_task(self.distributor.run())

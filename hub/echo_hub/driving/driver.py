@@ -1,0 +1,281 @@
+"""Drive the coordinator: take events, commit records, then hand out actions.
+
+Only the driver calls the coordinator. It has two tasks. The first lets the coordinator handle every event as soon as it
+comes. The second takes all effects since the last commit, commits their records in one transaction, and then hands the
+actions to the hub's services. The store therefore holds every lease and receipt that nodes see. Only `BeginStep` is
+handed out before the commit: a free learner need not wait. Run events (`note`) are committed with the next records, or
+alone. They wait while the store cannot be written, and never end the hub.
+
+Events are handled for `HANDLING_S` at a time; then other tasks of the loop run. Frequent events are collected for the
+same time, except in lock-step modes: a turn of the coordinator with many events costs little more than with one.
+Commits begin `COMMIT_S` apart, because a small commit costs about as much as a large one. Actions in `_AT_ONCE`, and
+the first effects after a pause, are committed at once.
+
+While scoring is far behind, nodes' events wait in steps of `BEHIND_S`, down to the nodes' sockets. Rollouts that are
+received but not scored fill memory and train no policy. So a scorer that stands still slows nodes down and stops
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.effects import (
+    ACTIONS,
+    RECORDS,
+    Action,
+    AnnounceVersion,
+    BeginStep,
+    Effect,
+    FinishRun,
+    PublishVersion,
+    Record,
+    RolloutReceived,
+    TrainStep,
+    TrustDecided,
+)
+from echo_hub.core.events import Event, Tick
+from echo_hub.dashboard.source import Changes
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.driving.garbage import Garbage
+from echo_hub.driving.progress import RunProgress
+from echo_hub.operation.events import decision_line
+from echo_hub.scoring.backlog import Backlog
+from echo_hub.store.async_store import AsyncStore
+from echo_shared.books import RunEvent
+from echo_shared.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+MOST_EFFECTS: Final = 4_096
+"""Maximum number of effects that wait for a commit. Above it no event is handled."""
+
+HANDLING_S: Final = 0.01
+TOGETHER: Final = 64
+"""Maximum number of frequent events in one turn of the coordinator."""
+COMMIT_S: Final = 0.02
+BEHIND_S: Final = 0.1
+_AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishRun})
+"""Actions that are committed without waiting for further effects."""
+
+MOST_NOTED: Final = 1_000
+"""Maximum number of run events that wait for a commit. Above it the oldest are dropped."""
+
+SOONEST_S: Final = 0.005
+"""Minimum time between the last event and a `Tick`."""
+
+TICK_S: Final = 1.0
+"""Maximum wait for a due moment: the computer's clock may be set, or the computer may have slept."""
+
+
+class Services(Protocol):
+    """The hub's services: `echo_hub.serving.services.HubServices`."""
+
+    def handle(self, action: Action) -> None:
+        """Carry out the action, or queue it. Must not wait."""
+
+
+class Driver:
+    """The only caller of the coordinator. Events come from `queue`; `note` may be called before `run`."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        store: AsyncStore,
+        queue: EventQueue,
+        progress: RunProgress,
+        backlog: Backlog,
+        changes: Changes,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`changes` is notified after each action, and when noted run events can be read from the store."""
+        self.coordinator = coordinator
+        self._loop = asyncio.get_running_loop()
+        self._store = store
+        self._queue = queue
+        self._progress = progress
+        self._backlog = backlog
+        self._changes = changes
+        self._clock = clock
+        self._noted: list[RunEvent] = []
+        """Run events that are not committed yet."""
+        self._writing: asyncio.Future[None] | None = None
+        """The newest commit, which may still run."""
+        self._rested_at = 0.0
+        """Earliest time for frequent events, by the loop's clock."""
+        self._effects: list[Effect] = []
+        """Effects since the last commit began."""
+        self._there_are_effects = asyncio.Event()
+        self._there_is_haste = asyncio.Event()
+        """Set when an effect must be committed at once."""
+        self._committed = asyncio.Event()
+        self._num_handled = self._num_settled = 0
+        """Numbers of nodes' events that were handled, and whose records are committed."""
+        self._has_settled = asyncio.Event()
+        self._is_waited_for = False
+
+    async def settled(self) -> None:
+        """Wait until all events that nodes have put by now are handled, and their records are committed. Only one task
+        may wait at a time. Waits forever if the driver does not run."""
+        number = self._queue.num_put
+        while self._num_settled < number:
+            self._is_waited_for = True
+            if self._num_handled > self._num_settled:
+                self._there_are_effects.set()
+            self._has_settled.clear()
+            await self._has_settled.wait()
+        self._is_waited_for = False
+
+    def note(self, event: RunEvent) -> None:
+        """Commit a run event with the next records."""
+        self._noted.append(event)
+        self._there_are_effects.set()
+
+    def note_threadsafe(self, event: RunEvent) -> None:
+        """Call `note` on the driver's loop. May be called by any thread."""
+        self._loop.call_soon_threadsafe(self.note, event)
+
+    async def commit_noted(self) -> None:
+        """Commit the last run events. Call it when `run` has ended. Events that the store does not take are lost."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        await self._commit(())
+
+    async def run(self, services: Services) -> None:
+        """Handle events until cancelled. `services` get each action, in order."""
+        try:
+            self._take(self.coordinator.start(self._clock()), services)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._handle_all(services))
+                tasks.create_task(self._commit_all(services))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+        finally:
+            self._queue.end()
+
+    async def _handle_all(self, services: Services) -> None:
+        with Garbage() as garbage:
+            while True:
+                events = await self._next(garbage)
+                now, until, number = self._clock(), time.perf_counter() + HANDLING_S, 0
+                while events:
+                    number += len(events)
+                    has_begun = self._take(self.coordinator.handle_all(events, now), services)
+                    if has_begun or time.perf_counter() > until or len(self._effects) >= MOST_EFFECTS:
+                        break
+                    events = self._queue.take(self._most_together, of_nodes=not self._nodes_wait)
+                garbage.handled(number)
+                await asyncio.sleep(0)  # Let the begun step go out before the next events.
+                while len(self._effects) >= MOST_EFFECTS:
+                    self._committed.clear()
+                    await self._committed.wait()
+
+    def _take(self, effects: list[Effect], services: Services) -> bool:
+        """Collect the effects, and return True if the learner may begin a step."""
+        self._num_handled = self._queue.num_taken
+        if self._is_waited_for:
+            self._there_are_effects.set()
+        begun = [effect for effect in effects if isinstance(effect, BeginStep)]
+        for effect in begun:
+            self._hand_out(effect, services)
+        if effects:
+            self._effects += effects
+            self._there_are_effects.set()
+            if not _AT_ONCE.isdisjoint(map(type, effects)) or len(self._effects) >= MOST_EFFECTS:
+                self._there_is_haste.set()
+        return bool(begun)
+
+    async def _commit_all(self, services: Services) -> None:
+        loop, next_at = asyncio.get_running_loop(), 0.0
+        while True:
+            await self._there_are_effects.wait()
+            if loop.time() < next_at and any(isinstance(effect, RECORDS) for effect in self._effects):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_at):
+                        await self._there_is_haste.wait()
+            next_at = loop.time() + COMMIT_S
+            self._there_are_effects.clear()
+            self._there_is_haste.clear()
+            effects, self._effects, num_handled = self._effects, [], self._num_handled
+            records = [effect for effect in effects if isinstance(effect, RECORDS)]
+            await self._commit(records)
+            self._progress.num_received += sum(isinstance(record, RolloutReceived) for record in records)
+            for record in records:
+                if isinstance(record, TrustDecided):
+                    level, text, values, extra = decision_line(record)
+                    log.log(level, text, *values, extra=extra)
+            self._committed.set()
+            self._num_settled = num_handled
+            self._has_settled.set()
+            for effect in effects:
+                if isinstance(effect, ACTIONS) and not isinstance(effect, BeginStep):
+                    self._hand_out(effect, services)
+
+    def _hand_out(self, action: Action, services: Services) -> None:
+        services.handle(action)
+        self._changes.notify()
+
+    async def _commit(self, records: Sequence[Record]) -> None:
+        events, self._noted = self._noted, []
+        if not records and not events:
+            return
+        # A started commit is completed even if this task is cancelled: the store may have begun to write.
+        self._writing = asyncio.ensure_future(self._store.apply(records, self._clock(), events))
+        self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(self._writing)
+        except StorageError:
+            if records:
+                raise
+            self._noted = [*events, *self._noted][-MOST_NOTED:]
+        else:
+            if events:
+                self._changes.notify()
+
+    @property
+    def _nodes_wait(self) -> bool:
+        """True while nodes' events wait for the scorer. Never in lock-step modes, which lease one batch at a time."""
+        return self.coordinator.settings.mode == "async" and self._backlog.is_far
+
+    @property
+    def _most_together(self) -> int:
+        """Maximum number of events in one turn; 1 in lock-step modes, whose batches must not depend on the timing of
+        events."""
+        return TOGETHER if self.coordinator.settings.mode == "async" else 1
+
+    async def _next(self, garbage: Garbage) -> list[Event]:
+        """Return the next events, or a `Tick` when the coordinator is due."""
+        if self._queue:
+            return await self._take_in_time()
+        due = self.coordinator.due_at()
+        wait_s = None if due is None else min(TICK_S, max(SOONEST_S, due - self._clock()))
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._queue.wait()
+        except TimeoutError:
+            if wait_s == TICK_S:  # The coordinator has nothing due, either.
+                garbage.quiet()
+            return [Tick()]
+        return await self._take_in_time()
+
+    async def _take_in_time(self) -> list[Event]:
+        """Return the next events. Frequent events wait for more of them, until `HANDLING_S` after the last turn."""
+        most, loop = self._most_together, asyncio.get_running_loop()
+        if most > 1:
+            if loop.time() < self._rested_at:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._rested_at):
+                        await self._queue.wait_for_others()
+            self._rested_at = loop.time() + HANDLING_S
+        if self._nodes_wait:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEHIND_S):
+                    await self._queue.wait_for_own()
+        return self._queue.take(most)

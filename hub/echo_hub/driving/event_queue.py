@@ -1,0 +1,116 @@
+"""The queue of events for the coordinator: first the hub's own events, then the events of nodes, each kind in order.
+
+The hub's own events complete work that is under way, and their number is limited by the number of leased rollouts. They
+go first: otherwise the verdicts of rollouts would wait behind all messages of a full fleet. A verdict cannot overtake
+its rollout, because only rollouts that the coordinator has received are scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from echo_hub.core.events import (
+    Event,
+    GroupPrepared,
+    LeaseGivenBack,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutArrived,
+    RolloutsBegun,
+    RolloutScored,
+)
+
+QUEUED_EVENTS: Final = 8_192
+"""Maximum number of queued events of nodes. When the queue is full, `put` waits, down to the nodes' sockets."""
+_OF_NODES: Final = frozenset(
+    {LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived, RolloutsBegun}
+)
+_TOGETHER: Final = frozenset({GroupPrepared, NodeReported, RolloutArrived, RolloutsBegun, RolloutScored})
+"""Frequent event types. `take` returns several of them at a time."""
+
+
+class EventQueue:
+    """Belongs to one event loop. Every part of the hub puts events; the driver alone takes them."""
+
+    def __init__(self) -> None:
+        self._first: deque[Event] = deque()
+        self._of_nodes: deque[Event] = deque()
+        self._there_are = asyncio.Event()
+        self._there_are_own = asyncio.Event()
+        """Set while the hub's own events wait."""
+        self._num_others = 0
+        """Number of queued events that are handled alone."""
+        self._there_are_others = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_ended = False
+        self.num_put = 0
+        """Number of nodes' events ever put."""
+        self.num_taken = 0
+        """Number of nodes' events ever taken."""
+
+    async def put(self, event: Event) -> None:
+        """Add an event. Waits while the queue of nodes' events is full. After `end` the event is dropped at once."""
+        if type(event) in _OF_NODES:
+            while len(self._of_nodes) >= QUEUED_EVENTS and not self._has_ended:
+                self._has_room.clear()
+                await self._has_room.wait()
+            self.num_put += 1
+        if not self._has_ended:
+            if type(event) in _OF_NODES:
+                self._of_nodes.append(event)
+            else:
+                self._first.append(event)
+                self._there_are_own.set()
+            if type(event) not in _TOGETHER:
+                self._num_others += 1
+                self._there_are_others.set()
+            self._there_are.set()
+
+    def take(self, most: int = 1, *, of_nodes: bool = True) -> list[Event]:
+        """Return the next event, or up to `most` frequent events in a row; [] if the queue is empty. Without
+        `of_nodes`, nodes' events stay in the queue."""
+        queue = self._first or self._of_nodes
+        if not queue:
+            self._there_are.clear()
+        if not queue or (queue is self._of_nodes and not of_nodes):
+            return []
+        taken = [queue.popleft()]
+        if type(taken[0]) in _TOGETHER:
+            while queue and len(taken) < most and type(queue[0]) in _TOGETHER:
+                taken.append(queue.popleft())
+        else:
+            self._num_others -= 1
+            if not self._num_others:
+                self._there_are_others.clear()
+        if queue is self._of_nodes:
+            self.num_taken += len(taken)
+        elif not queue:
+            self._there_are_own.clear()
+        if len(self._of_nodes) < QUEUED_EVENTS:
+            self._has_room.set()
+        return taken
+
+    async def wait(self) -> None:
+        """Wait until the queue holds an event."""
+        await self._there_are.wait()
+
+    async def wait_for_own(self) -> None:
+        """Wait until the queue holds an event of the hub itself."""
+        await self._there_are_own.wait()
+
+    async def wait_for_others(self) -> None:
+        """Wait until the queue holds an event that is handled alone."""
+        await self._there_are_others.wait()
+
+    def __bool__(self) -> bool:
+        return bool(self._first or self._of_nodes)
+
+    def end(self) -> None:
+        """Drop all events, and those put from now on: the driver has ended."""
+        self._has_ended = True
+        self._first.clear()
+        self._of_nodes.clear()
+        self._has_room.set()

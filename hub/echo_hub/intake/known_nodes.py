@@ -1,0 +1,78 @@
+"""Known nodes: a new name may not look like that of an older node whose work has counted.
+
+A key is free, so a name belongs to a node only once that node's work has counted. Nodes of one invite may share names,
+and so may the operator's nodes on the hub's host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from echo_hub.net.client_address import origin_of
+from echo_hub.net.gateway import NodeInfo
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.known_nodes import read_counted_names
+from echo_shared.books import CountedName
+from echo_shared.errors import RefusedError
+from echo_shared.messages import RefusalCode
+from echo_shared.messages.shown_names import looks_of
+
+LOOK_S: Final = 30.0
+"""Seconds after which the names are read from the database again."""
+
+
+class KnownNodes:
+    """Checks names of nodes, and records nodes in the store."""
+
+    def __init__(self, store: AsyncStore, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
+        self._first: dict[str, CountedName] = {}
+        """First node of each look."""
+
+    async def check_name(self, node: NodeInfo) -> None:
+        """Raises RefusedError for a name that looks like that of an older node."""
+        if not origin_of(node.host):
+            return
+        async with self._reading:  # Nodes that join meanwhile are checked by the same names.
+            if self._clock() - self._read_at >= LOOK_S:
+                # In a thread: 100,000 names take half a second.
+                self._first = await asyncio.to_thread(_by_look, await self._store.read(read_counted_names))
+                self._read_at = self._clock()
+        for look in looks_of(node.name):
+            first = self._first.get(look)
+            if first is None or first.node_id == node.node_id:
+                continue
+            if node.invite_id is None or node.invite_id != first.invite_id:
+                raise RefusedError(
+                    "The node's name looks like that of another node, which had it first.",
+                    got=f"{node.name}, like {first.name} ({first.node_id[:10]})",
+                    do="Give yours another, by --name NAME or echo-node config set name NAME, and start it again. All"
+                    " that has counted for it stays with its key.",
+                    code=RefusalCode.NAME_TAKEN,
+                )
+
+    async def remember(self, node: NodeInfo) -> None:
+        """Commit the node's key, name and description."""
+        await self._store.on_writer(
+            self._store.store.node_seen,
+            node_id=node.node_id,
+            public_key=node.public_key,
+            name=node.name,
+            backend=node.backend,
+            device=node.device,
+            cost_per_hour=node.cost_per_hour,
+            power_watts=node.power_watts,
+            invite_id=node.invite_id,
+            now=time.time(),
+        )
+
+
+def _by_look(nodes: Sequence[CountedName]) -> dict[str, CountedName]:
+    """Return the first node of each look."""
+    return {look: node for node in reversed(nodes) for look in looks_of(node.name)}

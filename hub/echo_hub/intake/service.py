@@ -1,0 +1,157 @@
+"""The intake service: connects nodes, sends leases and receipts, and prepares and scores what it takes in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import assert_never
+
+from echo_hub.core.effects import (
+    AnnounceVersion,
+    IntakeAction,
+    LookUpReceipt,
+    PrepareGroup,
+    RevokeLease,
+    ScoreRollout,
+    SendCheck,
+    SendLease,
+    SendReceipts,
+    SendTrained,
+    TellStandby,
+)
+from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.distribution.service import DistributionService
+from echo_hub.driving.shared import Shared
+from echo_hub.intake.connected import ConnectedNodes, Welcoming
+from echo_hub.intake.doors import Doors
+from echo_hub.intake.episodes import DrawnRollouts, ScoringJobs
+from echo_hub.intake.handing_out import HandingOut
+from echo_hub.intake.known_nodes import KnownNodes
+from echo_hub.intake.partials import Partials
+from echo_hub.intake.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
+from echo_hub.intake.totals import TotalsNews
+from echo_hub.scoring.preparing import GroupPreparation
+from echo_hub.scoring.scorer import Scorer
+from echo_hub.training.service import TrainingService
+from echo_hub.verify.by_nodes import NodeChecks
+from echo_shared.messages import RefusalCode
+
+
+class IntakeService:
+    """Owns the connected nodes, their leases, receipts and checks, the unfinished rollouts and the scorer."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        doors: Doors,
+        partials: Partials,
+        *,
+        distribution: DistributionService,
+        training: TrainingService,
+    ) -> None:
+        resources, connections = shared.resources, shared.connections
+        config, store = resources.config, resources.store
+        self.doors = doors
+        self.partials = partials
+        self.drawn = DrawnRollouts(store, resources.problems, run_seed=config.run.seed)
+        self._driver = shared.driver
+        self._live = shared.live
+        self._connections = connections
+        self._receipts = ReceiptsOut(connections)
+        self._look_ups = ReceiptLookUps(store=store, connections=connections, receipts=self._receipts)
+        self._trained_receipts = TrainedReceipts(self._receipts)
+        self._checks = NodeChecks(
+            rollouts=self.drawn,
+            connections=connections,
+            queue=shared.queue,
+            temperature=config.sampling.temperature,
+        )
+        self.nodes = ConnectedNodes(
+            queue=shared.queue,
+            live=shared.live,
+            register=KnownNodes(store),
+            welcoming=Welcoming(
+                run_id=resources.run_id,
+                run_name=config.run.name,
+                heartbeat_s=config.server.heartbeat_s,
+                tracker=resources.tracker,
+                distributor=distribution.distributor,
+                coordinator=resources.coordinator,
+            ),
+            distributor=distribution.distributor,
+            look_ups=self._look_ups,
+            checks=self._checks,
+            partials=partials,
+            stop_strings=resources.bounds.stop_strings,
+            invitations=resources.invitations,
+            electricity_per_kwh=config.cost.electricity_per_kwh,
+        )
+        self._preparation = GroupPreparation(resources.problems, shared.queue)
+        self._scorer = Scorer(
+            pool=resources.scoring,
+            bounds=resources.bounds,
+            committed=ScoringJobs(store),
+            queue=shared.queue,
+            backlog=shared.backlog,
+        )
+        self._handing_out = HandingOut(
+            config.sampling,
+            stop_ids=resources.stop_ids,
+            store=store,
+            problems=resources.problems,
+            nodes=shared.live,
+            offers=distribution.distributor,
+            connections=connections,
+            own_device=training.trainer,
+        )
+        self._totals = TotalsNews(store=store, nodes=shared.live, connections=connections)
+
+    def handle(self, action: IntakeAction) -> None:
+        """Carry out the action, or queue it."""
+        match action:
+            case PrepareGroup():
+                self._preparation.submit(action.group_id)
+            case SendLease():
+                is_own = action.node_id == HUB_NODE_ID
+                self._handing_out.submit(action, () if is_own else self.partials.begin(action))
+            case RevokeLease():
+                self.partials.revoked(action.lease_id)
+                self._handing_out.submit(action)
+            case SendReceipts():
+                if receipts := self._connections.untold(action.node_id, action.receipts):
+                    self._receipts.tell(action.node_id, receipts)
+            case SendTrained():
+                self._trained_receipts.submit(action)
+            case LookUpReceipt():
+                self._look_ups.submit(action)
+            case ScoreRollout():
+                self._scorer.submit(action.rollout_id, action.first_turn)
+            case SendCheck():
+                self._checks.submit(action)
+            case AnnounceVersion():
+                self.partials.announced(action.policy_version)
+            case TellStandby():
+                told = self._live.told(action.node_id, action.reason, action.detail)
+                self._connections.send(action.node_id, told)
+            case _:
+                assert_never(action)
+
+    async def run(self) -> None:
+        """Serve nodes and score rollouts until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for work in (
+                self.doors.fleet.run(self.nodes, self._driver),
+                self._preparation.run(),
+                self._handing_out.run(),
+                self._scorer.run(),
+                self._checks.run(),
+                self._receipts.run(),
+                self._look_ups.run(),
+                self._trained_receipts.run(),
+                self._totals.run(),
+            ):
+                tasks.create_task(work)
+
+    async def close(self, code: RefusalCode, text: str) -> None:
+        """Send the waiting receipts, and close all connections with this reason."""
+        self._receipts.flush_all()
+        await self._connections.close(code, text)

@@ -1,0 +1,52 @@
+"""The connected nodes, and what each last said of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from echo_hub.net.gateway import NodeInfo
+from echo_shared.messages import FromHub, Standby, StandbyReason
+
+
+class NodeSender(Protocol):
+    """Sends messages to nodes: `echo_hub.gateways.connections.Connections` and `echo_hub.net.gateway.Gateway`."""
+
+    def send(self, node_id: str, message: FromHub) -> bool:
+        """Queue the message; return False if the node is not connected. Never waits."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveNode:
+    """What a connected node last said of itself. These are claims, only for display: no node is credited for them."""
+
+    info: NodeInfo
+    activity: str = "preparing"
+    capacity: int = 0
+    policy_version: int | None = None
+    tokens_per_s: float = 0.0
+    precision: str = ""
+    """Precision of its engine's weights; empty: not known, or no engine runs."""
+    cost_per_hour: float = 0.0
+    """Cost per hour of activity, with its power where that is counted."""
+    standby: str = ""
+    """The hub's last reason for giving it no work; empty: it was told none."""
+    affordable: bool = True
+    """False if the spend cap keeps it from work."""
+
+
+class LiveNodes(dict[str, LiveNode]):
+    """Connected nodes by id. `echo_hub.intake.connected` adds and removes them; other parts of the hub read them."""
+
+    def told(self, node_id: str, reason: StandbyReason | None, detail: str) -> Standby:
+        """Return the message that tells the node why it has no work, and keep the reason for the pages."""
+        live = self.get(node_id)
+        if live is not None:
+            live.affordable = reason is not StandbyReason.SPEND_CAP
+            live.standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
+        return Standby(reason=reason, detail=detail)
+
+    def stands_by(self, node_id: str) -> bool:
+        """Return True if the node is connected and was last told that it has no work."""
+        live = self.get(node_id)
+        return live is not None and bool(live.standby)

@@ -1,0 +1,184 @@
+"""Operation of the hub: log lines become events, problems are watched for, and alerts are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from echo_hub.config.operation_sections import AlertsConfig
+from echo_hub.dashboard.model import RunView
+from echo_hub.dashboard.source import Changes
+from echo_hub.driving.driver import Driver
+from echo_hub.driving.progress import RunProgress
+from echo_hub.operation.alert import AboutRun
+from echo_hub.operation.alerting import Alerts, webhook_of
+from echo_hub.operation.event_log import EventLog
+from echo_hub.operation.problems import Observation, ProblemKind, Problems
+from echo_hub.operation.watching import Watching, free_bytes
+from echo_hub.run.directory import RunDirectory
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.events import read_events
+from echo_hub.store.reports import read_steps
+from echo_hub.views.alarms import alarms
+from echo_hub.views.run import MomentSource, broken_now, common_faults, goes_on_with, lacks_nodes, waits_for
+from echo_shared.books import EventFilter, StepRecord
+from echo_shared.errors import EchoError, StorageError
+from echo_shared.messages.fields import printable_line
+
+log = logging.getLogger(__name__)
+
+STEADY_STEPS: Final = 8
+"""Number of trained steps from which on the learner's idle share is meaningful."""
+STEPS_AT_ONCE: Final = 1_000
+
+
+class RunViewSource(Protocol):
+    """Returns the pages' view of the run: `echo_hub.views.pages_source`."""
+
+    async def run_view(self) -> RunView: ...
+
+
+class Addressed(Protocol):
+    """A server with an address, once it is open: `echo_hub.net.server`."""
+
+    @property
+    def url(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """Describes the run in alerts."""
+
+    run_id: str
+    name: str
+    server: Addressed
+
+    def about(self) -> AboutRun:
+        return AboutRun(run_id=self.run_id, name=printable_line(self.name), url=self.server.url)
+
+
+class RunObserver:
+    """Observes the run, from the same sources as the pages."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        *,
+        store: AsyncStore,
+        moments: MomentSource,
+        pages: RunViewSource,
+        changes: Changes,
+    ) -> None:
+        self._directory = directory
+        self._store = store
+        self._moments = moments
+        self._pages = pages
+        self._changes = changes
+
+    async def observe(self) -> Observation:
+        """Return the present state. While the store cannot be read, its figures are left out."""
+        try:
+            view = await self._pages.run_view()
+        except StorageError:
+            view = None
+        moment = self._moments.now()
+        faults = " ".join(common_faults(moment))
+        broken = broken_now(moment) | goes_on_with(moment) | ({ProblemKind.COMMON_FAULT: faults} if faults else {})
+        capacity = view.capacity if view is not None and view.trained_step >= STEADY_STEPS else None
+        return Observation(
+            broken=broken,
+            is_over=moment.last_is_published,
+            lacks_nodes=lacks_nodes(moment),
+            nodes_connected=moment.status.nodes_connected,
+            learner_waits=waits_for(moment) == "rollouts",
+            idle_share=capacity.idle_by_reason.get("rollouts", 0.0) if capacity else None,
+            idle_window_s=capacity.window_s if capacity else 0.0,
+            disk_free_bytes=await asyncio.to_thread(free_bytes, self._directory.root),
+            forged=" ".join(alarms(view.newest_step)) if view is not None else "",
+            quarantined=moment.status.trust.quarantined,
+            turned_away=sum(sum(counts.values()) for counts in moment.turned_away.values()),
+        )
+
+    async def steps(self, since: int) -> Sequence[StepRecord]:
+        """Return trained steps after step `since`, in order."""
+        return await asyncio.to_thread(self._store.store.read, read_steps, since, STEPS_AT_ONCE)
+
+    def notify(self) -> None:
+        self._changes.notify()
+
+
+class Operation:
+    """Event log, watching and alerts of a hub. Construct it in the hub's event loop."""
+
+    def __init__(
+        self,
+        settings: AlertsConfig,
+        *,
+        driver: Driver,
+        store: AsyncStore,
+        progress: RunProgress,
+        observer: RunObserver,
+        pages: RunViewSource,
+        problems: Problems,
+        description: Description,
+    ) -> None:
+        self.event_log = EventLog(driver)
+        self._driver = driver
+        self._store = store
+        self._progress = progress
+        self._pages = pages
+        self._server = description.server
+        self._end_is_told = False
+        self._alerts = Alerts(settings, description, webhook=webhook_of(settings))
+        self.watching = Watching(problems, run=observer, told=self._alerts)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for work in (self._alerts.run(), self.watching.run(), self._tell_of_the_end()):
+                tasks.create_task(work)
+
+    def began(self) -> None:
+        """Log that the hub serves."""
+        log.info("the hub serves, at %s", self._server.url, extra={"event": "hub_started"})
+
+    def failed(self, error: BaseException) -> None:
+        """Log the error that ends the hub. An error with a text for people is logged without its traceback."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        known = error.brief if isinstance(error, EchoError) else ""
+        traceback = None if known else error
+        log.error("the hub ends: %s", known or repr(error), exc_info=traceback, extra={"event": "hub_failed"})
+
+    async def ended(self) -> None:
+        """Log that the hub stops, and commit the last events if the store takes them."""
+        if self._progress.finished.is_set() and not self._end_is_told:
+            with suppress(StorageError):
+                await self._tell_of_the_end()
+        log.info("the hub stops", extra={"event": "hub_stopped"})
+        await asyncio.sleep(0)  # Let the line reach the driver.
+        await self._driver.commit_noted()
+
+    async def _tell_of_the_end(self) -> None:
+        await self._progress.finished.wait()
+        wanted = EventFilter(kind="run_finished")
+        if not await self._store.read(read_events, wanted, 1):  # The end may have been logged before a restart.
+            text = summary(await self._store.server.until_done(self._pages.run_view))
+            log.info("%s", text, extra={"event": "run_finished"})
+            self._alerts.finished(text, time.time())
+        self._end_is_told = True
+
+
+def summary(view: RunView) -> str:
+    """Return a sentence about the finished run."""
+    accuracy = ""
+    if view.accuracy_before is not None and view.accuracy_after is not None:
+        accuracy = f", held-out accuracy {view.accuracy_before:.1%} before and {view.accuracy_after:.1%} after"
+    nodes = "1 node" if view.nodes_useful == 1 else f"{view.nodes_useful} nodes"
+    rollouts = f"{view.accounting.trained} rollouts" + (f" of {nodes}" if view.mode != "colocated" else "")
+    return f"The run is finished: {view.trained_step} steps, {rollouts}{accuracy}."

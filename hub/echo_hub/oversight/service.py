@@ -1,0 +1,166 @@
+"""The oversight service: checks rollouts, carries out the operator's actions, watches the run, and serves the pages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import assert_never
+
+from echo_hub.core.effects import (
+    CheckRollout,
+    HastenChecks,
+    MeasureNumerics,
+    OversightAction,
+    PublishVersion,
+    TellOperator,
+)
+from echo_hub.distribution.service import DistributionService
+from echo_hub.driving.shared import Shared
+from echo_hub.intake.service import IntakeService
+from echo_hub.lifecycle.retention import Retention
+from echo_hub.lifecycle.sibling_runs import SiblingRuns
+from echo_hub.net.server import Server
+from echo_hub.operation.problems import Problems
+from echo_hub.operation.watching import limits_of
+from echo_hub.oversight.checking import verifying_of
+from echo_hub.oversight.housekeeping import Housekeeping
+from echo_hub.oversight.moments import Moments
+from echo_hub.oversight.operating import Description, Operation, RunObserver
+from echo_hub.oversight.operator_access import guard_of
+from echo_hub.oversight.operator_desk import Desk
+from echo_hub.sinks.chosen import chosen_sinks
+from echo_hub.training.service import TrainingService
+from echo_hub.views.evaluations import EvaluationViews
+from echo_hub.views.pages_source import HubPages
+from echo_hub.views.run import RunViews
+from echo_hub.views.versions import VersionViews
+
+
+class OversightService:
+    """Owns the verifier, the operator's desk, the pages and the periodic work on store and run directory."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        server: Server,
+        *,
+        intake: IntakeService,
+        training: TrainingService,
+        distribution: DistributionService,
+    ) -> None:
+        """`server`: the hub's port, whose address pages and alerts show."""
+        resources = shared.resources
+        config, directory, store = resources.config, resources.directory, resources.store
+        self._server = server
+        self._verifying = verifying_of(shared, intake.drawn)
+        self._sinks = chosen_sinks(
+            config,
+            directory.root,
+            resources.run_id,
+            store,
+            shared.changes,
+            codec=resources.codec,
+            problems=resources.problems,
+        )
+        self._siblings = SiblingRuns(
+            directory, store, run_id=resources.run_id, hub_key=resources.me.public_key, changes=shared.changes
+        )
+        problems = Problems(limits_of(config.alerts))
+        moments = Moments(
+            shared,
+            intake=intake,
+            training=training,
+            distribution=distribution,
+            verifying=self._verifying,
+            problems=problems,
+            sinks=self._sinks,
+            server=server,
+        )
+        self.pages = _pages_of(shared, moments, self._siblings)
+        observer = RunObserver(directory, store=store, moments=moments, pages=self.pages, changes=shared.changes)
+        self.operation = Operation(
+            config.alerts,
+            driver=shared.driver,
+            store=store,
+            progress=shared.progress,
+            observer=observer,
+            pages=self.pages,
+            problems=problems,
+            description=Description(run_id=resources.run_id, name=config.run.name, server=server),
+        )
+        self.guard = guard_of(config, directory, run_id=resources.run_id)
+        self.desk = Desk(
+            store,
+            directory,
+            guard=self.guard,
+            queue=shared.queue,
+            due=training.due,
+            run_keys=distribution.distributor,
+            changes=shared.changes,
+        )
+        self._housekeeping = Housekeeping(
+            config.learner,
+            store=store,
+            directory=directory,
+            coordinator=resources.coordinator,
+            queue=shared.queue,
+            live=shared.live,
+            evaluating=training.due.waiting,
+            bans=distribution.distributor,
+            invitations=resources.invitations,
+            nodes=intake.nodes,
+        )
+        self._retention = Retention(config.keeping.steps, store=store, coordinator=resources.coordinator)
+
+    def handle(self, action: OversightAction) -> None:
+        """Carry out the action, or queue it."""
+        match action:
+            case CheckRollout():
+                self._verifying.submit(action.rollout_id, is_urgent=action.is_urgent)
+            case MeasureNumerics():
+                self._verifying.measure(action.rounding, action.policy_version)
+            case HastenChecks():
+                self._verifying.hasten()
+            case PublishVersion():
+                self._verifying.published()
+            case TellOperator():
+                self.desk.settled(action.number)
+            case _:
+                assert_never(action)
+
+    async def run(self) -> None:
+        """Check, watch and keep house until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for work in (
+                self._verifying.run(),
+                self._housekeeping.run(),
+                self._housekeeping.watch_bans(),
+                self._housekeeping.watch_pardons(),
+                self._retention.run(),
+                self.desk.run(),
+                self._siblings.run(self._server.shared_url),
+                self.operation.run(),
+                *(sink.run() for sink in self._sinks),
+            ):
+                tasks.create_task(work)
+
+
+def _pages_of(shared: Shared, moments: Moments, siblings: SiblingRuns) -> HubPages:
+    resources = shared.resources
+    config, store = resources.config, resources.store.store
+    return HubPages(
+        changes=shared.changes,
+        store=store,
+        run=RunViews(
+            config,
+            run_id=resources.run_id,
+            started_at=resources.started_at,
+            first_version=resources.first_version,
+            lineage=resources.start.lineage if resources.start else (),
+            store=store,
+            versions=VersionViews(store, resources.directory),
+            evaluations=EvaluationViews(store, [one.name for one in config.evaluation_sets if one.name]),
+            siblings=siblings,
+        ),
+        nodes=shared.live,
+        moments=moments,
+    )

@@ -1,0 +1,104 @@
+"""Columns of a rollout's tokens, and the conversion between rows and payloads, for the tables `payloads` and `kept`.
+
+Both follow from the fields of `RolloutPayload`. A field without a default is a column that is never NULL. In any other
+column NULL stands for the field's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from operator import attrgetter
+from typing import Any, Final, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import JSON, BigInteger, Column, Double, LargeBinary, String, Text
+from sqlalchemy.types import TypeEngine
+
+from echo_shared.messages import FinishReason
+from echo_shared.messages.fields import PackedArray
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload, pack_spans, unpack_spans
+
+
+def ids_of(stored: bytes | None) -> NDArray[np.int32]:
+    """Return the token ids of a column; none for NULL."""
+    return np.frombuffer(stored or b"", "<i4")
+
+
+def bytes_of(ids: NDArray[np.int32]) -> bytes:
+    """Return the form in which a column holds token ids."""
+    return np.ascontiguousarray(ids, "<i4").tobytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """One field as a column."""
+
+    name: str
+    type: TypeEngine[Any]
+    write: Callable[[RolloutPayload], Any]
+    """Returns the column's value."""
+    read: Callable[[Any], Any]
+    """Returns the field's value from the column's, which is not NULL."""
+    is_nullable: bool
+
+
+def _stored(name: str, hint: Any, *, is_nullable: bool) -> _Stored:
+    get: Callable[[RolloutPayload], Any] = attrgetter(name)
+    kind, packed = getattr(hint, "__origin__", hint), PackedArray.of(hint)
+    if packed is not None:
+        dtype = packed.dtype
+        return _Stored(
+            name=name,
+            type=LargeBinary(),
+            write=lambda payload: np.ascontiguousarray(get(payload), dtype).tobytes(),
+            read=lambda stored: np.frombuffer(stored, dtype),
+            is_nullable=is_nullable,
+        )
+    if hint == tuple[DrawnSpan, ...]:
+        return _Stored(
+            name=name,
+            type=JSON(none_as_null=True),
+            write=lambda payload: pack_spans(payload.spans) if payload.spans else None,
+            read=unpack_spans,
+            is_nullable=is_nullable,
+        )
+    if kind is FinishReason:
+        return _Stored(name=name, type=String(16), write=get, read=FinishReason, is_nullable=is_nullable)
+    return _Stored(name=name, type=_SCALARS[kind], write=get, read=kind, is_nullable=is_nullable)
+
+
+_SCALARS: Final[dict[type, TypeEngine[Any]]] = {float: Double(), int: BigInteger(), str: Text()}
+_HINTS: Final = get_type_hints(RolloutPayload, include_extras=True)
+_STORED: Final = tuple(
+    _stored(field.name, _HINTS[field.name], is_nullable=(field.default, field.default_factory) != (MISSING, MISSING))
+    for field in fields(RolloutPayload)
+)
+NAMES: Final = tuple(each.name for each in _STORED)
+"""Names of the columns."""
+_WRITERS: Final = tuple((each.name, each.write) for each in _STORED if each.name != "observation_ids")
+_READERS: Final = tuple((each.name, attrgetter(each.name), each.read) for each in _STORED)
+
+
+def columns() -> list[Column[Any]]:
+    """Return new columns for one table."""
+    return [Column(each.name, each.type, nullable=each.is_nullable) for each in _STORED]
+
+
+def row_of(payload: RolloutPayload) -> dict[str, Any]:
+    """Return the values of a received payload by column: all but the environment's answer, which comes later."""
+    return {name: write(payload) for name, write in _WRITERS}
+
+
+def payload_of(row: Any, *, is_attributed: bool = False) -> RolloutPayload:
+    """Return the payload in a row that has all of `NAMES`.
+
+    `is_attributed`: the row also has its lease's `node_id` and `policy_version`, and the spans are to cover all tokens.
+    """
+    values = {name: read(stored) for name, get, read in _READERS if (stored := get(row)) is not None}
+    if is_attributed and "spans" not in values:
+        values["spans"] = (
+            DrawnSpan(node_id=row.node_id, policy_version=row.policy_version, num_tokens=len(values["completion_ids"])),
+        )
+    return RolloutPayload(**values)

@@ -1,0 +1,41 @@
+"""Settings of single steps: where the adapter goes, the learning rate, and the objective.
+
+Settings depend only on the step and on earlier changes by the operator, so repeated steps get equal settings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.evaluation.due import is_due
+from echo_hub.learner.schedule import share_of_highest
+from echo_hub.run.directory import RunDirectory
+
+
+class RunStepSettings:
+    """Settings of the steps of one run."""
+
+    def __init__(
+        self, config: HubConfig, directory: RunDirectory, coordinator: Coordinator, *, steps_before: int = 0
+    ) -> None:
+        """`steps_before`: steps of the run that this run began with."""
+        self._config = config
+        self._directory = directory
+        self._coordinator = coordinator
+        self._steps_before = steps_before
+
+    def export_path(self, step: int) -> Path | None:
+        """Return the directory for the step's adapter; None if that version is neither published nor evaluated."""
+        is_needed = self._coordinator.settings.is_due(step) or is_due(self._config, step)
+        return self._directory.adapter(step) if is_needed else None
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of the step, with the schedule applied."""
+        highest = self._coordinator.settings.learning_rate_of(step)
+        return highest * share_of_highest(self._config.training, step, steps_before=self._steps_before)
+
+    def objective(self, step: int) -> str | None:
+        """Return the objective of the step as JSON; None: that of the learner's settings."""
+        return self._coordinator.settings.objective_of(step)
