@@ -172,7 +172,7 @@ async def test_a_real_process_distinguishes_honest_rollouts(versions: Versions) 
         if sys.platform != "win32":
             assert psutil.Process(checker.pid).nice() >= 10, "it yields to the learner"
     assert told.of["77-0"] == NOT_KEPT
-    assert "Version 9" in str(told.of["99-0"])
+    assert "version 9" in str(told.of["99-0"])
     for group, is_honest in ((honest, True), (others, False)):
         for one in group:
             spans = told.of[one.rollout_id]
