@@ -32,7 +32,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_hub.views.learner_time import learner_time
-from echo_hub.views.pace import Pace, newest_steps, read_pace
+from echo_hub.views.pace import RunPace, newest_steps, read_pace
 from echo_shared.books import StepRecord
 
 WARM_UP: Final = 4
@@ -141,7 +141,7 @@ def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
 
 def run(
     settings: Settings, slots: int, links: LinkSet, directory: Path, *, num_steps: int = STEPS
-) -> tuple[Sequence[StepRecord], Pace]:
+) -> tuple[Sequence[StepRecord], RunPace]:
     """Train this many steps. Return the steps and the pace, by the run's database. Raises RunFailed."""
     run_directory = RunDirectory(directory / "run")
     with open_links(NODES, links) as net, ExitStack() as processes:
@@ -181,7 +181,7 @@ def run(
     return steps, pace
 
 
-def figures(case: Case, steps: Sequence[StepRecord], pace: Pace) -> dict[str, Any]:
+def figures(case: Case, steps: Sequence[StepRecord], pace: RunPace) -> dict[str, Any]:
     """Measured and predicted figures of a run."""
     workload, nodes, counted = pace.workload, pace.nodes, steps[WARM_UP - 1 : STEPS]
     spent = learner_time(counted, started_at=counted[0].trained_at)

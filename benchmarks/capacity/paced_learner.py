@@ -20,7 +20,7 @@ STEP_S: Final = "ECHO_BENCH_STEP_S"
 """Environment variable: the least seconds of a step."""
 
 
-def paced_step(*arguments: Any, **named: Any) -> step.Outcome:
+def paced_step(*arguments: Any, **named: Any) -> step.StepOutcome:
     """`echo_hub.learner.step.screened_step`, with its pace."""
     began = time.perf_counter()
     outcome = step.screened_step(*arguments, **named)

@@ -19,7 +19,7 @@ from echo_node.daemon import Daemon
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.panel import NodeSnapshot
 from echo_shared import key_file
 from echo_shared.messages import Fetched
@@ -32,7 +32,7 @@ class EchoNode(Daemon):
     """The whole daemon without an engine. Call `open`, then `received` for each version."""
 
     def __init__(self, url: str, address: str, directory: Path) -> None:
-        paths = Paths.find(directory)
+        paths = NodePaths.find(directory)
         super().__init__(
             paths=paths,
             config=NodeConfig(backend="torch", swarm_host=address, insecure=True, reconnect_first_s=RECONNECT_FIRST_S),

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from benchmarks.dissemination.rounds import Row
 from benchmarks.harness.progress import Planned, Progress
-from echo_hub.core.spread.broadcast import Broadcast, Send
-from echo_hub.core.spread.windows import Paths
+from echo_hub.core.spread.broadcast import Broadcast, SendPiece
+from echo_hub.core.spread.windows import BroadcastPaths
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
@@ -87,7 +87,7 @@ class _Timed(Broadcast):
         super().have(node_id, pieces, now)
         self.cpu_s += time.thread_time() - began_at
 
-    def plan(self, now: float) -> list[Send]:
+    def plan(self, now: float) -> list[SendPiece]:
         began_at = time.thread_time()
         sends = super().plan(now)
         self.cpu_s += time.thread_time() - began_at
@@ -124,7 +124,7 @@ class SimulatedFleet:
             self._agenda.advance()
         return self._agenda.now - began_at
 
-    def _planner(self, *, paths: Paths, num_pieces: int, piece_bytes: int) -> Broadcast:
+    def _planner(self, *, paths: BroadcastPaths, num_pieces: int, piece_bytes: int) -> Broadcast:
         self.planners.append(_Timed(paths=paths, num_pieces=num_pieces, piece_bytes=piece_bytes))
         return self.planners[-1]
 

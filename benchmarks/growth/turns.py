@@ -44,7 +44,7 @@ from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.changing import key_of
 from echo_hub.store.known_nodes import note_still_here
-from echo_hub.store.retired import Span, read_last
+from echo_hub.store.retired import StepSpan, read_last
 from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire
 from echo_shared.books import RunEvent
 from echo_shared.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
@@ -226,7 +226,7 @@ class Turns:
         last = self.store.store.read(read_last)
         after = self.store.store.read(read_first_mark) if last is None else last.through
         for one in self.store.store.read(read_ripe, after, after.step + 2):
-            span = Span(after=after, through=one.mark)
+            span = StepSpan(after=after, through=one.mark)
             keys = self.store.store.read(read_final_keys, span)
             for start in range(0, len(keys), ROWS_AT_ONCE):
                 await self.store.on_writer(retire, self.store.store, keys[start : start + ROWS_AT_ONCE], span)

@@ -30,7 +30,7 @@ from echo_hub.core.trust.judging import NOTHING, added, alarm, judged
 from echo_hub.core.trust.likelihood import SCALES, bounded_log_odds
 from echo_hub.core.trust.numerics import Numerics, NumericsClass
 from echo_hub.core.trust.settings import TrustSettings
-from echo_hub.core.trust.shopping import Ranks, edges, weigh
+from echo_hub.core.trust.shopping import LatestRewards, edges, weigh
 from echo_hub.core.trust.standing import Standing
 from echo_hub.learner.policy import Policy
 from echo_hub.verify.drawn import unpack_evidence, unpack_spans
@@ -215,7 +215,7 @@ def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[
 
 
 def _to_detection(order: Sequence[tuple[Evidence, float]], numerics: Numerics, told: NumericsClass) -> int:
-    standing, ranks, enough = Standing("node", numerics=told), Ranks(), alarm(TrustSettings().false_alarm)
+    standing, ranks, enough = Standing("node", numerics=told), LatestRewards(), alarm(TrustSettings().false_alarm)
     sums = NOTHING
     for number, (evidence, reward) in enumerate(order, start=1):
         honest = numerics.honest(told, shown=standing.recent)

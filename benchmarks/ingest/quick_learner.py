@@ -27,12 +27,12 @@ def untrained_step(
     *_: Any,
     history: History = NO_HISTORY,
     **__: Any,
-) -> step.Outcome:
+) -> step.StepOutcome:
     """Stands for `echo_hub.learner.step.screened_step`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     mean_reward = float(np.mean([rollout.reward for rollout in rollouts]))
     turns = [max(1, len(rollout.draws)) for rollout in rollouts]
-    return step.Outcome(
+    return step.StepOutcome(
         metrics={"mean_reward": mean_reward, GRAD_NORM.key: 0.0, TRAIN_S.key: 0.0},
         screen=Findings().frame(turns),
         history=history,

@@ -21,7 +21,7 @@ from benchmarks.harness.processes import family, node_process, processor_s
 from benchmarks.harness.progress import Progress
 from benchmarks.manners.scene import PATIENCE_S, Engine, Models, engine_of, working_hub
 from echo_node.host import control
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.errors import ConnectError
 from echo_shared.messages import NodeStatus
 
@@ -94,7 +94,7 @@ async def _node(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[_Nod
     env = {"ECHO_NODE_MANNERS__PRIORITY": "lowest", "OMP_NUM_THREADS": str(psutil.cpu_count() or 1)}
     async with working_hub(scratch, base) as hub:
         with node_process(hub.url, home, options, env=env) as process:
-            node = _Node(psutil.Process(process.pid), Paths.find(home).control_file)
+            node = _Node(psutil.Process(process.pid), NodePaths.find(home).control_file)
             await node.until_sampling()
             yield node
 
@@ -121,7 +121,7 @@ async def measure_paused(scratch: Path, models: Models, model: str) -> Mapping[s
         hub.heartbeat_s = 15.0
         with node_process(hub.url, home, options, env={"ECHO_NODE_MANNERS__PRIORITY": "lowest"}) as node:
             await hub.until(lambda: any(message.capacity for message in hub.all(NodeStatus)))
-            await control.ask(Paths.find(home).control_file, "pause")
+            await control.ask(NodePaths.find(home).control_file, "pause")
             await asyncio.sleep(SETTLE_S)
             processes = family(psutil.Process(node.pid))
             before_s, began = processor_s(processes), time.monotonic()

@@ -14,12 +14,12 @@ from benchmarks.harness.progress import Progress
 from benchmarks.harness.requests import GROUP_SIZE, texts
 from benchmarks.manners.scene import Engine, Models
 from echo_node.backends.base import EngineSettings
-from echo_node.backends.caging import Terms
+from echo_node.backends.caging import CageTerms
 from echo_node.backends.process import EngineChild, Finished
 from echo_node.backends.registry import BackendChoice
 from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode
-from echo_shared.supervised import Limits
+from echo_shared.supervised import ChildLimits
 
 TOKENS: Final = 96
 """Tokens of each rollout, which has no earlier end."""
@@ -57,8 +57,8 @@ async def _start(mode: CageMode, scratch: Path, base: Path, engine: Engine) -> E
         derived_dir=scratch / mode,
         log=scratch / f"{mode}.log",
         settings=EngineSettings(width=GROUP_SIZE, threads=hardware.sensible_threads()),
-        limits=Limits(),
-        cage=Terms(mode=mode),
+        limits=ChildLimits(),
+        cage=CageTerms(mode=mode),
     )
 
 

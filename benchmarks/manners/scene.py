@@ -21,12 +21,12 @@ from benchmarks.harness.models import QWEN3_06B, SMALL, Shape, random_model
 from benchmarks.harness.requests import GROUP_SIZE, PROMPT_TOKENS
 from echo_node.config import NodeConfig
 from echo_node.core.events import Event, RolloutsDrawn, RolloutsFinished
-from echo_node.core.manners import MannersConfig, Reading
+from echo_node.core.manners import MannersConfig, SensorReading
 from echo_node.daemon import Daemon
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.panel import NodeSnapshot, PlainPanel
 from echo_shared import key_file
 from echo_shared.messages import LeaseReturned, NodeStatus, Rollout, RolloutParts
@@ -35,8 +35,8 @@ PATIENCE_S: Final = 300.0
 LOOK_S: Final = 0.002
 MAX_TOKENS: Final = 512
 STREAM_S: Final = 5.0
-FREE: Final = Reading(full_screen=False)
-GAME: Final = Reading(full_screen=True)
+FREE: Final = SensorReading(full_screen=False)
+GAME: Final = SensorReading(full_screen=True)
 
 
 SHAPES: Final[Mapping[str, Shape]] = {"small": SMALL, "0.6B": QWEN3_06B}
@@ -58,7 +58,7 @@ class Owner:
         self.told_at = 0.0
         self.told = FREE
 
-    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
+    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> SensorReading:
         reading = self.reading
         if reading is not self.told:
             self.told, self.told_at = reading, time.monotonic()
@@ -101,7 +101,7 @@ class Overheard(Daemon):
 class Scene:
     """A node at work. Use it in the event loop only."""
 
-    def __init__(self, hub: DrivenHub, daemon: Overheard, owner: Owner, paths: Paths) -> None:
+    def __init__(self, hub: DrivenHub, daemon: Overheard, owner: Owner, paths: NodePaths) -> None:
         self.hub = hub
         self.owner = owner
         self._daemon = daemon
@@ -188,7 +188,7 @@ async def working_hub(scratch: Path, base: Path, *, max_tokens: int = MAX_TOKENS
 @asynccontextmanager
 async def scene(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[Scene]:
     """Start a node, and wait until its engine has work."""
-    paths, owner = Paths.find(scratch / "node"), Owner()
+    paths, owner = NodePaths.find(scratch / "node"), Owner()
     config = NodeConfig.model_validate(
         {
             "backend": engine.backend,

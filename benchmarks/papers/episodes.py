@@ -25,7 +25,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
-from echo_hub.scoring.task_problems import Answered
+from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -58,7 +58,7 @@ class Episode:
         self.draws.append((seed, self.index, len(rollout.completion_ids)))
         self.truncated |= rollout.finish_reason is FinishReason.LENGTH
 
-    def hears(self, answer: Answered) -> None:
+    def hears(self, answer: EnvironmentReply) -> None:
         ids = answer.observation_ids
         self.parts.append((ids, np.zeros(len(ids), np.float32), False))
         self.observed_tokens += len(ids)
@@ -114,7 +114,7 @@ class Play:
             episode = by_place[rollout.group_id, rollout.index]
             episode.says(rollout, turn_seed(self.problems.seed(rollout.group_id), turn))
             answer = self.problems.respond(episode.group_id, episode.turns, episode.observed_tokens)
-            if isinstance(answer, Answered):
+            if isinstance(answer, EnvironmentReply):
                 episode.hears(answer)
             else:
                 episode.reward = score_of(answer)

@@ -25,7 +25,7 @@ from benchmarks.simulate.cases import margin_of, scenario_of
 from benchmarks.simulate.kind import Case, Kind, Row, figures_of, least, most
 from echo_hub.core.capacity.rule import useful_rollouts_of_each
 from echo_hub.simulator.population import draw_nodes
-from echo_hub.simulator.report import Report, connected_cost, report_of
+from echo_hub.simulator.report import SimulationReport, connected_cost, report_of
 from echo_hub.simulator.rule import demand_of, pool_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
@@ -82,7 +82,7 @@ def cost_scenario(seed: int, *, pool: float, sigma: float, choose: bool = True) 
 class Run:
     """Cost of a run after its warm-up, in US dollars."""
 
-    report: Report
+    report: SimulationReport
     per_hour: float
     per_step: float
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from echo_hub.driving.garbage import Garbage
-from echo_hub.simulator.report import Report, report_of
+from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 
@@ -65,7 +65,7 @@ def simulated(name: str, scenario: Scenario, *, with_memory: bool = False) -> Ro
     }
 
 
-def figures_of(report: Report) -> Row:
+def figures_of(report: SimulationReport) -> Row:
     """Return the figures that cases have in common."""
     needed = report.needed_staleness
     return {
@@ -78,7 +78,7 @@ def figures_of(report: Report) -> Row:
     }
 
 
-def check(name: str, report: Report) -> None:
+def check(name: str, report: SimulationReport) -> None:
     """Raises RuntimeError if rollouts are missing."""
     if not report.balanced:
         raise RuntimeError(f"{name}: rollouts are not accounted for: {report}")

@@ -33,7 +33,7 @@ from echo_node.host.artefact_files import content_here
 from echo_node.host.base_forms import drop_replaced
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.errors import BackendError, ConfigError, StorageError
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class BenchOutcome:
     """One engine on one device: its speeds, or the reason for none."""
 
     choice: BackendChoice
@@ -71,12 +71,12 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BenchReport:
     """All outcomes, and the choice of a node on this machine."""
 
     base: str
     machine: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[BenchOutcome, ...]
     chosen: BackendChoice | None
     width: int
     """0 = the engine chooses."""
@@ -113,7 +113,7 @@ class Report:
 
 
 @contextmanager
-def base_for(paths: Paths, hub: HubRecord | None, model: Path | None) -> Iterator[Base]:
+def base_for(paths: NodePaths, hub: HubRecord | None, model: Path | None) -> Iterator[Base]:
     """Yield the model to measure on: `model`, else the stored base of `hub`, else a temporary random model.
 
     Raises ConfigError if `model` holds no model.
@@ -152,7 +152,7 @@ def _content_of(model: Path) -> str:
 class Bench:
     """Measure engines in sequence, in separate processes, and store the results."""
 
-    def __init__(self, paths: Paths, config: NodeConfig, hardware: Hardware, base: Base) -> None:
+    def __init__(self, paths: NodePaths, config: NodeConfig, hardware: Hardware, base: Base) -> None:
         self._log = paths.logs / "bench.log"
         self._book = SpeedBook(paths.speeds)
         self._widths = Widths(paths.widths)
@@ -161,7 +161,7 @@ class Bench:
         self._hardware = hardware
         self._base = base
 
-    async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> Report:
+    async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> BenchReport:
         """Measure every usable engine for `seconds`, or only `backend` unless it is "auto". Call `begin` before each.
 
         Stored memory limits are deleted first, because memory may be free now. Raises ConfigError for an unknown
@@ -186,7 +186,7 @@ class Bench:
                 outcomes.append(self._outcome(choice, problem=problem))
         return self._report(tuple(outcomes), seconds=seconds, busy_cores=busy_cores)
 
-    async def _measure(self, choice: BackendChoice, seconds: float) -> Outcome:
+    async def _measure(self, choice: BackendChoice, seconds: float) -> BenchOutcome:
         try:
             speeds = Speeds.now(await self._rows(choice, seconds))
         except BackendError as error:
@@ -228,10 +228,12 @@ class Bench:
         finally:
             await engine.stop()
 
-    def _outcome(self, choice: BackendChoice, *, speeds: Speeds | None = None, problem: str = "") -> Outcome:
-        return Outcome(choice=choice, precision=settings_of(self._config).precision, speeds=speeds, problem=problem)
+    def _outcome(self, choice: BackendChoice, *, speeds: Speeds | None = None, problem: str = "") -> BenchOutcome:
+        return BenchOutcome(
+            choice=choice, precision=settings_of(self._config).precision, speeds=speeds, problem=problem
+        )
 
-    def _report(self, outcomes: tuple[Outcome, ...], *, seconds: float, busy_cores: float) -> Report:
+    def _report(self, outcomes: tuple[BenchOutcome, ...], *, seconds: float, busy_cores: float) -> BenchReport:
         settings = settings_of(self._config)
         chosen, width = None, settings.width
         if any(outcome.speeds is not None and outcome.speeds.decode for outcome in outcomes):
@@ -239,7 +241,7 @@ class Bench:
             chosen = chosen_by(self._book, self._hardware, self._base.content, settings, wanted)
             speeds = self._book.find(place_of(chosen, self._hardware, self._base.content), settings)
             width = width or (0 if speeds is None else speeds.width)
-        return Report(
+        return BenchReport(
             base=self._base.title,
             machine=self._hardware.summary,
             outcomes=outcomes,
@@ -250,7 +252,7 @@ class Bench:
         )
 
 
-def table_of(report: Report) -> Table:
+def table_of(report: BenchReport) -> Table:
     """Return a table with a row for each engine on each device."""
     measured = [outcome.speeds for outcome in report.outcomes if outcome.speeds is not None]
     widths = sorted({width for speeds in measured for width in speeds.decode})
@@ -279,7 +281,7 @@ def table_of(report: Report) -> Table:
     return table
 
 
-def verdict(report: Report) -> str:
+def verdict(report: BenchReport) -> str:
     """Return a sentence with the choice and its reason."""
     if report.chosen is None and any(outcome.works for outcome in report.outcomes):
         return _too_slow(report)
@@ -291,7 +293,7 @@ def verdict(report: Report) -> str:
     return f"{sentence} {chosen.unused_gpu}".rstrip()
 
 
-def _too_slow(report: Report) -> str:
+def _too_slow(report: BenchReport) -> str:
     cores = psutil.cpu_count() or 1
     more = f"echo-node bench --seconds {min(600, round(4 * report.seconds))}"
     if report.busy_cores >= BUSY_SHARE * cores:

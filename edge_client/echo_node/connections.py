@@ -14,7 +14,7 @@ from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.client import HubClient
 from echo_node.net.flow import Flow
-from echo_node.net.mesh import Mesh
+from echo_node.net.mesh import MeshLinks
 from echo_node.net.online import Online
 from echo_node.net.receiver import Receiver
 from echo_shared.messages import Links, MeshPeer
@@ -26,7 +26,7 @@ class Connections:
     """The connections of one daemon. `client.run` makes the hub's connection, and reconnects."""
 
     swarm: Swarm
-    mesh: Mesh
+    mesh: MeshLinks
     client: HubClient
     receiver: Receiver
     meter: TrafficMeter
@@ -81,7 +81,7 @@ async def open_connections(
     )
     flow = Flow(config.download_share_bytes_s, lambda sent, received: meter.count(sent=sent, received=received))
     swarm, links_are_news = await open_swarm(settings), asyncio.Event()
-    mesh = Mesh(about.me, upload_limit_bytes_s=config.upload_share_bytes_s, flow=flow)
+    mesh = MeshLinks(about.me, upload_limit_bytes_s=config.upload_share_bytes_s, flow=flow)
     try:
         await mesh.open(  # The mesh refuses peers until the hub sends the run's keys; `receiver` exists by then.
             config.swarm_host,

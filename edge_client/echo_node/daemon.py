@@ -38,7 +38,7 @@ from echo_node.host.control import control_server
 from echo_node.host.hubs import Joining
 from echo_node.host.last_word import LastWord
 from echo_node.host.notifications import notify
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.signals import stop_signals, watch_stdin
@@ -51,9 +51,9 @@ from echo_node.owner_watch import EngineNow, OwnerWatch
 from echo_node.owner_word import OwnerWord
 from echo_node.panel import NodeSnapshot, Panel
 from echo_node.releases import newer_release, upgraded
-from echo_node.reloading import Changes, changes, in_force
+from echo_node.reloading import ChangedSettings, changes, in_force
 from echo_node.shell import RunShell
-from echo_node.updating import Node, Updater
+from echo_node.updating import NodeToUpdate, Updater
 from echo_shared.codec import check_codec
 from echo_shared.errors import EchoError, RefusedError
 from echo_shared.identity import Identity
@@ -101,7 +101,7 @@ class Daemon:
     def __init__(
         self,
         *,
-        paths: Paths,
+        paths: NodePaths,
         config: NodeConfig,
         me: Identity,
         joining: Joining,
@@ -260,7 +260,7 @@ class Daemon:
                     task.cancel()
 
     def _make_updater(self) -> Updater:
-        node = Node(
+        node = NodeToUpdate(
             mode=lambda: self._config.update,
             refusal=lambda: self.connections.client.too_old,
             hub=self.hub,
@@ -441,7 +441,7 @@ class Daemon:
         task.add_done_callback(self._reloading.discard)
         return {"file": str(file), **asdict(changed)}
 
-    async def _take_settings(self, changed: Changes) -> None:
+    async def _take_settings(self, changed: ChangedSettings) -> None:
         if changed.choice:
             self._chooser.renew()
         if changed.engine:

@@ -40,7 +40,7 @@ from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.cage.leeway import Leeway
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.probing import PROBE_S, failure_of
 from echo_node.net.tls import handshake_failure
 from echo_shared.codec import check_codec
@@ -81,7 +81,7 @@ class Diagnosis:
 class _Patient:
     """The node to examine."""
 
-    paths: Paths
+    paths: NodePaths
     config: NodeConfig
     hardware: Hardware
     hub: HubRecord | None
@@ -90,7 +90,7 @@ class _Patient:
     """Another hub to join."""
 
 
-def examine(paths: Paths, url: str | None) -> Diagnosis:
+def examine(paths: NodePaths, url: str | None) -> Diagnosis:
     """Examine a node with these files, for the hub at `url` or the last joined hub.
 
     Blocks for seconds: it imports engines and asks the hub.

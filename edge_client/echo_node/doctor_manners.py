@@ -11,17 +11,17 @@ from typing import Any
 
 from echo_node.config import NodeConfig
 from echo_node.core.clocks import in_words
-from echo_node.core.manners import Manners, MannersConfig, Reading
+from echo_node.core.manners import Manners, MannersConfig, SensorReading
 from echo_node.findings import Finding
 from echo_node.host import control
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_shared.errors import ConnectError
 
 
 def examine_manners(
-    paths: Paths, config: NodeConfig, *, on_gpu: bool, sensors: Sensors | None = None
+    paths: NodePaths, config: NodeConfig, *, on_gpu: bool, sensors: Sensors | None = None
 ) -> Iterator[Finding]:
     """Yield findings. `on_gpu`: the engine would use a GPU. `sensors`: this machine's by default. Blocks for a
     second.
@@ -55,7 +55,7 @@ def _with_every_sensor(settings: MannersConfig) -> MannersConfig:
     )
 
 
-def _sensors(reading: Reading) -> Iterator[Finding]:
+def _sensors(reading: SensorReading) -> Iterator[Finding]:
     """Report available and missing sensors."""
     said = {
         "the owner's keyboard and mouse": _idle(reading.idle_s),
@@ -85,7 +85,7 @@ def _celsius(value: float | None) -> str | None:
     return None if value is None else f"{value:.0f} °C"
 
 
-def _running(paths: Paths) -> Mapping[str, Any] | None:
+def _running(paths: NodePaths) -> Mapping[str, Any] | None:
     """Return the status of the node that runs here, or None."""
     try:
         return asyncio.run(control.ask(paths.control_file, "status"))
@@ -104,7 +104,7 @@ def _of_the_running_node(status: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(subject="held back", level="ok", what="by nothing; the node that runs here works")
 
 
-def _of_a_new_node(paths: Paths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
+def _of_a_new_node(paths: NodePaths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
     """Report the holds of a node that would start now."""
     holds = Manners(settings).holds(
         sensors.read(settings, engines=(), on_gpu=on_gpu),

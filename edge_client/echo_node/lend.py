@@ -16,10 +16,10 @@ from typing import Final
 
 from echo_node.backends import registry
 from echo_node.host import hardware
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.signals import stop_signals
 from echo_node.lending.pairing import HelperAddress, Pairing
-from echo_node.lending.tunnel import START_S, Lent, Relay
+from echo_node.lending.tunnel import START_S, DeviceRelay, Lent
 from echo_shared import process_memory
 from echo_shared.child import Child, Frame
 from echo_shared.errors import BackendError
@@ -47,7 +47,7 @@ class Lending:
 class Helper:
     """A helper machine. `run` lends until a signal arrives."""
 
-    def __init__(self, paths: Paths, lending: Lending) -> None:
+    def __init__(self, paths: NodePaths, lending: Lending) -> None:
         self._paths = paths
         self._lending = lending
 
@@ -57,7 +57,7 @@ class Helper:
         async with self._lend() as lent:
             log.info("llama.cpp %s is ready; %.1f GiB can be lent.", lent.release, sum(lent.free_bytes) / _GIB)
         pairing = Pairing.load_or_create(self._paths.data_dir / "lend.pem")
-        relay = Relay(pairing, self._lend)
+        relay = DeviceRelay(pairing, self._lend)
         stopping = asyncio.Event()
 
         def stop(name: str) -> None:

@@ -14,7 +14,7 @@ from echo_node.connections import Connections
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.base_forms import conversion_bytes
 from echo_node.host.hubs import HubRecord, Hubs, Joining
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.shares import SharesFile
 from echo_node.host.spool import Spool
 from echo_node.host.trouble_log import TroubleLog
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Opening:
     """Parts common to every run's shell. Call `open` once for each run."""
 
-    paths: Paths
+    paths: NodePaths
     config: NodeConfig
     joining: Joining
     connections: Connections

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from echo_node.core.events import Holding
-from echo_node.core.manners import Hold, HoldReason, Manners, MannersConfig, Pause, Reading
+from echo_node.core.manners import Hold, HoldReason, Manners, MannersConfig, OwnerPause, SensorReading
 from echo_node.core.traffic import Traffic
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import Sensors
@@ -104,7 +104,7 @@ class OwnerWatch:
                 self._told = reasons
                 await self._deliver(Holding(holds=self.holds, keep_memory_s=self._manners.settings.keep_memory_s))
 
-    def change(self, pause: Pause | None) -> None:
+    def change(self, pause: OwnerPause | None) -> None:
         """Pause or resume the node for its owner. Raises StorageError if the disk fails; the change still takes
         effect.
         """
@@ -129,7 +129,7 @@ class OwnerWatch:
         self._is_unsaved = False
         self._troubles.end(_PAUSE)
 
-    def _read(self, engine: EngineNow) -> Reading:
+    def _read(self, engine: EngineNow) -> SensorReading:
         if engine.pid is not None:
             self._engine_bytes = own_bytes(engine.pid) or self._engine_bytes
         pids = () if engine.pid is None else (engine.pid,)

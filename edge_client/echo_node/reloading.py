@@ -36,7 +36,7 @@ WATCH: Final = frozenset({key for key in keys_of() if key.startswith("manners.")
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangedSettings:
     """Keys of changed settings, by the part that uses them."""
 
     watch: tuple[str, ...] = ()
@@ -60,11 +60,11 @@ def in_force(before: NodeConfig, after: NodeConfig) -> NodeConfig:
     return after.model_copy(update={key: value_of(before, key) for key in waiting})
 
 
-def changes(before: NodeConfig, after: NodeConfig) -> Changes:
+def changes(before: NodeConfig, after: NodeConfig) -> ChangedSettings:
     """Return the differing keys, in the order of the settings."""
     differ = [key for key in keys_of() if value_of(before, key) != value_of(after, key)]
     live = WATCH | ENGINE | INTRODUCTION
-    return Changes(
+    return ChangedSettings(
         watch=tuple(key for key in differ if key in WATCH),
         engine=tuple(key for key in differ if key in ENGINE),
         introduction=tuple(key for key in differ if key in INTRODUCTION),

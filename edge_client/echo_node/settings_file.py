@@ -41,7 +41,7 @@ _KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SettingValue:
     """One setting, with its value for a node that starts now. A secret's value only says that it is set."""
 
     key: str
@@ -73,20 +73,20 @@ class SettingsFile:
         self.path = path
         self._joined = dict(joined)
 
-    def all(self) -> list[Setting]:
+    def all(self) -> list[SettingValue]:
         """Return every setting. Raises ConfigError if one is invalid."""
         return self._read(list(keys_of()))
 
-    def one(self, key: str) -> Setting:
+    def one(self, key: str) -> SettingValue:
         """Return one setting. Raises ConfigError for an unknown key or an invalid setting."""
         _check_key(key)
         return self._read([key])[0]
 
-    def _read(self, keys: Sequence[str]) -> list[Setting]:
+    def _read(self, keys: Sequence[str]) -> list[SettingValue]:
         existing, defaults = self._existing(), NodeConfig.model_construct()
         config = without_secrets(load_config(existing, self._joined))
         return [
-            Setting(
+            SettingValue(
                 key=key,
                 value=_plain(value_of(config, key)),
                 default=_plain(value_of(defaults, key)),

@@ -26,7 +26,7 @@ from echo_node.core.effects import (
     ResendSpooled,
     ResumeEngine,
     ScoreCompletion,
-    Send,
+    SendMessage,
     SpoolLease,
     SpoolRollout,
     StartEngine,
@@ -143,7 +143,7 @@ class RunShell:
 
     async def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Send(message=message):
+            case SendMessage(message=message):
                 await self._parts.send(message)
             case SpoolLease() | ForgetLease() | SpoolRollout() | RecordReceipts():
                 self.writer.put(effect)

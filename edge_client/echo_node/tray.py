@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from echo_node.core.looks import Look, look_of
+from echo_node.core.looks import IconLook, look_of
 from echo_node.core.notices import Notice
 from echo_node.host import control
 from echo_node.host.last_word import LastWord
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.status_page.browser import open_in_browser
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.installation import how_to_install
@@ -35,7 +35,7 @@ MOST_SHOWN: Final = 80
 class Tray:
     """The tray icon. `run` shows it until it is closed. Call `run` on the main thread, which macOS requires."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: NodePaths) -> None:
         self._paths = paths
         self._last_word = LastWord(paths.last_word_file)
         self._look = look_of(None)
@@ -122,7 +122,7 @@ class Tray:
         self._told = word
 
 
-def picture(look: Look) -> Image.Image:
+def picture(look: IconLook) -> Image.Image:
     """Draw a disc in the state's colour, with two bars if the node is paused."""
     from PIL import Image, ImageDraw
 

@@ -43,7 +43,7 @@ class Paces:
     look_s: float = LOOK_S
 
 
-class Turns:
+class NodeTurns:
     """The sequence of turns. `run` ends when the owner stops it, or when no hub is left."""
 
     def __init__(self, shares: SharesFile, make: Callable[[str], Daemon], *, paces: Paces | None = None) -> None:

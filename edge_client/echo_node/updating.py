@@ -31,7 +31,7 @@ from echo_node.host.hubs import Hubs
 from echo_node.host.installed_copy import InstalledCopy
 from echo_node.host.installing import install
 from echo_node.host.notifications import notify
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.update_book import UpdateBook
 from echo_shared.errors import StorageError
 from echo_shared.installation import how_to_upgrade
@@ -47,7 +47,7 @@ _NOTHING_NEW: Final = "{source} had no other release."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodeToUpdate:
     """The node to update, with its current state."""
 
     mode: Callable[[], UpdateMode]
@@ -64,7 +64,9 @@ class Node:
 class Updater:
     """The updater. `run` checks repeatedly; `said` is the updater's line in `status`, empty without news."""
 
-    def __init__(self, paths: Paths, node: Node, *, copy: InstalledCopy | None = None, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self, paths: NodePaths, node: NodeToUpdate, *, copy: InstalledCopy | None = None, look_s: float = LOOK_S
+    ) -> None:
         """`copy`: the running installation by default."""
         self.said = ""
         self._paths = paths

@@ -246,14 +246,14 @@ def evaluate(
     """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples.
     Below it stand a few greedy answers of each version, solved and unsolved ones."""
     from echo_hub.commands.answer_text import print_example
-    from echo_hub.evaluation.examples import Example
+    from echo_hub.evaluation.examples import AnswerExample
     from echo_hub.lifecycle.export import evaluate_versions
 
     directory = RunDirectory(run_directory)
     directory.check()
     check_writable(figures_json)
     config = load_config(directory.config, {"evaluation": {"problems": problems, "samples": samples}})
-    examples: list[Example] = []
+    examples: list[AnswerExample] = []
     results = run_until_stopped(
         evaluate_versions(config, directory, policy_versions=version, examples=examples), stopped="measure again"
     )

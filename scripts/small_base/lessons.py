@@ -15,7 +15,7 @@ from typing import Any, Final
 from reasoning_gym.logic.knights_knaves import COMMON_NAMES, KNIGHT_KNAVE_PAIRS, TEMPLATES
 
 from echo_hub.tasks.base import Problem
-from echo_hub.tasks.environments.sokoban import MOVES, Board, solution
+from echo_hub.tasks.environments.sokoban import MOVES, SokobanBoard, solution
 from echo_hub.tasks.registry import make_task
 
 SOKOBAN: Final[Mapping[str, Any]] = {"size": 4, "inner_walls": 2, "boxes": 1}
@@ -226,7 +226,7 @@ class Sokoban:
 
     def __call__(self, rng: random.Random, slips: float) -> Lesson:
         problem = self._task.sample(rng.getrandbits(64))
-        board: Board = problem.metadata["board"]
+        board: SokobanBoard = problem.metadata["board"]
         prompt = problem.prompt
         for _ in range(rng.choice((0, 0, 1, 2))):
             moves = "".join(rng.choices(list(MOVES), k=rng.randint(1, 8)))

@@ -47,7 +47,7 @@ class WorkKinds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class CreditStanding:
     """Credit of one node or team: rollouts trained on or evaluated."""
 
     kind: BoardKind
@@ -93,7 +93,7 @@ class Standing:
 class Board:
     """A page of rows of a board."""
 
-    rows: tuple[Standing, ...]
+    rows: tuple[CreditStanding, ...]
     num_found: int
     """Rows that match the query."""
     num_ranked: int
@@ -125,7 +125,7 @@ class RunElsewhere:
 class Holder:
     """One node or team in full."""
 
-    standing: Standing
+    standing: CreditStanding
     days: tuple[CreditDay, ...]
     """Days with credit, in order; only the newest if there are many."""
     elsewhere: tuple[RunElsewhere, ...] = ()

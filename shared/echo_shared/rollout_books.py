@@ -115,7 +115,7 @@ class RolloutsPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TextPiece:
     """Shortest run of tokens that decodes to text, usually one token."""
 
     text: str
@@ -192,7 +192,7 @@ class RolloutText:
     """Text of a completion and the environment's answer."""
 
     text: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
     """The pieces concatenate to `text`."""
     payload: RolloutPayload = field(metadata=FLAT)
     """Its spans cover all tokens."""

@@ -23,7 +23,7 @@ from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class ActiveRollout:
     """One rollout in progress; `started` is a time of the clock that also supplies `now` to `record`."""
 
     group: GroupRequest
@@ -52,7 +52,7 @@ class RolloutTable:
     """Rollouts by row, with their tokens so far. Grows on demand."""
 
     def __init__(self) -> None:
-        self.rollouts: list[Rollout | None] = []
+        self.rollouts: list[ActiveRollout | None] = []
         """Rollout of each row; None = the row is free."""
         self._tokens_W, self._positions_W = (np.zeros(0, dtype=np.int32) for _ in range(2))
         self._drawn_W, self._told_W, self._limit_W, self._end_W = (np.zeros(0, dtype=np.int64) for _ in range(4))
@@ -85,7 +85,7 @@ class RolloutTable:
         self._make_room(max(rows) + 1, group.max_tokens, len(group.stop_ids))
         self.rollouts += [None] * (max(rows) + 1 - len(self.rollouts))
         for row, index in zip(rows, indices, strict=True):
-            self.rollouts[row] = Rollout(group, index, started)
+            self.rollouts[row] = ActiveRollout(group, index, started)
         self._tokens_W[rows] = group.prompt_ids[-1]
         self._positions_W[rows] = len(group.prompt_ids) - 1
         self._drawn_W[rows] = self._told_W[rows] = 0
@@ -103,7 +103,7 @@ class RolloutTable:
         for prefix in group.prefixes:
             row, count = rows.get(prefix.index), len(prefix.ids)
             if row is not None:
-                self.rollouts[row] = Rollout(group, prefix.index, started, count)
+                self.rollouts[row] = ActiveRollout(group, prefix.index, started, count)
                 self._ids_WT[row, :count], self._logprobs_WT[row, :count] = prefix.ids, prefix.logprobs
                 self._tokens_W[row] = prefix.ids[-1]
                 self._positions_W[row] += count

@@ -66,7 +66,7 @@ UPGRADE_NODE: Final = "Upgrade the node: run its installer again."
 SUPPORTED_VERSIONS: Final = range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 
 
-class State(Enum):
+class SessionState(Enum):
     START = "start"
     CHALLENGED = "challenged"
     PROVEN = "proven"
@@ -74,11 +74,11 @@ class State(Enum):
     CLOSED = "closed"
 
 
-NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
-    State.START: {},
-    State.CHALLENGED: {Challenge: State.PROVEN, Refused: State.CLOSED},
-    State.PROVEN: {Welcome: State.OPEN, Refused: State.CLOSED},
-    State.OPEN: {
+NODE_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
+    SessionState.START: {},
+    SessionState.CHALLENGED: {Challenge: SessionState.PROVEN, Refused: SessionState.CLOSED},
+    SessionState.PROVEN: {Welcome: SessionState.OPEN, Refused: SessionState.CLOSED},
+    SessionState.OPEN: {
         **dict.fromkeys(
             (
                 PolicyPublished,
@@ -94,19 +94,19 @@ NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
                 Receipts,
                 Totals,
             ),
-            State.OPEN,
+            SessionState.OPEN,
         ),
-        Refused: State.CLOSED,
+        Refused: SessionState.CLOSED,
     },
-    State.CLOSED: {},
+    SessionState.CLOSED: {},
 }
 """Node's state machine: CHALLENGED = Hello sent, PROVEN = Proof sent."""
 
-HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
-    State.START: {Hello: State.CHALLENGED},
-    State.CHALLENGED: {Proof: State.PROVEN},
-    State.PROVEN: {},
-    State.OPEN: {
+HUB_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
+    SessionState.START: {Hello: SessionState.CHALLENGED},
+    SessionState.CHALLENGED: {Proof: SessionState.PROVEN},
+    SessionState.PROVEN: {},
+    SessionState.OPEN: {
         **dict.fromkeys(
             (
                 NodeStatus,
@@ -120,11 +120,11 @@ HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
                 CheckResult,
                 ReceiptsWanted,
             ),
-            State.OPEN,
+            SessionState.OPEN,
         ),
-        Goodbye: State.CLOSED,
+        Goodbye: SessionState.CLOSED,
     },
-    State.CLOSED: {},
+    SessionState.CLOSED: {},
 }
 """Hub's state machine: CHALLENGED = Challenge sent, PROVEN = signature verified, waiting for the caller's decision."""
 
@@ -146,7 +146,7 @@ def _version_refusal(*, mine: str, theirs: str, peer: Hello | Challenge) -> Refu
     )
 
 
-def _in_state(message: FromHub | FromNode, state: State) -> str:
+def _in_state(message: FromHub | FromNode, state: SessionState) -> str:
     return f"{message.type} in state {state.value}"
 
 
@@ -154,7 +154,7 @@ class NodeSession:
     """The node's end. If `pinned_hub_key` is None (first use), any hub is accepted, and the caller must pin its key."""
 
     def __init__(self, *, me: Identity, pinned_hub_key: bytes | None, software_version: str, nonce: bytes) -> None:
-        self.state = State.START
+        self.state = SessionState.START
         self.hub_key: bytes | None = None
         self._me = me
         self._pinned_hub_key = pinned_hub_key
@@ -163,9 +163,9 @@ class NodeSession:
         self._challenge: Challenge | None = None
 
     def hello(self) -> bytes:
-        if self.state is not State.START:
+        if self.state is not SessionState.START:
             raise LocalProtocolError("Hello is the first message.", got=self.state.value)
-        self.state = State.CHALLENGED
+        self.state = SessionState.CHALLENGED
         return encode(
             Hello(
                 protocol_version=PROTOCOL_VERSION,
@@ -223,7 +223,7 @@ class NodeSession:
         power_watts: float = 0.0,
     ) -> bytes:
         """Return the frame to send after the Challenge; the caller must have pinned `hub_key` first."""
-        if self.state is not State.PROVEN or self._challenge is None:
+        if self.state is not SessionState.PROVEN or self._challenge is None:
             raise LocalProtocolError("Proof answers a Challenge.", got=self.state.value)
         return encode(
             Proof(
@@ -242,10 +242,10 @@ class NodeSession:
 
     def send(self, message: FromNode) -> bytes:
         """Encode a message that the open state allows."""
-        if self.state is not State.OPEN or type(message) not in HUB_MAY_RECEIVE[State.OPEN]:
+        if self.state is not SessionState.OPEN or type(message) not in HUB_MAY_RECEIVE[SessionState.OPEN]:
             raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         if isinstance(message, Goodbye):
-            self.state = State.CLOSED
+            self.state = SessionState.CLOSED
         return encode(message)
 
 
@@ -253,7 +253,7 @@ class HubSession:
     """The hub's end. `hello` and `proof` are set on receipt; the caller then calls `welcome` or `refuse`."""
 
     def __init__(self, *, me: Identity, software_version: str, nonce: bytes) -> None:
-        self.state = State.START
+        self.state = SessionState.START
         self.hello: Hello | None = None
         self.proof: Proof | None = None
         self._me = me
@@ -262,7 +262,7 @@ class HubSession:
 
     @property
     def is_closed(self) -> bool:
-        return self.state is State.CLOSED
+        return self.state is SessionState.CLOSED
 
     @property
     def node_id(self) -> str:
@@ -304,7 +304,7 @@ class HubSession:
 
     def challenge(self) -> bytes:
         """Return the frame to send after the Hello."""
-        if self.state is not State.CHALLENGED or self.hello is None:
+        if self.state is not SessionState.CHALLENGED or self.hello is None:
             raise LocalProtocolError("Challenge answers a Hello.", got=self.state.value)
         return encode(
             Challenge(
@@ -318,18 +318,18 @@ class HubSession:
 
     def welcome(self, message: Welcome) -> bytes:
         """Return the frame to send after the Proof, if the join policy admits the node."""
-        if self.state is not State.PROVEN:
+        if self.state is not SessionState.PROVEN:
             raise LocalProtocolError("Welcome answers a Proof.", got=self.state.value)
-        self.state = State.OPEN
+        self.state = SessionState.OPEN
         return encode(message)
 
     def refuse(self, code: str, what: str, do: str = "") -> bytes:
         """Return the last frame of this connection, in any state."""
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
         return encode(Refused(code=code, what=what, do=do))
 
     def send(self, message: FromHub) -> bytes:
         """Encode a message that the open state allows."""
-        if self.state is not State.OPEN or type(message) not in NODE_MAY_RECEIVE[State.OPEN]:
+        if self.state is not SessionState.OPEN or type(message) not in NODE_MAY_RECEIVE[SessionState.OPEN]:
             raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         return encode(message)

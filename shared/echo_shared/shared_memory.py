@@ -1,6 +1,6 @@
 """Transfer of artefacts through memory to nodes on the hub's host, without network and torrent. Linux only.
 
-The hub copies an artefact into a memory file (`Segment`), and offers its address to nodes that connect from the same
+The hub copies an artefact into a memory file (`MemorySegment`), and offers its address to nodes that connect from the same
 host. The memory has no path, so nothing is left behind: the kernel frees it once the hub has closed it or died, and the
 last reader has finished. Only the hub's user can open it.
 
@@ -20,10 +20,10 @@ from echo_shared.artefacts import Manifest
 from echo_shared.messages import SharedMemory
 
 AVAILABLE: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
-"""True if this system supports a `Segment`: not on macOS and Windows, nor with a Python built for an old Linux."""
+"""True if this system supports a `MemorySegment`: not on macOS and Windows, nor with a Python built for an old Linux."""
 
 
-class Segment:
+class MemorySegment:
     """One artefact in memory, its files concatenated in the manifest's order.
 
     After `close` no new reader can open it; readers that have it open continue to its end.
@@ -34,7 +34,7 @@ class Segment:
         self.address = address
 
     @classmethod
-    def of(cls, manifest: Manifest, directory: Path) -> Segment:
+    def of(cls, manifest: Manifest, directory: Path) -> MemorySegment:
         """Copy the artefact in `directory` into memory. Blocks. Raises OSError if memory runs out."""
         assert sys.platform == "linux", "the caller must check AVAILABLE"
         name = f"echo-{secrets.token_hex(16)}"

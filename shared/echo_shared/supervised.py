@@ -46,7 +46,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ChildLimits:
     """Limits after which a child is killed. The defaults suit a child with a heartbeat; see NO_HEARTBEAT."""
 
     memory_bytes: int = 0
@@ -67,14 +67,14 @@ class Limits:
     """Time to exit after it has closed its pipe."""
 
 
-NO_HEARTBEAT: Final = Limits(ready_s=math.inf, silent_s=math.inf, silent_start_s=math.inf)
+NO_HEARTBEAT: Final = ChildLimits(ready_s=math.inf, silent_s=math.inf, silent_start_s=math.inf)
 """For a child that sends only answers and may take any time to get ready."""
 
 
 class SupervisedChild:
     """A supervised child, created by `start`. After ChildExited it is unusable: start another one."""
 
-    def __init__(self, child: Child, command: Command, limits: Limits) -> None:
+    def __init__(self, child: Child, command: Command, limits: ChildLimits) -> None:
         self.ready: Frame = {}
         """Answer to the opening frame; empty until it arrives."""
         self._is_ready = False
@@ -90,7 +90,7 @@ class SupervisedChild:
 
     @classmethod
     async def start(
-        cls, command: Command, opening: Mapping[str, object], limits: Limits = NO_HEARTBEAT
+        cls, command: Command, opening: Mapping[str, object], limits: ChildLimits = NO_HEARTBEAT
     ) -> SupervisedChild:
         """Run `spawn` and `open`. Raises ChildExited. After an error or a cancellation, no process is left."""
         child = await cls.spawn(command, limits)
@@ -98,7 +98,7 @@ class SupervisedChild:
         return child
 
     @classmethod
-    async def spawn(cls, command: Command, limits: Limits = NO_HEARTBEAT) -> SupervisedChild:
+    async def spawn(cls, command: Command, limits: ChildLimits = NO_HEARTBEAT) -> SupervisedChild:
         """Start the process, which waits for its opening frame. Raises ChildExited if the system cannot start it."""
         try:
             child = await Child.start(

@@ -36,7 +36,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TensorLayout:
     """Contents of a file's header."""
 
     header_bytes: int
@@ -44,7 +44,7 @@ class Layout:
     tensors: dict[str, StoredTensor]
 
 
-def read_layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> Layout:
+def read_layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> TensorLayout:
     """Parse the header at the start of `content` [N] of a file of `file_bytes`. Raises CodecError if it is invalid."""
     if content.size < 8:
         raise _broken(name, f"{content.size} bytes")
@@ -59,7 +59,7 @@ def read_layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> La
         raise _broken(name, "a header that is not a map")
     header.pop("__metadata__", None)
     tensors = {key: _stored(name, key, entry, header_bytes, file_bytes) for key, entry in header.items()}
-    return Layout(header_bytes=header_bytes, tensors=tensors)
+    return TensorLayout(header_bytes=header_bytes, tensors=tensors)
 
 
 def _stored(file: str, name: str, entry: Any, header_bytes: int, file_bytes: int) -> StoredTensor:

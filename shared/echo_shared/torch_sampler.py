@@ -31,7 +31,7 @@ from torch import Tensor
 
 from echo_shared import draws
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
-from echo_shared.rollout_table import Rollout, RolloutTable
+from echo_shared.rollout_table import ActiveRollout, RolloutTable
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.torch_cache import SlotCache, cache_argument, cache_of, columns_for
 from echo_shared.torch_draws import draw, most_likely
@@ -404,7 +404,7 @@ def _ended_at_once(waiting: _Waiting, index: int, token: np.int64, logprob: np.f
     ids_T, logprobs_T = np.array([token], np.int32), np.array([logprob], np.float32)
     if before is not None:
         ids_T, logprobs_T = np.append(before.ids, ids_T), np.append(before.logprobs, logprobs_T)
-    return Rollout(waiting.group, index, waiting.started, waiting.num_given).finished(ids_T, logprobs_T, now)
+    return ActiveRollout(waiting.group, index, waiting.started, waiting.num_given).finished(ids_T, logprobs_T, now)
 
 
 def _expanded(logits: Tensor | None, rows: int) -> Tensor:

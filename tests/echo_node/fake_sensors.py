@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Collection
 
-from echo_node.core.manners import MannersConfig, Reading
+from echo_node.core.manners import MannersConfig, SensorReading
 
 PATIENCE_S = 60.0
 
@@ -15,12 +15,12 @@ class FakeSensors:
     """Sensors that return `reading`, which may change at any time."""
 
     def __init__(self) -> None:
-        self.reading = Reading()
+        self.reading = SensorReading()
         self.asked: list[tuple[bool, tuple[int, ...]]] = []
         self.is_closed = False
         self._looked = threading.Condition()
 
-    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
+    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> SensorReading:
         with self._looked:
             self.asked.append((on_gpu, tuple(engines)))
             self._looked.notify_all()

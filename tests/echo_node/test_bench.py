@@ -13,7 +13,7 @@ from rich.console import Console
 from echo_node.backends import registry
 from echo_node.backends.gpu_cage import Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
-from echo_node.bench import Base, Bench, Outcome, Report, base_for, table_of, verdict
+from echo_node.bench import Base, Bench, BenchOutcome, BenchReport, base_for, table_of, verdict
 from echo_node.config import NodeConfig
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.supervisor import place_of, settings_of
@@ -23,7 +23,7 @@ from echo_node.host.artefact_files import content_here
 from echo_node.host.base_forms import keep_one_form
 from echo_node.host.cage.leeway import SEALED
 from echo_node.host.hubs import HubRecord
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.errors import ConfigError, StorageError
 
 HUB = HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run")
@@ -32,12 +32,12 @@ CONFIG = NodeConfig(threads=1, width=2)
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    return Paths.find(tmp_path / "node")
+def paths(tmp_path: Path) -> NodePaths:
+    return NodePaths.find(tmp_path / "node")
 
 
 @pytest.fixture
-async def fetched(hub: Any, paths: Paths) -> HubRecord:
+async def fetched(hub: Any, paths: NodePaths) -> HubRecord:
     """Return a hub whose base model is here, as left by the fetcher."""
     from echo_node.host.address import HubAddress
     from echo_node.net.fetcher import Fetcher, Source
@@ -64,7 +64,7 @@ def ignore(_: BackendChoice) -> None:
 
 
 async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
-    paths: Paths, fetched: HubRecord
+    paths: NodePaths, fetched: HubRecord
 ) -> None:
     begun: list[BackendChoice] = []
     with base_for(paths, fetched, None) as base:
@@ -90,7 +90,7 @@ async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
 
 
 @pytest.mark.usefixtures("odd_worker")
-async def test_an_engine_that_fails_gives_the_reason_and_the_others_continue(paths: Paths, tmp_path: Path) -> None:
+async def test_an_engine_that_fails_gives_the_reason_and_the_others_continue(paths: NodePaths, tmp_path: Path) -> None:
     base = Base(title="nonsense", directory=tmp_path, derived=tmp_path / "derived", content="x")
     report = await Bench(paths, CONFIG, hardware.detect(), base).run(backend="auto", seconds=1.0, begin=ignore)
     assert report.chosen is None and len(report.outcomes) >= 2
@@ -104,7 +104,7 @@ async def test_an_engine_that_fails_gives_the_reason_and_the_others_continue(pat
 
 
 @pytest.mark.usefixtures("odd_worker")
-async def test_where_memory_is_short_less_width_is_tried(paths: Paths, tmp_path: Path) -> None:
+async def test_where_memory_is_short_less_width_is_tried(paths: NodePaths, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
     (tmp_path / "enough.json").write_text("20")
     base = Base(title="a model", directory=tmp_path, derived=tmp_path / "derived", content="x")
@@ -114,7 +114,7 @@ async def test_where_memory_is_short_less_width_is_tried(paths: Paths, tmp_path:
     assert outcome.speeds is not None and set(outcome.speeds.decode) == {1, 8, 16}
 
 
-async def test_a_single_engine_can_be_measured(paths: Paths, fetched: HubRecord) -> None:
+async def test_a_single_engine_can_be_measured(paths: NodePaths, fetched: HubRecord) -> None:
     Widths(paths.widths).remember(place_of(TORCH, hardware.detect(), "base"), 2**33, 4)
     with base_for(paths, fetched, None) as base:
         bench = Bench(paths, CONFIG, hardware.detect(), base)
@@ -126,7 +126,7 @@ async def test_a_single_engine_can_be_measured(paths: Paths, fetched: HubRecord)
     assert not paths.widths.exists()  # Learned again if needed.
 
 
-async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: Paths, fetched: HubRecord) -> None:
+async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: NodePaths, fetched: HubRecord) -> None:
     with base_for(paths, fetched, None) as base:
         bench = Bench(paths, CONFIG, hardware.detect(), base)
         await bench.run(backend="llama_cpp", seconds=0.3, begin=ignore)
@@ -141,7 +141,7 @@ async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: Paths
         assert any(one.speeds is not None and one.speeds.decode for one in report.outcomes)
 
 
-def test_without_a_hub_the_model_is_random_and_gone_afterwards(paths: Paths) -> None:
+def test_without_a_hub_the_model_is_random_and_gone_afterwards(paths: NodePaths) -> None:
     with base_for(paths, None, None) as base:
         assert base.title == "a random model"
         assert (base.directory / "model.safetensors").is_file()
@@ -149,19 +149,19 @@ def test_without_a_hub_the_model_is_random_and_gone_afterwards(paths: Paths) -> 
     assert list(paths.data_dir.iterdir()) == []
 
 
-def test_a_base_that_is_not_here_or_was_changed_does_not_count(paths: Paths) -> None:
+def test_a_base_that_is_not_here_or_was_changed_does_not_count(paths: NodePaths) -> None:
     with base_for(paths, HUB, None) as base:
         assert base.title == "a random model"
 
 
-async def test_a_base_that_was_changed_does_not_count(paths: Paths, fetched: HubRecord) -> None:
+async def test_a_base_that_was_changed_does_not_count(paths: NodePaths, fetched: HubRecord) -> None:
     file = next(paths.base(fetched.run_id).glob("*.safetensors"))
     os.utime(file, ns=(0, 0))
     with base_for(paths, fetched, None) as base:
         assert base.title == "a random model"
 
 
-def test_a_model_of_the_users(paths: Paths, tmp_path: Path) -> None:
+def test_a_model_of_the_users(paths: NodePaths, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no model"), base_for(paths, None, tmp_path):
         pass
     (tmp_path / "config.json").write_text("{}")
@@ -175,20 +175,25 @@ def test_a_model_of_the_users(paths: Paths, tmp_path: Path) -> None:
 
 def test_a_data_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="cannot be used"), base_for(Paths.find(tmp_path / "file" / "x"), None, None):
+    with (
+        pytest.raises(StorageError, match="cannot be used"),
+        base_for(NodePaths.find(tmp_path / "file" / "x"), None, None),
+    ):
         pass
 
 
-def report(problem: str = "") -> Report:
+def report(problem: str = "") -> BenchReport:
     rows = [
         {"kind": kind, "width": width, "tokens": 10, "seconds": 1.0, "tokens_per_s": rate}
         for kind, width, rate in (("prefill", 1, 900.0), ("decode", 1, 5.0), ("decode", 64, 1_234.0))
     ]
     outcomes = [
-        Outcome(choice=TORCH, precision="auto", speeds=Speeds.now(rows)),
-        Outcome(choice=BackendChoice(name="llama_cpp", device="cpu", reason=""), precision="auto", problem=problem),
+        BenchOutcome(choice=TORCH, precision="auto", speeds=Speeds.now(rows)),
+        BenchOutcome(
+            choice=BackendChoice(name="llama_cpp", device="cpu", reason=""), precision="auto", problem=problem
+        ),
     ]
-    return Report(
+    return BenchReport(
         base="[a] model", machine="m", outcomes=tuple(outcomes), chosen=TORCH, width=64, seconds=15.0, busy_cores=0.0
     )
 
@@ -208,7 +213,7 @@ def test_the_table_can_be_read_on_narrow_terminals(columns: int) -> None:
 
 @pytest.mark.usefixtures("odd_worker")
 async def test_a_gpu_that_cannot_be_used_is_reported_in_the_verdict(
-    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: NodePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
     (tmp_path / "enough.json").write_text("64")

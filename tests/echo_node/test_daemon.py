@@ -22,10 +22,10 @@ from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.cage.guards import GUARDS
 from echo_node.host.hubs import Hubs, Joining
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.sensors.machine import Sensors
 from echo_node.host.spool import Spool
-from echo_node.net.mesh import Mesh
+from echo_node.net.mesh import MeshLinks
 from echo_node.panel import PlainPanel
 from echo_shared import key_file, process_memory, relay_tree
 from echo_shared.artefacts import open_offer
@@ -68,7 +68,7 @@ class Node:
     """A data directory, with the daemon that runs on it."""
 
     def __init__(self, data_dir: Path) -> None:
-        self.paths = Paths.find(data_dir)
+        self.paths = NodePaths.find(data_dir)
         self.backend: BackendName = "llama_cpp"
         self.precision = "auto"
         self.stream_s = 5.0
@@ -206,7 +206,7 @@ def same_adapter(hub: Any, node: Node, version: int) -> bool:
 async def test_pieces_are_relayed_to_peers_and_accepted_from_them(hub: Any, node: Node) -> None:
     """Run the other node's mesh in this process."""
     me, handed_on = Identity.generate(), asyncio.Queue[Piece]()
-    mesh = Mesh(me)
+    mesh = MeshLinks(me)
     await mesh.open("127.0.0.1", 0, on_piece=lambda piece, _: handed_on.put_nowait(piece), on_links=lambda _: None)
     mesh.set_keys(hub.run_keys)
     try:

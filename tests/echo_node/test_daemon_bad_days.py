@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from echo_node.core.clocks import SLEPT_S
-from echo_node.core.manners import MannersConfig, Reading
+from echo_node.core.manners import MannersConfig, SensorReading
 from echo_node.core.troubles import OVER, TroubleCode
 from echo_node.daemon import Daemon
 from echo_node.host import control
@@ -112,11 +112,11 @@ async def test_a_reached_traffic_cap_sends_held_tokens_and_disconnects(hub: Any,
 
 async def test_a_metered_network_is_not_used_at_all(hub: Any, node: Node) -> None:
     sensors = FakeSensors()
-    sensors.reading = Reading(metered=True)
+    sensors.reading = SensorReading(metered=True)
     async with node.running(hub.url, sensors=sensors) as daemon:
         await sensors.looked_at()
         assert hub.handshakes == 0 and set(daemon.snapshot().holds) == {"metered"}
-        sensors.reading = Reading(metered=False)
+        sensors.reading = SensorReading(metered=False)
         await hub.until(ready_for(hub, 0))
         assert hub.handshakes == 1
 

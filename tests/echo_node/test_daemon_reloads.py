@@ -19,7 +19,7 @@ from echo_node.daemon import Daemon
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, Joining
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.panel import PlainPanel
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, ConnectError
@@ -44,16 +44,16 @@ priority = "normal"
 
 
 @pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodePaths:
     monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "node"))
-    found = Paths.find(None)
+    found = NodePaths.find(None)
     found.config_file.parent.mkdir()
     found.config_file.write_text(SETTINGS)
     return found
 
 
 @asynccontextmanager
-async def running(paths: Paths, url: str, sensors: FakeSensors, **given: Flag) -> AsyncIterator[Daemon]:
+async def running(paths: NodePaths, url: str, sensors: FakeSensors, **given: Flag) -> AsyncIterator[Daemon]:
     joining = Joining(
         address=HubAddress.parse(url, insecure=False), pinned=None, invite_token=None, patient=False, given=given
     )
@@ -91,7 +91,7 @@ async def set_(key: str, *values: str) -> dict[str, Any]:
     return answer
 
 
-async def test_the_engine_starts_again_with_new_settings_and_nothing_is_lost(hub: Any, paths: Paths) -> None:
+async def test_the_engine_starts_again_with_new_settings_and_nothing_is_lost(hub: Any, paths: NodePaths) -> None:
     long = {"count": 8, "max_tokens": 120, "stop_ids": ()}
     async with running(paths, hub.url, FakeSensors()):
         await hub.until(ready_for(hub, 0))
@@ -114,7 +114,7 @@ async def test_the_engine_starts_again_with_new_settings_and_nothing_is_lost(hub
             assert drawn[part.lease_id, part.index][part.start : end] == part.ids.tolist()
 
 
-async def test_manners_hold_at_once(hub: Any, paths: Paths) -> None:
+async def test_manners_hold_at_once(hub: Any, paths: NodePaths) -> None:
     sensors = FakeSensors()
     async with running(paths, hub.url, sensors) as daemon:
         await hub.until(ready_for(hub, 0))
@@ -127,7 +127,7 @@ async def test_manners_hold_at_once(hub: Any, paths: Paths) -> None:
         await hub.until(lambda: not psutil.pid_exists(pid))
 
 
-async def test_the_hub_hears_the_new_name_and_cost(hub: Any, paths: Paths) -> None:
+async def test_the_hub_hears_the_new_name_and_cost(hub: Any, paths: NodePaths) -> None:
     async with running(paths, hub.url, FakeSensors()) as daemon:
         await hub.until(ready_for(hub, 0))
         engines = engine_pids()
@@ -140,7 +140,7 @@ async def test_the_hub_hears_the_new_name_and_cost(hub: Any, paths: Paths) -> No
         assert (shown.name, shown.cost_per_hour, engine_pids()) == ("the den", 0.5, engines)
 
 
-async def test_settings_that_need_a_restart_are_named_and_overrides_kept(hub: Any, paths: Paths) -> None:
+async def test_settings_that_need_a_restart_are_named_and_overrides_kept(hub: Any, paths: NodePaths) -> None:
     async with running(paths, hub.url, FakeSensors(), width=2):
         await hub.until(ready_for(hub, 0))
         engines = engine_pids()

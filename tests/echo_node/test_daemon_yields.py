@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_node.core.manners import Reading
+from echo_node.core.manners import SensorReading
 from echo_node.host import control
 from echo_shared.errors import ConfigError
 from echo_shared.messages import Fetched, Goodbye, LeaseReturned, NodeStatus, Rollout
@@ -79,9 +79,9 @@ async def test_a_game_gets_the_engines_memory_and_the_engine_restarts_after_it(h
         await hub.until(ready_for(hub, 0))
         (pid,) = node.engine_pids()
         await hub.lease(1, version=0, **LONG)
-        sensors.reading = Reading(full_screen=True)
+        sensors.reading = SensorReading(full_screen=True)
         await hub.until(lambda: not psutil.pid_exists(pid))
-        sensors.reading = Reading(full_screen=False)
+        sensors.reading = SensorReading(full_screen=False)
         await hub.until(ready_for(hub, 0))
         await hub.finished(await hub.lease(2, version=0))
     assert pid not in node.engine_pids()

@@ -26,7 +26,7 @@ from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.cage.leeway import BY_NAME, SEALED
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.errors import LocalProtocolError
 from tests.small_disk import mounted, needs_mounts
 
@@ -34,9 +34,9 @@ Broken = Callable[..., None]
 
 
 @pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodePaths:
     monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "home"))
-    return Paths.find(None)
+    return NodePaths.find(None)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def of(diagnosis: Diagnosis, subject: str) -> Finding:
     return next(finding for finding in diagnosis.findings if finding.subject == subject)
 
 
-def test_this_machine_can_join(paths: Paths) -> None:
+def test_this_machine_can_join(paths: NodePaths) -> None:
     diagnosis = examine(paths, None)
     assert diagnosis.can_join
     assert of(diagnosis, "llama_cpp on cpu").what.startswith("usable: ")
@@ -69,7 +69,7 @@ def test_this_machine_can_join(paths: Paths) -> None:
 
 
 def test_an_installation_that_cannot_read_messages_cannot_join(
-    paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch
+    paths: NodePaths, broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
         raise LocalProtocolError("Nothing can be read.", got="numpy 9", do="Install numpy 2.")
@@ -81,7 +81,7 @@ def test_an_installation_that_cannot_read_messages_cannot_join(
     assert not diagnosis.can_join
 
 
-def test_an_engine_that_crashes_leaves_the_choice_to_the_user(paths: Paths, broken: Broken) -> None:
+def test_an_engine_that_crashes_leaves_the_choice_to_the_user(paths: NodePaths, broken: Broken) -> None:
     broken(llama_cpp="raise SystemExit(139)")
     diagnosis = examine(paths, None)
     found = of(diagnosis, "llama_cpp on cpu")
@@ -91,7 +91,9 @@ def test_an_engine_that_crashes_leaves_the_choice_to_the_user(paths: Paths, brok
     assert not diagnosis.can_join
 
 
-def test_without_any_engine_the_node_cannot_join(paths: Paths, monkeypatch: pytest.MonkeyPatch, broken: Broken) -> None:
+def test_without_any_engine_the_node_cannot_join(
+    paths: NodePaths, monkeypatch: pytest.MonkeyPatch, broken: Broken
+) -> None:
     monkeypatch.setattr(registry, "_is_present", lambda package: False)
     diagnosis = examine(paths, None)
     engine = of(diagnosis, "engine")
@@ -100,7 +102,7 @@ def test_without_any_engine_the_node_cannot_join(paths: Paths, monkeypatch: pyte
 
 
 def test_a_driver_that_does_not_fit_torch_is_named(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch, broken: Broken
+    paths: NodePaths, monkeypatch: pytest.MonkeyPatch, broken: Broken
 ) -> None:
     monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
     gpu = hardware.Gpu(name="a GPU", memory_bytes=0)
@@ -114,7 +116,7 @@ def test_a_driver_that_does_not_fit_torch_is_named(
 
 
 def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_named(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch, broken: Broken
+    paths: NodePaths, monkeypatch: pytest.MonkeyPatch, broken: Broken
 ) -> None:
     monkeypatch.setattr(registry, "_torch_has_cuda", lambda: False)
     monkeypatch.setattr(hardware, "_cuda_gpus", lambda: (hardware.Gpu(name="a GPU", memory_bytes=2**33),))
@@ -126,7 +128,7 @@ def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_named(
     assert diagnosis.can_join
 
 
-def test_missing_optional_parts_are_mentioned_without_alarm(paths: Paths, broken: Broken) -> None:
+def test_missing_optional_parts_are_mentioned_without_alarm(paths: NodePaths, broken: Broken) -> None:
     broken(llama_supports_rpc="raise SystemExit(1)", swarm="import no_such_library")
     diagnosis = examine(paths, None)
     rpc, swarm = of(diagnosis, "several devices as one"), of(diagnosis, "swarm")
@@ -155,9 +157,9 @@ def test_old_and_intel_macs_have_no_libtorrent(
     assert ("pip install" in doctor._swarm().do) == has
 
 
-def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, paths: Paths, broken: Broken) -> None:
+def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, paths: NodePaths, broken: Broken) -> None:
     (tmp_path / "file").touch()
-    diagnosis = examine(Paths.find(tmp_path / "file" / "below"), None)
+    diagnosis = examine(NodePaths.find(tmp_path / "file" / "below"), None)
     assert of(diagnosis, "data directory").level == "problem" and "--data-dir" in of(diagnosis, "data directory").do
 
 
@@ -171,13 +173,15 @@ class Usage(NamedTuple):
 def test_a_real_disk_without_room_is_a_problem_with_the_way_out(tmp_path: Path, broken: Broken) -> None:
     with mounted(tmp_path / "disk", 256 * 1024) as disk:
         disk.fill()
-        diagnosis = examine(Paths.find(disk.directory), None)
+        diagnosis = examine(NodePaths.find(disk.directory), None)
     problem = of(diagnosis, "data directory")
     assert problem.level == "problem" and problem.do.startswith(f"Free some space on the disk of {disk.directory}")
     assert not diagnosis.can_join
 
 
-def test_nothing_that_is_missing_is_called_ok(paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_is_missing_is_called_ok(
+    paths: NodePaths, broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hardware, "_cuda_gpus", tuple)
     broken(llama_supports_rpc="raise SystemExit(1)")
     diagnosis = examine(paths, None)
@@ -192,7 +196,7 @@ def test_nothing_that_is_missing_is_called_ok(paths: Paths, broken: Broken, monk
     ("free", "level"), [(0, "problem"), (2**20, "problem"), (2**28, "problem"), (2**30, "warning"), (2**36, "ok")]
 )
 def test_a_full_disk_is_a_problem(
-    paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch, free: int, level: str
+    paths: NodePaths, broken: Broken, monkeypatch: pytest.MonkeyPatch, free: int, level: str
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total=2**37, used=0, free=free))
     assert of(examine(paths, None), "disk").level == level
@@ -200,7 +204,7 @@ def test_a_full_disk_is_a_problem(
 
 @pytest.mark.parametrize(("precision", "largest"), [("auto", "31.9"), ("q4_k_m", "25.5"), ("f32", "21.2")])
 def test_the_space_for_a_base_includes_temporary_files(
-    paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch, precision: str, largest: str
+    paths: NodePaths, broken: Broken, monkeypatch: pytest.MonkeyPatch, precision: str, largest: str
 ) -> None:
     """Give 64 GiB, of which a quarter GiB stays free."""
     monkeypatch.setenv("ECHO_NODE_PRECISION", precision)
@@ -209,7 +213,7 @@ def test_the_space_for_a_base_includes_temporary_files(
     assert what == f"64.0 of 128.0 GiB free, room for a base model of {largest}"
 
 
-def test_wrong_settings_are_a_problem_and_the_rest_is_looked_at(paths: Paths, broken: Broken) -> None:
+def test_wrong_settings_are_a_problem_and_the_rest_is_looked_at(paths: NodePaths, broken: Broken) -> None:
     paths.config_file.parent.mkdir(parents=True)
     paths.config_file.write_text("width = 'wide'\n")
     diagnosis = examine(paths, None)
@@ -218,7 +222,7 @@ def test_wrong_settings_are_a_problem_and_the_rest_is_looked_at(paths: Paths, br
     assert not diagnosis.can_join
 
 
-def test_measured_speeds_are_shown(paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_speeds_are_shown(paths: NodePaths, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     Hubs(paths).save(HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_id="run"))
     monkeypatch.setattr(doctor, "content_here", lambda _: "content")
     row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 77.0}
@@ -267,7 +271,7 @@ async def answering() -> AsyncIterator[Callable[..., Any]]:
 )
 async def test_a_hub_is_asked(
     answering: Callable[..., Any],
-    paths: Paths,
+    paths: NodePaths,
     broken: Broken,
     monkeypatch: pytest.MonkeyPatch,
     status: int,
@@ -282,20 +286,20 @@ async def test_a_hub_is_asked(
 
 
 async def test_a_hub_without_tls_is_distinguished_from_an_untrusted_one(
-    answering: Callable[..., Any], paths: Paths, broken: Broken
+    answering: Callable[..., Any], paths: NodePaths, broken: Broken
 ) -> None:
     url = await answering(200, '{"status": "ready"}')
     found = of(await asyncio.to_thread(examine, paths, url.replace("http://", "https://")), "hub")
     assert found.level == "problem" and "does not speak TLS" in found.what and found.do == f"Use {url}"
 
 
-async def test_a_page_s_address_is_the_hub_s(answering: Callable[..., Any], paths: Paths, broken: Broken) -> None:
+async def test_a_page_s_address_is_the_hub_s(answering: Callable[..., Any], paths: NodePaths, broken: Broken) -> None:
     url = await answering(200, '{"status": "ready"}')
     found = of(await asyncio.to_thread(examine, paths, f"{url}/leaderboard?sort=-trained#top"), "hub")
     assert (found.level, found.what) == ("ok", f"{url} answers")
 
 
-def test_a_hub_that_does_not_answer_is_a_problem(paths: Paths, broken: Broken) -> None:
+def test_a_hub_that_does_not_answer_is_a_problem(paths: NodePaths, broken: Broken) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         found = of(examine(paths, f"http://127.0.0.1:{unused.getsockname()[1]}"), "hub")
@@ -305,12 +309,12 @@ def test_a_hub_that_does_not_answer_is_a_problem(paths: Paths, broken: Broken) -
 @pytest.mark.parametrize(
     ("url", "words"), [("http://10.0.0.1:1", "--insecure"), ("hub", "looks like"), ("http://127.0.0.1:x", "looks like")]
 )
-def test_an_address_that_join_would_refuse_is_a_problem(paths: Paths, broken: Broken, url: str, words: str) -> None:
+def test_an_address_that_join_would_refuse_is_a_problem(paths: NodePaths, broken: Broken, url: str, words: str) -> None:
     found = of(examine(paths, url), "hub")
     assert found.level == "problem" and words in found.do
 
 
-def test_the_hub_that_was_joined_last_is_asked(paths: Paths, broken: Broken) -> None:
+def test_the_hub_that_was_joined_last_is_asked(paths: NodePaths, broken: Broken) -> None:
     Hubs(paths).save(HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_name="a run"))
     diagnosis = examine(paths, None)
     assert of(diagnosis, "joined").what == "a run at http://127.0.0.1:1"
@@ -353,7 +357,7 @@ def test_an_engine_that_works_only_uncaged_is_reported(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("mode", "works"), [("auto", True), ("required", False)])
 def test_a_gpu_that_needs_a_wider_cage_is_reported(
-    mode: CageMode, works: bool, paths: Paths, monkeypatch: pytest.MonkeyPatch
+    mode: CageMode, works: bool, paths: NodePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GpuCages, "find", lambda *_: Fit(leeway=BY_NAME["local sockets"]))
     monkeypatch.setattr(doctor, "failure_of", lambda *_: None)

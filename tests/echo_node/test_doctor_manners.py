@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from echo_node.config import NodeConfig
-from echo_node.core.manners import MannersConfig, Pause, Reading
+from echo_node.core.manners import MannersConfig, OwnerPause, SensorReading
 from echo_node.doctor_manners import examine_manners
 from echo_node.findings import Finding
 from echo_node.host.control import control_server
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.pause import PauseFile
 from tests.echo_node.fake_sensors import FakeSensors
 
 
-def found(paths: Paths, reading: Reading, **manners: object) -> list[Finding]:
+def found(paths: NodePaths, reading: SensorReading, **manners: object) -> list[Finding]:
     sensors = FakeSensors()
     sensors.reading = reading
     config = NodeConfig(manners=MannersConfig(**manners))  # type: ignore[arg-type]
@@ -28,7 +28,9 @@ def found(paths: Paths, reading: Reading, **manners: object) -> list[Finding]:
 
 
 def test_available_and_missing_sensors_are_listed(tmp_path: Path) -> None:
-    told, missing, held = found(Paths.find(tmp_path), Reading(idle_s=math.inf, on_battery=False, cpu_celsius=45.4))
+    told, missing, held = found(
+        NodePaths.find(tmp_path), SensorReading(idle_s=math.inf, on_battery=False, cpu_celsius=45.4)
+    )
     assert (told.subject, told.level) == ("sensors", "ok")
     assert told.what == (
         "the owner's keyboard and mouse: no desktop is in use here; battery: not in use;"
@@ -40,20 +42,20 @@ def test_available_and_missing_sensors_are_listed(tmp_path: Path) -> None:
 
 
 def test_current_reasons_to_hold_a_node_are_shown(tmp_path: Path) -> None:
-    paths = Paths.find(tmp_path)
-    PauseFile(paths.pause_file).save(Pause())
-    held = [one for one in found(paths, Reading(on_battery=True)) if one.subject == "held back"]
+    paths = NodePaths.find(tmp_path)
+    PauseFile(paths.pause_file).save(OwnerPause())
+    held = [one for one in found(paths, SensorReading(on_battery=True)) if one.subject == "held back"]
     assert [one.level for one in held] == ["note", "note"]
     assert "a node would pause now. Paused by you." in held[0].what and "On battery." in held[1].what
 
 
 async def test_a_running_nodes_holds_and_troubles_are_shown(tmp_path: Path) -> None:
-    paths = Paths.find(tmp_path)
+    paths = NodePaths.find(tmp_path)
     status = {"holds": {"on_battery": "On battery."}, "problems": {"disk_full": "The disk is full."}}
     async with control_server(paths.control_file, {"status": lambda _: status}):
-        findings = await asyncio.to_thread(found, paths, Reading())
+        findings = await asyncio.to_thread(found, paths, SensorReading())
         status |= {"holds": {}, "problems": {}}
-        well = await asyncio.to_thread(found, paths, Reading())
+        well = await asyncio.to_thread(found, paths, SensorReading())
     told = [(one.subject, one.level, one.what) for one in findings if one.subject != "sensors"]
     assert told == [("held back", "note", "On battery."), ("running node", "warning", "The disk is full.")]
     assert well[-1].level == "ok" and "works" in well[-1].what
@@ -61,12 +63,12 @@ async def test_a_running_nodes_holds_and_troubles_are_shown(tmp_path: Path) -> N
 
 def test_this_machine_s_own_sensors_are_asked(tmp_path: Path) -> None:
     settings = NodeConfig(manners=MannersConfig(min_free_disk_bytes=2**62))
-    findings = list(examine_manners(Paths.find(tmp_path), settings, on_gpu=False))
+    findings = list(examine_manners(NodePaths.find(tmp_path), settings, on_gpu=False))
     assert findings[-1].subject == "held back" and "of the disk are free" in findings[-1].what
     assert {one.subject for one in findings} == {"sensors", "held back"}
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 600.0])
 def test_recent_activity_of_the_owner_is_shown(tmp_path: Path, idle_s: float) -> None:
-    findings = found(Paths.find(tmp_path), Reading(idle_s=idle_s))
+    findings = found(NodePaths.find(tmp_path), SensorReading(idle_s=idle_s))
     assert f"last used {'0 s' if idle_s == 0 else '10 min'} ago" in findings[0].what

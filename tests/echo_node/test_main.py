@@ -18,7 +18,7 @@ import echo_shared
 from echo_node import doctor
 from echo_node.core.effects import SpoolRollout
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.spool import Spool
 from echo_node.main import app
 from echo_shared import key_file
@@ -67,7 +67,7 @@ def process(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str
 
 def joined(home: Path, url: str = "http://127.0.0.1:1") -> HubRecord:
     record = HubRecord(url=url, hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run")
-    Hubs(Paths.find(None)).save(record)
+    Hubs(NodePaths.find(None)).save(record)
     return record
 
 
@@ -147,7 +147,7 @@ def test_the_commands_are_these() -> None:
 def test_hubs_have_shares(home: Path) -> None:
     joined(home)
     second = HubRecord(url="http://127.0.0.1:2", hub_key_hex="cd" * 32, joined_at=2.0, run_id="two", run_name="[b]two")
-    Hubs(Paths.find(None)).save(second)
+    Hubs(NodePaths.find(None)).save(second)
     assert [(one["url"], one["share"]) for one in json.loads(invoke("hubs", "list", "--json"))] == [
         ("http://127.0.0.1:2", None),
         ("http://127.0.0.1:1", None),
@@ -282,7 +282,7 @@ def test_status_without_a_daemon_reports_it() -> None:
 
 
 def test_a_second_daemon_on_the_same_directory_is_refused(home: Path) -> None:
-    with Paths.find(None).lock():
+    with NodePaths.find(None).lock():
         result = process("join", "http://127.0.0.1:1")
     assert result.returncode == 1 and "A node already runs on this data directory." in result.stderr
 
@@ -311,7 +311,7 @@ def test_an_identity_is_not_lost_by_accident(tmp_path: Path) -> None:
 
 def test_leaving_keeps_unsent_work_unless_forced(home: Path) -> None:
     record = joined(home)
-    spool = Spool(Hubs(Paths.find(None)).directory(record) / "spool.db")
+    spool = Spool(Hubs(NodePaths.find(None)).directory(record) / "spool.db")
     spool.open()
     spool.begin_run("run")
     import numpy as np
@@ -332,9 +332,9 @@ def test_leaving_keeps_unsent_work_unless_forced(home: Path) -> None:
     spool.close()
     with pytest.raises(StorageError, match="1 finished rollouts have not reached the hub"):
         invoke("leave")
-    assert Hubs(Paths.find(None)).last() == record
+    assert Hubs(NodePaths.find(None)).last() == record
     assert "Left a run" in invoke("leave", "--force")
-    assert Hubs(Paths.find(None)).last() is None
+    assert Hubs(NodePaths.find(None)).last() is None
 
 
 def test_leaving_forgets_the_hub_but_not_the_identity(home: Path) -> None:
@@ -424,4 +424,4 @@ async def test_a_killed_node_comes_back_with_run_and_leaves_for_good(hub: Any) -
     assert (status, err) == (0, "") and "Left test run" in out
     status, out, _ = await node.end()
     assert status == 0 and f"Join again with: echo-node join {hub.url}" in out and "echo-node run" not in out
-    assert Hubs(Paths.find(None)).all() == []
+    assert Hubs(NodePaths.find(None)).all() == []

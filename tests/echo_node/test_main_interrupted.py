@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and process groups")
 
@@ -92,7 +92,7 @@ def ends_quietly(home: Path, *arguments: str, moment: str = BEGUN, after_s: floa
 def arguments_of(name: str, hub: str, home: Path) -> list[str]:
     if name not in ("doctor", "status"):
         pytest.importorskip("llama_cpp")
-    paths = Paths.find(home)
+    paths = NodePaths.find(home)
     if name == "run":
         Hubs(paths).save(HubRecord(url=hub, hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run"))
     more = {

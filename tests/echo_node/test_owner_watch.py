@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.core.events import Holding
-from echo_node.core.manners import Manners, MannersConfig, Pause, Reading
+from echo_node.core.manners import Manners, MannersConfig, OwnerPause, SensorReading
 from echo_node.core.troubles import TroubleCode
 from echo_node.host.pause import PauseFile
 from echo_node.host.trouble_log import TroubleLog
@@ -67,14 +67,14 @@ async def test_changes_are_reported_once(watched: Watched) -> None:
     async with watched.running():
         await watched.sensors.looked_at()
         assert watched.told.empty(), "a free machine is not reported"
-        watched.sensors.reading = Reading(on_battery=True, battery_share=0.9)
+        watched.sensors.reading = SensorReading(on_battery=True, battery_share=0.9)
         assert await watched.next() == ["on_battery"]
-        watched.sensors.reading = Reading(on_battery=True, battery_share=0.8)
+        watched.sensors.reading = SensorReading(on_battery=True, battery_share=0.8)
         await watched.sensors.looked_at()
         assert watched.told.empty() and "80%" in watched.watch.holds[0].sentence
-        watched.sensors.reading = Reading(on_battery=True, idle_s=0.0)
+        watched.sensors.reading = SensorReading(on_battery=True, idle_s=0.0)
         assert await watched.next() == ["on_battery", "owner_active"]
-        watched.sensors.reading = Reading(idle_s=math.inf)
+        watched.sensors.reading = SensorReading(idle_s=math.inf)
         assert await watched.next() == []
 
 
@@ -82,7 +82,7 @@ async def test_the_owner_s_word_counts_at_once_and_after_a_restart(watched: Watc
     watched.again(look_s=1_000.0)
     async with watched.running():
         await watched.sensors.looked_at(times=1)
-        watched.watch.change(Pause())
+        watched.watch.change(OwnerPause())
         assert await watched.next() == ["paused"]
     again = watched.again()
     await again.look()
@@ -97,7 +97,7 @@ async def test_a_pause_that_cannot_be_stored_still_holds(watched: Watched, tmp_p
     watched.file = PauseFile(tmp_path / "file" / "pause.json")
     watch = watched.again()
     with pytest.raises(StorageError):
-        watch.change(Pause())
+        watch.change(OwnerPause())
     await watch.look()
     assert await watched.next() == ["paused"]
 
@@ -108,18 +108,18 @@ async def test_a_pause_is_stored_once_the_full_disk_has_room(tmp_path: Path) -> 
         watched = Watched(disk.directory)
         disk.fill()
         with pytest.raises(StorageError, match="still keeps it"):
-            watched.watch.change(Pause())
+            watched.watch.change(OwnerPause())
         await watched.watch.look()
         assert await watched.next() == ["paused"]
         assert [trouble.code for trouble in watched.troubles.now] == [TroubleCode.DISK_FULL]
         assert list(disk.directory.iterdir()) == [disk.ballast], "no half-written file stays"
         disk.empty()
         await watched.watch.look()
-        assert watched.troubles.now == () and watched.file.load() == Pause()
+        assert watched.troubles.now == () and watched.file.load() == OwnerPause()
 
 
 async def test_changed_settings_are_reported_even_if_the_reasons_stay(watched: Watched) -> None:
-    watched.sensors.reading = Reading(on_battery=True)
+    watched.sensors.reading = SensorReading(on_battery=True)
     await watched.watch.look()
     assert (await watched.told.get()).keep_memory_s == 7.0
     watched.watch.use(MannersConfig(keep_memory_s=8.0))
@@ -132,8 +132,8 @@ async def test_the_sensors_know_the_engine_and_its_memory(watched: Watched) -> N
     await watched.watch.look()
     assert watched.sensors.asked[-1] == (False, (os.getpid(),))
     watched.engine = EngineNow(on_gpu=False, pid=None)
-    watched.sensors.reading = Reading(free_memory_bytes=0)
+    watched.sensors.reading = SensorReading(free_memory_bytes=0)
     await watched.watch.look()
     assert watched.sensors.asked[-1] == (False, ())
-    watched.sensors.reading = Reading(free_memory_bytes=2**30)
+    watched.sensors.reading = SensorReading(free_memory_bytes=2**30)
     assert watched.watch._read(watched.engine).engine_bytes > 2**20

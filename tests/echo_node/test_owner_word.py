@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echo_node.core.manners import Pause
+from echo_node.core.manners import OwnerPause
 from echo_node.host.control import ask, control_server
 from echo_node.owner_word import OwnerWord
 from echo_node.panel import rows
@@ -66,7 +66,7 @@ async def test_the_status_is_all_of_the_snapshot(owned: Owned) -> None:
 
 async def test_a_pause_holds_until_it_ends_or_the_owner_resumes(owned: Owned) -> None:
     assert await ask(owned.file, "pause", {"length": None}) == {"until": None}
-    assert await owned.reasons() == ["paused"] and owned.watched.file.load() == Pause()
+    assert await owned.reasons() == ["paused"] and owned.watched.file.load() == OwnerPause()
     assert await ask(owned.file, "resume") == {}
     assert await owned.reasons() == [] and owned.watched.file.load() is None
     until = (await ask(owned.file, "pause", {"length": "1h30m"}))["until"]

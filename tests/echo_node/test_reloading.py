@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from echo_node.config import NodeConfig
 from echo_node.core.manners import MannersConfig
-from echo_node.reloading import ENGINE, INTRODUCTION, WATCH, Changes, changes, in_force
+from echo_node.reloading import ENGINE, INTRODUCTION, WATCH, ChangedSettings, changes, in_force
 from echo_node.settings_file import keys_of
 
 BEFORE = NodeConfig(threads=1)
@@ -17,12 +17,12 @@ def test_every_reloadable_setting_exists_and_belongs_to_one_part() -> None:
 
 
 def test_changes_are_reported_by_the_part_that_uses_them() -> None:
-    assert changes(BEFORE, BEFORE) == Changes() and not Changes().all
+    assert changes(BEFORE, BEFORE) == ChangedSettings() and not ChangedSettings().all
     after = NodeConfig(
         threads=2, name="n", swarm_port=5, manners=MannersConfig(idle_after_s=5, cpu_share=0.5), insecure=True
     )
     found = changes(BEFORE, after)
-    assert found == Changes(
+    assert found == ChangedSettings(
         watch=("manners.idle_after_s",),
         engine=("threads", "manners.cpu_share"),
         introduction=("name",),

@@ -15,7 +15,7 @@ from echo_node.engine.supervisor import EngineFiles
 from echo_node.host.address import HubAddress
 from echo_node.host.spool import Spool
 from echo_node.net.fetcher import Fetcher, Source
-from echo_node.net.mesh import Mesh
+from echo_node.net.mesh import MeshLinks
 from echo_node.net.receiver import Receiver
 from echo_node.shell import RunParts, RunShell, artefact_title
 from echo_shared.artefacts import Manifest
@@ -23,7 +23,7 @@ from echo_shared.errors import CodecError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, KeyframeWanted, PolicyPublished
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 from echo_shared.threads import in_thread
 
 
@@ -92,7 +92,7 @@ class Site:
             run_id=hub.run_id,
             tracker_path="/announce/key",
         )
-        receiver = Receiver(self.say, Mesh(Identity.generate()))
+        receiver = Receiver(self.say, MeshLinks(Identity.generate()))
         places = {"artefacts": directory / "artefacts", "carriers": directory / "carriers"}
         self.fetcher = WatchedFetcher(swarm, receiver, source, **places)
         self.fetcher.set_keys(hub.run_keys)
@@ -243,14 +243,14 @@ async def test_a_version_that_cannot_be_served_is_still_usable(
 ) -> None:
     await hub.publish(1, announce=False)
 
-    honest = Layout.fits
+    honest = TorrentLayout.fits
 
-    def refuse(layout: Layout, directory: Path) -> bool:
+    def refuse(layout: TorrentLayout, directory: Path) -> bool:
         if directory.is_relative_to(hub.carriers):
             return honest(layout, directory)
         raise OSError("The disk does not answer")
 
-    monkeypatch.setattr(Layout, "fits", refuse)
+    monkeypatch.setattr(TorrentLayout, "fits", refuse)
     await site.publish(1, hub.offers[1])
     assert (await site.next(ArtefactReady)).policy_version == 1
     await hub.publish(2, announce=False)

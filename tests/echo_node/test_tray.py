@@ -20,7 +20,7 @@ from echo_node.core.looks import START, look_of
 from echo_node.core.notices import Notice
 from echo_node.host.control import control_server
 from echo_node.host.last_word import LastWord
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.tray import Tray, picture
 from echo_shared.errors import ConfigError
 from tests.echo_node.status_page.test_browser import Browser
@@ -93,7 +93,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 class Node:
     """A daemon's answers."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: NodePaths) -> None:
         self.paths = paths
         self.told: list[tuple[str, Mapping[str, Any]]] = []
         self.status: dict[str, Any] = {"state": "sampling", "reason": "Drawing.", "holds": {}}
@@ -116,12 +116,12 @@ class Node:
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    return Paths.find(tmp_path)
+def paths(tmp_path: Path) -> NodePaths:
+    return NodePaths.find(tmp_path)
 
 
 @pytest.fixture
-async def node(paths: Paths) -> AsyncIterator[Node]:
+async def node(paths: NodePaths) -> AsyncIterator[Node]:
     node = Node(paths)
     async with control_server(paths.control_file, node.verbs):
         yield node
@@ -198,7 +198,7 @@ async def test_the_icon_docks_in_the_tray_and_changes_with_the_node(desk: Desk, 
 
 
 async def test_where_the_daemon_cannot_tell_the_desktop_the_icon_does(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
+    paths: NodePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tray_module.sys, "platform", "darwin")
     word = LastWord(paths.last_word_file)
@@ -219,7 +219,7 @@ def test_pictures_differ_in_colour_and_in_form() -> None:
     assert still.getpixel((25, 32)) == (255, 255, 255, 255) != working.getpixel((25, 32))
 
 
-def test_without_a_desktop_the_command_reports_it(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_desktop_the_command_reports_it(paths: NodePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tray_module.sys, "platform", "linux")
     for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(variable, raising=False)

@@ -15,7 +15,7 @@ from echo_node.daemon import Daemon
 from echo_node.host import control
 from echo_node.host.shares import SharesFile
 from echo_node.releases import TAKES_OVER
-from echo_node.turns import Paces, Turns
+from echo_node.turns import NodeTurns, Paces
 from echo_shared.errors import ConnectError, EchoError, RefusedError
 from echo_shared.messages import Goodbye, LeaseReturned, RefusalCode
 from tests.echo_node.conftest import Hub
@@ -47,7 +47,7 @@ class Owner:
         for url, share in shares.items():
             self.file.joined(url, share, before=None)
         self.made: list[str] = []
-        self.turns = Turns(self.file, self._make, paces=paces)
+        self.turns = NodeTurns(self.file, self._make, paces=paces)
 
     def _make(self, hub: str) -> Daemon:
         self.made.append(hub)
@@ -139,7 +139,7 @@ async def test_a_release_that_takes_over_ends_the_turns_of_all_hubs(hub: Any, ot
         made[-1]._config = made[-1]._config.model_copy(update={"update": "auto"})
         return made[-1]
 
-    running = asyncio.create_task(Turns(shares, make).run())
+    running = asyncio.create_task(NodeTurns(shares, make).run())
     await until(lambda: hub.handshakes + other.handshakes > 0)
     made[0]._end_upgraded("99.0")
     with pytest.raises(EchoError) as raised:

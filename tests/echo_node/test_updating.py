@@ -13,9 +13,9 @@ import pytest
 from echo_node.core.updating import SENTENCES, Try, UpdateMode, Why, name_of
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.installed_copy import InstalledCopy
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.update_book import UpdateBook
-from echo_node.updating import Node, Updater
+from echo_node.updating import NodeToUpdate, Updater
 from echo_shared.installation import how_to_upgrade
 from tests.echo_node.host.installed import SWITCH, make_copy
 from tests.echo_node.waiting import until
@@ -34,8 +34,8 @@ class Told:
         self.is_held = False
         self.ended: list[str] = []
         self.copy = copy
-        self.paths = Paths.find(tmp_path / "node")
-        node = Node(
+        self.paths = NodePaths.find(tmp_path / "node")
+        node = NodeToUpdate(
             mode=lambda: self.mode,
             refusal=lambda: self.refusal,
             hub="https://hub.example.org",

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from echo_hub.dashboard.responses import jsonable
-from echo_shared.credit_books import BOARD_ORDERS, Standing, WorkKinds
+from echo_shared.credit_books import BOARD_ORDERS, CreditStanding, WorkKinds
 
 
 def test_a_standing_adds_up_over_runs_and_its_work_is_flat_in_json() -> None:
-    standing = Standing(
+    standing = CreditStanding(
         kind="node",
         rank=1,
         name="n",

@@ -28,7 +28,7 @@ from echo_shared.messages import (
     RunKey,
     Welcome,
 )
-from echo_shared.sessions import HUB_MAY_RECEIVE, NODE_MAY_RECEIVE, HubSession, NodeSession, State
+from echo_shared.sessions import HUB_MAY_RECEIVE, NODE_MAY_RECEIVE, HubSession, NodeSession, SessionState
 
 NODE, HUB, OTHER = Identity.generate(), Identity.generate(), Identity.generate()
 OFFER = ArtefactOffer(manifest=b"{}", signature=bytes(64), torrent=b"", web_seed_path="/a/")
@@ -85,7 +85,7 @@ def altered(frame: bytes, **fields: Any) -> bytes:
 
 def test_the_handshake_opens_both_ends_and_proves_their_keys() -> None:
     pair = Pair().opened()
-    assert (pair.node.state, pair.hub.state) == (State.OPEN, State.OPEN)
+    assert (pair.node.state, pair.hub.state) == (SessionState.OPEN, SessionState.OPEN)
     assert pair.node.hub_key == HUB.public_key
     assert pair.hub.node_id == NODE.node_id
     assert pair.hub.proof is not None and pair.hub.proof.invite_token == "t"
@@ -94,7 +94,7 @@ def test_the_handshake_opens_both_ends_and_proves_their_keys() -> None:
 
 
 def test_a_known_hub_is_accepted_and_a_changed_key_is_not() -> None:
-    assert Pair(pinned=HUB.public_key).opened().node.state is State.OPEN
+    assert Pair(pinned=HUB.public_key).opened().node.state is SessionState.OPEN
     pair = Pair(pinned=OTHER.public_key).challenged()
     with pytest.raises(RefusedError, match="differs from the one that this node has stored") as caught:
         pair.node.receive(pair.hub.challenge())
@@ -114,7 +114,7 @@ def test_the_hub_refuses_an_unknown_version_and_names_the_end_to_upgrade(version
     assert caught.value.code == "protocol_version" and advice in (caught.value.do or "")
     refused = pair.node.receive(pair.hub.refuse(caught.value.code, caught.value.what, caught.value.do or ""))
     assert isinstance(refused, Refused) and refused.code == "protocol_version"
-    assert (pair.node.state, pair.hub.state) == (State.CLOSED, State.CLOSED)
+    assert (pair.node.state, pair.hub.state) == (SessionState.CLOSED, SessionState.CLOSED)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_node_without_the_private_key_is_refused() -> None:
     with pytest.raises(RefusedError) as caught:
         pair.hub.receive(altered(pair.proof(), signature=bytes(64)))
     assert caught.value.code == "bad_signature"
-    assert pair.hub.proof is None and pair.hub.state is not State.OPEN
+    assert pair.hub.proof is None and pair.hub.state is not SessionState.OPEN
 
 
 def test_a_signature_from_another_handshake_is_refused() -> None:
@@ -223,7 +223,7 @@ def test_no_end_sends_out_of_turn() -> None:
 def test_a_goodbye_is_the_last_word_on_both_ends() -> None:
     pair = Pair().opened()
     assert isinstance(pair.hub.receive(pair.node.send(Goodbye())), Goodbye)
-    assert (pair.node.state, pair.hub.state) == (State.CLOSED, State.CLOSED)
+    assert (pair.node.state, pair.hub.state) == (SessionState.CLOSED, SessionState.CLOSED)
     with pytest.raises(LocalProtocolError):
         pair.node.send(STATUS)
     with pytest.raises(RemoteProtocolError):
@@ -234,11 +234,11 @@ def test_a_goodbye_is_the_last_word_on_both_ends() -> None:
 def test_a_refusal_is_understood_at_any_moment(stage: int) -> None:
     pair = STAGES[stage]()
     assert isinstance(pair.node.receive(pair.hub.refuse("shutting_down", "Later.")), Refused)
-    assert (pair.node.state, pair.hub.state) == (State.CLOSED, State.CLOSED)
+    assert (pair.node.state, pair.hub.state) == (SessionState.CLOSED, SessionState.CLOSED)
 
 
 def test_every_state_is_in_both_tables() -> None:
-    assert set(NODE_MAY_RECEIVE) == set(HUB_MAY_RECEIVE) == set(State)
+    assert set(NODE_MAY_RECEIVE) == set(HUB_MAY_RECEIVE) == set(SessionState)
     assert range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 1) == sessions.SUPPORTED_VERSIONS
 
 
@@ -266,4 +266,4 @@ def test_damaged_messages_never_open_a_session(stage: int, message: Any, positio
         except EchoError:
             assert end.state is before
         else:
-            assert end.state is not State.OPEN or before in (State.OPEN, State.PROVEN)
+            assert end.state is not SessionState.OPEN or before in (SessionState.OPEN, SessionState.PROVEN)

@@ -13,7 +13,7 @@ from echo_shared import shared_memory
 from echo_shared.artefacts import Manifest
 from echo_shared.hashed_files import describe_files, verify_files
 from echo_shared.messages import SharedMemory
-from echo_shared.shared_memory import Segment, read
+from echo_shared.shared_memory import MemorySegment, read
 
 pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this system or Python has no such memory")
 
@@ -63,8 +63,8 @@ def manifest(directory: Path) -> Manifest:
 
 
 @pytest.fixture
-def segment(manifest: Manifest, directory: Path) -> Iterator[Segment]:
-    segment = Segment.of(manifest, directory)
+def segment(manifest: Manifest, directory: Path) -> Iterator[MemorySegment]:
+    segment = MemorySegment.of(manifest, directory)
     yield segment
     if path_of(segment.address).is_symlink():
         segment.close()
@@ -116,7 +116,7 @@ def descriptors() -> Iterator[Path]:
 
 
 def test_a_closed_artefact_cannot_be_opened_but_open_readers_finish(
-    segment: Segment, manifest: Manifest, tmp_path: Path
+    segment: MemorySegment, manifest: Manifest, tmp_path: Path
 ) -> None:
     with path_of(segment.address).open("rb") as early_reader:
         segment.close()
@@ -134,7 +134,7 @@ def test_a_closed_artefact_cannot_be_opened_but_open_readers_finish(
     ],
 )
 def test_other_files_at_the_same_address_are_refused(
-    segment: Segment, manifest: Manifest, tmp_path: Path, elsewhere: Callable[[SharedMemory], SharedMemory]
+    segment: MemorySegment, manifest: Manifest, tmp_path: Path, elsewhere: Callable[[SharedMemory], SharedMemory]
 ) -> None:
     with pytest.raises(OSError):
         read(elsewhere(segment.address), manifest, tmp_path / "node")
@@ -171,7 +171,7 @@ def test_a_pipe_swapped_in_during_the_check_is_noticed(
     os.close(reading)
 
 
-def test_memory_that_was_cut_short_is_an_error(segment: Segment, manifest: Manifest, tmp_path: Path) -> None:
+def test_memory_that_was_cut_short_is_an_error(segment: MemorySegment, manifest: Manifest, tmp_path: Path) -> None:
     os.truncate(path_of(segment.address), 1_000)
     with pytest.raises(OSError, match="too early"):
         read(segment.address, manifest, tmp_path / "node")
@@ -181,7 +181,7 @@ def test_an_artefact_that_is_not_whole_is_not_put_in(manifest: Manifest, directo
     (directory / "sub" / "config.json").unlink()
     before = sorted(Path("/proc/self/fd").iterdir())
     with pytest.raises(OSError):
-        Segment.of(manifest, directory)
+        MemorySegment.of(manifest, directory)
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 

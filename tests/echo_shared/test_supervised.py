@@ -17,7 +17,7 @@ import pytest
 from echo_shared import process_memory
 from echo_shared.backoff import Restarts
 from echo_shared.child import ChildExited, Death
-from echo_shared.supervised import NO_HEARTBEAT, Command, Limits, SupervisedChild
+from echo_shared.supervised import NO_HEARTBEAT, ChildLimits, Command, SupervisedChild
 
 CHILD = """
 import os, signal, sys, time
@@ -58,7 +58,7 @@ with Heartbeat(pipe, 0.02) as beats:
     while (frame := pipe.receive()) is not None:
         obey(pipe, beats, frame)
 """
-WATCHED = Limits(beat_s=0.02, look_s=0.05)
+WATCHED = ChildLimits(beat_s=0.02, look_s=0.05)
 Starter = Callable[..., Awaitable[SupervisedChild]]
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -75,7 +75,7 @@ def command(tmp_path: Path) -> Command:
 async def start(command: Command) -> AsyncIterator[Starter]:
     children: list[SupervisedChild] = []
 
-    async def starter(limits: Limits = WATCHED, **opening: Any) -> SupervisedChild:
+    async def starter(limits: ChildLimits = WATCHED, **opening: Any) -> SupervisedChild:
         child = await SupervisedChild.start(command, {"do": "answer", **opening}, limits)
         children.append(child)
         return child
@@ -132,7 +132,7 @@ async def test_an_exit_status_for_no_memory_is_out_of_memory(start: Starter) -> 
 
 
 async def test_a_child_above_its_memory_limit_is_ended(start: Starter) -> None:
-    child = await start(Limits(memory_bytes=200 * 2**20, beat_s=0.02, look_s=0.05))
+    child = await start(ChildLimits(memory_bytes=200 * 2**20, beat_s=0.02, look_s=0.05))
     await child.send({"do": "hoard"})
     error = await end_of(child)
     assert (error.death, error.what) == (Death.OUT_OF_MEMORY, "The test process exceeded its memory limit.")
@@ -166,7 +166,7 @@ async def test_a_crash_by_a_signal_is_reported_to_the_sender(start: Starter) -> 
 
 @posix
 async def test_a_silent_child_is_ended(start: Starter) -> None:
-    child = await start(Limits(silent_s=0.5, beat_s=0.02, look_s=0.05))
+    child = await start(ChildLimits(silent_s=0.5, beat_s=0.02, look_s=0.05))
     os.kill(child.pid, signal.SIGSTOP)
     error = await end_of(child)
     assert (error.death, error.what) == (Death.SILENT, "The test process does not answer.")
@@ -174,7 +174,7 @@ async def test_a_silent_child_is_ended(start: Starter) -> None:
 
 
 async def test_a_suspended_child_is_not_missed_and_continues_later(start: Starter) -> None:
-    child = await start(Limits(silent_s=1.0, beat_s=0.02, look_s=0.05))
+    child = await start(ChildLimits(silent_s=1.0, beat_s=0.02, look_s=0.05))
     await child.send({"do": "answer later"})
     child.suspend()
     with pytest.raises(TimeoutError):
@@ -194,7 +194,7 @@ async def test_a_suspended_child_can_be_ended_at_once(start: Starter) -> None:
 
 
 async def test_a_child_without_progress_is_ended(start: Starter) -> None:
-    child = await start(Limits(stalled_s=0.1, beat_s=0.02, look_s=0.05))
+    child = await start(ChildLimits(stalled_s=0.1, beat_s=0.02, look_s=0.05))
     await child.send({"do": "hang"})
     error = await end_of(child)
     assert (error.death, error.what) == (Death.STALLED, "The test process stalled.")
@@ -202,7 +202,7 @@ async def test_a_child_without_progress_is_ended(start: Starter) -> None:
 
 async def test_a_child_that_is_not_ready_in_time_is_ended(start: Starter) -> None:
     with pytest.raises(ChildExited, match="does not get ready") as caught:
-        await start(Limits(ready_s=0.4, beat_s=0.02, look_s=0.05), do="hang")
+        await start(ChildLimits(ready_s=0.4, beat_s=0.02, look_s=0.05), do="hang")
     assert caught.value.death is Death.LATE
 
 

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dissemination.node_host import NodeHost, main
-from echo_node.net.mesh import Mesh
+from echo_node.net.mesh import MeshLinks
 from echo_shared.messages import Piece
 from echo_shared.swarm import FetchStats, read_torrent
 from echo_shared.swarm.bittorrent import BitTorrentSwarm
 
-_honest_hand_on = Mesh.hand_on
+_honest_hand_on = MeshLinks.hand_on
 
 
 class FaultyNode(NodeHost):
     async def turn_hostile(self) -> None:
-        for kind, name, method in ((Mesh, "hand_on", _hand_on), (BitTorrentSwarm, "fetch", _seed_rubbish)):
+        for kind, name, method in ((MeshLinks, "hand_on", _hand_on), (BitTorrentSwarm, "fetch", _seed_rubbish)):
             setattr(kind, name, method)
 
     async def has(self, side: str, version: int) -> bool:
         return version in self._nodes[side]._here
 
 
-def _hand_on(mesh: Mesh, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
+def _hand_on(mesh: MeshLinks, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
     _honest_hand_on(mesh, piece.model_copy(update={"data": bytes(byte ^ 0xFF for byte in piece.data)}), branches)
 
 

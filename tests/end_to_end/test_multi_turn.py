@@ -14,7 +14,7 @@ import pytest
 from echo_hub.intake.episodes import training_rollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
-from echo_hub.scoring.task_problems import Answered
+from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_hub.store.reading import read_batch
 from echo_hub.store.store import Store
 
@@ -182,7 +182,7 @@ async def test_sokoban_in_four_rounds_with_credit_by_turn(
         episode = (group_id, index)
         said.setdefault(episode, []).append(np.frombuffer(drawn, "<i4"))
         answer = problems.respond(group_id, said[episode], observed.get(episode, 0))
-        if isinstance(answer, Answered):
+        if isinstance(answer, EnvironmentReply):
             assert (reward, turn_reward) == (None, answer.turn_reward)
             observed[episode] = observed.get(episode, 0) + len(answer.observation_ids)
         else:

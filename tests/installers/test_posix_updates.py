@@ -13,7 +13,7 @@ import pytest
 
 from echo_node.host import control
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
 from tests.conftest import Site
@@ -59,7 +59,7 @@ class Owner:
         self.data_dir = home.root / "data"
         hub.refusal = RefusedError("Too old.", code=RefusalCode.PROTOCOL_VERSION)
         record = HubRecord(url=hub.url, hub_key_hex=hub.me.public_key.hex(), joined_at=0.0)
-        Hubs(Paths.find(self.data_dir)).save(record)
+        Hubs(NodePaths.find(self.data_dir)).save(record)
 
     async def run(self, **environment: str) -> Any:
         """Run `echo-node run`."""
@@ -145,7 +145,7 @@ async def test_a_release_that_does_not_start_is_tried_once_and_the_node_stays(
     for _ in range(2):
         running = await owner.run(ECHO_NODE_UPDATE="auto")
         await running.printed(r"The installer has already run for this\. What was installed does not start here")
-        shown = await control.ask(Paths.find(owner.data_dir).control_file, "status")
+        shown = await control.ask(NodePaths.find(owner.data_dir).control_file, "status")
         assert "What was installed does not start here" in shown["update"] and "too_old" in shown["problems"]
         status, said = await running.end()
         assert status == 0, said

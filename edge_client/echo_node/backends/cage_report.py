@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.backends.base import EngineSettings
-from echo_node.backends.caging import CAGED_ENVIRONMENT, Terms, cage_engine
+from echo_node.backends.caging import CAGED_ENVIRONMENT, CageTerms, cage_engine
 from echo_node.backends.gpu_cage import STARTS
 from echo_node.backends.registry import BackendChoice
 from echo_node.host.cage import tracing
@@ -136,7 +136,7 @@ def _unopened(arguments: Sequence[str], opened: Sequence[Opened]) -> list[str]:
 
 def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
     where = Path(scratch)
-    cage_engine(backend, where, where, EngineSettings(device=device), Terms(leeway=step))
+    cage_engine(backend, where, where, EngineSettings(device=device), CageTerms(leeway=step))
 
 
 def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> None:

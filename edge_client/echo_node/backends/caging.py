@@ -44,7 +44,7 @@ engine gets its own.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class CageTerms:
     """Cage settings for the start of an engine."""
 
     mode: CageMode = "auto"
@@ -58,7 +58,7 @@ class Terms:
         return {"mode": self.mode, "policies": policies, "leeway": self.leeway.name}
 
     @classmethod
-    def from_frame(cls, frame: Mapping[str, Any]) -> Terms:
+    def from_frame(cls, frame: Mapping[str, Any]) -> CageTerms:
         policies = frame["policies"]
         directory = None if policies is None else Path(policies)
         return cls(mode=frame["mode"], policies=directory, leeway=BY_NAME[frame["leeway"]])
@@ -72,7 +72,7 @@ class Caged:
     settings: EngineSettings
 
 
-def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: EngineSettings, terms: Terms) -> Caged:
+def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: EngineSettings, terms: CageTerms) -> Caged:
     """Put this process into the cage of an engine. Call this before the engine exists and before any thread starts.
 
     Raises BackendError if a required cage is incomplete, and OSError if `derived_dir` cannot be made.
@@ -104,7 +104,7 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
 
 def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: str = SEALED.name) -> Held:
     """Put this process into the cage of such an engine. `scratch` stands for its model and conversion directories."""
-    where, terms = Path(scratch), Terms(mode=mode, leeway=BY_NAME[leeway])
+    where, terms = Path(scratch), CageTerms(mode=mode, leeway=BY_NAME[leeway])
     return cage_engine(backend, where, where, EngineSettings(device=device), terms).held
 
 

@@ -21,7 +21,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from echo_node.backends import registry
-from echo_node.backends.caging import CAGED_ENVIRONMENT, UNCAGED, Terms
+from echo_node.backends.caging import CAGED_ENVIRONMENT, UNCAGED, CageTerms
 from echo_node.backends.registry import BackendChoice
 from echo_node.host.cage.description import CageMode
 from echo_node.host.cage.leeway import BY_NAME, LEEWAYS, NO_CAGE, SEALED, Leeway
@@ -86,7 +86,7 @@ class GpuCages:
         self._starts = starts
         self._probe = probe
 
-    def terms(self, choice: BackendChoice, mode: CageMode, policies: Path | None = None) -> Terms:
+    def terms(self, choice: BackendChoice, mode: CageMode, policies: Path | None = None) -> CageTerms:
         """Return the terms for starting this engine. Raises BackendError if the GPU does not work."""
         fit = self.find(choice, mode)
         if fit.failure:
@@ -96,7 +96,7 @@ class GpuCages:
                 do=f"Repair the driver: echo-node doctor says more. To use the processor: {_on_cpu(choice)}.",
                 code=GPU_UNUSABLE,
             )
-        return Terms(mode=mode, policies=policies, leeway=fit.leeway)
+        return CageTerms(mode=mode, policies=policies, leeway=fit.leeway)
 
     def find(self, choice: BackendChoice, mode: CageMode) -> Fit:
         """Return the narrowest step at which the engine starts. An uncached search takes seconds for each step."""

@@ -36,7 +36,7 @@ class _Policy:
             self.preparing.result().free()
 
 
-class Policies:
+class EnginePolicies:
     """Policy versions that one engine can use or is preparing. Version 0 is the bare base."""
 
     def __init__(self, engine: Engine) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
-from echo_node.backends.caging import CAGED_ENVIRONMENT, Terms
+from echo_node.backends.caging import CAGED_ENVIRONMENT, CageTerms
 from echo_node.backends.frames import (
     error_from_frame,
     group_to_frame,
@@ -29,7 +29,7 @@ from echo_shared.child import ChildExited, Death, Frame
 from echo_shared.errors import BackendError
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
-from echo_shared.supervised import Command, Limits, SupervisedChild
+from echo_shared.supervised import ChildLimits, Command, SupervisedChild
 
 WORKER: Final = "echo_node.backends.worker"
 
@@ -65,7 +65,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DrawnTokens:
     """Tokens of unfinished rollouts, drawn since the last report."""
 
     parts: tuple[DrawnPart, ...]
@@ -87,13 +87,13 @@ class Prepared:
     policy_version: int
 
 
-WorkerNews = Finished | GroupFailed | Drawn | Cancelled | Prepared | Scored
+WorkerNews = Finished | GroupFailed | DrawnTokens | Cancelled | Prepared | Scored
 
 
 class EngineChild:
     """One running worker. After a BackendError from `events` it is unusable: start another."""
 
-    def __init__(self, child: SupervisedChild, limits: Limits) -> None:
+    def __init__(self, child: SupervisedChild, limits: ChildLimits) -> None:
         self.width = 0
         """Rollouts sampled at once."""
         self.precision = ""
@@ -119,8 +119,8 @@ class EngineChild:
         derived_dir: Path,
         log: Path,
         settings: EngineSettings,
-        limits: Limits,
-        cage: Terms,
+        limits: ChildLimits,
+        cage: CageTerms,
         priority: Priority = "normal",
     ) -> EngineChild:
         """Start a worker and wait until its model is loaded. `choice` sets the device.
@@ -213,7 +213,7 @@ class EngineChild:
                         of_lease = self._told.setdefault(part.lease_id, {})
                         of_lease[part.index] = of_lease.get(part.index, 0) + len(part.ids)
                     self._count(sum(len(part.ids) for part in parts), frame["busy_s"])
-                    yield Drawn(parts=parts, for_hub=frame["for_hub"])
+                    yield DrawnTokens(parts=parts, for_hub=frame["for_hub"])
                 case "cancelled":
                     self._told.pop(frame["lease_id"], None)
                     yield Cancelled(lease_id=frame["lease_id"])

@@ -27,7 +27,7 @@ from typing import Final, assert_never
 
 from echo_node.backends import measure, registry
 from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
-from echo_node.backends.caging import Caged, Terms, cage_engine
+from echo_node.backends.caging import Caged, CageTerms, cage_engine
 from echo_node.backends.frames import (
     error_to_frame,
     group_from_frame,
@@ -35,7 +35,7 @@ from echo_node.backends.frames import (
     rollouts_to_frame,
     score_from_frame,
 )
-from echo_node.backends.policies import Policies
+from echo_node.backends.policies import EnginePolicies
 from echo_node.host.priority import die_with_parent, give_way
 from echo_shared import process_memory
 from echo_shared.child import Frame, ParentPipe
@@ -62,7 +62,7 @@ USELESS: Final = {"torch": ("scipy",)}
 _logger = logging.getLogger(__name__)
 
 
-class Worker:
+class EngineWorker:
     """Read commands, write rollouts. As an iterator it yields queued groups, also after it ran dry."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Worker:
         self._engine = engine
         self._heartbeat = heartbeat
         self._base_dir = base_dir
-        self._policies = Policies(engine)
+        self._policies = EnginePolicies(engine)
         self._queues: dict[int, deque[GroupRequest]] = {}
         """Groups by version; versions in order of arrival, no empty queue."""
         self._current: int | None = None
@@ -282,7 +282,7 @@ def serve(pipe: ParentPipe) -> None:
         ready = {"type": "ready", "width": width, "precision": engine.precision, "scores": engine.scores}
         converted = None if engine.converted is None else str(engine.converted)
         pipe.send({**ready, "converted": converted, "cage": caged.held.as_json()})
-        Worker(pipe, engine, heartbeat, base_dir, stream_s=settings.stream_s).run()
+        EngineWorker(pipe, engine, heartbeat, base_dir, stream_s=settings.stream_s).run()
         engine.close()
 
 
@@ -293,7 +293,7 @@ def _enter_cage(frame: Frame) -> Caged:
             Path(frame["base_dir"]),
             Path(frame["derived_dir"]),
             EngineSettings(**frame["settings"]),
-            Terms.from_frame(frame["cage"]),
+            CageTerms.from_frame(frame["cage"]),
         )
     except OSError as error:
         raise BackendError(

@@ -9,7 +9,7 @@ import typer
 
 from echo_node.commands.options import DataDir, Json, last_hub
 from echo_node.host import service
-from echo_node.host.paths import HOME_VARIABLE, Paths
+from echo_node.host.paths import HOME_VARIABLE, NodePaths
 
 app = typer.Typer(help="Start the node by itself when you log in.", no_args_is_help=True)
 
@@ -17,7 +17,7 @@ app = typer.Typer(help="Start the node by itself when you log in.", no_args_is_h
 @app.command("install")
 def service_install(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Start the node now and at every login."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     record = last_hub(paths)
     found = _service(paths)
     service.install(found)
@@ -30,7 +30,7 @@ def service_install(data_dir: DataDir = None, as_json: Json = False) -> None:
 @app.command("uninstall")
 def service_uninstall(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Stop the service and remove it."""
-    removed = service.uninstall(_service(Paths.find(data_dir)))
+    removed = service.uninstall(_service(NodePaths.find(data_dir)))
     if as_json:
         typer.echo(json.dumps({"removed": removed}))
         return
@@ -40,13 +40,13 @@ def service_uninstall(data_dir: DataDir = None, as_json: Json = False) -> None:
 @app.command("status")
 def service_status(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Print the system's report on the service."""
-    found = _service(Paths.find(data_dir))
+    found = _service(NodePaths.find(data_dir))
     said = service.status(found)
     if as_json:
         said = json.dumps({"installed": found.path.exists(), "file": str(found.path), "said": said})
     typer.echo(said)
 
 
-def _service(paths: Paths) -> service.Service:
+def _service(paths: NodePaths) -> service.Service:
     home = os.environ.get(HOME_VARIABLE)
     return service.for_this_platform(paths.data_dir, {} if home is None else {HOME_VARIABLE: home})

@@ -14,7 +14,7 @@ from rich.text import Text
 from echo_node.commands.options import DataDir, Json, joined_hub
 from echo_node.core.shares import HubShare
 from echo_node.host.hubs import Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.shares import SharesFile
 
 app = typer.Typer(help="The hubs that this node has joined.", no_args_is_help=True)
@@ -23,7 +23,7 @@ app = typer.Typer(help="The hubs that this node has joined.", no_args_is_help=Tr
 @app.command("list")
 def hubs_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List them, newest first, with their shares of this node's time."""
-    found = _hubs_with_shares(Paths.find(data_dir))
+    found = _hubs_with_shares(NodePaths.find(data_dir))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -45,7 +45,7 @@ def hubs_share(
     as_json: Json = False,
 ) -> None:
     """Set a hub's share of the node's time. A running node uses it from the next turn on."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     record, file = joined_hub(paths, url), SharesFile(paths.shares_file)
     hubs = file.load()
     file.save({**hubs, record.url: hubs.get(record.url, HubShare()).model_copy(update={"share": share})})
@@ -58,7 +58,7 @@ def hubs_share(
             typer.echo(f"{one['url']}  {one['share']:.0%}")
 
 
-def _hubs_with_shares(paths: Paths) -> list[dict[str, Any]]:
+def _hubs_with_shares(paths: NodePaths) -> list[dict[str, Any]]:
     """Return the hubs as JSON fields. `share`: part of the node's time, in [0, 1]; None if no shares are set, so that
     the first hub gets all time.
     """

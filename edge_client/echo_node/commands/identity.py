@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from echo_node.commands.options import DataDir, Force, Json
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.files import write_private
@@ -21,7 +21,7 @@ app = typer.Typer(help="This node's identity.", no_args_is_help=True)
 @app.command("show")
 def id_show(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Print this node's id and fingerprint."""
-    me = key_file.load_or_create(Paths.find(data_dir).identity_key)
+    me = key_file.load_or_create(NodePaths.find(data_dir).identity_key)
     if as_json:
         typer.echo(json.dumps(_about(me)))
         return
@@ -36,7 +36,7 @@ def id_export(
     as_json: Json = False,
 ) -> None:
     """Write the node's secret key to a file, to move the node to another computer."""
-    key = Paths.find(data_dir).identity_key
+    key = NodePaths.find(data_dir).identity_key
     me = key_file.load_or_create(key)
     if file.exists():
         raise ConfigError("The file exists already.", got=str(file), do="Choose another name.")
@@ -55,7 +55,7 @@ def id_import(
     as_json: Json = False,
 ) -> None:
     """Become the node whose key is in a file."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     me = key_file.load(file)
     with paths.lock():
         if paths.identity_key.exists() and not force:

@@ -12,7 +12,7 @@ import typer
 
 from echo_node.commands.options import DataDir, Json
 from echo_node.host.log_line import line_of
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.log_reader import LogReader
 
 LOOK_S: Final = 0.25
@@ -25,7 +25,7 @@ def log(
     as_json: Json = False,
 ) -> None:
     """Print the node's log, even if no node runs; with --json, one object per line."""
-    path = Paths.find(data_dir).logs / "node.log"
+    path = NodePaths.find(data_dir).logs / "node.log"
     file = LogReader(path)
     _print(file.last(lines), as_json=as_json)
     if not path.exists():

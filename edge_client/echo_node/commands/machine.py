@@ -13,7 +13,7 @@ from rich.console import Console
 from echo_node.commands.options import DataDir, Json, settings
 from echo_node.host import control
 from echo_node.host.hubs import Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.signals import run_until_stopped
 
 
@@ -32,7 +32,7 @@ def doctor(
         for line in cage_lines():
             typer.echo(line)
         return
-    diagnosis = examine(Paths.find(data_dir), url)
+    diagnosis = examine(NodePaths.find(data_dir), url)
     if as_json:
         typer.echo(json.dumps(diagnosis.as_json(), indent=2))
     else:
@@ -50,17 +50,17 @@ def bench(
     data_dir: DataDir = None,
 ) -> None:
     """Measure this machine's sampling speed with each engine, and choose the engine by it from now on."""
-    from echo_node.bench import Bench, Report, base_for, table_of, verdict
+    from echo_node.bench import Bench, BenchReport, base_for, table_of, verdict
     from echo_node.host import hardware
 
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     hub = Hubs(paths).last()
     config = settings(paths, {} if hub is None else hub.flags)
     console, progress = Console(), Console(stderr=True)
     if asyncio.run(control.is_running(paths.control_file)):
         progress.print("A node is running here: the measured speeds are too low.")
 
-    async def measure() -> Report:
+    async def measure() -> BenchReport:
         with base_for(paths, hub, model) as base:
             return await Bench(paths, config, hardware.detect(), base).run(
                 backend=backend,

@@ -11,7 +11,7 @@ import typer
 from echo_node.config import NodeConfig, load_config
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.errors import ConfigError
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Directory of the node's files.")]
@@ -44,18 +44,18 @@ def given(**flags: Flag | None) -> dict[str, Flag]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def settings(paths: Paths, flags: Mapping[str, Flag]) -> NodeConfig:
+def settings(paths: NodePaths, flags: Mapping[str, Flag]) -> NodeConfig:
     return load_config(paths.config_file if paths.config_file.exists() else None, flags)
 
 
-def last_hub(paths: Paths) -> HubRecord:
+def last_hub(paths: NodePaths) -> HubRecord:
     record = Hubs(paths).last()
     if record is None:
         raise ConfigError("This node has joined no hub yet.", got=str(paths.data_dir), do="echo-node join URL")
     return record
 
 
-def joined_hub(paths: Paths, url: str) -> HubRecord:
+def joined_hub(paths: NodePaths, url: str) -> HubRecord:
     """Return the joined hub at this address."""
     record = Hubs(paths).at(HubAddress.parse(url, insecure=True).origin)
     if record is None:

@@ -13,7 +13,7 @@ import typer
 from echo_node.commands.options import DataDir, Json
 from echo_node.core.manners import HoldReason
 from echo_node.host import control
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.pause import PauseFile, pause_for
 from echo_node.panel import from_json, rows
 from echo_node.status_page.browser import open_in_browser
@@ -22,7 +22,7 @@ from echo_shared.errors import ConnectError
 
 def status(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Show the running node's state."""
-    answer = asyncio.run(control.ask(Paths.find(data_dir).control_file, "status"))
+    answer = asyncio.run(control.ask(NodePaths.find(data_dir).control_file, "status"))
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     else:
@@ -36,7 +36,7 @@ def page(
     as_json: Json = False,
 ) -> None:
     """Show the running node on a live page of this computer, with buttons."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     url = asyncio.run(control.ask(paths.control_file, "page"))["url"]
     if as_json:
         typer.echo(json.dumps({"url": url}))
@@ -49,7 +49,7 @@ def tray(data_dir: DataDir = None) -> None:
     """Show an icon in the desktop's tray, with the node's state and buttons, until it is closed."""
     from echo_node.tray import Tray
 
-    Tray(Paths.find(data_dir)).run()
+    Tray(NodePaths.find(data_dir)).run()
 
 
 def pause(
@@ -58,7 +58,7 @@ def pause(
     as_json: Json = False,
 ) -> None:
     """Leave the machine to its owner. Unfinished work goes back to the hub, and another node continues it."""
-    paths, wanted = Paths.find(data_dir), pause_for(length)
+    paths, wanted = NodePaths.find(data_dir), pause_for(length)
     is_running = _tell(paths, "pause", {"length": length})
     if not is_running:
         PauseFile(paths.pause_file).save(wanted)
@@ -67,7 +67,7 @@ def pause(
 
 def resume(data_dir: DataDir = None, as_json: Json = False) -> None:
     """End a pause."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     is_running = _tell(paths, "resume")
     if not is_running:
         PauseFile(paths.pause_file).save(None)
@@ -83,14 +83,14 @@ def resume(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 def finish(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Finish the node's current leases, take no new ones, then stop."""
-    answer = asyncio.run(control.ask(Paths.find(data_dir).control_file, "finish"))
+    answer = asyncio.run(control.ask(NodePaths.find(data_dir).control_file, "finish"))
     if as_json:
         typer.echo(json.dumps(answer))
     else:
         typer.echo(f"The node finishes its {answer['held_rollouts']} rollouts, then stops.")
 
 
-def _tell(paths: Paths, verb: str, arguments: Mapping[str, Any] = {}) -> bool:
+def _tell(paths: NodePaths, verb: str, arguments: Mapping[str, Any] = {}) -> bool:
     """Pass the command to the running node. Return False if no node runs here."""
     try:
         asyncio.run(control.ask(paths.control_file, verb, arguments))

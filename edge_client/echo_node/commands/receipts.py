@@ -17,7 +17,7 @@ from echo_node.commands.options import DataDir, Json, last_hub
 from echo_node.core.agreement import Agreement, compare
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.pause import seconds_of
 from echo_node.host.spool import Spool, SpoolEntry
 from echo_node.net.books import HubBooks
@@ -56,7 +56,7 @@ def receipts_list(
     as_json: Json = False,
 ) -> None:
     """Print rollouts, newest first, with this node's state and the hub's."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     record = last_hub(paths)
     spool = _open_spool(paths, record)
     try:
@@ -84,7 +84,7 @@ def receipts_show(
     as_json: Json = False,
 ) -> None:
     """Print one rollout, with this node's state and the hub's."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     record = last_hub(paths)
     _check_id(rollout_id)
     spool = _open_spool(paths, record)
@@ -115,7 +115,7 @@ def receipts_certificate(
     as_json: Json = False,
 ) -> None:
     """Get a certificate of this node's work for the run, signed by the hub, and a picture of it."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     record = last_hub(paths)
     shown = out.with_suffix(".svg")
     if out == shown:
@@ -156,7 +156,7 @@ def receipts_verify(
     if hub_key is not None:
         known = hub_key.replace(" ", "").lower() in (said.hub_key, fingerprint(key).replace(" ", ""))
     else:
-        known = any(record.hub_key == key for record in Hubs(Paths.find(data_dir)).all())
+        known = any(record.hub_key == key for record in Hubs(NodePaths.find(data_dir)).all())
     if not known:
         raise ConfigError(
             "The certificate is unchanged, but its hub is unknown here: anyone may have made and signed it.",
@@ -172,7 +172,7 @@ def receipts_verify(
         typer.echo(line)
 
 
-def _open_spool(paths: Paths, record: HubRecord) -> Spool | None:
+def _open_spool(paths: NodePaths, record: HubRecord) -> Spool | None:
     """Open the spool of the hub; None if it has none."""
     file = Hubs(paths).directory(record) / "spool.db"
     if not file.exists():
@@ -182,14 +182,14 @@ def _open_spool(paths: Paths, record: HubRecord) -> Spool | None:
     return spool
 
 
-def _books(paths: Paths, record: HubRecord) -> HubBooks:
+def _books(paths: NodePaths, record: HubRecord) -> HubBooks:
     me = key_file.load_or_create(paths.identity_key)
     address = HubAddress(origin=record.url)  # `join` has checked it.
     return HubBooks(address, me=me, hub_key=record.hub_key, invite_token=record.invite_token)
 
 
 def _ask(
-    paths: Paths, record: HubRecord, rollout_ids: Sequence[str], *, offline: bool
+    paths: NodePaths, record: HubRecord, rollout_ids: Sequence[str], *, offline: bool
 ) -> tuple[Mapping[str, Receipt], str]:
     """Return the hub's receipts by id; if the hub cannot be asked, also the reason."""
     if offline:

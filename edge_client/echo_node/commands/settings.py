@@ -13,8 +13,8 @@ import typer
 from echo_node.commands.options import DataDir, Json
 from echo_node.host import control
 from echo_node.host.hubs import Hubs
-from echo_node.host.paths import Paths
-from echo_node.settings_file import Setting, SettingsFile
+from echo_node.host.paths import NodePaths
+from echo_node.settings_file import SettingsFile, SettingValue
 from echo_shared.errors import ConnectError
 
 app = typer.Typer(help="The node's settings.", no_args_is_help=True)
@@ -25,7 +25,7 @@ Key = Annotated[str, typer.Argument(help="A setting's name, after its table's na
 @app.command("list")
 def config_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Print every setting: its value, its source, its meaning and its allowed values."""
-    found = _file(Paths.find(data_dir)).all()
+    found = _file(NodePaths.find(data_dir)).all()
     if as_json:
         typer.echo(json.dumps([asdict(setting) for setting in found], indent=2))
         return
@@ -38,7 +38,7 @@ def config_list(data_dir: DataDir = None, as_json: Json = False) -> None:
 @app.command("get")
 def config_get(key: Key, data_dir: DataDir = None, as_json: Json = False) -> None:
     """Print a setting's value."""
-    setting = _file(Paths.find(data_dir)).one(key)
+    setting = _file(NodePaths.find(data_dir)).one(key)
     typer.echo(json.dumps(asdict(setting), indent=2) if as_json else _shown(setting.value))
 
 
@@ -50,7 +50,7 @@ def config_set(
     as_json: Json = False,
 ) -> None:
     """Change a setting in config.toml, and in the running node."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     file = _file(paths)
     file.set(key, values)
     _reload_and_report(paths, file, file.one(key), as_json=as_json)
@@ -59,7 +59,7 @@ def config_set(
 @app.command("unset")
 def config_unset(key: Key, data_dir: DataDir = None, as_json: Json = False) -> None:
     """Remove a setting from config.toml, which restores its default."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     file = _file(paths)
     file.unset(key)
     _reload_and_report(paths, file, file.one(key), as_json=as_json)
@@ -68,16 +68,16 @@ def config_unset(key: Key, data_dir: DataDir = None, as_json: Json = False) -> N
 @app.command("path")
 def config_path(as_json: Json = False) -> None:
     """Print the settings file's path, even if it does not exist."""
-    path = Paths.find(None).config_file
+    path = NodePaths.find(None).config_file
     typer.echo(json.dumps({"path": str(path), "exists": path.exists()}) if as_json else str(path))
 
 
-def _file(paths: Paths) -> SettingsFile:
+def _file(paths: NodePaths) -> SettingsFile:
     record = Hubs(paths).last()
     return SettingsFile(paths.config_file, {} if record is None else record.flags)
 
 
-def _reload_and_report(paths: Paths, file: SettingsFile, setting: Setting, *, as_json: bool) -> None:
+def _reload_and_report(paths: NodePaths, file: SettingsFile, setting: SettingValue, *, as_json: bool) -> None:
     """Make the running node load its settings again, and print the result."""
     try:
         answer: dict[str, Any] | None = asyncio.run(control.ask(paths.control_file, "reload"))

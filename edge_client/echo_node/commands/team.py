@@ -9,7 +9,7 @@ import typer
 
 from echo_node.commands.options import DataDir, Json, last_hub
 from echo_node.host.address import HubAddress
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.net.books import HubBooks
 from echo_shared import key_file
 from echo_shared.errors import ConfigError
@@ -27,25 +27,25 @@ NameArgument = Annotated[
 @app.command("create")
 def team_create(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
     """Make a team, and join it. The node needs counted work before."""
-    _print("create", _new(name), Paths.find(data_dir), as_json=as_json)
+    _print("create", _new(name), NodePaths.find(data_dir), as_json=as_json)
 
 
 @app.command("join")
 def team_join(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
     """Join a team, and leave the former one. The node's work counts for the team from now on."""
-    _print("join", _checked(name), Paths.find(data_dir), as_json=as_json)
+    _print("join", _checked(name), NodePaths.find(data_dir), as_json=as_json)
 
 
 @app.command("leave")
 def team_leave(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Leave the team. The node's work during its membership stays counted for the team."""
-    _print("leave", "", Paths.find(data_dir), as_json=as_json)
+    _print("leave", "", NodePaths.find(data_dir), as_json=as_json)
 
 
 @app.command("show")
 def team_show(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Print the standing of the node's team."""
-    _print("show", "", Paths.find(data_dir), as_json=as_json)
+    _print("show", "", NodePaths.find(data_dir), as_json=as_json)
 
 
 def _new(name: str) -> str:
@@ -62,7 +62,7 @@ def _checked(name: str) -> str:
     return name
 
 
-def _print(action: Literal["create", "join", "leave", "show"], name: str, paths: Paths, *, as_json: bool) -> None:
+def _print(action: Literal["create", "join", "leave", "show"], name: str, paths: NodePaths, *, as_json: bool) -> None:
     record = last_hub(paths)
     books = HubBooks(
         HubAddress(origin=record.url),

@@ -45,7 +45,7 @@ from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, HubRecord, Hubs, Joining
 from echo_node.host.installed_copy import InstalledCopy
 from echo_node.host.installing import come_back
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.shares import SharesFile
 from echo_node.host.signals import run_until_stopped
 from echo_node.host.spool import Spool
@@ -87,7 +87,7 @@ def join(
     quiet: Quiet = False,
 ) -> None:
     """Join a hub and work for it until stopped; with a share, also for the other joined hubs."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     flags = given(
         name=name,
         backend=backend,
@@ -135,7 +135,7 @@ def run_command(
 
     Options given here apply to this run only.
     """
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     record = last_hub(paths)
     flags = given(
         name=name,
@@ -168,7 +168,7 @@ def lend(
     """Lend this machine's GPU, or its CPU, to a node in your network, for a model too large for one machine."""
     from echo_node.lend import Helper, Lending
 
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     _log_to(Console(), paths, file="lend.log", quiet=quiet)
     lending = Lending(host=host, port=port, threads=threads, memory_bytes=int(memory_limit * 2**30))
     run_until_stopped(Helper(paths, lending).run())
@@ -181,7 +181,7 @@ def leave(
     as_json: Json = False,
 ) -> None:
     """Stop the node if it runs, and forget the hub with all its files."""
-    paths = Paths.find(data_dir)
+    paths = NodePaths.find(data_dir)
     record = last_hub(paths) if url is None else joined_hub(paths, url)
     was_running = True
     try:
@@ -203,7 +203,7 @@ def leave(
     typer.echo(f"Left {record.run_name or 'the hub'} at {record.url}.")
 
 
-def _rejoining(paths: Paths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
+def _rejoining(paths: NodePaths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
     """Return the settings and parameters for a hub that was joined before."""
     config = settings(paths, {**record.flags, **flags})
     joining = Joining(
@@ -218,7 +218,7 @@ def _rejoining(paths: Paths, record: HubRecord, flags: Mapping[str, Flag]) -> tu
 
 
 def _serve(
-    paths: Paths,
+    paths: NodePaths,
     config: NodeConfig,
     joining: Joining,
     *,
@@ -228,7 +228,7 @@ def _serve(
 ) -> None:
     """Run the daemon. `flags` also apply to other hubs' turns."""
     from echo_node.daemon import Daemon  # These imports take longer than other commands run.
-    from echo_node.turns import Turns
+    from echo_node.turns import NodeTurns
 
     with _restarting_if_replaced(paths, joining, quiet=quiet), paths.lock():
         me = key_file.load_or_create(paths.identity_key)
@@ -247,13 +247,13 @@ def _serve(
                     config, joining = _rejoining(paths, joined_hub(paths, hub), flags)
                     return Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel)
 
-                await Turns(SharesFile(paths.shares_file), make).run(first if joining.share else None)
+                await NodeTurns(SharesFile(paths.shares_file), make).run(first if joining.share else None)
 
         run_until_stopped(serve())
 
 
 @contextmanager
-def _restarting_if_replaced(paths: Paths, joining: Joining, *, quiet: bool) -> Iterator[None]:
+def _restarting_if_replaced(paths: NodePaths, joining: Joining, *, quiet: bool) -> Iterator[None]:
     """Restart as the newly installed version, with the same command line, if the node has ended for it."""
     copy = InstalledCopy()  # Read before another version replaces it.
     try:
@@ -285,7 +285,7 @@ def _farewell_at_the_end(console: Console, daemon: Daemon, *, quiet: bool) -> It
                 log.info("%s", line)
 
 
-def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:
+def _log_to(console: Console, paths: NodePaths, *, file: str, quiet: bool) -> None:
     paths.logs.mkdir(parents=True, exist_ok=True)
     handlers: list[logging.Handler] = [LogFile(paths.logs / file)]
     if sys.stdout is not None:  # A Windows logon task has no stdout.

@@ -33,14 +33,14 @@ class Agreement(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RecordsComparison:
     """Result of a comparison. `sentence` gives its meaning and what to do; empty if both agree."""
 
     agreement: Agreement
     sentence: str = ""
 
 
-def compare(state: str, drop_reason: str | None, checked: str, hubs: Receipt) -> Comparison:
+def compare(state: str, drop_reason: str | None, checked: str, hubs: Receipt) -> RecordsComparison:
     """Compare the hub's receipt with `state`, `drop_reason` and `checked` from the node's spool."""
     mine, theirs = _RANK[state], _RANK[hubs.state]
     is_same = (state, drop_reason) == (hubs.state.value, hubs.drop_reason and hubs.drop_reason.value)
@@ -50,18 +50,18 @@ def compare(state: str, drop_reason: str | None, checked: str, hubs: Receipt) ->
         return _different(f"Checked: {here} here, {there} on the hub. The hub never revokes a check.")
     if is_same:
         if found is known:
-            return Comparison(Agreement.SAME)
-        return Comparison(Agreement.HUB_AHEAD, f"The hub has checked it: {found.value}. {_HEARS}")
+            return RecordsComparison(Agreement.SAME)
+        return RecordsComparison(Agreement.HUB_AHEAD, f"The hub has checked it: {found.value}. {_HEARS}")
     if state == "sent" and hubs.state.value == "leased":
-        return Comparison(
+        return RecordsComparison(
             Agreement.ON_ITS_WAY, "It is finished here, but not on the hub: the node sends it once it is connected."
         )
     if mine == _FINAL:
         return _different("It was final here, and a final state never changes.")
     if theirs > mine:
-        return Comparison(Agreement.HUB_AHEAD, f"The hub has a newer state. {_HEARS}")
+        return RecordsComparison(Agreement.HUB_AHEAD, f"The hub has a newer state. {_HEARS}")
     return _different("The hub's state was newer before than it is now.")
 
 
-def _different(what: str) -> Comparison:
-    return Comparison(Agreement.DIFFERENT, f"{what} {_TELL}")
+def _different(what: str) -> RecordsComparison:
+    return RecordsComparison(Agreement.DIFFERENT, f"{what} {_TELL}")

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from echo_node.core.effects import Effect, ScoreCompletion, Send
+from echo_node.core.effects import Effect, ScoreCompletion, SendMessage
 from echo_shared.messages import MAX_CHECKS, CheckLease, CheckResult
 from echo_shared.scoring import Scored, ScoreRequest
 
@@ -70,7 +70,7 @@ class Checks:
         if self._held.pop(scored.rollout_id, None) is None:
             return []
         result = CheckResult(rollout_id=scored.rollout_id, below=scored.below, logprobs=scored.logprobs)
-        return [Send(message=result)]
+        return [SendMessage(message=result)]
 
     def give_up(self) -> list[Effect]:
         """Decline all checks."""
@@ -93,7 +93,7 @@ class Checks:
 
 
 def _cannot(rollout_id: str) -> Effect:
-    return Send(message=CheckResult(rollout_id=rollout_id, below=_NOTHING, logprobs=_NOTHING))
+    return SendMessage(message=CheckResult(rollout_id=rollout_id, below=_NOTHING, logprobs=_NOTHING))
 
 
 def _request(lease: CheckLease) -> ScoreRequest:

@@ -51,7 +51,7 @@ class _Progress:
         return cls(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), versions=(), num_given=0, num_sent=0)
 
 
-class Drawn:
+class DrawnByLease:
     """Progress by lease and index: added by `begin`, removed by `end` or `forget`."""
 
     def __init__(self) -> None:

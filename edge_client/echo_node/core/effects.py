@@ -130,7 +130,7 @@ class AskForReceipts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class SendMessage:
     """Send a message to the hub. Dropped without a connection; the spool holds what must arrive."""
 
     message: FromNode
@@ -160,7 +160,7 @@ Effect = (
     | RecordReceipts
     | ResendSpooled
     | AskForReceipts
-    | Send
+    | SendMessage
     | Stop
 )
 SpoolEffect = SpoolLease | ForgetLease | SpoolRollout | RecordReceipts

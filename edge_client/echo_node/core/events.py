@@ -118,7 +118,7 @@ class LeaseCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFailed:
+class LeaseFailed:
     """The engine cannot sample the rest of this lease. The engine itself continues."""
 
     lease_id: int
@@ -195,7 +195,7 @@ Event = (
     | RolloutsDrawn
     | CompletionScored
     | LeaseCancelled
-    | GroupFailed
+    | LeaseFailed
     | Spooled
     | SpoolFailed
     | Holding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from echo_node.core.effects import Effect, ForgetLease, Send
+from echo_node.core.effects import Effect, ForgetLease, SendMessage
 from echo_shared.messages import FromNode, LeaseReturned, NodeStatus
 
 
@@ -42,7 +42,7 @@ class HubTalk:
         """Send now, or drop. After a returned lease, also remove the lease from disk."""
         if not self.connected:
             return []
-        sent: list[Effect] = [Send(message=message)]
+        sent: list[Effect] = [SendMessage(message=message)]
         return [*sent, ForgetLease(lease_id=message.lease_id)] if isinstance(message, LeaseReturned) else sent
 
     def report(self, status: NodeStatus, now: float) -> list[Effect]:

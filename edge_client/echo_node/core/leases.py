@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from echo_node.core.drawn import Drawn
+from echo_node.core.drawn import DrawnByLease
 from echo_node.core.effects import CancelLease, Effect, ForgetLease, SpoolLease, SubmitGroup
 from echo_node.core.engine_life import Blame
 from echo_node.core.held import HeldLeases, Unfinished
@@ -39,7 +39,7 @@ class Leases:
         """`talk` carries the messages to the hub."""
         self._talk = talk
         self._held = HeldLeases()
-        self._drawn = Drawn()
+        self._drawn = DrawnByLease()
         self._leaving: dict[int, _Leaving] = {}
         """Leases to return once the engine has reported their tokens."""
 

@@ -25,7 +25,7 @@ COLOURS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class IconLook:
     """The icon's content at one moment."""
 
     state: str
@@ -50,13 +50,13 @@ class Look:
         return self.state in ("paused", "standby", "finishing")
 
 
-def look_of(status: Mapping[str, Any] | None, last_word: str = "") -> Look:
+def look_of(status: Mapping[str, Any] | None, last_word: str = "") -> IconLook:
     """Return the look for the output of `echo-node status --json`; None = no node runs, and `last_word` is the reason,
     if known.
     """
     if status is None:
-        return Look(state=NOT_RUNNING, reason=last_word or START, is_running=False, is_paused=False)
-    return Look(
+        return IconLook(state=NOT_RUNNING, reason=last_word or START, is_running=False, is_paused=False)
+    return IconLook(
         state=str(status["state"]),
         reason=str(status["reason"]),
         is_running=True,

@@ -97,7 +97,7 @@ class MannersConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class SensorReading:
     """Sensor values of one moment; None = not reported by this machine."""
 
     idle_s: float | None = None
@@ -124,7 +124,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class OwnerPause:
     """A pause by the owner."""
 
     until: float | None = None
@@ -201,7 +201,7 @@ class Manners:
         self._settings, self._schedule = settings, Schedule.parse(settings.schedule)
 
     def holds(
-        self, reading: Reading, *, pause: Pause | None, on_gpu: bool, now: float, local: datetime
+        self, reading: SensorReading, *, pause: OwnerPause | None, on_gpu: bool, now: float, local: datetime
     ) -> tuple[Hold, ...]:
         """Return the current holds, most personal first; empty = the node may work. `local` has a time zone."""
         found = [*self._owner_holds(pause, local), *self._state_holds(reading, on_gpu=on_gpu)]
@@ -222,7 +222,7 @@ class Manners:
             return False
         return since is not None
 
-    def _owner_holds(self, pause: Pause | None, local: datetime) -> Iterator[tuple[HoldReason, str]]:
+    def _owner_holds(self, pause: OwnerPause | None, local: datetime) -> Iterator[tuple[HoldReason, str]]:
         if pause is not None and (pause.until is None or local.timestamp() < pause.until):
             end = None if pause.until is None else datetime.fromtimestamp(pause.until, local.tzinfo)
             until = "" if end is None else f" until {end:%a %H:%M}"
@@ -231,7 +231,7 @@ class Manners:
             begins = self._schedule.next_begin(local)
             yield HoldReason.SCHEDULE, f"Outside the hours that you have set; the next ones begin {begins}."
 
-    def _state_holds(self, reading: Reading, *, on_gpu: bool) -> Iterator[tuple[HoldReason, str]]:
+    def _state_holds(self, reading: SensorReading, *, on_gpu: bool) -> Iterator[tuple[HoldReason, str]]:
         settings = self._settings
         if reading.on_battery and not settings.on_battery:
             level = "" if reading.battery_share is None else f" ({reading.battery_share:.0%} left)"
@@ -248,7 +248,7 @@ class Manners:
         if reading.metered and not settings.metered:
             yield HoldReason.METERED, "The network is metered."
 
-    def _figure_findings(self, reading: Reading, *, on_gpu: bool) -> Iterator[_Finding]:
+    def _figure_findings(self, reading: SensorReading, *, on_gpu: bool) -> Iterator[_Finding]:
         settings = self._settings
         if on_gpu:
             yield _too_busy(HoldReason.OTHERS_GPU, "GPU", reading.others_gpu, settings.others_gpu)

@@ -10,7 +10,7 @@ _SLACK: Final = 0.25
 """Relative change of the answer that is worth reporting to the hub."""
 
 
-class Pace:
+class OwnPace:
     """Measurements of this node.
 
     A rollout should finish in half of its deadline, so that the node may become twice as slow.

@@ -24,7 +24,15 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
+from echo_node.core.effects import (
+    AbandonFetch,
+    AddPolicy,
+    DropPolicy,
+    Effect,
+    FetchArtefact,
+    RemoveArtefact,
+    SendMessage,
+)
 from echo_shared.artefacts import DELTA_REACH, Manifest
 from echo_shared.backoff import backoff_s
 from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
@@ -47,7 +55,7 @@ class OnDisk:
     """Report of the fetch."""
 
 
-class Policies:
+class PolicyVersions:
     """State of every version that this node knows."""
 
     def __init__(self, *, on_disk: Mapping[int, OnDisk], jitter: Callable[[], float]) -> None:
@@ -209,7 +217,7 @@ class Policies:
         if pushes:
             for offer in self._fetching.values():
                 pushes.pop(_info_hash_of(offer), None)
-        return [Send(message=Have(info_hash=one, pieces=(), wanted=False)) for one in pushes if one is not None]
+        return [SendMessage(message=Have(info_hash=one, pieces=(), wanted=False)) for one in pushes if one is not None]
 
     def _fetches(self, leased: Set[int], now: float) -> list[Effect]:
         wanted = (leased | {self.newest_published}) - self._on_disk.keys()
@@ -232,7 +240,7 @@ class Policies:
                 asked.append(version)
         return [
             *(AbandonFetch(policy_version=v) for v in sorted(abandoned)),
-            *(Send(message=KeyframeWanted(policy_version=v)) for v in asked),
+            *(SendMessage(message=KeyframeWanted(policy_version=v)) for v in asked),
             *(FetchArtefact(policy_version=v, offer=self._offers[v]) for v in reversed(due)),
         ]
 

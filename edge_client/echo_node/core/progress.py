@@ -8,7 +8,7 @@ from echo_shared.messages import Fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class WorkProgress:
     """Progress of the work loop at one moment."""
 
     rollouts: int

@@ -34,7 +34,7 @@ class Traffic:
     month: Amount
 
 
-class Ledger:
+class TrafficByDate:
     """Amounts by date."""
 
     def __init__(self, days: Mapping[date, Amount]) -> None:

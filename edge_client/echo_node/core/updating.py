@@ -19,7 +19,7 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _HASH: Final = "#sha256="
 
 
-class Origin(StrEnum):
+class SourceKind(StrEnum):
     """Kind of the installer's source."""
 
     WHEELHOUSE = "wheelhouse"
@@ -31,7 +31,7 @@ class Origin(StrEnum):
 class Note:
     """The installer's note about its source, and the source's current state."""
 
-    origin: Origin
+    origin: SourceKind
     source: str
     """Path or address; unused for a source from a hub."""
     is_there: bool = True
@@ -172,9 +172,9 @@ def _objection_to_copy(known: Known) -> Why | None:
         return Why.NOT_INSTALLED
     if note is None:
         return Why.NOT_NOTED
-    if note.origin is Origin.HUB:
+    if note.origin is SourceKind.HUB:
         return Why.FROM_HUB
-    if note.origin is Origin.SOURCE:
+    if note.origin is SourceKind.SOURCE:
         return Why.FROM_SOURCE
     if "://" in note.source:
         return _objection_to_address(note.source, known.hub_hosts)

@@ -42,9 +42,9 @@ from echo_node.core.events import (
     Event,
     FetchFailed,
     FinishRequested,
-    GroupFailed,
     Holding,
     LeaseCancelled,
+    LeaseFailed,
     PolicyPrepared,
     RolloutsDrawn,
     RolloutsFinished,
@@ -54,9 +54,9 @@ from echo_node.core.events import (
 )
 from echo_node.core.hub_talk import HubTalk
 from echo_node.core.leases import Leases
-from echo_node.core.pace import Pace
-from echo_node.core.policies import OnDisk, Policies
-from echo_node.core.progress import Progress
+from echo_node.core.pace import OwnPace
+from echo_node.core.policies import OnDisk, PolicyVersions
+from echo_node.core.progress import WorkProgress
 from echo_node.core.standby import sentence
 from echo_node.core.troubles import Trouble
 from echo_node.core.yielding import YIELD_S, Yielding
@@ -110,10 +110,10 @@ class WorkLoop:
         """
         self._capacity_factor = capacity_factor
         self._base = BaseModel(jitter)
-        self._policies = Policies(on_disk=on_disk, jitter=jitter)
+        self._policies = PolicyVersions(on_disk=on_disk, jitter=jitter)
         self._engine = EngineLife(jitter)
         self._yielding = Yielding()
-        self._pace = Pace()
+        self._pace = OwnPace()
         self._precision = ""
         """Precision of the engine's weights, after its first start."""
         self._checks = Checks()
@@ -205,10 +205,10 @@ class WorkLoop:
         return self._engine.problem
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> WorkProgress:
         """Progress for the user."""
         newest = self._policies.newest_loaded
-        return Progress(
+        return WorkProgress(
             rollouts=self.held_rollouts,
             tokens=self._leases.num_held_tokens,
             most_tokens=self._leases.most_tokens,
@@ -343,7 +343,7 @@ class WorkLoop:
     def _lease_cancelled(self, event: LeaseCancelled, now: float) -> None:
         self._effects += self._leases.cancelled(event.lease_id)
 
-    def _group_failed(self, event: GroupFailed, now: float) -> None:
+    def _group_failed(self, event: LeaseFailed, now: float) -> None:
         if self._leases.is_held(event.lease_id):
             self._engine.group_failed(now, what=event.what, code=event.code)
         self._effects += self._leases.failed(event.lease_id, event.what, is_of_version=event.code == POLICY_UNUSABLE)
@@ -460,7 +460,7 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     RolloutsDrawn: WorkLoop._rollouts_drawn,
     CompletionScored: WorkLoop._completion_scored,
     LeaseCancelled: WorkLoop._lease_cancelled,
-    GroupFailed: WorkLoop._group_failed,
+    LeaseFailed: WorkLoop._group_failed,
     Spooled: WorkLoop._spooled,
     SpoolFailed: WorkLoop._spool_failed,
     Holding: WorkLoop._holding,

@@ -23,14 +23,14 @@ from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
 from echo_node.host.hardware import Hardware
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMaker:
     """Maker of engines. It reads changeable values at each call."""
 
-    paths: Paths
+    paths: NodePaths
     config: Callable[[], NodeConfig]
     """Return the settings in force."""
     run_id: Callable[[], str | None]

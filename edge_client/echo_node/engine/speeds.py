@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from echo_node.backends.base import EngineSettings
-from echo_node.engine.widths import Place
+from echo_node.engine.widths import EngineMemoryCase
 from echo_node.host import hardware
 from echo_shared.files import write_private
 
@@ -102,13 +102,13 @@ class SpeedBook:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def find(self, place: Place, settings: EngineSettings) -> Speeds | None:
+    def find(self, place: EngineMemoryCase, settings: EngineSettings) -> Speeds | None:
         """Return the measurements in this place with these settings, for any width."""
         found = self._entries().get(_key(place, settings))
         is_old = found is not None and found.failure and time.time() - found.measured_at >= FAILURE_KEPT_S
         return None if is_old else found
 
-    def remember(self, place: Place, settings: EngineSettings, speeds: Speeds) -> None:
+    def remember(self, place: EngineMemoryCase, settings: EngineSettings, speeds: Speeds) -> None:
         entries = {**self._entries(), _key(place, settings): speeds}
         newest = sorted(entries.items(), key=lambda item: item[1].measured_at)[-MOST_ENTRIES:]
         try:
@@ -128,7 +128,7 @@ class SpeedBook:
         return {}
 
 
-def _key(place: Place, settings: EngineSettings) -> str:
+def _key(place: EngineMemoryCase, settings: EngineSettings) -> str:
     threads = settings.threads or hardware.sensible_threads()
     precision = f"{settings.precision}, {settings.kv_cache_bytes} bytes of KV cache"
     # Leave out the helpers' secret codes.

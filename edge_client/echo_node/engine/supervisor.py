@@ -14,7 +14,7 @@ from echo_node.backends import registry
 from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineSettings, GroupFailed, weights_of
 from echo_node.backends.gpu_cage import GPU_UNUSABLE, GpuCages
 from echo_node.backends.measure import widths_up_to
-from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild, Finished, Prepared
+from echo_node.backends.process import STOPPED, Cancelled, DrawnTokens, EngineChild, Finished, Prepared
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core import events
@@ -30,7 +30,7 @@ from echo_node.core.events import (
 )
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.widths import Place, Widths
+from echo_node.engine.widths import EngineMemoryCase, Widths
 from echo_node.host.base_forms import CONVERTING, drop_replaced, keep_one_form, want_weights
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hardware import Hardware, sensible_threads
@@ -40,7 +40,7 @@ from echo_shared.errors import BackendError, StorageError
 from echo_shared.messages.fields import printable_line
 from echo_shared.sampling import GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
-from echo_shared.supervised import Limits
+from echo_shared.supervised import ChildLimits
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ EngineNews = (
     | RolloutsFinished
     | RolloutsDrawn
     | CompletionScored
-    | events.GroupFailed
+    | events.LeaseFailed
     | LeaseCancelled
 )
 Deliver = Callable[[EngineNews], Awaitable[None]]
@@ -84,7 +84,7 @@ class EngineParts:
     widths: Widths
     speeds: SpeedBook
     settings: EngineSettings
-    limits: Limits
+    limits: ChildLimits
     priority: Priority
     bench_seconds: float
     """Duration of the measurement when an engine is first used on a base model; 0 means no measurement."""
@@ -110,14 +110,14 @@ def threads_of(cpu_share: float) -> int:
     return 0 if cpu_share == 1 else max(1, int(cpu_share * sensible_threads()))
 
 
-def limits_of(config: NodeConfig, hardware: Hardware) -> Limits:
+def limits_of(config: NodeConfig, hardware: Hardware) -> ChildLimits:
     memory_bytes = config.memory_limit_bytes or int(MEMORY_SHARE * hardware.memory_bytes)
-    return Limits(memory_bytes=memory_bytes)
+    return ChildLimits(memory_bytes=memory_bytes)
 
 
-def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> Place:
+def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> EngineMemoryCase:
     """Return the key for an engine's stored speeds and limits. Blocks like `registry.software`."""
-    return Place(
+    return EngineMemoryCase(
         backend=choice.name,
         device=choice.device,
         software=registry.software(choice.name),
@@ -158,7 +158,7 @@ class _Opened:
     """A running engine."""
 
     child: EngineChild
-    place: Place
+    place: EngineMemoryCase
     speeds: Speeds | None
     limit: int
     """Most rollouts at once that fit in memory; 0 if unknown."""
@@ -287,9 +287,9 @@ class EngineSupervisor:
                 case Finished(rollouts=rollouts):
                     await self._parts.deliver(RolloutsFinished(rollouts=rollouts, tokens_per_s=child.tokens_per_s))
                 case GroupFailed(lease_id=lease_id, what=what, code=code):
-                    failed = events.GroupFailed(lease_id=lease_id, what=_for_the_hub(what), code=code)
+                    failed = events.LeaseFailed(lease_id=lease_id, what=_for_the_hub(what), code=code)
                     await self._parts.deliver(failed)
-                case Drawn(parts=parts, for_hub=for_hub):
+                case DrawnTokens(parts=parts, for_hub=for_hub):
                     await self._parts.deliver(RolloutsDrawn(parts=parts, for_hub=for_hub))
                 case Scored():
                     await self._parts.deliver(CompletionScored(scored=event))
@@ -346,7 +346,7 @@ class EngineSupervisor:
             await self._parts.chooser.until_another()
             await child.stop()
 
-    async def _measure(self, child: EngineChild, place: Place) -> Speeds:
+    async def _measure(self, child: EngineChild, place: EngineMemoryCase) -> Speeds:
         """Measure the engine, once for each place. A failure is stored too, so that the next start skips the
         measurement.
         """
@@ -375,15 +375,15 @@ class EngineSupervisor:
         rate = speeds.rate(width)
         return EngineReady(width=width, tokens_per_s=rate, precision=child.precision, scores=child.scores)
 
-    def _place(self) -> Place:
+    def _place(self) -> EngineMemoryCase:
         chooser = self._parts.chooser
         return place_of(chooser.choice, chooser.hardware, self._files.base_content)
 
-    def _known_limit(self, place: Place) -> int:
+    def _known_limit(self, place: EngineMemoryCase) -> int:
         """Return the most rollouts at once that fit in memory; 0 if unknown."""
         return self._parts.widths.limit(place, self._parts.limits.memory_bytes)
 
-    def _remember_limit(self, place: Place, width: int) -> None:
+    def _remember_limit(self, place: EngineMemoryCase, width: int) -> None:
         log.warning("Memory ran out: from now on at most %d rollouts are sampled at once.", width)
         self._parts.widths.remember(place, self._parts.limits.memory_bytes, width)
 

@@ -23,7 +23,7 @@ KEPT_S: Final = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class EngineMemoryCase:
     """An engine's circumstances: everything besides its width that decides its need of memory."""
 
     backend: str
@@ -52,12 +52,12 @@ class Widths:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def limit(self, place: Place, memory_bytes: int) -> int:
+    def limit(self, place: EngineMemoryCase, memory_bytes: int) -> int:
         """Return the largest width under this memory limit; 0 = unknown."""
         entry = self._entries().get(_key(place, memory_bytes))
         return 0 if entry is None or time.time() - entry.learnt_at >= KEPT_S else entry.width
 
-    def remember(self, place: Place, memory_bytes: int, width: int) -> None:
+    def remember(self, place: EngineMemoryCase, memory_bytes: int, width: int) -> None:
         entries = {**self._entries(), _key(place, memory_bytes): _Entry(width=width, learnt_at=time.time())}
         try:
             write_private(self._file, _ENTRIES.dump_json(entries, indent=1))
@@ -78,5 +78,5 @@ class Widths:
             return {}
 
 
-def _key(place: Place, memory_bytes: int) -> str:
+def _key(place: EngineMemoryCase, memory_bytes: int) -> str:
     return " | ".join([*dataclasses.astuple(place), f"{memory_bytes} bytes"])

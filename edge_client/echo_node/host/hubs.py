@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from echo_node.host.address import HubAddress
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.shares import SharesFile
 from echo_shared.artefacts import artefact_name
 from echo_shared.errors import StorageError
@@ -61,7 +61,7 @@ class Joining:
 class Hubs:
     """All hub records below one data directory."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: NodePaths) -> None:
         self._paths = paths
 
     def all(self) -> list[HubRecord]:

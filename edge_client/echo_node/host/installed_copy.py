@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from echo_node.core.updating import Note, Origin
+from echo_node.core.updating import Note, SourceKind
 from echo_shared.installation import NAME
 
 _NOTE: Final = "source.json"
@@ -29,7 +29,7 @@ _MANIFEST: Final = "manifest.json"
 class Given:
     """Arguments of an installer, for another run."""
 
-    origin: Origin
+    origin: SourceKind
     source: str
     options: tuple[str, ...]
     environment: Mapping[str, str]
@@ -87,7 +87,7 @@ class InstalledCopy:
         try:
             fields: Mapping[str, Any] = json.loads((self.environment / _NOTE).read_text(encoding="utf-8"))
             return Given(
-                origin=Origin(fields["origin"]),
+                origin=SourceKind(fields["origin"]),
                 source=str(fields["source"]),
                 options=tuple(str(option) for option in fields["options"]),
                 environment={str(name): str(value) for name, value in dict(fields["environment"]).items()},
@@ -100,7 +100,7 @@ class InstalledCopy:
         given = self.given()
         if given is None:
             return None
-        if given.origin is not Origin.WHEELHOUSE or "://" in given.source:
+        if given.origin is not SourceKind.WHEELHOUSE or "://" in given.source:
             return Note(origin=given.origin, source=given.source)
         path = Path(given.source)
         is_there = path.is_file() or (path / _MANIFEST).is_file()

@@ -10,7 +10,7 @@ _ENTRY: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)", re.DO
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of a log."""
 
     at: str | None
@@ -18,7 +18,7 @@ class Line:
     text: str
 
 
-def line_of(text: str) -> Line:
+def line_of(text: str) -> LogLine:
     """Parse one line of the log."""
     entry = _ENTRY.fullmatch(text)
-    return Line(None, text) if entry is None else Line(entry[1], entry[2])
+    return LogLine(None, text) if entry is None else LogLine(entry[1], entry[2])

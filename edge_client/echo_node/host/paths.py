@@ -39,14 +39,14 @@ HOME_VARIABLE: str = "ECHO_NODE_HOME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paths:
+class NodePaths:
     """All paths of a node. They lie in the data directory, except the settings file."""
 
     data_dir: Path
     config_file: Path
 
     @classmethod
-    def find(cls, data_dir: Path | None) -> Paths:
+    def find(cls, data_dir: Path | None) -> NodePaths:
         """Return the paths below `data_dir`, else ECHO_NODE_HOME, else the platform's own place.
 
         Raises ConfigError if that needs the home of a user without one.

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from echo_node.core.manners import Pause
+from echo_node.core.manners import OwnerPause
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.files import disk_error, write_private
 
@@ -24,17 +24,17 @@ class PauseFile:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def load(self) -> Pause | None:
+    def load(self) -> OwnerPause | None:
         """Return the pause. An unreadable file is a pause without end, because its writer wanted the node to pause."""
         try:
             until = json.loads(self._file.read_text(encoding="utf-8"))["until"]
-            return Pause(None if until is None else datetime.fromtimestamp(until).timestamp())
+            return OwnerPause(None if until is None else datetime.fromtimestamp(until).timestamp())
         except FileNotFoundError:
             return None
         except (OSError, ValueError, OverflowError, KeyError, TypeError):
-            return Pause()
+            return OwnerPause()
 
-    def save(self, pause: Pause | None) -> None:
+    def save(self, pause: OwnerPause | None) -> None:
         """Store the pause. Raises StorageError; the pause then lasts as long as the process."""
         try:
             if pause is None:
@@ -47,9 +47,9 @@ class PauseFile:
             raise StorageError(what, got=failed.got, do=failed.do, code=failed.code) from error
 
 
-def pause_for(length: str | None) -> Pause:
+def pause_for(length: str | None) -> OwnerPause:
     """Return a pause of a length such as "90m" or "1h30m" from now; None = until resumed. Raises ConfigError."""
-    return Pause() if length is None else Pause(time.time() + seconds_of(length))
+    return OwnerPause() if length is None else OwnerPause(time.time() + seconds_of(length))
 
 
 def seconds_of(length: str) -> float:

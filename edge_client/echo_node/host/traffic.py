@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
-from echo_node.core.traffic import Amount, Ledger, Traffic
+from echo_node.core.traffic import Amount, Traffic, TrafficByDate
 from echo_node.host.trouble_log import TroubleLog
 from echo_shared.files import disk_error, write_private
 
@@ -30,7 +30,7 @@ class TrafficMeter:
         self._file = file
         self._troubles = troubles
         self._today = today
-        self._ledger = Ledger(_load(file))
+        self._ledger = TrafficByDate(_load(file))
         self._swarm = Amount()
         self._is_saved = True
 

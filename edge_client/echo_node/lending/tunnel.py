@@ -50,14 +50,14 @@ class _Line(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class Request(_Line):
+class TunnelRequest(_Line):
     """A node's request for the device."""
 
     secret: Annotated[str, Field(max_length=64)]
     """Hexadecimal; empty from the helper's own machine."""
 
 
-class Answer(_Line):
+class TunnelAnswer(_Line):
     """The helper's answer; `what` and `do` explain a failure."""
 
     status: Literal["lent", "busy", "wrong_code", "broken"]
@@ -111,7 +111,7 @@ class _Leg(asyncio.Protocol):
         self._other.close()
 
 
-class Relay:
+class DeviceRelay:
     """The helper's end: let one node at a time through to a device server.
 
     `lend` starts a device server for one node, and ends it.
@@ -172,24 +172,24 @@ class Relay:
 
     async def _admit_or_refuse(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
-            request = await _receive(reader, Request)
+            request = await _receive(reader, TunnelRequest)
         if not self.is_known(request.secret, peer):
             self._count_refusal(peer, "wrong code")
-            await _refuse(writer, Answer(status="wrong_code"))
+            await _refuse(writer, TunnelAnswer(status="wrong_code"))
             return
         try:
             async with asyncio.timeout(LEAVING_S):
                 await self._device.acquire()
         except TimeoutError:
             self._count_refusal(peer, f"busy with {self._lent_to}")
-            await _refuse(writer, Answer(status="busy"))
+            await _refuse(writer, TunnelAnswer(status="busy"))
             return
         try:
             self._lent_to = peer
             await self._serve(peer, writer)
         except EchoError as error:
             log.warning("Cannot lend to %s: %s", peer, error)
-            await _refuse(writer, Answer(status="broken", what=error.what[:_TEXT], do=(error.do or "")[:_TEXT]))
+            await _refuse(writer, TunnelAnswer(status="broken", what=error.what[:_TEXT], do=(error.do or "")[:_TEXT]))
         finally:
             self._device.release()
 
@@ -209,7 +209,7 @@ class Relay:
         async with self._lend() as lent:
             local = await _connect_locally(lent.port)
             try:
-                _send(writer, Answer(status="lent", release=lent.release, free_bytes=list(lent.free_bytes)))
+                _send(writer, TunnelAnswer(status="lent", release=lent.release, free_bytes=list(lent.free_bytes)))
                 log.info("Lent to %s.", peer)
                 inward, outward = _join(_transport(writer), local)
                 await _follow(peer, inward, outward)
@@ -301,14 +301,16 @@ async def _connect(address: HelperAddress) -> tuple[asyncio.StreamReader, asynci
         ) from error
 
 
-async def _introduce(address: HelperAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
+async def _introduce(
+    address: HelperAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> TunnelAnswer:
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     if address.code is not None and not address.code.is_of(certificate):
         raise _wrong_code(address, "another certificate than the code's")
     try:
-        _send(writer, Request(secret="" if address.code is None else address.code.secret.hex()))
+        _send(writer, TunnelRequest(secret="" if address.code is None else address.code.secret.hex()))
         async with asyncio.timeout(START_S):
-            answer = await _receive(reader, Answer)
+            answer = await _receive(reader, TunnelAnswer)
     except _BROKEN_OFF as error:
         raise BackendError(
             "The server at a helper's address is not a helper.",
@@ -352,7 +354,7 @@ def _send(writer: asyncio.StreamWriter, line: _Line) -> None:
     writer.write(line.model_dump_json().encode() + b"\n")
 
 
-async def _refuse(writer: asyncio.StreamWriter, answer: Answer) -> None:
+async def _refuse(writer: asyncio.StreamWriter, answer: TunnelAnswer) -> None:
     _send(writer, answer)
     writer.close()
     with suppress(OSError):  # The connection is gone either way.

@@ -16,7 +16,7 @@ from echo_node.host.artefact_files import try_to_delete
 from echo_shared.artefacts import Manifest
 from echo_shared.swarm import Swarm
 from echo_shared.swarm.disk import on_disk
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 
 SERVED: Final = 8
 
@@ -38,7 +38,7 @@ class Carriers:
     def path(self, manifest: Manifest) -> Path:
         return self.directory / manifest.carrier_name
 
-    async def begin(self, layout: Layout) -> None:
+    async def begin(self, layout: TorrentLayout) -> None:
         """Expect this carrier. A carrier of the same name from another torrent is deleted."""
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
@@ -46,7 +46,7 @@ class Carriers:
         self._served.pop(layout.name, None)  # The carrier is served again after `settle`.
         self._unwanted -= {layout.info_hash}
 
-    async def serve(self, manifest: Manifest, layout: Layout) -> None:
+    async def serve(self, manifest: Manifest, layout: TorrentLayout) -> None:
         """Serve a complete carrier. Do nothing if its files are gone."""
         with on_disk(self.path(manifest)):
             is_here = await asyncio.to_thread(layout.fits, self.path(manifest))
@@ -54,7 +54,7 @@ class Carriers:
             self._info_hashes[layout.name] = layout.info_hash
             await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
 
-    async def settle(self, manifest: Manifest, layout: Layout) -> None:
+    async def settle(self, manifest: Manifest, layout: TorrentLayout) -> None:
         """Mark a policy version's carrier as used by this node. From now on, it is kept only for other nodes."""
         if layout.name not in self._info_hashes:
             return

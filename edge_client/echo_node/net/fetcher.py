@@ -44,7 +44,7 @@ from echo_shared.swarm import Swarm, read_torrent
 from echo_shared.swarm.base import OnProgress
 from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.piece_file import GIVEN_UP, ArrivingFile, PieceFile
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 from echo_shared.threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class _Job:
 
     offer: ArtefactOffer
     manifest: Manifest
-    layout: Layout
+    layout: TorrentLayout
     """Layout of the carrier's torrent."""
     on_progress: OnProgress
 

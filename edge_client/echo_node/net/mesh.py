@@ -20,7 +20,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from echo_node.net.flow import Flow
-from echo_node.net.mesh_link import Link, Uplink
+from echo_node.net.mesh_link import Link, SendCap
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_node.net.mesh_socket import Counted, Incoming, Outgoing
 from echo_shared.backoff import backoff_s
@@ -67,7 +67,7 @@ OnLinks = Callable[[tuple[str, ...]], None]
 """Called with the ids of all linked nodes after each change."""
 
 
-class Mesh:
+class MeshLinks:
     """This node's links. Call `open` first; no peer is admitted before `set_keys`."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Mesh:
         """Listening port; 0 = none."""
         self._me = me
         self._flow = flow or Flow()
-        self._uplink = Uplink(upload_limit_bytes_s, self._flow.sent)
+        self._uplink = SendCap(upload_limit_bytes_s, self._flow.sent)
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
         self._named: dict[int, str] = {}

@@ -42,7 +42,7 @@ Rank = tuple[int, int]
 _queued = count()
 
 
-class Uplink:
+class SendCap:
     """The cap on all links' sending, in bytes per second, with a count; 0 = only the measured rate of the node's own
     line (`core.own_line`). Few links send at once: lowest rank first, then in queueing order over all links.
     """
@@ -143,7 +143,7 @@ class Link:
         self._more.set()
         return True
 
-    async def write(self, uplink: Uplink) -> None:
+    async def write(self, uplink: SendCap) -> None:
         """Send queued frames until the connection is closed.
 
         A peer that reads nothing answers no ping, which closes the connection.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from echo_node.net.mesh import Mesh
+from echo_node.net.mesh import MeshLinks
 from echo_shared import relay_tree
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError
 from echo_shared.messages import MAX_BATCHED, MAX_MESH, FromNode, Have, Piece
@@ -89,7 +89,7 @@ class Receiver:
     mesh.
     """
 
-    def __init__(self, send: Send, mesh: Mesh) -> None:
+    def __init__(self, send: Send, mesh: MeshLinks) -> None:
         self._send = send
         self._mesh = mesh
         self._expected: dict[bytes, _Expected] = {}

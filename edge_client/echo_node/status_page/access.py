@@ -23,7 +23,7 @@ MOST: Final = 16
 COOKIE: Final = "echo_page"
 
 
-class Access:
+class PageAccess:
     """Codes and sessions of the page. `path` starts all its addresses; `invite` makes a code, `enter` uses it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

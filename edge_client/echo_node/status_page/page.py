@@ -22,7 +22,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import WebSocketException
 from websockets.http11 import Request, Response
 
-from echo_node.status_page.access import Access
+from echo_node.status_page.access import PageAccess
 from echo_shared.errors import EchoError
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class StatusPage:
     def __init__(self, *, view: Callable[[], Mapping[str, Any]], verbs: Mapping[str, Verb]) -> None:
         self._view = view
         self._verbs = verbs
-        self._access = Access()
+        self._access = PageAccess()
         self._host = ""
 
     def listens(self, host: str, port: int) -> None:

@@ -26,7 +26,7 @@ class Actor:
     scope: Scope = "admin"
 
 
-class Outcome(StrEnum):
+class ActionOutcome(StrEnum):
     """The outcome of an action."""
 
     WANTED = "wanted"
@@ -49,7 +49,7 @@ class ActionRecord:
     """The action's fields; never a secret."""
     undoes: int | None = None
     """Number of the action that this one undoes."""
-    outcome: Outcome
+    outcome: ActionOutcome
     settled_at: float | None = None
     """Time when it was done or refused."""
     before: Any = None

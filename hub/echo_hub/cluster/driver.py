@@ -42,7 +42,7 @@ _NAME_S: Final = 0.5
 _NAME_TRIES: Final = 20
 
 
-class Driver:
+class RayDriver:
     """The driver, created once the cluster is connected."""
 
     def __init__(self, pipe: ParentPipe, frame: Frame) -> None:
@@ -239,7 +239,7 @@ def main(pipe: ParentPipe) -> int:
         pipe.send({"failed": _in_one_line(error)})
         return 1
     pipe.send({"value": "connected"})
-    asyncio.run(Driver(pipe, frame).run())
+    asyncio.run(RayDriver(pipe, frame).run())
     ray.shutdown()
     return 0
 

@@ -33,7 +33,7 @@ from echo_shared.backoff import backoff_s
 from echo_shared.child import HEADER_BYTES, ChildExited, Death, Frame, pack_frame, unpack_frame
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.installation import how_to_install
-from echo_shared.supervised import Command, Limits, SupervisedChild
+from echo_shared.supervised import ChildLimits, Command, SupervisedChild
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ LOG_BYTES: Final = 2**20
 _ENVIRONMENT: Final = {"RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Without these, a Ray client that lost its cluster would start a local one."""
 _NO_FILES: Final[Mapping[str, Path]] = {}
-_DRIVER: Final = Limits(ready_s=CONNECTED_S, silent_s=float("inf"), silent_start_s=float("inf"), ending_s=30.0)
+_DRIVER: Final = ChildLimits(ready_s=CONNECTED_S, silent_s=float("inf"), silent_start_s=float("inf"), ending_s=30.0)
 
 
 class ChildLost(EchoError):

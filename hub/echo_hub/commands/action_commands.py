@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from echo_hub.actions.records import ActionRecord, Actor, Outcome
+from echo_hub.actions.records import ActionOutcome, ActionRecord, Actor
 from echo_hub.actions.requests import TABLE, AnyRequest, WrongRequestError, request_of, summary, taking_back
 from echo_hub.lifecycle.beside_hub import RunArgument, store_of, when
 from echo_hub.run.directory import RunDirectory
@@ -85,7 +85,12 @@ def undo(
     with store_of(RunDirectory(run_directory)) as store:
         record = store.read(find_action, number)
         request = None if record is None else taking_back(record.action, record.request, record.before)
-        if record is None or request is None or record.outcome is not Outcome.DONE or store.read(was_undone, number):
+        if (
+            record is None
+            or request is None
+            or record.outcome is not ActionOutcome.DONE
+            or store.read(was_undone, number)
+        ):
             raise ConfigError(
                 "This action cannot be undone.",
                 got=f"action {number}" + (f": {record.action}, {record.outcome}" if record else ": there is none"),
@@ -158,7 +163,7 @@ def noted(
 def _settled(store: Store, record: ActionRecord, until: float) -> ActionRecord:
     from echo_hub.store.actions import find_action
 
-    while record.outcome is Outcome.WANTED and time.monotonic() < until:
+    while record.outcome is ActionOutcome.WANTED and time.monotonic() < until:
         time.sleep(LOOK_S)
         record = store.read(find_action, record.number) or record
     return record
@@ -166,9 +171,9 @@ def _settled(store: Store, record: ActionRecord, until: float) -> ActionRecord:
 
 def tell(record: ActionRecord) -> None:
     """Print the outcome of an action. Raises ConfigError if it was refused."""
-    if record.outcome is Outcome.REFUSED:
+    if record.outcome is ActionOutcome.REFUSED:
         raise ConfigError(f"{record.action} was refused.", got=record.detail)
-    if record.outcome is Outcome.WANTED:
+    if record.outcome is ActionOutcome.WANTED:
         typer.echo(f"Stored as action {record.number}. The hub carries it out as soon as it runs.")
         return
     changed = "" if record.before is record.after is None else f": {_plain(record.before)} -> {_plain(record.after)}"

@@ -12,7 +12,7 @@ from echo_shared.rewards import components_of
 
 if TYPE_CHECKING:
     from echo_hub.evaluation.base_answers import AnsweredProblem, BaseAnswers
-    from echo_hub.evaluation.examples import Example
+    from echo_hub.evaluation.examples import AnswerExample
 
 console = Console(soft_wrap=True, highlight=False)
 MOST_CHARACTERS: Final = 2_000
@@ -21,7 +21,7 @@ SHOWN: Final = 2
 """Completions shown per group: the first solved and the first unsolved one, if both exist."""
 
 
-def print_example(example: Example) -> None:
+def print_example(example: AnswerExample) -> None:
     """Print one answer of an evaluation."""
     version = "base" if example.policy_version == 0 else f"version {example.policy_version}"
     of_set = f", {example.name}" if example.name else ""

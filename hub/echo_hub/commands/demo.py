@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.dashboard.model import Fleet, LengthsView, RunView
+from echo_hub.dashboard.model import FleetView, LengthsView, RunView
 from echo_hub.run.directory import RunDirectory
 from echo_hub.serving.hub import Hub
 from echo_hub.serving.opening import open_hub
@@ -213,7 +213,7 @@ async def _show_until_finished(hub: Hub, console: Console) -> None:
             live.update(_table(progress, view, await hub.pages.nodes()))
 
 
-def _table(progress: Progress, view: RunView, nodes: Fleet) -> Group:
+def _table(progress: Progress, view: RunView, nodes: FleetView) -> Group:
     numbers = Table.grid(padding=(0, 2))
     numbers.add_row("mean reward", _number(view.mean_reward, ".3f"), "version", str(view.published_version))
     numbers.add_row("staleness", _number(view.staleness_mean, ".2f"), "rollouts/s", f"{view.rollouts_per_s:.0f}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from echo_hub.actions.records import Outcome
+from echo_hub.actions.records import ActionOutcome
 from echo_hub.actions.requests import MakeInvite, RevokeInvite
 from echo_hub.commands.action_commands import noted
 from echo_hub.config.file import load_config
@@ -46,7 +46,7 @@ def invite(
     token = new_token()
     with store_of(directory) as store:
         record = noted(store, MakeInvite(name=name, keys=keys, days=days), secret_hash=hash_of(token))
-        if record.outcome is Outcome.REFUSED:
+        if record.outcome is ActionOutcome.REFUSED:
             raise ConfigError(
                 "An invite with this name exists already.",
                 got=name,

@@ -89,7 +89,7 @@ class FleetFile(_Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class PlannedFleet:
     """The fleet to plan for. `nodes` are the sampling nodes, `kinds` the classes that could be added."""
 
     workload: Workload
@@ -109,7 +109,7 @@ class Fleet:
 class Plan:
     """The capacity model's answers."""
 
-    fleet: Fleet
+    fleet: PlannedFleet
     target: float
     prediction: Prediction
     advice: Advice
@@ -147,7 +147,7 @@ class Plan:
         }
 
 
-def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
+def fleet_of_run(store: Store, config: HubConfig) -> PlannedFleet:
     """Measure the fleet from the newest steps and recently active nodes. Raises ConfigError before the first step."""
     steps = newest_steps(store)
     pace = read_pace(store, config, steps, None)
@@ -160,7 +160,7 @@ def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
     nodes = tuple(replace(node, name=display_name(node.name)) for node in pace.nodes)
     started_at = float(store.read(read_meta).get("started_at", steps[0].planned_at))
     spent = learner_time(steps, started_at=started_at)
-    return Fleet(
+    return PlannedFleet(
         workload=pace.workload,
         nodes=nodes,
         kinds=kinds_of(nodes),
@@ -194,7 +194,7 @@ def _actor(config: HubConfig, kind: WorkerKind) -> str:
     return f"a Ray actor at {config.ray.address}, {config.ray.set_aside(kind)}"
 
 
-def fleet_of_file(path: Path) -> Fleet:
+def fleet_of_file(path: Path) -> PlannedFleet:
     """Read the fleet from a file. Raises ConfigError if it is unreadable or invalid."""
     try:
         said = FleetFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
@@ -208,7 +208,7 @@ def fleet_of_file(path: Path) -> Fleet:
         raise ConfigError("The fleet file cannot be read.", got=f"{path}: {error}", do=_SEE_EXAMPLE) from error
     kinds = tuple(NodeClass(**entry.model_dump() | {"name": display_name(entry.name)}) for entry in said.nodes)
     is_async = said.mode == "async"
-    return Fleet(
+    return PlannedFleet(
         workload=Workload(
             **said.model_dump(exclude={"nodes", "max_staleness", "publish_every"}),
             max_staleness=said.max_staleness if is_async else 0,
@@ -223,8 +223,8 @@ _SEE_EXAMPLE: Final = "Compare it with the output of: echo-hub plan --example"
 
 
 def changed(
-    fleet: Fleet, *, staleness: int | None = None, publish_every: int | None = None, add: Sequence[str] = ()
-) -> Fleet:
+    fleet: PlannedFleet, *, staleness: int | None = None, publish_every: int | None = None, add: Sequence[str] = ()
+) -> PlannedFleet:
     """Return the fleet with other settings and more nodes.
 
     `add`: CLASS=N, with the full name of a class or a part that only one class has.
@@ -263,7 +263,7 @@ def _kind(kinds: Sequence[NodeClass], name: str) -> NodeClass:
     return found[0]
 
 
-def make_plan(fleet: Fleet, *, target: float) -> Plan:
+def make_plan(fleet: PlannedFleet, *, target: float) -> Plan:
     """Compute all answers of the capacity model."""
     prediction = predict(fleet.workload, Pool.of(fleet.nodes))
     advice = advise(fleet.workload, fleet.nodes, fleet.kinds, target=target)

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 from echo_hub.commands.plan import Plan
 from echo_hub.commands.plan_text import LANES, seconds
 from echo_hub.core.capacity.model import Pool
-from echo_hub.core.capacity.timeline import Lane, Span, timeline
+from echo_hub.core.capacity.timeline import Lane, TimeSpan, timeline
 
 WIDTH: Final = 960.0
 LEFT: Final = 96.0
@@ -40,7 +40,7 @@ def write_svg(plan: Plan, path: Path) -> None:
         path.write_text(svg(spans, title=title), encoding="utf-8")
 
 
-def svg(spans: Sequence[Span], *, title: str) -> str:
+def svg(spans: Sequence[TimeSpan], *, title: str) -> str:
     """Return the picture: one row each for learner, broadcast and nodes, above a scale of seconds."""
     end = max(span.end_s for span in spans)
     height = TOP + LANE_HEIGHT * len(LANES) + 62
@@ -59,7 +59,7 @@ def svg(spans: Sequence[Span], *, title: str) -> str:
     )
 
 
-def _lanes(spans: Sequence[Span], end: float) -> Iterator[str]:
+def _lanes(spans: Sequence[TimeSpan], end: float) -> Iterator[str]:
     scale = (WIDTH - LEFT - 16) / end
     for number, (name, lanes) in enumerate(LANES.items()):
         y = TOP + LANE_HEIGHT * number

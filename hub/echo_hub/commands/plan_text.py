@@ -9,7 +9,7 @@ from typing import Final
 from echo_hub.commands.plan import Plan
 from echo_hub.core.capacity.advice import Mix
 from echo_hub.core.capacity.model import Pool
-from echo_hub.core.capacity.timeline import Lane, Span, timeline
+from echo_hub.core.capacity.timeline import Lane, TimeSpan, timeline
 
 COLUMNS: Final = 76
 """Width of the picture's time axis, in characters."""
@@ -118,7 +118,7 @@ def seconds(value: float) -> str:
     return "never" if value == float("inf") else f"{value:.3g} s" if value < 1_000 else f"{value:,.0f} s"
 
 
-def picture(spans: Sequence[Span]) -> Iterator[str]:
+def picture(spans: Sequence[TimeSpan]) -> Iterator[str]:
     """Yield the rows of learner, broadcast and nodes, with time from left to right."""
     end = max(span.end_s for span in spans)
     scale = COLUMNS / end
@@ -130,7 +130,7 @@ def picture(spans: Sequence[Span]) -> Iterator[str]:
     yield f"{'':<10}[12==] trains step 12, .... waits; [12>>] version 12 being sent; [12--] sampled with version 12"
 
 
-def _line(spans: Iterable[Span], scale: float) -> str:
+def _line(spans: Iterable[TimeSpan], scale: float) -> str:
     line = [" "] * COLUMNS
     for span in spans:
         first, last = round(span.begin_s * scale), min(round(span.end_s * scale), COLUMNS)

@@ -26,7 +26,7 @@ from echo_shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from echo_hub.learner.sft import SftProgress
-    from echo_hub.lifecycle.sft import Finetuned, Prepared
+    from echo_hub.lifecycle.sft import Finetuned, PreparedSft
 
 console = Console(soft_wrap=True, highlight=False)
 _SHOWN_LINES = 10
@@ -102,7 +102,7 @@ def _stopping() -> Iterator[threading.Event]:
         restore()
 
 
-def _print_what(prepared: Prepared) -> None:
+def _print_what(prepared: PreparedSft) -> None:
     found, plan = prepared.found, prepared.plan
     trained = len(found.examples) - len(plan.heldout)
     console.print(
@@ -127,7 +127,7 @@ def _print_what(prepared: Prepared) -> None:
 class _Shown:
     """Prints a line per epoch, and a progress bar on a terminal."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedSft) -> None:
         self._epochs = prepared.options.epochs
         self._told: SftProgress | None = None
         self._bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
@@ -161,7 +161,7 @@ def _loss(nats: float) -> str:
     return f"{nats:.4f} nats per token, perplexity {math.exp(nats):.3f}"
 
 
-def _figures(prepared: Prepared, done: Finetuned, *, evaluate: bool) -> dict[str, Any]:
+def _figures(prepared: PreparedSft, done: Finetuned, *, evaluate: bool) -> dict[str, Any]:
     from echo_hub.lifecycle.export import evaluate_adapters
     from echo_hub.lifecycle.sft import figures
 

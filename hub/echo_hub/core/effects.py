@@ -286,7 +286,7 @@ class RevokeLease:
     reason: DropReason
 
 
-class Receipt(NamedTuple):
+class RolloutReceipt(NamedTuple):
     """Current state of one rollout, as sent to its node."""
 
     rollout_id: str
@@ -300,7 +300,7 @@ class SendReceipts:
     """Action: send receipts to the node. They are discarded silently if the node is not connected."""
 
     node_id: str
-    receipts: tuple[Receipt, ...]
+    receipts: tuple[RolloutReceipt, ...]
 
 
 @_effect
@@ -396,7 +396,7 @@ class HandOver:
     """All first turns in training order, if still in memory. None: load them from the store."""
 
 
-class BatchGroup(NamedTuple):
+class PlannedGroup(NamedTuple):
     """Group of a step's batch."""
 
     group_id: int
@@ -414,7 +414,7 @@ class BeginStep:
     A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep."""
 
     step: int
-    batch: tuple[BatchGroup, ...]
+    batch: tuple[PlannedGroup, ...]
 
 
 @_effect

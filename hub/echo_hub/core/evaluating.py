@@ -21,7 +21,7 @@ from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot, RolloutRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, UnfinishedRollout
 from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason
 
@@ -56,7 +56,7 @@ class Evaluating:
             if (about := EvaluationGroup.of(group_id)) is not None:
                 self._over[about.policy_version].add((group_id, index))
 
-    def restore(self, rows: Iterable[RolloutRow]) -> None:
+    def restore(self, rows: Iterable[UnfinishedRollout]) -> None:
         """Restore the evaluation groups of these unfinished rollouts. The rollouts follow."""
         sizes: dict[int, int] = {}
         for row in rows:

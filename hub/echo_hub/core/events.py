@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
-from echo_hub.core.trust.pairs import Finding
+from echo_hub.core.trust.pairs import PeerFinding
 from echo_shared.messages import DropReason
 from echo_shared.rollout_books import RolloutPayload
 
@@ -142,7 +142,7 @@ class CheckReturned:
 
     node_id: str
     rollout_id: str
-    finding: Finding | None
+    finding: PeerFinding | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

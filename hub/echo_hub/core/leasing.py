@@ -49,7 +49,7 @@ from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.takers import Takers, length_class
 from echo_hub.core.tempo import Tempo
-from echo_hub.core.terms import ANY, EARLIER, SOON_S, TYPICAL, Terms, is_late, terms_of_step, typical_s
+from echo_hub.core.terms import ANY, EARLIER, SOON_S, TYPICAL, LeaseTerms, is_late, terms_of_step, typical_s
 from echo_shared.draws import derive_seed
 from echo_shared.messages import rollout_id
 
@@ -279,7 +279,7 @@ class Leasing:
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._takers.most_avoided)
 
-    def _any_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
+    def _any_slow(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> bool:
         """True if some ready node is slow enough for these groups now.
 
         Otherwise set `_release_at` to the time when the next node will be. Until then only slower nodes need attention.
@@ -297,7 +297,7 @@ class Leasing:
             self._release_at = min(self._release_at, now + max(SOON_S, release_s))
         return enough or self._nodes.unproven_wait
 
-    def _lease_groups(self, group_ids: Iterable[int], terms: Terms, now: float) -> int | None:
+    def _lease_groups(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> int | None:
         """Lease these groups (at least one).
 
         First pass: the likely longest groups, each to a node of suitable pace. Second pass: the rest, shortest first,
@@ -323,7 +323,7 @@ class Leasing:
             refused += 1
         return refused
 
-    def _lease_all(self, group: RolloutGroup, terms: Terms, now: float) -> bool:
+    def _lease_all(self, group: RolloutGroup, terms: LeaseTerms, now: float) -> bool:
         """Lease all wanted indices of the group. Return False if some are left without a node."""
         while group.unleased and self._may_lease and self._lease_some(group, terms, now):
             pass
@@ -342,7 +342,7 @@ class Leasing:
                     return
                 turn += not self._lease_some(self._ledger.groups[wanting[turn]], ANY, now)
 
-    def _lease_some(self, group: RolloutGroup, terms: Terms, now: float) -> bool:
+    def _lease_some(self, group: RolloutGroup, terms: LeaseTerms, now: float) -> bool:
         """Make one lease of the group. Return False if no node may take any wanted index."""
         if not self._takers.any_left(group, terms):
             return False
@@ -380,7 +380,7 @@ class Leasing:
                 return given.rollout_id
         return None
 
-    def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: Terms) -> tuple[int, ...]:
+    def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: LeaseTerms) -> tuple[int, ...]:
         """Return the indices for a lease to the node: all at their first turn, with the same seed as index `like`."""
         attempt = group.slots[like].scorer_failures
         return tuple(
@@ -390,7 +390,9 @@ class Leasing:
             and node.node_id not in self._takers.avoided(slot, terms.oldest)
         )
 
-    def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: Terms, now: float) -> None:
+    def _lease_to(
+        self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: LeaseTerms, now: float
+    ) -> None:
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         self._may_lease -= 1
@@ -415,7 +417,7 @@ class Leasing:
             heappush(self._watched, (late_at, "late", lease_id, indices))
         self._send(leased, now, goes_on)
 
-    def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: Terms) -> float:
+    def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: LeaseTerms) -> float:
         """Return how long the node may take before other nodes are asked too."""
         lengths = self._ledger.lengths
         if not lengths.long_tokens or not self._nodes.typical_token_s:

@@ -40,7 +40,7 @@ from echo_hub.core.effects import (
     StepTrained,
 )
 from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot, oldest_of
-from echo_hub.core.lengths import Lengths
+from echo_hub.core.lengths import CompletionLengths
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.snapshot import StepRow
@@ -69,7 +69,7 @@ class Ledger:
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
         self._by_version: dict[int, set[int]] = {}
         """For each version, the learner's groups that have something leased or sampled with it."""
-        self.lengths = Lengths()
+        self.lengths = CompletionLengths()
         self.scoring_s = 0.0
         """Running average of the seconds from a rollout's arrival to its reward."""
         self.num_under_way = 0

@@ -31,7 +31,7 @@ _MOST: Final = 32.0
 """Approximate memory of a prompt's mean, in completions."""
 
 
-class Lengths:
+class CompletionLengths:
     """Lengths in tokens. Before the first completion all figures are 0, except `longer`, which is 1."""
 
     def __init__(self) -> None:

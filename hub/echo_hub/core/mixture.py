@@ -39,7 +39,7 @@ class TrainedTask:
         return fmean(min(share, 1.0) for share in shares)
 
 
-class Place(NamedTuple):
+class GroupPlace(NamedTuple):
     """Task and number of one group."""
 
     task: int
@@ -78,13 +78,13 @@ class Mixture:
     def of(cls, run_seed: int, weights: Sequence[float]) -> Mixture:
         return cls(run_seed=run_seed, quotas=quotas(weights))
 
-    def place(self, group_id: int) -> Place:
+    def place(self, group_id: int) -> GroupPlace:
         """Return the place of a training group."""
         if len(self.quotas) == 1:
-            return Place(0, group_id)
+            return GroupPlace(0, group_id)
         block, at = divmod(group_id, BLOCK)
         slot = permuted(at, BLOCK, "mixture", self.run_seed, block)
         ends = list(accumulate(self.quotas))
         task = bisect_right(ends, slot)
         quota = self.quotas[task]
-        return Place(task, block * quota + slot - (ends[task] - quota))
+        return GroupPlace(task, block * quota + slot - (ends[task] - quota))

@@ -27,7 +27,7 @@ MOST_CHANGES: Final = 1_000
 """Number of remembered changes of one setting. A learner repeats far fewer steps."""
 
 
-class Setting(StrEnum):
+class LiveSetting(StrEnum):
     """Settings that are stored in the database, by name."""
 
     LEASING = "leasing"
@@ -59,7 +59,7 @@ class Taken:
     """An accepted change."""
 
     settings: CoordinatorSettings
-    setting: Setting
+    setting: LiveSetting
     stored: Any
     """Stored value of the setting, JSON-compatible."""
     before: Any
@@ -84,23 +84,23 @@ def answer(
 def take(settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int, published_version: int) -> Taken:
     """Apply the request to the settings. `next_step`: first step without a batch. Raises RefusedChange."""
     match asked.what:
-        case Setting.LEASING:
+        case LiveSetting.LEASING:
             taken = _leasing(settings, str(asked.value))
-        case Setting.MAX_STALENESS:
+        case LiveSetting.MAX_STALENESS:
             taken = _max_staleness(settings, int(asked.value))
-        case Setting.PUBLISH_EVERY:
+        case LiveSetting.PUBLISH_EVERY:
             taken = _publish_every(settings, int(asked.value), next_step)
-        case Setting.LEARNING_RATE:
+        case LiveSetting.LEARNING_RATE:
             taken = _learning_rate(settings, float(asked.value), next_step)
-        case Setting.OBJECTIVE:
+        case LiveSetting.OBJECTIVE:
             taken = _objective(settings, str(asked.value), next_step)
-        case Setting.SPEND_CAP:
+        case LiveSetting.SPEND_CAP:
             taken = _spend_cap(settings, float(asked.value))
         case "publish_now":
             taken = _publish_now(settings, next_step)
         case _:
             raise RefusedChange(f"The coordinator knows no setting {asked.what!r}.")
-    if taken.setting in (Setting.MAX_STALENESS, Setting.PUBLISH_EVERY):
+    if taken.setting in (LiveSetting.MAX_STALENESS, LiveSetting.PUBLISH_EVERY):
         _check_fresh(taken.settings, next_step=next_step, published_version=published_version)
     return taken
 
@@ -109,18 +109,18 @@ def restored(settings: CoordinatorSettings, stored: Mapping[str, Any]) -> Coordi
     """Return `settings` with the stored operator changes."""
     changes: dict[str, Any] = {}
     for name, value in stored.items():
-        match Setting(name):
-            case Setting.LEASING:
+        match LiveSetting(name):
+            case LiveSetting.LEASING:
                 changes["leasing"] = value
-            case Setting.MAX_STALENESS:
+            case LiveSetting.MAX_STALENESS:
                 changes["max_staleness"] = value
-            case Setting.PUBLISH_EVERY:
+            case LiveSetting.PUBLISH_EVERY:
                 changes["publish_changes"] = tuple((first, every) for first, every in value)
-            case Setting.LEARNING_RATE:
+            case LiveSetting.LEARNING_RATE:
                 changes["learning_rates"] = tuple((first, rate) for first, rate in value)
-            case Setting.OBJECTIVE:
+            case LiveSetting.OBJECTIVE:
                 changes["objectives"] = tuple((first, objective) for first, objective in value)
-            case Setting.SPEND_CAP:
+            case LiveSetting.SPEND_CAP:
                 changes["activation"] = replace(settings.activation, spend_cap_per_hour=value)
     return replace(settings, **changes)
 
@@ -131,7 +131,7 @@ def _leasing(settings: CoordinatorSettings, state: str) -> Taken:
     if state == settings.leasing:
         raise RefusedChange(f"Leasing is {state} already.")
     changed = replace(settings, leasing=state)
-    return Taken(settings=changed, setting=Setting.LEASING, stored=state, before=settings.leasing, after=state)
+    return Taken(settings=changed, setting=LiveSetting.LEASING, stored=state, before=settings.leasing, after=state)
 
 
 def _max_staleness(settings: CoordinatorSettings, bound: int) -> Taken:
@@ -144,7 +144,7 @@ def _max_staleness(settings: CoordinatorSettings, bound: int) -> Taken:
         )
     return Taken(
         settings=replace(settings, max_staleness=bound),
-        setting=Setting.MAX_STALENESS,
+        setting=LiveSetting.MAX_STALENESS,
         stored=bound,
         before=settings.max_staleness,
         after=bound,
@@ -174,7 +174,7 @@ def _republished(settings: CoordinatorSettings, every: int, next_step: int) -> T
     changes = (*(one for one in settings.publish_changes if one[0] < next_step), (next_step, every))[-MOST_CHANGES:]
     return Taken(
         settings=replace(settings, publish_changes=changes),
-        setting=Setting.PUBLISH_EVERY,
+        setting=LiveSetting.PUBLISH_EVERY,
         stored=[list(change) for change in changes],
         before=settings.interval,
         after=every,
@@ -185,7 +185,7 @@ def _learning_rate(settings: CoordinatorSettings, rate: float, next_step: int) -
     rates = (*(one for one in settings.learning_rates if one[0] < next_step), (next_step, rate))[-MOST_CHANGES:]
     return Taken(
         settings=replace(settings, learning_rates=rates),
-        setting=Setting.LEARNING_RATE,
+        setting=LiveSetting.LEARNING_RATE,
         stored=[list(change) for change in rates],
         before=settings.learning_rate_of(next_step),
         after=rate,
@@ -202,7 +202,7 @@ def _objective(settings: CoordinatorSettings, wanted: str, next_step: int) -> Ta
     objectives = (*(one for one in settings.objectives if one[0] < next_step), (next_step, changed))[-MOST_CHANGES:]
     return Taken(
         settings=replace(settings, objectives=objectives),
-        setting=Setting.OBJECTIVE,
+        setting=LiveSetting.OBJECTIVE,
         stored=[list(change) for change in objectives],
         before=before,
         after=after,
@@ -213,7 +213,7 @@ def _objective(settings: CoordinatorSettings, wanted: str, next_step: int) -> Ta
 def _spend_cap(settings: CoordinatorSettings, cap: float) -> Taken:
     return Taken(
         settings=replace(settings, activation=replace(settings.activation, spend_cap_per_hour=cap)),
-        setting=Setting.SPEND_CAP,
+        setting=LiveSetting.SPEND_CAP,
         stored=cap,
         before=settings.activation.spend_cap_per_hour,
         after=cap,

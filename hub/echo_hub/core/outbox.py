@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echo_hub.core.effects import Action, Effect, Receipt, Record, SendReceipts
+from echo_hub.core.effects import Action, Effect, Record, RolloutReceipt, SendReceipts
 from echo_shared.messages import MAX_BATCHED, Checked, DropReason, ReceiptState
 
 
@@ -12,7 +12,7 @@ class Outbox:
     def __init__(self) -> None:
         self._records: list[Effect] = []
         self._actions: list[Effect] = []
-        self._receipts: dict[str, list[Receipt]] = {}
+        self._receipts: dict[str, list[RolloutReceipt]] = {}
 
     def record(self, record: Record) -> None:
         self._records.append(record)
@@ -28,7 +28,7 @@ class Outbox:
         reason: DropReason | None = None,
         checked: Checked = Checked.NO,
     ) -> None:
-        self._receipts.setdefault(node_id, []).append(Receipt(rollout_id, state, reason, checked))
+        self._receipts.setdefault(node_id, []).append(RolloutReceipt(rollout_id, state, reason, checked))
 
     def take(self) -> list[Effect]:
         """Return all collected effects and empty the outbox."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from echo_hub.core.groups import LeasedRollout
 from echo_hub.core.ledger import Ledger
-from echo_hub.core.snapshot import RolloutRow
+from echo_hub.core.snapshot import UnfinishedRollout
 from echo_shared.messages import Checked, ReceiptState
 
 
-def restore_rollout(ledger: Ledger, row: RolloutRow, now: float) -> LeasedRollout:
+def restore_rollout(ledger: Ledger, row: UnfinishedRollout, now: float) -> LeasedRollout:
     """Restore a rollout of a restored group. Restore earlier turns of an episode first."""
     rollout = _restored(row, now)
     group = ledger.groups[row.group_id]
@@ -42,7 +42,7 @@ def restore_failure(ledger: Ledger, group_id: int, index: int, turn: int) -> Non
     group.slots[index].failed_draws += (turn,)
 
 
-def _restored(row: RolloutRow, now: float) -> LeasedRollout:
+def _restored(row: UnfinishedRollout, now: float) -> LeasedRollout:
     """Return the ledger's entry for a stored rollout."""
     return LeasedRollout(
         row.rollout_id,

@@ -15,7 +15,7 @@ RECENT_STEPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRow:
+class UnfinishedRollout:
     """One leased, unfinished rollout."""
 
     rollout_id: str
@@ -67,7 +67,7 @@ class CoordinatorSnapshot:
     next_group_id: int = 0
     next_lease_id: int = 1
     groups: tuple[GroupRow, ...] = ()
-    rollouts: tuple[RolloutRow, ...] = ()
+    rollouts: tuple[UnfinishedRollout, ...] = ()
     """Unfinished rollouts in leasing order, and so in turn order."""
     scorer_failures: tuple[tuple[int, int, int], ...] = ()
     """Group, index and turn of each rollout of these groups that was dropped after a scorer failure."""

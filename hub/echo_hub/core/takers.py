@@ -15,7 +15,7 @@ from echo_hub.core.groups import RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes, speed_class
-from echo_hub.core.terms import Terms, typical_s
+from echo_hub.core.terms import LeaseTerms, typical_s
 
 URGENT: Final = 2.0
 """Threshold of urgency, as a multiple of a typical rollout's time until the step begins.
@@ -70,16 +70,16 @@ class Takers:
             self._avoided[failed, oldest] = known
         return known
 
-    def any_left(self, group: RolloutGroup, terms: Terms) -> bool:
+    def any_left(self, group: RolloutGroup, terms: LeaseTerms) -> bool:
         """False if an earlier search with these terms found no node for such a group."""
         unfillable = self._unfillable.get(_key(terms))
         return unfillable is None or _kind(group, terms, group.failures) not in unfillable
 
-    def note_nobody(self, group: RolloutGroup, terms: Terms) -> None:
+    def note_nobody(self, group: RolloutGroup, terms: LeaseTerms) -> None:
         """Remember that no node can take any wanted index of the group."""
         self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
 
-    def find(self, group: RolloutGroup, terms: Terms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
+    def find(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
         """Return the best node for a member of the group, and the maximum number of members; None: no node."""
         unfillable, kind = self._unfillable.setdefault(_key(terms), set()), _kind(group, terms, avoid)
         if kind in unfillable:
@@ -90,7 +90,7 @@ class Takers:
             unfillable.add(kind)
         return found
 
-    def _search(self, group: RolloutGroup, terms: Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
+    def _search(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
         expected = self._ledger.expected_tokens(group)
         if not expected or (terms.in_s == inf and not terms.not_before_s):
             for node in self._nodes.next_ready(terms.oldest, avoid):
@@ -110,7 +110,7 @@ class Takers:
                 return node, min(self._nodes.room(node), fitting, self._size(group, terms))
         return None
 
-    def _size(self, group: RolloutGroup, terms: Terms) -> int:
+    def _size(self, group: RolloutGroup, terms: LeaseTerms) -> int:
         """Return the maximum number of members per lease.
 
         The terms limit it for a fair share. A long prompt raises it, so that reading the prompt costs little per
@@ -121,16 +121,16 @@ class Takers:
         return max(terms.most, worth)
 
 
-def _key(terms: Terms) -> tuple[float, ...]:
+def _key(terms: LeaseTerms) -> tuple[float, ...]:
     """Return the terms that affect a search result."""
     return terms.oldest, terms.in_s, terms.not_before_s, terms.suits_s, terms.stale_s
 
 
-def _kind(group: RolloutGroup, terms: Terms, kept_from: Hashable) -> _Kind:
+def _kind(group: RolloutGroup, terms: LeaseTerms, kept_from: Hashable) -> _Kind:
     return kept_from, length_class(group.expected_tokens), None if terms.stale_s == inf else group.oldest_leased
 
 
-def _until_stale(group: RolloutGroup, node: Node, terms: Terms) -> float:
+def _until_stale(group: RolloutGroup, node: Node, terms: LeaseTerms) -> float:
     """Return the seconds until this node's result would be stale: a group is as old as its oldest member."""
     if terms.stale_s == inf or node.policy_version is None:
         return terms.in_s

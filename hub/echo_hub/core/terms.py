@@ -39,7 +39,7 @@ SOON_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTerms:
     oldest: int = 0
     """Oldest acceptable version."""
     in_s: float = inf
@@ -64,7 +64,7 @@ class Terms:
         return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
 
 
-ANY: Final = Terms()
+ANY: Final = LeaseTerms()
 
 
 def typical_s(ledger: Ledger, nodes: Nodes) -> float:
@@ -83,19 +83,19 @@ def terms_of_step(
     nodes: Nodes,
     outlook: Outlook,
     tempo: Tempo,
-) -> Terms:
+) -> LeaseTerms:
     """Return the terms for `num_groups` groups of `step` that want leases; `num_wanting` groups want leases in
     total."""
     oldest = oldest_useful_version(settings, step) if settings.mode == "async" else 0
     size = settings.group_size
     if not nodes.tokens_per_s:
-        return Terms(oldest)
+        return LeaseTerms(oldest)
     a_rollout_s = ledger.lengths.mean_tokens / nodes.tokens_per_s
     usual_s = typical_s(ledger, nodes)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
     early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, usual_s)
     if tempo.step_s is None:  # Too early now means even more too early later, until a step is trained.
-        return Terms(oldest, not_before_s=inf if early_s > SOON_S else 0.0)
+        return LeaseTerms(oldest, not_before_s=inf if early_s > SOON_S else 0.0)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
     missing_s = _num_missing(ledger, outlook.end_of(step)) * size * a_rollout_s
@@ -110,7 +110,7 @@ def terms_of_step(
         stale_s = (left_s + waiting_s - ledger.scoring_s) / longer
     is_early = early_s > SOON_S
     is_near = not is_early and left_s < HURRY * usual_s
-    return Terms(
+    return LeaseTerms(
         oldest,
         in_s,
         not_before_s=left_s / EARLIER if is_early else 0.0,

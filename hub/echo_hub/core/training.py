@@ -40,9 +40,9 @@ from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version
 from echo_hub.core.curriculum import Curriculum, CurriculumStatus
 from echo_hub.core.effects import (
     AnnounceVersion,
-    BatchGroup,
     BeginStep,
     GroupsRated,
+    PlannedGroup,
     PublishVersion,
     TrainStep,
     VersionRecorded,
@@ -469,7 +469,7 @@ class Training:
 
     def _begin(self, planned: StepRow) -> None:
         groups = [self._ledger.groups[group_id] for group_id in planned.group_ids]
-        batch = [BatchGroup(group.group_id, tuple(group.received_ids), tuple(group.rewards)) for group in groups]
+        batch = [PlannedGroup(group.group_id, tuple(group.received_ids), tuple(group.rewards)) for group in groups]
         self._out.act(BeginStep(step=planned.step, batch=tuple(batch)))
 
     def _train(self, step: int, now: float) -> None:

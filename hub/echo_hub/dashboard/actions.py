@@ -23,7 +23,7 @@ class NoSuchActionError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class ActionResult:
     """The outcome of an action, as far as known."""
 
     record: ActionRecord
@@ -34,9 +34,9 @@ class Answered:
 class OperatorDesk(Protocol):
     """Interface of `echo_hub.oversight.operator_desk`, which the hub supplies."""
 
-    async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered: ...
+    async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> ActionResult: ...
 
-    async def undo(self, number: int, by: Actor) -> Answered: ...
+    async def undo(self, number: int, by: Actor) -> ActionResult: ...
 
     async def log(self, *, limit: int, before: int | None) -> Sequence[ActionRecord]: ...
 

@@ -19,15 +19,15 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from echo_hub.actions.records import Outcome, is_good_for
+from echo_hub.actions.records import ActionOutcome, is_good_for
 from echo_hub.actions.requests import TABLE, WrongRequestError
 from echo_hub.dashboard.access.guard import actor_of
-from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionError, OperatorDesk
+from echo_hub.dashboard.actions import ActionResult, ForbiddenError, NoSuchActionError, OperatorDesk
 from echo_hub.dashboard.responses import json_response, whole_number
 
 MAX_BODY_BYTES: Final = 16_384
 RECORDS_PER_ANSWER: Final = 100
-STATUS: Final = {Outcome.DONE: 200, Outcome.WANTED: 202, Outcome.REFUSED: 409}
+STATUS: Final = {ActionOutcome.DONE: 200, ActionOutcome.WANTED: 202, ActionOutcome.REFUSED: 409}
 
 
 class ActionsApi:
@@ -70,7 +70,7 @@ class ActionsApi:
         return json_response({"tokens": listed})
 
 
-async def answer(answered: Awaitable[Answered]) -> web.Response:
+async def answer(answered: Awaitable[ActionResult]) -> web.Response:
     """Return the response to a script's action."""
     try:
         told = await answered

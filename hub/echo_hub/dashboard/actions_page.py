@@ -14,10 +14,10 @@ from typing import Any, Final
 import jinja2
 from aiohttp import web
 
-from echo_hub.actions.records import Outcome
+from echo_hub.actions.records import ActionOutcome
 from echo_hub.actions.requests import TABLE, Request, WrongRequestError, request_of, summary, taking_back
 from echo_hub.dashboard.access.guard import KEY, TOKEN, actor_of
-from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionError, OperatorDesk
+from echo_hub.dashboard.actions import ActionResult, ForbiddenError, NoSuchActionError, OperatorDesk
 from echo_hub.dashboard.actions_api import STATUS, answer
 from echo_hub.dashboard.formats import path_part
 from echo_hub.dashboard.responses import html_response, json_response, see_other, whole_number
@@ -110,11 +110,11 @@ class ActionsRoom:
 
     async def _told(self, request: web.Request, answered: Any, *, then: str) -> web.Response:
         try:
-            told: Answered = await answered
+            told: ActionResult = await answered
         except (WrongRequestError, ForbiddenError, NoSuchActionError) as error:
             return await self._page(request, refusal=str(error), status=400)
-        if told.record.outcome is Outcome.REFUSED:
-            return await self._page(request, refusal=told.record.detail, status=STATUS[Outcome.REFUSED])
+        if told.record.outcome is ActionOutcome.REFUSED:
+            return await self._page(request, refusal=told.record.detail, status=STATUS[ActionOutcome.REFUSED])
         if told.secret:
             return await self._page(request, told=told)
         return see_other(then)
@@ -125,11 +125,11 @@ class ActionsRoom:
         *,
         refusal: str = "",
         asked: tuple[str, Mapping[str, Any]] | None = None,
-        told: Answered | None = None,
+        told: ActionResult | None = None,
         status: int = 200,
     ) -> web.Response:
         records = await self._desk.log(limit=RECORDS_SHOWN, before=None)
-        undone = {record.undoes for record in records if record.outcome is not Outcome.REFUSED}
+        undone = {record.undoes for record in records if record.outcome is not ActionOutcome.REFUSED}
         run = (await self._snapshots.get()).run
         text = self._template.render(
             room="actions",
@@ -154,7 +154,7 @@ def _now(run: Any, name: str) -> Any:
 
 
 def _can_be_undone(record: Any, undone: set[int | None]) -> bool:
-    if record.outcome is not Outcome.DONE or record.number in undone:
+    if record.outcome is not ActionOutcome.DONE or record.number in undone:
         return False
     return taking_back(record.action, record.request, record.before) is not None
 

@@ -11,7 +11,7 @@ from echo_shared.node_books import NodeMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class BarSegment:
     """One part of a bar, in thousandths of its length."""
 
     label: str
@@ -50,7 +50,7 @@ class MismatchBar:
     length: float
 
 
-def accounting_segments(run: RunView) -> tuple[Segment, ...]:
+def accounting_segments(run: RunView) -> tuple[BarSegment, ...]:
     """Return trained, evaluated and in-flight rollouts, then each drop reason, largest first."""
     accounting = run.accounting
     parts: list[tuple[str, str, float]] = [("trained", "trained", accounting.trained)]
@@ -61,7 +61,7 @@ def accounting_segments(run: RunView) -> tuple[Segment, ...]:
     return _segments(parts, whole=max(accounting.leased, 1))
 
 
-def learner_time_segments(capacity: CapacityView | None) -> tuple[Segment, ...]:
+def learner_time_segments(capacity: CapacityView | None) -> tuple[BarSegment, ...]:
     """Return the learner's training time, then its idle time by reason."""
     if capacity is None:
         return ()
@@ -74,7 +74,7 @@ def learner_time_segments(capacity: CapacityView | None) -> tuple[Segment, ...]:
     return _segments(parts, whole=1.0)
 
 
-def staleness_bars(work: WorkView) -> tuple[Segment, ...]:
+def staleness_bars(work: WorkView) -> tuple[BarSegment, ...]:
     """Return a bar for each staleness from 0 to the largest, including empty bars.
 
     The fullest bar has the full length.
@@ -82,7 +82,7 @@ def staleness_bars(work: WorkView) -> tuple[Segment, ...]:
     groups = work.groups_by_staleness
     most = max(groups.values(), default=0)
     return tuple(
-        Segment(
+        BarSegment(
             label=str(age),
             kind="drop-stale",
             value=groups.get(age, 0),
@@ -128,10 +128,10 @@ def mismatch_bars(mismatch: Iterable[NodeMismatch], names: Mapping[str, str]) ->
     )
 
 
-def _segments(parts: Iterable[tuple[str, str, float]], *, whole: float) -> tuple[Segment, ...]:
+def _segments(parts: Iterable[tuple[str, str, float]], *, whole: float) -> tuple[BarSegment, ...]:
     segments, start = [], 0.0
     for label, kind, value in parts:
         length = 1000 * value / whole
-        segments.append(Segment(label=label, kind=kind, value=value, start=start, length=length))
+        segments.append(BarSegment(label=label, kind=kind, value=value, start=start, length=length))
         start += length
     return tuple(segments)

@@ -21,7 +21,7 @@ CURVES: Final = "curves"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ChartLine:
     """One curve."""
 
     column: str
@@ -48,7 +48,7 @@ class ChartView:
     """Where the reader finds the same figures as numbers."""
     y: str
     """Label of the vertical axis, with its unit."""
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     x: str = "optimizer step"
     logarithmic: bool = False
     share: bool = False
@@ -78,7 +78,7 @@ def _of_step_figures(chart: step_figures.Chart) -> ChartView:
         about=chart.about,
         figures_at="the table of newest steps and /api/v1/steps",
         y=chart.axis,
-        lines=tuple(Line(column=figure.key, label=figure.label, colour=figure.colour) for figure in lines),
+        lines=tuple(ChartLine(column=figure.key, label=figure.label, colour=figure.colour) for figure in lines),
         logarithmic=chart.logarithmic,
         share=share,
         at_least=0.1 if share else 0.0,
@@ -93,7 +93,7 @@ REWARD: Final = ChartView(
     figures_at="the tables of evaluations and of newest steps",
     y="reward, accuracy",
     lines=(
-        Line(
+        ChartLine(
             table="evaluations-data",
             column="mean_at_k",
             error="mean_at_k_error",
@@ -101,7 +101,7 @@ REWARD: Final = ChartView(
             colour="sampled",
             style="points",
         ),
-        Line(
+        ChartLine(
             table="evaluations-data",
             column="accuracy",
             error="accuracy_error",
@@ -109,8 +109,8 @@ REWARD: Final = ChartView(
             colour="accuracy",
             style="points",
         ),
-        Line(column="mean_reward", label="each step's mean reward", colour="reward-faint", width=1.0),
-        Line(column=curves.SMOOTH, error=curves.SPREAD, label="trend of the reward", colour="reward", width=2.0),
+        ChartLine(column="mean_reward", label="each step's mean reward", colour="reward-faint", width=1.0),
+        ChartLine(column=curves.SMOOTH, error=curves.SPREAD, label="trend of the reward", colour="reward", width=2.0),
     ),
     at_least=0.95,
     tall=True,
@@ -122,9 +122,9 @@ STALENESS: Final = ChartView(
     figures_at="the table of newest steps",
     y="steps",
     lines=(
-        Line(table="bound-data", column="bound", label="bound", colour="muted", style="dotted"),
-        Line(column="staleness_max", label="max", colour="staleness-faint", style="steps"),
-        Line(column="staleness_mean", label="mean", colour="staleness", width=2.0),
+        ChartLine(table="bound-data", column="bound", label="bound", colour="muted", style="dotted"),
+        ChartLine(column="staleness_max", label="max", colour="staleness-faint", style="steps"),
+        ChartLine(column="staleness_mean", label="mean", colour="staleness", width=2.0),
     ),
     at_least=1.0,
 )
@@ -134,7 +134,7 @@ SPEED: Final = ChartView(
     about="Rollouts trained per second, including waits.",
     figures_at="/api/v1/curves",
     y="rollouts/s",
-    lines=(Line(column="rollouts_per_s", label="trained", colour="speed", width=2.0),),
+    lines=(ChartLine(column="rollouts_per_s", label="trained", colour="speed", width=2.0),),
     at_least=1.0,
 )
 SPREAD: Final = ChartView(
@@ -145,9 +145,9 @@ SPREAD: Final = ChartView(
     x="policy version",
     y="time, s",
     lines=(
-        Line(table="versions-data", column="dissemination_max_s", label="all", colour="accuracy"),
-        Line(table="versions-data", column="dissemination_p95_s", label="95 %", colour="staleness"),
-        Line(table="versions-data", column="dissemination_p50_s", label="half", colour="speed"),
+        ChartLine(table="versions-data", column="dissemination_max_s", label="all", colour="accuracy"),
+        ChartLine(table="versions-data", column="dissemination_p95_s", label="95 %", colour="staleness"),
+        ChartLine(table="versions-data", column="dissemination_p50_s", label="half", colour="speed"),
     ),
     own_range=True,
 )
@@ -173,7 +173,7 @@ def of_sets(run: RunView) -> ChartView | None:
         y="accuracy",
         x="policy version",
         lines=tuple(
-            Line(
+            ChartLine(
                 table=f"set-{place}-data",
                 column="accuracy",
                 error="accuracy_error",

@@ -49,7 +49,7 @@ def _largest() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class CurveMark:
     """The state up to which a watcher knows the curves: points of this width, up to this step."""
 
     width: int
@@ -227,7 +227,7 @@ class CurvesRoom:
         points = self._curves.after(since if width == self._curves.width else 0)
         return json_response({"width": self._curves.width, "points": points})
 
-    async def news(self, mark: Mark | None) -> tuple[Mark, dict[str, object]]:
+    async def news(self, mark: CurveMark | None) -> tuple[CurveMark, dict[str, object]]:
         """Return the new mark, and the news for a watcher that knows the curves up to `mark`; None on its first call.
 
         The news are {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after `since`.
@@ -235,7 +235,7 @@ class CurvesRoom:
         points requests /api/v1/curves.
         """
         await self.newest()
-        now = Mark(width=self._curves.width, step=self._curves.last_step)
+        now = CurveMark(width=self._curves.width, step=self._curves.last_step)
         since = mark.step if mark and mark.width == now.width else now.step
         return now, {"width": now.width, "since": since, "points": self._curves.after(since)}
 

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from echo_hub.dashboard import tables
-from echo_hub.dashboard.model import Fleet, NodesAway, NodeView, RunState, RunView
+from echo_hub.dashboard.model import FleetView, NodesAway, NodeView, RunState, RunView
 from echo_hub.dashboard.responses import whole_number
 from echo_hub.dashboard.tables import Column, known_sort, sort_rows
 
@@ -222,7 +222,7 @@ def _fits(node: NodeView, wanted: FleetQuery) -> bool:
     return looked_for in texts.casefold() or totals.node_id.startswith(looked_for)
 
 
-def foremost(nodes: Fleet) -> list[NodeView]:
+def foremost(nodes: FleetView) -> list[NodeView]:
     """Return the few nodes of most interest: mistrusted ones first, then the fastest.
 
     Connected nodes precede others.
@@ -245,7 +245,7 @@ def _mistrust_and_speed(node: NodeView) -> tuple[bool, float, float, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class FleetKind:
     """Nodes with a common property, and the address of their list."""
 
     name: str
@@ -258,10 +258,10 @@ class Kinds:
     """Numbers of nodes by kind, and in total."""
 
     number: int
-    states: tuple[Kind, ...]
+    states: tuple[FleetKind, ...]
     """States with any node, in the order of `STATES`."""
-    standings: tuple[Kind, ...]
-    engines: tuple[Kind, ...]
+    standings: tuple[FleetKind, ...]
+    engines: tuple[FleetKind, ...]
     """The most frequent pairs of engine and precision."""
     num_other_engines: int
     """Number of pairs that are not listed."""
@@ -276,7 +276,7 @@ def _kinds_away(away: NodesAway) -> Counter[tuple[str, str, str, str, bool]]:
     return Counter(map(_kinds_of, away.by_id.values()))
 
 
-def kinds(nodes: Fleet) -> Kinds:
+def kinds(nodes: FleetView) -> Kinds:
     """Count all nodes by kind, ignoring filters."""
     by_state, by_standing = Counter[str](), Counter[str]()
     engines = Counter[tuple[str, str]]()
@@ -314,8 +314,8 @@ def _kinds_of(node: NodeView) -> tuple[str, str, str, str, bool]:
     return state_of(node), standing_of(node), totals.backend, node.precision, costs
 
 
-def _kind(name: str, number: int, **asked: str) -> Kind:
-    return Kind(name=name, number=number, href=f"/fleet?{urlencode(asked)}")
+def _kind(name: str, number: int, **asked: str) -> FleetKind:
+    return FleetKind(name=name, number=number, href=f"/fleet?{urlencode(asked)}")
 
 
 def _choices(counted: Iterable[tuple[str, int]]) -> tuple[str, ...]:

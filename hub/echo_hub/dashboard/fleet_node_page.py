@@ -13,7 +13,7 @@ from typing import Final
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.live import LivePages, Look
+from echo_hub.dashboard.live import LivePages, LiveRequest
 from echo_hub.dashboard.model import NodeView, public_id
 from echo_hub.dashboard.responses import html_response, json_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
@@ -69,7 +69,7 @@ class FleetNodePage:
                 public_id=public_id(node_id),
             )
 
-        return await self._live.answer(request, Look(key=("fleet node", node_id), prepare=prepare))
+        return await self._live.answer(request, LiveRequest(key=("fleet node", node_id), prepare=prepare))
 
     async def serve_json(self, request: web.Request) -> web.Response:
         """GET /api/v1/nodes/{node}: {"node": `NodeView`, ...} with the other fields of `NodeRecord`."""

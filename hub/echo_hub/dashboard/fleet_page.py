@@ -26,7 +26,7 @@ from echo_hub.dashboard.fleet import (
     kinds,
     page_links,
 )
-from echo_hub.dashboard.live import LivePages, Look
+from echo_hub.dashboard.live import LivePages, LiveRequest
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import headings
@@ -54,7 +54,7 @@ class FleetPage:
             return partial(self._render, snapshot, wanted)
 
         key = ("fleet", *(f"{name}={value}" for name, value in wanted.asked.items()))
-        return await self._live.answer(request, Look(key=key, prepare=prepare))
+        return await self._live.answer(request, LiveRequest(key=key, prepare=prepare))
 
     def _render(self, snapshot: Snapshot, wanted: FleetQuery, *, wrong: str = "") -> str:
         part, all_kinds = find_nodes(snapshot.nodes, wanted), kinds(snapshot.nodes)

@@ -18,7 +18,7 @@ from echo_hub.dashboard.curves import CurvesRoom
 from echo_hub.dashboard.milestones import milestones
 from echo_hub.dashboard.picture_room import Pictures
 from echo_hub.dashboard.responses import html_response, json_response
-from echo_hub.dashboard.share_picture import Picture
+from echo_hub.dashboard.share_picture import SharePicture
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.templating import Template
 from echo_hub.dashboard.work_curve import WorkCurve, work_curve
@@ -89,8 +89,8 @@ class HolderPages:
         holder_id, holder = found
         kind = holder.standing.kind
 
-        async def make() -> Picture:
-            return Picture(
+        async def make() -> SharePicture:
+            return SharePicture(
                 run_name=(await self._snapshots.get()).run.name,
                 standing=holder.standing,
                 num_ranked=(await self._board.board(BoardQuery(kind=kind, limit=1))).num_ranked,

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from echo_hub.dashboard.access.guard import Visits
 from echo_hub.dashboard.board import AboutView, BoardSource, board_query, page_links, sort_of
-from echo_hub.dashboard.live import LivePages, Look
+from echo_hub.dashboard.live import LivePages, LiveRequest
 from echo_hub.dashboard.responses import (
     html_response,
     json_response,
@@ -28,37 +28,37 @@ from echo_hub.dashboard.responses import (
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings
 from echo_hub.dashboard.templating import Template
-from echo_shared.credit_books import Board, BoardKind, BoardQuery, Standing
+from echo_shared.credit_books import Board, BoardKind, BoardQuery, CreditStanding
 
 ROWS_PER_ANSWER: Final = 1_000
 """Rows of one JSON answer."""
 _NODE: Final = re.compile(r"[0-9a-z]{1,64}")
 
-_RANK: Final[Column[Standing]] = Column(key="rank", title="Rank", order=lambda row: row.rank, css="number")
-_ROLLOUTS: Final[Column[Standing]] = Column(
+_RANK: Final[Column[CreditStanding]] = Column(key="rank", title="Rank", order=lambda row: row.rank, css="number")
+_ROLLOUTS: Final[Column[CreditStanding]] = Column(
     key="rollouts", title="Rollouts", order=lambda row: row.rollouts, descending=True, css="number"
 )
-_TOKENS: Final[Column[Standing]] = Column(
+_TOKENS: Final[Column[CreditStanding]] = Column(
     key="tokens", title="Tokens", order=lambda row: row.tokens, descending=True, css="number wide"
 )
-_RECENT: Final[Column[Standing]] = Column(
+_RECENT: Final[Column[CreditStanding]] = Column(
     key="recent", title="Tokens a day", order=lambda row: row.recent, descending=True, css="number"
 )
-_STREAK: Final[Column[Standing]] = Column(
+_STREAK: Final[Column[CreditStanding]] = Column(
     key="streak", title="Streak", order=lambda row: row.streak_days, descending=True, css="number wide"
 )
-_ELSEWHERE: Final[Column[Standing]] = Column(
+_ELSEWHERE: Final[Column[CreditStanding]] = Column(
     key="elsewhere", title="All runs", order=lambda row: row.all_rollouts, descending=True, css="number wide"
 )
-_SEEN: Final[Column[Standing]] = Column(
+_SEEN: Final[Column[CreditStanding]] = Column(
     key="seen", title="Last seen", order=lambda row: row.last_seen, descending=True, css="number wide"
 )
 
 
-def columns(kind: BoardKind, *, has_elsewhere: bool = False) -> tuple[Column[Standing], ...]:
+def columns(kind: BoardKind, *, has_elsewhere: bool = False) -> tuple[Column[CreditStanding], ...]:
     """Return a board's columns; the column for other runs only if any are known."""
     title = "Team" if kind == "team" else "Node"
-    name: Column[Standing] = Column(key="name", title=title, order=lambda row: (row.name.casefold(), row.node))
+    name: Column[CreditStanding] = Column(key="name", title=title, order=lambda row: (row.name.casefold(), row.node))
     if kind == "team":
         return (_RANK, name, _ROLLOUTS, _TOKENS, _RECENT, _STREAK)
     elsewhere = (_ELSEWHERE,) if has_elsewhere else ()
@@ -121,7 +121,7 @@ class LeaderboardPage:
 
         if wanted.search or wanted.after:
             return html_response(personal(await asyncio.to_thread(await prepare(snapshot))))
-        look = Look(key=("leaderboard", kind, sort_of(wanted)), prepare=prepare, personal=personal)
+        look = LiveRequest(key=("leaderboard", kind, sort_of(wanted)), prepare=prepare, personal=personal)
         return await self._live.answer(request, look)
 
     def _render(self, snapshot: Snapshot, board: Board, wanted: BoardQuery) -> str:
@@ -146,11 +146,11 @@ class LeaderboardPage:
         )
 
     async def serve_json(self, request: web.Request) -> web.Response:
-        """GET /api/v1/leaderboard?after=N&limit=M&sort=KEY&q=SEARCH: {"leaderboard": [`Standing`, ...], "found": F}"""
+        """GET /api/v1/leaderboard?after=N&limit=M&sort=KEY&q=SEARCH: {"leaderboard": [`CreditStanding`, ...], "found": F}"""
         return await self._serve_json(request, "node", "leaderboard")
 
     async def serve_teams_json(self, request: web.Request) -> web.Response:
-        """GET /api/v1/teams: {"teams": [`Standing`, ...], "found": F}"""
+        """GET /api/v1/teams: {"teams": [`CreditStanding`, ...], "found": F}"""
         return await self._serve_json(request, "team", "teams")
 
     async def _serve_json(self, request: web.Request, kind: BoardKind, name: str) -> web.Response:

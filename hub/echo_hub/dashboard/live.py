@@ -1,6 +1,6 @@
 """Live pages: an address returns the page as HTML, or the page's changes as `text/event-stream`.
 
-A page module describes a page by a `Look` and calls `LivePages.answer`. Its template marks the live parts
+A page module describes a page by a `LiveRequest` and calls `LivePages.answer`. Its template marks the live parts
 (`live_parts`). A page is rendered once per snapshot for all its watchers. Each watcher is sent the changes since the
 rendering that it shows. Rendering runs on a thread, because the event loop has other work. Events of a stream, each
 with a JSON object:
@@ -31,7 +31,7 @@ from aiohttp import web
 from aiohttp_sse import EventSourceResponse, sse_response
 
 from echo_hub.dashboard.access.guard import Guard
-from echo_hub.dashboard.curves import CurvesRoom, Mark
+from echo_hub.dashboard.curves import CurveMark, CurvesRoom
 from echo_hub.dashboard.live_parts import Marks, Rendering, difference, rendering
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots, rest_s
@@ -47,7 +47,7 @@ SILENT_BEATS: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class LiveRequest:
     """A request for a live page."""
 
     key: tuple[str, ...]
@@ -84,7 +84,7 @@ class _Page:
     def is_of(self, snapshot: Snapshot) -> bool:
         return self._of is not None and self._of.taken_at >= snapshot.taken_at
 
-    async def rendered(self, look: Look, snapshot: Snapshot) -> Rendering:
+    async def rendered(self, look: LiveRequest, snapshot: Snapshot) -> Rendering:
         """Return a rendering of this snapshot or a newer one."""
         async with self._lock:
             if self._newest is None or not self.is_of(snapshot):
@@ -123,7 +123,7 @@ class _Turns:
         self._lock = asyncio.Lock()
         self._free_at = 0.0
 
-    async def render(self, page: _Page, look: Look, snapshot: Snapshot) -> None:
+    async def render(self, page: _Page, look: LiveRequest, snapshot: Snapshot) -> None:
         clock = asyncio.get_running_loop().time
         async with self._lock:
             if page.is_of(snapshot):  # Another watcher's turn has rendered the page meanwhile.
@@ -148,7 +148,7 @@ class LivePages:
         self._pages: OrderedDict[tuple[str, ...], _Page] = OrderedDict()
         self._turns = _Turns()
 
-    async def answer(self, request: web.Request, look: Look) -> web.StreamResponse:
+    async def answer(self, request: web.Request, look: LiveRequest) -> web.StreamResponse:
         """Answer with the page or with its event stream."""
         if request.method == "GET" and "text/event-stream" in request.headers.get("Accept", ""):
             return await self._viewers.admit(request, lambda request: self._stream(request, look))
@@ -158,14 +158,14 @@ class LivePages:
         response.headers["Vary"] = "Accept"
         return response
 
-    def _page(self, look: Look) -> _Page:
+    def _page(self, look: LiveRequest) -> _Page:
         page = self._pages.setdefault(look.key, _Page())
         self._pages.move_to_end(look.key)
         if len(self._pages) > MOST_PAGES:
             self._pages.popitem(last=False)
         return page
 
-    async def _stream(self, request: web.Request, look: Look) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, look: LiveRequest) -> web.StreamResponse:
         page, is_operator = self._page(look), self._guard.is_operator(request)
         snapshot = await self._snapshots.get()
         # Raises HTTPException for a page that does not exist, before the stream starts.
@@ -197,14 +197,16 @@ class LivePages:
 class _Watcher:
     """One open stream, and the revision that its browser shows."""
 
-    def __init__(self, stream: EventSourceResponse, look: Look, page: _Page, curves: CurvesRoom, *, shows: str) -> None:
+    def __init__(
+        self, stream: EventSourceResponse, look: LiveRequest, page: _Page, curves: CurvesRoom, *, shows: str
+    ) -> None:
         self._stream = stream
         self._look = look
         self._page = page
         self._curves = curves
         self._revision, self._seen = page.known(shows)
         self._told_step = -1
-        self._mark: Mark | None = None
+        self._mark: CurveMark | None = None
 
     async def tell(self, event: str, what: Mapping[str, object]) -> None:
         await self._stream.send(json.dumps(what, separators=(",", ":")), event=event)

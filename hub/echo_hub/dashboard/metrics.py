@@ -22,7 +22,7 @@ from echo_hub.dashboard.model import (
     CostView,
     CurriculumView,
     EvaluationView,
-    Fleet,
+    FleetView,
     Readiness,
     RunState,
     RunView,
@@ -333,7 +333,7 @@ def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
     return _labelled(family, (([share], value) for share, value in known.items() if value is not None))
 
 
-def _fleet(nodes: Fleet) -> Iterator[Metric]:
+def _fleet(nodes: FleetView) -> Iterator[Metric]:
     """Yield sums over all connected nodes."""
     here = [node for node in nodes.here.values() if node.connected]
     connected = GaugeMetricFamily("echo_nodes_connected", "Connected nodes by activity.", labels=["activity"])
@@ -345,7 +345,7 @@ def _fleet(nodes: Fleet) -> Iterator[Metric]:
     yield _gauge("echo_nodes_tokens_per_second", "Sampling speed of all connected nodes, by their reports.", speed)
 
 
-def _nodes(nodes: Fleet) -> Iterator[Metric]:
+def _nodes(nodes: FleetView) -> Iterator[Metric]:
     about = GaugeMetricFamily(
         "echo_node_info", "The node's own description.", labels=["node", "name", "backend", "device"]
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from echo_shared.credit_books import CreditDay, Standing
+from echo_shared.credit_books import CreditDay, CreditStanding
 
 ROLLOUTS: Final = tuple(10**power for power in range(8))
 TOKENS: Final = tuple(10**power for power in range(4, 13))
@@ -23,7 +23,7 @@ class Milestone:
     reached: bool
 
 
-def milestones(standing: Standing, days: Sequence[CreditDay]) -> tuple[Milestone, ...]:
+def milestones(standing: CreditStanding, days: Sequence[CreditDay]) -> tuple[Milestone, ...]:
     """Return the reached milestones, and the next one of each kind."""
     # Otherwise the first days are missing, and sums over days would be too small.
     is_whole = sum(day.rollouts for day in days) == standing.rollouts

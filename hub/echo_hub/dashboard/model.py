@@ -442,7 +442,7 @@ class NodesAway:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class FleetView:
     """All nodes that the pages know."""
 
     here: Mapping[str, NodeView]

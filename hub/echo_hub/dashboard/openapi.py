@@ -23,7 +23,7 @@ from echo_hub.dashboard.model import NodeView, RunView
 from echo_hub.dashboard.responses import json_response
 from echo_hub.dashboard.work_curve import WorkCurve
 from echo_shared.books import RunEvent, StepRecord
-from echo_shared.credit_books import BOARD_ORDERS, CreditDay, PublicReceipt, RunElsewhere, Standing
+from echo_shared.credit_books import BOARD_ORDERS, CreditDay, CreditStanding, PublicReceipt, RunElsewhere
 from echo_shared.messages.fields import PackedArray
 from echo_shared.node_books import CheckEvidence, NodeOutcome, TrustDecision
 from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage, RolloutSummary
@@ -32,7 +32,7 @@ VERSION: Final = "3.1.0"
 _REF: Final = "#/components/schemas/{model}"
 ANSWERS: Final = (
     *(RunView, NodeView, StepRecord, RunEvent, RolloutsPage, GroupView, ActionRecord, ApiToken),
-    *(Standing, CreditDay, RunElsewhere, WorkCurve, PublicReceipt),
+    *(CreditStanding, CreditDay, RunElsewhere, WorkCurve, PublicReceipt),
     *(NodeOutcome, CheckEvidence, TrustDecision, RolloutSummary),
 )
 SECRETS: Final = {"ApiToken": ("token_hash",)}
@@ -190,7 +190,7 @@ def _public() -> dict[str, Any]:
     board = {name: _board(name) for name in ("leaderboard", "teams")}
     holder = _object(
         {
-            "standing": _ref(Standing),
+            "standing": _ref(CreditStanding),
             "days": {"type": "array", "items": _ref(CreditDay)},
             "elsewhere": {"type": "array", "items": _ref(RunElsewhere)},
             "curve": _ref(WorkCurve),
@@ -207,7 +207,7 @@ def _public() -> dict[str, Any]:
 
 
 def _board(name: str) -> dict[str, Any]:
-    return _object({name: {"type": "array", "items": _ref(Standing)}, "found": _WHOLE})
+    return _object({name: {"type": "array", "items": _ref(CreditStanding)}, "found": _WHOLE})
 
 
 def _actions() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from echo_hub.dashboard import bars, charts
 from echo_hub.dashboard.answers import answers
 from echo_hub.dashboard.curves import CurvesRoom, Trend
 from echo_hub.dashboard.fleet import foremost, kinds
-from echo_hub.dashboard.live import LivePages, Look
+from echo_hub.dashboard.live import LivePages, LiveRequest
 from echo_hub.dashboard.model import EvaluationView, RunView
 from echo_hub.dashboard.run_now import run_now
 from echo_hub.dashboard.snapshots import Snapshot
@@ -53,7 +53,7 @@ class OperatorPage:
             trend = (await self._curves.newest()).trend
             return partial(self._render, snapshot, recent, trend)
 
-        look = Look(key=("operator",), prepare=prepare, has_curves=True)
+        look = LiveRequest(key=("operator",), prepare=prepare, has_curves=True)
         return await self._live.answer(request, look)
 
     def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord], trend: Trend | None) -> str:

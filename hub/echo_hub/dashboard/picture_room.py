@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from echo_hub.dashboard.share_picture import Picture, draw
+from echo_hub.dashboard.share_picture import SharePicture, draw
 
 GOOD_S: Final = 600.0
 """Seconds for which a picture is cached."""
@@ -34,7 +34,9 @@ class Pictures:
         self._waiting = 0
         self.num_drawn = 0
 
-    async def serve(self, request: web.Request, holder: str, make: Callable[[], Awaitable[Picture]]) -> web.Response:
+    async def serve(
+        self, request: web.Request, holder: str, make: Callable[[], Awaitable[SharePicture]]
+    ) -> web.Response:
         """Return the holder's picture; `make` supplies its contents if it has to be drawn."""
         drawn = self._good(holder)
         if drawn is None:
@@ -56,7 +58,7 @@ class Pictures:
         drawn = self._kept.get(holder)
         return drawn if drawn and asyncio.get_running_loop().time() < drawn.good_until else None
 
-    async def _draw(self, holder: str, said: Picture) -> _Drawn:
+    async def _draw(self, holder: str, said: SharePicture) -> _Drawn:
         body = await asyncio.to_thread(draw, said)
         self.num_drawn += 1
         tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from echo_hub.dashboard.formats import count, display_name, percent, rate
 from echo_hub.dashboard.work_curve import WorkCurve
-from echo_shared.credit_books import Standing
+from echo_shared.credit_books import CreditStanding
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
@@ -30,16 +30,16 @@ _CURVE: Final = (_MARGIN, 396, WIDTH - _MARGIN, 560)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class SharePicture:
     """Contents of a picture."""
 
     run_name: str
-    standing: Standing
+    standing: CreditStanding
     num_ranked: int
     curve: WorkCurve
 
 
-def draw(said: Picture) -> bytes:
+def draw(said: SharePicture) -> bytes:
     """Return the PNG file. Takes tens of milliseconds, so do not call it on an event loop."""
     from PIL import Image, ImageDraw
 

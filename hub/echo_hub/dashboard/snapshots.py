@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from echo_hub.dashboard.model import Fleet, RunView
+from echo_hub.dashboard.model import FleetView, RunView
 from echo_hub.dashboard.source import PagesSource
 
 REST: Final = 40.0
@@ -31,7 +31,7 @@ class Snapshot:
     good_until: float
     took_s: float
     run: RunView
-    nodes: Fleet
+    nodes: FleetView
 
 
 def rest_s(processor_s: float) -> float:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from echo_hub.dashboard.model import Fleet, RunView
+from echo_hub.dashboard.model import FleetView, RunView
 from echo_shared.books import EventFilter, RunEvent, StepRecord
 from echo_shared.health import Health
 from echo_shared.node_books import NodeRecord
@@ -37,11 +37,11 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class RunPicture:
     """The run and its nodes at one moment."""
 
     run: RunView
-    nodes: Fleet
+    nodes: FleetView
     processor_s: float
     """Processor time that it took."""
 
@@ -54,7 +54,7 @@ class PagesSource(Protocol):
 
     async def run_view(self) -> RunView: ...
 
-    async def picture(self) -> Picture: ...
+    async def picture(self) -> RunPicture: ...
 
     def health(self) -> Health:
         """Return the hub's health from memory: a liveness probe must not wait for anything."""

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from echo_hub.dashboard.formats import visible
-from echo_shared.rollout_books import Piece, RolloutText
+from echo_shared.rollout_books import RolloutText, TextPiece
 
 Colour = Literal["logprob", "version", "none"]
 
@@ -29,7 +29,7 @@ _LEAST_LIKELY: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class TokenMark:
     """A part of a completion with one mark."""
 
     text: str
@@ -48,16 +48,16 @@ class Figures:
     """Texts and probabilities of the least likely tokens."""
 
 
-def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[Mark, ...]:
+def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[TokenMark, ...]:
     """Return the whole completion as marks. `versions` are all versions in the group, ascending."""
     if colour == "none":
-        return (Mark(text=visible(drawn.text), css="", title=""),)
+        return (TokenMark(text=visible(drawn.text), css="", title=""),)
     shown, rest = drawn.pieces[:MOST_PIECES], drawn.pieces[MOST_PIECES:]
     if colour == "logprob":
-        found = [Mark(text=visible(piece.text), css=_likeliness(piece), title=_title(piece)) for piece in shown]
+        found = [TokenMark(text=visible(piece.text), css=_likeliness(piece), title=_title(piece)) for piece in shown]
     else:
         found = [
-            Mark(
+            TokenMark(
                 text=visible("".join(piece.text for piece in of_version)),
                 css=f"v{versions.index(version) % NUM_VERSION_MARKS}",
                 title=f"version {version}",
@@ -65,7 +65,7 @@ def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[
             for version, of_version in groupby(shown, key=lambda piece: piece.version)
         ]
     if rest:
-        found.append(Mark(text=visible("".join(piece.text for piece in rest)), css="", title=""))
+        found.append(TokenMark(text=visible("".join(piece.text for piece in rest)), css="", title=""))
     return tuple(found)
 
 
@@ -88,17 +88,17 @@ def summary_of(drawn: RolloutText) -> Figures:
     )
 
 
-def _probability(piece: Piece) -> float:
+def _probability(piece: TextPiece) -> float:
     """Return the geometric mean of the piece's token probabilities. Claims may be invalid, so the result is limited to
     0..1.
     """
     return math.exp(min(0.0, piece.logprob / piece.num_tokens)) if math.isfinite(piece.logprob) else 0.0
 
 
-def _likeliness(piece: Piece) -> str:
+def _likeliness(piece: TextPiece) -> str:
     return f"p{sum(_probability(piece) < bound for bound in BOUNDS)}"
 
 
-def _title(piece: Piece) -> str:
+def _title(piece: TextPiece) -> str:
     count = "" if piece.num_tokens == 1 else f", {piece.num_tokens} tokens"
     return f"{100 * _probability(piece):.3g} %, {piece.logprob:.2f} nats{count}, version {piece.version}"

@@ -38,7 +38,7 @@ MANY_MISFORMED: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class BaseAnswer:
     """One completion of the base model."""
 
     text: str
@@ -62,7 +62,7 @@ class AnsweredProblem:
     rendered: str
     """As the base model receives it."""
     reference: str | None
-    answers: tuple[Answer, ...]
+    answers: tuple[BaseAnswer, ...]
     is_mixed: bool
     """True if its rewards differ, so that the group gives a training signal."""
 
@@ -154,7 +154,7 @@ def _problem(
         rendered=codec.render_prompt(problem.prompt),
         reference=None if reference is None else str(reference),
         answers=tuple(
-            Answer(
+            BaseAnswer(
                 text=transcript(episode, codec),
                 num_tokens=episode.num_tokens,
                 reward=episode.reward,
@@ -235,7 +235,7 @@ def verdict(solved_rate: float, mixed_share: float, *, num_scored: int) -> str:
     return f"Good training signal: rewards differ within {mixed_share:.0%} of the groups."
 
 
-def _warnings(config: HubConfig, answered: Sequence[AnsweredProblem], every: Sequence[Answer]) -> list[str]:
+def _warnings(config: HubConfig, answered: Sequence[AnsweredProblem], every: Sequence[BaseAnswer]) -> list[str]:
     found = []
     misformed = [answer for answer in every if answer.paid_as]
     if len(misformed) > MANY_MISFORMED * len(every):

@@ -3,7 +3,7 @@
 Every completion of an evaluation comes from exactly the named version. The draws of problem n are seeded by the run's
 seed and n, never by the version, so that versions are compared on the same random numbers.
 
-Two small interfaces: a `Generator` samples completions; a `Judge` answers each completion with a reward or with an
+Two small interfaces: a `Generator` samples completions; a `AnswerScorer` answers each completion with a reward or with an
 environment's reply. For evaluations on nodes the coordinator does both (`echo_hub.evaluation.by_nodes`). Both kinds of
 evaluation produce attempts (`echo_hub.evaluation.figures`).
 """
@@ -49,7 +49,7 @@ class Generator(Protocol):
     async def __call__(self, requests: Sequence[GroupRequest], *, greedy: bool) -> Generated: ...
 
 
-class Judge(Protocol):
+class AnswerScorer(Protocol):
     """Answers each (problem, completions of its turns so far, tokens of the replies to these), in order.
 
     An answer is the reward of a finished episode, the ids between this completion and the next turn, or a scorer's
@@ -75,7 +75,7 @@ def drawn_by(sampler: VersionSampler, adapter: Path | None) -> Generator:
     return generate
 
 
-def scored_by(pool: ScoringPool) -> Judge:
+def scored_by(pool: ScoringPool) -> AnswerScorer:
     """Return a judge that uses the run's task in the pool's processes."""
 
     async def judge(played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]:
@@ -165,7 +165,7 @@ async def evaluate_sets(
     sets: Sequence[HeldOut],
     *,
     generate: Generator,
-    judge: Judge,
+    judge: AnswerScorer,
     watch: Watch = _unwatched,
 ) -> list[Evaluation]:
     """Evaluate every set, one after the other. With several sets, the run's own figures come first. Raises like
@@ -177,7 +177,7 @@ async def evaluate_sets(
 
 
 async def evaluate(
-    policy_version: int, heldout: HeldOut, *, generate: Generator, judge: Judge, watch: Watch = _unwatched
+    policy_version: int, heldout: HeldOut, *, generate: Generator, judge: AnswerScorer, watch: Watch = _unwatched
 ) -> list[Evaluation]:
     """Evaluate every configured kind, greedy first. Raises ScorerError if no completion could be scored."""
     results = []
@@ -199,7 +199,7 @@ async def evaluate(
 
 
 async def play(
-    policy_version: int, heldout: HeldOut, kind: EvaluationKind, *, generate: Generator, judge: Judge
+    policy_version: int, heldout: HeldOut, kind: EvaluationKind, *, generate: Generator, judge: AnswerScorer
 ) -> tuple[list[Episode], float]:
     """Play all episodes of one kind to the end. Return them and the engine's seconds."""
     samples = 1 if kind is EvaluationKind.GREEDY else heldout.samples
@@ -218,7 +218,7 @@ async def _play(
     heldout: HeldOut,
     *,
     generate: Generator,
-    judge: Judge,
+    judge: AnswerScorer,
 ) -> float:
     """Play all episodes to the end, turn by turn. Return the engine's seconds."""
     seconds, turn, playing = 0.0, 0, list(episodes)

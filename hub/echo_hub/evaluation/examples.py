@@ -16,7 +16,7 @@ EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
+class AnswerExample:
     """One greedy answer to a held-out problem."""
 
     policy_version: int
@@ -33,7 +33,7 @@ class Example:
     error: str
 
 
-def choosing(policy_version: int, problems: Problems, into: list[Example]) -> Watch:
+def choosing(policy_version: int, problems: Problems, into: list[AnswerExample]) -> Watch:
     """Return a watcher that appends examples to the list `into`.
 
     It takes the first solved and the first unsolved answer, then the next ones in problem order. Versions with the same
@@ -50,7 +50,7 @@ def choosing(policy_version: int, problems: Problems, into: list[Example]) -> Wa
             episode = episodes[place]
             problem, codec = problems.heldout_problem(episode.number)
             into.append(
-                Example(
+                AnswerExample(
                     policy_version=policy_version,
                     name=heldout.name,
                     prompt=problem.prompt,

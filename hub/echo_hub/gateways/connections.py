@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from echo_hub.core.effects import Receipt
-from echo_hub.gateways.items import Kind
-from echo_hub.gateways.sessions import Sessions
+from echo_hub.core.effects import RolloutReceipt
+from echo_hub.gateways.items import ItemKind
+from echo_hub.gateways.sessions import GatewaySessions
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.send_queue import Rank
 from echo_shared.codec import encode
@@ -23,7 +23,7 @@ class Connections:
         """`gateway`: serves the nodes on the hub's own port."""
         self._gateway = gateway
         gateway.displace_elsewhere = self._displace_by_gateway
-        self.sessions = Sessions()
+        self.sessions = GatewaySessions()
         self.has_news: Callable[[], None] = lambda: None
 
     def send(self, node_id: str, message: FromHub) -> bool:
@@ -31,7 +31,7 @@ class Connections:
         if node_id not in self.sessions:
             return self._gateway.send(node_id, message)
         frame = encode(message)
-        return self._say(node_id, Kind.SEND, frame, num_bytes=len(frame))
+        return self._say(node_id, ItemKind.SEND, frame, num_bytes=len(frame))
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
         """Queue a low-priority message that is built when its turn comes.
@@ -55,7 +55,7 @@ class Connections:
         if node_id not in self.sessions:
             self._gateway.dismiss(node_id, code, what)
         else:  # Its gateway reports the disconnect.
-            self._say(node_id, Kind.PART, code.value, what)
+            self._say(node_id, ItemKind.PART, code.value, what)
 
     async def close(self, code: RefusalCode, what: str) -> None:
         """Close all nodes' connections and tell them why.
@@ -64,7 +64,7 @@ class Connections:
         """
         if code is RefusalCode.FINISHED:
             for line in self.sessions.lines.values():
-                line.put([Kind.CLOSE, code.value, what])
+                line.put([ItemKind.CLOSE, code.value, what])
             self.has_news()
         await self._gateway.close(code, what)
 
@@ -75,18 +75,18 @@ class Connections:
     def _displace_by_gateway(self, node_id: str) -> bool:
         if node_id not in self.sessions:
             return False
-        self._say(node_id, Kind.PART, RefusalCode.ALREADY_CONNECTED.value, ELSEWHERE)
+        self._say(node_id, ItemKind.PART, RefusalCode.ALREADY_CONNECTED.value, ELSEWHERE)
         self.sessions.end(node_id)
         return True
 
-    def untold(self, node_id: str, receipts: Sequence[Receipt]) -> Sequence[Receipt]:
+    def untold(self, node_id: str, receipts: Sequence[RolloutReceipt]) -> Sequence[RolloutReceipt]:
         """Leave out receipts that the node's gateway has already sent: a gateway itself reports rollouts as
         received."""
         if node_id not in self.sessions:
             return receipts
         return [one for one in receipts if one.state is not ReceiptState.RECEIVED or one.checked is not Checked.NO]
 
-    def _say(self, node_id: str, kind: Kind, *content: object, num_bytes: int = 0) -> bool:
+    def _say(self, node_id: str, kind: ItemKind, *content: object, num_bytes: int = 0) -> bool:
         is_said = self.sessions.say(node_id, kind, *content, num_bytes=num_bytes)
         self.has_news()
         return is_said

@@ -15,9 +15,9 @@ from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.hub_line import GONE_S, HERE_S
 from echo_hub.gateways.intake import Books, Intake
-from echo_hub.gateways.items import Item, Kind, node_of, refusal_item
+from echo_hub.gateways.items import Item, ItemKind, node_of, refusal_item
 from echo_hub.gateways.sealing import Seal
-from echo_hub.gateways.sessions import Line
+from echo_hub.gateways.sessions import GatewayLine
 from echo_hub.gateways.subjects import Subjects, beacon
 from echo_hub.net.gateway import Inbox
 from echo_hub.net.nonces import Nonces
@@ -35,7 +35,7 @@ A_GAP: Final = 2**62
 """An unexpected message number: the gateway detects a gap and begins a new line."""
 
 
-class Fleet:
+class GatewayFleet:
     """All gateways. `nonces` are shared with them; `connections` knows each node's connection."""
 
     def __init__(
@@ -143,11 +143,11 @@ class Fleet:
                     log.warning("gateway %s is gone, and so are %d nodes", line.gateway_id, len(line.sessions))
                     await self._lose(line)
                 else:
-                    line.put([Kind.HERE])
+                    line.put([ItemKind.HERE])
             self._there_is_news.set()
             await asyncio.sleep(HERE_S)
 
-    async def _lose(self, line: Line) -> None:
+    async def _lose(self, line: GatewayLine) -> None:
         """Drop a lost gateway: its nodes count as disconnected and will reconnect."""
         assert self._inbox is not None, "lines begin once it runs"
         for node_id in self._sessions.end_line(line):
@@ -174,31 +174,31 @@ class Fleet:
         except Exception:
             log.exception("an error in the hub prevented an answer to a gateway")
 
-    async def _begun(self, gateway_id: str, number: int, item: Item) -> Line | None:
+    async def _begun(self, gateway_id: str, number: int, item: Item) -> GatewayLine | None:
         """Return a new line for a gateway's first message; else None, and make the gateway begin a new line."""
         assert self._broker is not None
-        if number == 1 and item[0] == Kind.HERE:
+        if number == 1 and item[0] == ItemKind.HERE:
             log.info("gateway %s has connected", gateway_id)
-            line = Line(gateway_id, time.monotonic())
+            line = GatewayLine(gateway_id, time.monotonic())
             self._sessions.lines[gateway_id] = line
-            line.put([Kind.HERE])
+            line.put([ItemKind.HERE])
             self._there_is_news.set()
             return line
-        if item[0] != Kind.GONE:
+        if item[0] != ItemKind.GONE:
             await self._publish(self._broker, gateway_id, A_GAP, [])
         return None
 
-    async def _answer(self, line: Line, item: Item) -> None:
-        match Kind(item[0]):
-            case Kind.HERE:
+    async def _answer(self, line: GatewayLine, item: Item) -> None:
+        match ItemKind(item[0]):
+            case ItemKind.HERE:
                 pass
-            case Kind.GONE:
+            case ItemKind.GONE:
                 log.info("gateway %s has ended", line.gateway_id)
                 await self._lose(line)
-            case Kind.MEET:
+            case ItemKind.MEET:
                 line.put(await self._met(*item[1:]))
                 self._there_is_news.set()
-            case Kind.JOIN:
+            case ItemKind.JOIN:
                 joining = asyncio.create_task(self._join(line, item[1], item[2]), name="a node joins by a gateway")
                 self._joining.add(joining)
                 joining.add_done_callback(self._joining.discard)
@@ -211,11 +211,11 @@ class Fleet:
             self._nonces.use(nonce, now=time.time())
             invite_id = self._inbox.find_invite(node_id, token)
             self._inbox.admit(node_id)
-            return [Kind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id)]
+            return [ItemKind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id)]
         except RefusedError as error:
             return refusal_item(request, error)
 
-    async def _join(self, line: Line, request: int, fields: dict[str, Any]) -> None:
+    async def _join(self, line: GatewayLine, request: int, fields: dict[str, Any]) -> None:
         inbox, node = self._inbox, node_of(fields)
         assert inbox is not None
         try:
@@ -234,11 +234,11 @@ class Fleet:
                 return
             session = self._sessions.begin(node.node_id, line)
             frame = encode(welcome)
-            line.put([Kind.JOINED, request, session.number, frame], len(frame))
+            line.put([ItemKind.JOINED, request, session.number, frame], len(frame))
         self._there_is_news.set()
 
 
-def _some(line: Line) -> list[Item]:
+def _some(line: GatewayLine) -> list[Item]:
     """Remove and return the items of the next message."""
     taken, size = list[Item](), 0
     for item in line.outbox:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from echo_hub.gateways.hub_line import HubLine
-from echo_hub.gateways.items import Item, Kind, node_fields, refusal_of, rollout_item
-from echo_hub.gateways.uplink import Uplink
+from echo_hub.gateways.items import Item, ItemKind, node_fields, refusal_of, rollout_item
+from echo_hub.gateways.uplink import GatewayUplink
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_shared.codec import decode_from_hub, encode
 from echo_shared.errors import LocalProtocolError, RefusedError
@@ -74,7 +74,7 @@ class Front:
     """Set `line` and `uplink` before use: they are built with this object's methods."""
 
     line: HubLine
-    uplink: Uplink
+    uplink: GatewayUplink
 
     def __init__(self, gateway: Gateway, *, hub_host: str = "") -> None:
         """`hub_host`: the hub's host, if it differs from the address that nodes use."""
@@ -89,7 +89,7 @@ class Front:
     # --- the inbox
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> _Met:
-        answer = await self._ask(Kind.MEET, node_id, token, nonce)
+        answer = await self._ask(ItemKind.MEET, node_id, token, nonce)
         return _Met(self, invite_id=answer[2], is_known=answer[3])
 
     def admit(self, node_id: str) -> None:
@@ -104,7 +104,7 @@ class Front:
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         _, _, number, frame = await self._ask(
-            Kind.JOIN, node_fields(replace(node, hub_host=self._hub_host or node.hub_host))
+            ItemKind.JOIN, node_fields(replace(node, hub_host=self._hub_host or node.hub_host))
         )
         welcome = decode_from_hub(frame)
         session = self._sessions.get(number)
@@ -125,13 +125,13 @@ class Front:
             await self.uplink.put(rollout_item(node_id, number, message), size)
         else:
             frame = encode(message)
-            await self.uplink.put([Kind.SAID, node_id, number, frame], len(frame))
+            await self.uplink.put([ItemKind.SAID, node_id, number, frame], len(frame))
 
     async def node_left(self, node_id: str) -> None:
         session = self._of_node.pop(node_id, None)
         if session is not None:
             self._sessions.pop(session.number, None)
-            await self.uplink.put([Kind.LEFT, node_id, session.number], 0)
+            await self.uplink.put([ItemKind.LEFT, node_id, session.number], 0)
 
     # --- what is stored
 
@@ -139,7 +139,7 @@ class Front:
         """Send receipts for rollouts that JetStream has on disk: nodes need not resend them."""
         received: dict[str, list[Receipt]] = {}
         for item in items:
-            if item[0] == Kind.ROLLOUT:
+            if item[0] == ItemKind.ROLLOUT:
                 session = self._of_node.get(item[1])
                 if session is not None and session.number == item[2]:
                     received.setdefault(item[1], []).append(_received(item[3]))
@@ -160,12 +160,12 @@ class Front:
 
     def take(self, item: Item) -> None:
         """Handle one item from the hub."""
-        match Kind(item[0]):
-            case Kind.HERE:
+        match ItemKind(item[0]):
+            case ItemKind.HERE:
                 pass
-            case Kind.MET | Kind.JOINED | Kind.REFUSED:
+            case ItemKind.MET | ItemKind.JOINED | ItemKind.REFUSED:
                 self._answered(item)
-            case Kind.SEND | Kind.PUSH | Kind.PART:
+            case ItemKind.SEND | ItemKind.PUSH | ItemKind.PART:
                 session = self._sessions.get(item[1])
                 if session is None:
                     return
@@ -173,7 +173,7 @@ class Front:
                     session.early.append(item)
                 else:
                     self._pass_on(session, item)
-            case Kind.CLOSE:
+            case ItemKind.CLOSE:
                 _, code, what = item
                 self._begin(self._gateway.close(RefusalCode(code), what))
             case kind:
@@ -183,18 +183,18 @@ class Front:
         waiting = self._answers.get(item[1])
         if waiting is None or waiting.done():
             self._not_wanted(item)
-        elif item[0] == Kind.REFUSED:
+        elif item[0] == ItemKind.REFUSED:
             waiting.set_exception(refusal_of(item))
         else:
-            if item[0] == Kind.JOINED:
+            if item[0] == ItemKind.JOINED:
                 self._sessions[item[2]] = _Session("", item[2])
             waiting.set_result(item)
 
     def _not_wanted(self, answer: Item) -> None:
         """Handle an answer that came too late: tell the hub that a node it admitted is not connected here."""
-        if answer[0] == Kind.JOINED:
+        if answer[0] == ItemKind.JOINED:
             self._sessions.pop(answer[2], None)
-            self._begin(self.uplink.put([Kind.LEFT, "", answer[2]], 0))
+            self._begin(self.uplink.put([ItemKind.LEFT, "", answer[2]], 0))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -207,18 +207,18 @@ class Front:
             self._pass_on(session, item)
 
     def _pass_on(self, session: _Session, item: Item) -> None:
-        if item[0] == Kind.PART:
+        if item[0] == ItemKind.PART:
             self._sessions.pop(session.number, None)
         if self._of_node.get(session.node_id) is not session:
             return
-        if item[0] == Kind.PART:
+        if item[0] == ItemKind.PART:
             self._gateway.dismiss(session.node_id, RefusalCode(item[2]), item[3])
-        elif item[0] == Kind.SEND:
+        elif item[0] == ItemKind.SEND:
             self._gateway.relay(session.node_id, item[2])
         else:
             self._gateway.relay(session.node_id, item[2], (item[3][0], bool(item[3][1])))
 
-    async def _ask(self, kind: Kind, *content: Any) -> Item:
+    async def _ask(self, kind: ItemKind, *content: Any) -> Item:
         """Return the hub's answer. Raises RefusedError if the hub refuses or does not answer."""
         if not self.line.is_open:
             raise _hub_away()

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from echo_hub.gateways.broker import Broker
-from echo_hub.gateways.items import Item, Kind
+from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.subjects import Subjects, beacon
 from echo_shared.errors import CodecError, ConnectError
@@ -85,7 +85,7 @@ class HubLine:
                     await self._is_to_begin.wait()
                 await self._begin()
             except TimeoutError:
-                await self.ask([Kind.HERE])
+                await self.ask([ItemKind.HERE])
             except ConnectError as error:
                 log.warning("no connection to the hub: %s", error.brief)
                 await asyncio.sleep(HERE_S)
@@ -102,7 +102,7 @@ class HubLine:
             log.info("a request could not be sent to the hub: %s", error.brief)
 
     async def _begin(self) -> None:
-        await self.ask([Kind.GONE])
+        await self.ask([ItemKind.GONE])
         self._name = ""
         if self._stop_hearing is not None:
             await self._stop_hearing()
@@ -120,7 +120,7 @@ class HubLine:
 
         self._stop_hearing = await self._broker.subscribe(subject, heard)
         self._name = name
-        await self.ask([Kind.HERE])
+        await self.ask([ItemKind.HERE])
 
     async def _beacon_heard(self, message: bytes) -> None:
         try:

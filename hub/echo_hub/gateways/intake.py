@@ -14,7 +14,7 @@ from typing import Protocol
 
 from echo_hub.gateways.broker import Settle
 from echo_hub.gateways.connections import Connections
-from echo_hub.gateways.items import Item, Kind, rollout_of
+from echo_hub.gateways.items import Item, ItemKind, rollout_of
 from echo_hub.gateways.sealing import Seal
 from echo_hub.net.gateway import Inbox
 from echo_shared.codec import decode_from_node
@@ -67,7 +67,7 @@ class Intake:
         else:
             self._newest[gateway] = number
         for item in items:
-            if item[0] == Kind.ROLLOUT:
+            if item[0] == ItemKind.ROLLOUT:
                 self.num_rollouts[gateway] += 1
             try:
                 await self._say(item)
@@ -82,12 +82,12 @@ class Intake:
 
     async def _say(self, item: Item) -> None:
         kind, node_id, number = item[0], item[1], item[2]
-        if kind == Kind.ROLLOUT:  # Accept it even if the node has left or the hub has restarted since.
+        if kind == ItemKind.ROLLOUT:  # Accept it even if the node has left or the hub has restarted since.
             await self._inbox.node_said(node_id, rollout_of(item))
-        elif kind == Kind.SAID:
+        elif kind == ItemKind.SAID:
             if self._connections.sessions.current(node_id, number):
                 await self._inbox.node_said(node_id, decode_from_node(item[3]))
-        elif kind == Kind.LEFT:
+        elif kind == ItemKind.LEFT:
             left = self._connections.sessions.left(number)
             if left is not None:
                 await self._inbox.node_left(left)

@@ -25,7 +25,7 @@ Item = list[Any]
 """A Kind, then the fields listed with that kind."""
 
 
-class Kind(IntEnum):
+class ItemKind(IntEnum):
     ROLLOUT = 0
     """node, session, fields of the rollout."""
     SAID = 1
@@ -70,7 +70,7 @@ def rollout_item(node_id: str, session: int, rollout: Rollout) -> Item:
         "finish_reason": rollout.finish_reason.value,
         "versions": [[span.policy_version, span.num_tokens] for span in rollout.versions],
     }
-    return [Kind.ROLLOUT, node_id, session, *_IN_ORDER(values)]
+    return [ItemKind.ROLLOUT, node_id, session, *_IN_ORDER(values)]
 
 
 def rollout_of(item: Item) -> Rollout:
@@ -97,7 +97,7 @@ def node_of(fields: dict[str, Any]) -> NodeInfo:
 
 def refusal_item(request: int, error: RefusedError) -> Item:
     """Encode the hub's refusal."""
-    return [Kind.REFUSED, request, error.code, error.what, error.got, error.do]
+    return [ItemKind.REFUSED, request, error.code, error.what, error.got, error.do]
 
 
 def refusal_of(item: Item) -> RefusedError:

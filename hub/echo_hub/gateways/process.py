@@ -17,9 +17,9 @@ from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.forwarding import Forwarding
 from echo_hub.gateways.front import Front
 from echo_hub.gateways.hub_line import HubLine
-from echo_hub.gateways.items import Kind
+from echo_hub.gateways.items import ItemKind
 from echo_hub.gateways.sealing import Seal, secret_of
-from echo_hub.gateways.uplink import Uplink
+from echo_hub.gateways.uplink import GatewayUplink
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.server import Server, address
@@ -36,7 +36,7 @@ LAST_STORED_S: Final = 10.0
 class GatewayProcess:
     """Created by `open_gateway`."""
 
-    def __init__(self, server: Server, line: HubLine, uplink: Uplink) -> None:
+    def __init__(self, server: Server, line: HubLine, uplink: GatewayUplink) -> None:
         self.server = server
         self._line = line
         self._uplink = uplink
@@ -66,7 +66,7 @@ class GatewayProcess:
         finally:
             storing.cancel()
             await asyncio.wait([storing])
-        await self._line.ask([Kind.GONE])
+        await self._line.ask([ItemKind.GONE])
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def open_gateway(config: HubConfig, me: Identity) -> AsyncIterator[Gateway
         nonces = Nonces(secret_of(me, "nonces"))
         gateway = Gateway(me=me, settings=listening, limits=server.limits, nonces=nonces, clock=time.time)
         front, seal = Front(gateway, hub_host=urlsplit(settings.hub_url).hostname or ""), Seal(me)
-        front.uplink = Uplink(broker, seal, name=name, stored=front.stored)
+        front.uplink = GatewayUplink(broker, seal, name=name, stored=front.stored)
         front.line = HubLine(
             broker,
             seal,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
-from echo_hub.gateways.items import Item, Kind
+from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.net.send_queue import MakePush, Rank
 
 WAITING_BYTES: Final = 2**26
@@ -20,17 +20,17 @@ AROUND_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class GatewaySession:
     """A node's session through a gateway."""
 
     node_id: str
     number: int
     """Unique. Another process of this hub repeats a number with probability 2**-60."""
-    line: Line
+    line: GatewayLine
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class GatewayLine:
     """The hub's connection to one gateway."""
 
     gateway_id: str
@@ -40,7 +40,7 @@ class Line:
     """Number of the gateway's last request."""
     sent: int = 0
     """Number of the last message sent to the gateway."""
-    sessions: dict[int, Session] = field(default_factory=dict)
+    sessions: dict[int, GatewaySession] = field(default_factory=dict)
     outbox: list[Item] = field(default_factory=list)
     num_bytes: int = 0
     """Bytes queued in the outbox."""
@@ -52,7 +52,7 @@ class Line:
         """Build the next push; append it to the outbox unless it became useless."""
         rank, _, number, make = heappop(self.pushes)
         if number in self.sessions and (frame := make()) is not None:
-            self.put([Kind.PUSH, number, frame, rank], len(frame))
+            self.put([ItemKind.PUSH, number, frame, rank], len(frame))
 
     def put(self, item: Item, num_bytes: int = 0) -> None:
         """Append an item to the outbox."""
@@ -61,14 +61,14 @@ class Line:
         self.is_over = self.is_over or self.num_bytes > WAITING_BYTES
 
 
-class Sessions:
+class GatewaySessions:
     """All sessions through gateways; at most one per node."""
 
     def __init__(self) -> None:
-        self._of_node: dict[str, Session] = {}
+        self._of_node: dict[str, GatewaySession] = {}
         self._numbers = itertools.count(secrets.randbits(62))
         self._pushes = itertools.count()
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, GatewayLine] = {}
         """By gateway id."""
 
     def __contains__(self, node_id: str) -> bool:
@@ -77,13 +77,13 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._of_node)
 
-    def of(self, node_id: str) -> Session | None:
+    def of(self, node_id: str) -> GatewaySession | None:
         """Return the node's session through a gateway, or None."""
         return self._of_node.get(node_id)
 
-    def begin(self, node_id: str, line: Line) -> Session:
+    def begin(self, node_id: str, line: GatewayLine) -> GatewaySession:
         """Register the node as connected through this line; replaces an earlier session."""
-        session = Session(node_id, next(self._numbers), line)
+        session = GatewaySession(node_id, next(self._numbers), line)
         self._of_node[node_id] = line.sessions[session.number] = session
         return session
 
@@ -92,7 +92,7 @@ class Sessions:
         session = self._of_node.get(node_id)
         return session is not None and session.number == number
 
-    def end(self, node_id: str) -> Session | None:
+    def end(self, node_id: str) -> GatewaySession | None:
         """Remove the node's session through a gateway and return it; None if there is none."""
         session = self._of_node.pop(node_id, None)
         if session is not None:
@@ -108,7 +108,7 @@ class Sessions:
                 return session.node_id
         return None
 
-    def end_line(self, line: Line) -> list[str]:
+    def end_line(self, line: GatewayLine) -> list[str]:
         """Remove a lost gateway and return the nodes that were connected through it."""
         line.is_over = True
         if self.lines.get(line.gateway_id) is line:
@@ -127,7 +127,7 @@ class Sessions:
         heappush(session.line.pushes, (rank, next(self._pushes), session.number, make))
         return True
 
-    def say(self, node_id: str, kind: Kind, *content: object, num_bytes: int = 0) -> bool:
+    def say(self, node_id: str, kind: ItemKind, *content: object, num_bytes: int = 0) -> bool:
         """Queue an item for the node's gateway; return False if the node has none."""
         session = self._of_node.get(node_id)
         if session is None or session.line.is_over:

@@ -28,7 +28,7 @@ AROUND_BYTES: Final = 128
 """Estimated overhead of an item in addition to its frame."""
 
 
-class Uplink:
+class GatewayUplink:
     """`stored` receives all items of a batch once JetStream has written the batch to disk, in the order of `put`."""
 
     def __init__(self, broker: Broker, seal: Seal, *, name: str, stored: Callable[[Sequence[Item]], None]) -> None:

@@ -17,7 +17,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.driving.event_queue import EventQueue
-from echo_hub.intake.partials import Finished, Partials
+from echo_hub.intake.partials import FinishedPartial, Partials
 from echo_hub.net.client_address import origin_of
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
@@ -241,7 +241,7 @@ def _kind_of(device: str) -> str:
     return next((kind for kind, signs in _KINDS.items() if any(sign in said for sign in signs)), "cpu")
 
 
-def _arrived(node_id: str, rollout: Rollout, finished: Finished) -> RolloutArrived:
+def _arrived(node_id: str, rollout: Rollout, finished: FinishedPartial) -> RolloutArrived:
     return RolloutArrived(
         node_id=node_id,
         rollout_id=rollout.rollout_id,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.gateways.connections import Connections
-from echo_hub.gateways.fleet import Fleet
+from echo_hub.gateways.fleet import GatewayFleet
 from echo_hub.gateways.sealing import secret_of
 from echo_hub.net.gateway import Gateway
-from echo_hub.net.limits import Limits
+from echo_hub.net.limits import ConnectionLimits
 from echo_hub.net.nonces import Nonces
 from echo_shared.identity import Identity
 
@@ -24,16 +24,16 @@ class Doors:
     """Sessions on the hub's own port."""
     connections: Connections
     """Sessions of all nodes, on the hub's own port and at gateways."""
-    fleet: Fleet
+    fleet: GatewayFleet
     """The hub's lines to its gateways."""
-    limits: Limits
+    limits: ConnectionLimits
 
     @classmethod
-    def of(cls, config: HubConfig, me: Identity, *, run_id: str, limits: Limits) -> Doors:
+    def of(cls, config: HubConfig, me: Identity, *, run_id: str, limits: ConnectionLimits) -> Doors:
         nonces = Nonces(secret_of(me, "nonces"))
         own = Gateway(me=me, settings=config.server, limits=limits, nonces=nonces, clock=time.time)
         connections = Connections(own)
-        fleet = Fleet(
+        fleet = GatewayFleet(
             config.gateways,
             me=me,
             run_id=run_id,

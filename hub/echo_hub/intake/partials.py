@@ -30,7 +30,7 @@ import numpy as np
 
 from echo_hub.core.effects import SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.snapshot import RolloutRow
+from echo_hub.core.snapshot import UnfinishedRollout
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds
 from echo_shared.messages import (
     MAX_PREFIX_TOKENS,
@@ -66,7 +66,7 @@ _NEW: Final[Mapping[int, _Origin]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedPartial:
     """The hub's own knowledge of a finished rollout."""
 
     spans: tuple[DrawnSpan, ...] = ()
@@ -302,7 +302,7 @@ class Partials:
         logprobs = np.frombuffer(bytes(partial.logprobs), "<f4")
         return LeasedPrefix(index=index, ids=ids, logprobs=logprobs, versions=partial.versions)
 
-    def finish(self, node_id: str, rollout: Rollout) -> Finished:
+    def finish(self, node_id: str, rollout: Rollout) -> FinishedPartial:
         """Return the hub's knowledge of a finished rollout, and drop its tokens. Drop the rollouts that it resumed,
         unless their nodes still draw and may finish first."""
         lease = self._leases.get(rollout.lease_id)
@@ -321,12 +321,12 @@ class Partials:
             self.arrived(node_id, rollout.lease_id, rollout.index)
             self._forget_origins(partial, rollout.index)
         if wrong:
-            return Finished(problem=wrong)
+            return FinishedPartial(problem=wrong)
         if rollout.num_given and (partial is None or partial.others_held):
-            return Finished(is_unattributed=True)
+            return FinishedPartial(is_unattributed=True)
         spans = tuple(_spans(drawers, versions))
         as_leased = lease is not None and partial is not None and _are(spans, node_id, lease.policy_version)
-        return Finished(spans=() if as_leased else spans)
+        return FinishedPartial(spans=() if as_leased else spans)
 
     def _length_problem(self, count: int) -> str:
         """Return the fault in the length; "" = none. An impossible length must not count in a node's pace."""
@@ -472,12 +472,16 @@ def _are(spans: Sequence[DrawnSpan], node_id: str, policy_version: int) -> bool:
 
 
 def partials_of(
-    bounds: SamplingBounds, rollouts: Iterable[RolloutRow], *, interrupts: bool = False, published_version: int = 0
+    bounds: SamplingBounds,
+    rollouts: Iterable[UnfinishedRollout],
+    *,
+    interrupts: bool = False,
+    published_version: int = 0,
 ) -> Partials:
     """Return the state after a hub's start. `rollouts` are unfinished in its store; the nodes that hold them send their
     tokens. `interrupts`: nodes may have continued with newer versions."""
     partials = Partials(bounds, published_version=published_version)
-    leases: dict[int, list[RolloutRow]] = {}
+    leases: dict[int, list[UnfinishedRollout]] = {}
     for row in rollouts:
         if row.state is ReceiptState.LEASED:
             leases.setdefault(row.lease_id, []).append(row)

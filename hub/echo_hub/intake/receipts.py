@@ -36,7 +36,7 @@ class _Waiting:
 
     since: float
     """Time of the first receipt, by the monotonic clock."""
-    receipts: list[effects.Receipt] = field(default_factory=list)
+    receipts: list[effects.RolloutReceipt] = field(default_factory=list)
 
 
 class ReceiptsOut:
@@ -50,7 +50,7 @@ class ReceiptsOut:
         """By node, the longest waiting first."""
         self._there_are = asyncio.Event()
 
-    def tell(self, node_id: str, receipts: Sequence[effects.Receipt]) -> None:
+    def tell(self, node_id: str, receipts: Sequence[effects.RolloutReceipt]) -> None:
         """Queue or send receipts, in this order; at most MAX_BATCHED at a time."""
         waiting = self._waiting.get(node_id)
         if waiting is not None and len(waiting.receipts) + len(receipts) > MAX_BATCHED:
@@ -132,15 +132,15 @@ class TrainedReceipts:
             trained = await self._waiting.get()
             for start in range(0, len(trained.rollout_ids), TOLD_AT_ONCE):
                 part = slice(start, start + TOLD_AT_ONCE)
-                of_nodes: dict[str, list[effects.Receipt]] = {}
+                of_nodes: dict[str, list[effects.RolloutReceipt]] = {}
                 for node_id, rollout_id in zip(trained.node_ids[part], trained.rollout_ids[part], strict=True):
-                    of_nodes.setdefault(node_id, []).append(effects.Receipt(rollout_id, ReceiptState.TRAINED))
+                    of_nodes.setdefault(node_id, []).append(effects.RolloutReceipt(rollout_id, ReceiptState.TRAINED))
                 for node_id, receipts in of_nodes.items():
                     self._receipts.tell(node_id, receipts)
                 await asyncio.sleep(0)
 
 
-def as_message(receipts: Sequence[effects.Receipt]) -> Receipts:
+def as_message(receipts: Sequence[effects.RolloutReceipt]) -> Receipts:
     """Return the message. It is not validated: ids, states and reasons come from the hub."""
     return Receipts.model_construct(
         receipts=tuple(

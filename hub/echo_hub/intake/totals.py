@@ -21,7 +21,7 @@ REST: Final = 19.0
 """Pause, as a multiple of the store's answering time: the totals take at most a twentieth of the store's time."""
 
 
-class Listening(Protocol):
+class TotalsListener(Protocol):
     """A connected node: `echo_hub.net.live_nodes.LiveNode`."""
 
     @property
@@ -31,11 +31,11 @@ class Listening(Protocol):
 class TotalsNews:
     """Sends totals. `nodes`: the connected nodes by id; a new connection of a node is another object."""
 
-    def __init__(self, *, store: AsyncStore, nodes: Mapping[str, Listening], connections: NodeSender) -> None:
+    def __init__(self, *, store: AsyncStore, nodes: Mapping[str, TotalsListener], connections: NodeSender) -> None:
         self._store = store
         self._nodes = nodes
         self._connections = connections
-        self._told: dict[str, tuple[Listening, Totals]] = {}
+        self._told: dict[str, tuple[TotalsListener, Totals]] = {}
         """Last totals sent on each connection."""
 
     async def run(self) -> None:
@@ -64,10 +64,10 @@ class TotalsNews:
         new = {node_id: node for node_id, node in self._listening().items() if is_told.get(node_id) is not node}
         await self._tell(new)
 
-    def _listening(self) -> dict[str, Listening]:
+    def _listening(self) -> dict[str, TotalsListener]:
         return {node_id: node for node_id, node in self._nodes.items() if node.info.hears_totals}
 
-    async def _tell(self, nodes: Mapping[str, Listening]) -> None:
+    async def _tell(self, nodes: Mapping[str, TotalsListener]) -> None:
         if not nodes:
             return
         credits = await self._store.read(read_credits, nodes.keys())

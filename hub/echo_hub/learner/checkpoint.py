@@ -40,7 +40,7 @@ _ADAPTER: Final = "adapter:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class CheckpointState:
     """The learner's state without its tensors."""
 
     step: int
@@ -49,11 +49,11 @@ class State:
     history: History = NO_HISTORY
 
 
-NONE: Final = State(step=0, told={})
+NONE: Final = CheckpointState(step=0, told={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(State):
+class Checkpoint(CheckpointState):
     """One complete checkpoint on disk."""
 
     directory: Path
@@ -70,7 +70,7 @@ def adapter_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(_ADAPTER): tensor for name, tensor in tensors.items() if name.startswith(_ADAPTER)}
 
 
-def save(root: Path, policy: Policy, tensors: Mapping[str, Tensor], state: State) -> None:
+def save(root: Path, policy: Policy, tensors: Mapping[str, Tensor], state: CheckpointState) -> None:
     """Write the tensors of `take` as the checkpoint of `state.step` below `root`.
 
     Safe during training: reads only constant attributes of `policy`.

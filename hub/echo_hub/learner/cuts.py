@@ -23,7 +23,7 @@ FILE: Final = "micro-batches.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ChunkSizes:
     """The memory settings of a step: size of micro-batches and use of gradient checkpointing."""
 
     micro_batch_tokens: int
@@ -36,7 +36,7 @@ class Cuts:
     def __init__(self, checkpoints: Path, *, place: str = "") -> None:
         self._path = checkpoints / FILE
         self._place = place
-        self._by_step: dict[int, Cut] = {}
+        self._by_step: dict[int, ChunkSizes] = {}
 
     @classmethod
     def read(cls, checkpoints: Path, *, place: str) -> Cuts:
@@ -54,19 +54,19 @@ class Cuts:
 
     def take(self, frame: Mapping[str, Any]) -> None:
         """Replace all cuts by those of a frame."""
-        self._by_step = {int(step): Cut(**_checked(cut)) for step, cut in frame["cuts"].items()}
+        self._by_step = {int(step): ChunkSizes(**_checked(cut)) for step, cut in frame["cuts"].items()}
         self._place = str(frame["place"])
 
     def frame(self) -> dict[str, Any]:
         """Return all cuts as JSON values, for the file or for another process."""
         return {"place": self._place, "cuts": {str(step): asdict(cut) for step, cut in sorted(self._by_step.items())}}
 
-    def at(self, step: int) -> Cut | None:
+    def at(self, step: int) -> ChunkSizes | None:
         """Return the cut for this step; None if there is none."""
         known = [first for first in self._by_step if first <= step]
         return self._by_step[max(known)] if known else None
 
-    def put(self, step: int, cut: Cut, *, write: bool = True) -> None:
+    def put(self, step: int, cut: ChunkSizes, *, write: bool = True) -> None:
         """Set the cut for this step and all later ones.
 
         If the disk fails, or if this host lacks the run directory, the cut is only kept in memory.

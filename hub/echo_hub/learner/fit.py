@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_hub.config.training_sections import LEAST_TOKENS
-from echo_hub.learner.cuts import Cut
+from echo_hub.learner.cuts import ChunkSizes
 
 SIZES: Final = (512, 1_024)
 """Tokens of the two measured micro-batches."""
@@ -31,14 +31,14 @@ Arguments are gradient checkpointing and tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class MemoryLine:
     """The line bytes = fixed + per_token · tokens."""
 
     fixed: float
     per_token: float
 
     @classmethod
-    def through(cls, small: tuple[int, int], large: tuple[int, int]) -> Line:
+    def through(cls, small: tuple[int, int], large: tuple[int, int]) -> MemoryLine:
         """Return the line through two points (tokens, bytes), with a slope of at least 1 and a fixed part of at least
         0.
         """
@@ -58,7 +58,7 @@ def fitting_tokens(measure: Measure, *, gradient_checkpointing: bool, free_bytes
     large = measure(gradient_checkpointing, SIZES[1])
     if large is None:
         return SIZES[0]
-    line = Line.through((SIZES[0], small), (SIZES[1], large))
+    line = MemoryLine.through((SIZES[0], small), (SIZES[1], large))
     return min(MOST_TOKENS, line.tokens_in(free_bytes * (1.0 - MARGIN)))
 
 
@@ -69,7 +69,7 @@ def choose(
     gradient_checkpointing: bool | None,
     longest_tokens: int,
     free_bytes: int,
-) -> Cut:
+) -> ChunkSizes:
     """Return the cut for a device with `free_bytes`.
 
     `micro_batch_tokens` 0 and `gradient_checkpointing` None are chosen here; at least one of them must be.
@@ -82,4 +82,4 @@ def choose(
         if fitting >= wanted:
             break
     # If nothing fits, the first step reports it for its actual rollouts.
-    return Cut(micro_batch_tokens=micro_batch_tokens or max(LEAST_TOKENS, fitting), gradient_checkpointing=again)
+    return ChunkSizes(micro_batch_tokens=micro_batch_tokens or max(LEAST_TOKENS, fitting), gradient_checkpointing=again)

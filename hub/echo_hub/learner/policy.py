@@ -34,7 +34,7 @@ from echo_hub.learner import gated_mlp, lora, packing
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.device import resolve_device
 from echo_hub.learner.logprobs import Screened, intervals, screened_logprobs, selected_logprobs
-from echo_hub.learner.ranks import ALONE, Ranks
+from echo_hub.learner.ranks import ALONE, TrainingRanks
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
 from echo_shared.draws import derive_seed
@@ -52,7 +52,13 @@ class Policy:
     """Create it with `load`. `model` is in eval mode (no dropout) and works with `echo_shared.torch_sampler`."""
 
     def __init__(
-        self, model: PeftModel, settings: LearnerSettings, *, device: torch.device, dtype: torch.dtype, ranks: Ranks
+        self,
+        model: PeftModel,
+        settings: LearnerSettings,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: TrainingRanks,
     ) -> None:
         self.model = model
         self.device = device
@@ -77,7 +83,9 @@ class Policy:
         """The adapter of the reference policy; None means the bare base."""
 
     @classmethod
-    def load(cls, settings: LearnerSettings, ranks: Ranks = ALONE, *, dtype: torch.dtype | None = None) -> Policy:
+    def load(
+        cls, settings: LearnerSettings, ranks: TrainingRanks = ALONE, *, dtype: torch.dtype | None = None
+    ) -> Policy:
         """Load the base with a fresh adapter that changes nothing yet: policy version 0.
 
         The same seed gives the same adapter. `dtype` is the type of the base's weights; None means `learner.precision`.
@@ -355,7 +363,7 @@ def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
     )
 
 
-def _suitable_dtype(device: torch.device, ranks: Ranks) -> torch.dtype:
+def _suitable_dtype(device: torch.device, ranks: TrainingRanks) -> torch.dtype:
     """Return bfloat16 on a GPU with bfloat16 products, else float32. Rank 0's device decides for all ranks."""
     told = {"bfloat16": device.type == "cuda" and multiplies(device, torch.bfloat16)} if ranks.rank == 0 else None
     return torch.bfloat16 if ranks.tell(told)["bfloat16"] else torch.float32

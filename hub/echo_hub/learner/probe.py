@@ -17,7 +17,7 @@ import torch
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import fit
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
-from echo_hub.learner.cuts import Cut
+from echo_hub.learner.cuts import ChunkSizes
 from echo_hub.learner.objectives.loss import StepLoss
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
@@ -33,7 +33,7 @@ _LONGEST_ROW: Final = 512
 """Longest rollout in the measurement, in tokens."""
 
 
-class Meter(Protocol):
+class MemoryMeter(Protocol):
     """Measures a device's memory."""
 
     def free_bytes(self) -> int:
@@ -76,7 +76,7 @@ def place(policy: Policy, learner: LearnerConfig) -> str:
     return f"{policy.ranks.count} x {name}, {memory_bytes / 2**30:.0f} GiB; {wanted}"
 
 
-def first_cut(policy: Policy, settings: LearnerSettings, meter: Meter | None = None) -> Cut:
+def first_cut(policy: Policy, settings: LearnerSettings, meter: MemoryMeter | None = None) -> ChunkSizes:
     """Return the first cut, the same at every rank. `meter` measures the policy's device; None means CUDA's, if it is
     one.
     """
@@ -85,7 +85,7 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: Meter | None = N
     if meter is None and policy.device.type == "cuda":
         meter = CudaMeter(policy.device)
     if meter is None or (learner.micro_batch_tokens and again is not None):
-        return Cut(micro_batch_tokens=learner.tokens_at_once, gradient_checkpointing=bool(again))
+        return ChunkSizes(micro_batch_tokens=learner.tokens_at_once, gradient_checkpointing=bool(again))
     trained = sum(parameter.numel() for parameter in policy.parameters.values())
     free_bytes = max(0, meter.free_bytes() - _ADAM_BYTES * trained)
     # All ranks must measure the same sizes, because they compute each layer together.
@@ -110,7 +110,7 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: Meter | None = N
     return cut
 
 
-def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: Meter, tokens: int) -> int | None:
+def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: MemoryMeter, tokens: int) -> int | None:
     """Return the peak bytes of one micro-batch; None if memory is too small. With several ranks, raise the device's
     error: they cannot continue.
     """

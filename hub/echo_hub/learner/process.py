@@ -31,7 +31,7 @@ LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DrawnEvaluation:
     """Rollouts of an evaluation, and the process's working time."""
 
     rollouts: list[FinishedRollout]
@@ -151,7 +151,7 @@ class Learner:
                 if frame["kind"] == "item":
                     yield frames.unpack_rollout(frame["rollout"])
 
-    async def evaluate(self, groups: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Drawn:
+    async def evaluate(self, groups: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> DrawnEvaluation:
         """Draw all rollouts of `groups` with the PEFT `adapter` in a directory; None means the base model.
 
         Independent of the version that the process holds. Draws are greedy, or use the requests' seeds.
@@ -163,7 +163,9 @@ class Learner:
         }
         async with contextlib.aclosing(await self._call("evaluate", **fields)) as answers:
             *items, result = [frame async for frame in answers]
-        return Drawn(rollouts=[frames.unpack_rollout(item["rollout"]) for item in items], seconds=result["at_work_s"])
+        return DrawnEvaluation(
+            rollouts=[frames.unpack_rollout(item["rollout"]) for item in items], seconds=result["at_work_s"]
+        )
 
     async def stop(self) -> None:
         """End the process, after its current step if that is short. Does nothing if it has ended."""

@@ -4,7 +4,7 @@ Rank 0 talks to the hub and forwards its commands to the other ranks. The frozen
 adapter is whole at every rank: a step's gradients are summed once, before the optimizer, and every rank takes the same
 optimizer step. The loss is a sum of weighted token losses over the whole step, so gradients are summed, not averaged.
 
-A learner of one process uses the same class, `Ranks()`, whose methods then cost nothing.
+A learner of one process uses the same class, `TrainingRanks()`, whose methods then cost nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ vanishes silently. It must exceed the longest sampling work of any rank, because
 T = TypeVar("T")
 
 
-class Ranks:
+class TrainingRanks:
     """The ranks as seen from this process. In a process started by `echo_hub.learner.launch`, create it with `join`."""
 
     def __init__(self, *, rank: int = 0, count: int = 1, base_dir: Path | None = None) -> None:
@@ -46,7 +46,7 @@ class Ranks:
         self._base_dir = base_dir
 
     @classmethod
-    def join(cls, *, base_dir: Path | None) -> Ranks:
+    def join(cls, *, base_dir: Path | None) -> TrainingRanks:
         """Join the other ranks. `base_dir` is the base model on this host; None on the hub's host."""
         cuda = torch.cuda.is_available()
         distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=SILENCE)
@@ -248,5 +248,5 @@ _NOTHING: Final = WeightedGroup(
 )
 """A group without drawn tokens: it passes through the model but adds nothing."""
 
-ALONE: Final = Ranks()
+ALONE: Final = TrainingRanks()
 """A learner of one process."""

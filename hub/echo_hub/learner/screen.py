@@ -45,7 +45,7 @@ MAX_LOG_RATIO: Final = 80.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class ScreenedTokens:
     """The drawn tokens of whole rollouts, one rollout after the other [N]."""
 
     claims_N: NDArray[np.float32]
@@ -94,7 +94,7 @@ class Findings:
             self.counts[rollout, turn] = draws, claims, mismatch
 
 
-def impossible(tokens: Tokens) -> NDArray[np.bool_]:
+def impossible(tokens: ScreenedTokens) -> NDArray[np.bool_]:
     """Return, for each rollout [R], True if no honest engine produces it."""
     ratios = np.minimum(_differences(tokens), MAX_LOG_RATIO)
     claims = np.logaddexp(0, ratios - SLACK) - log(2)
@@ -106,7 +106,9 @@ def impossible(tokens: Tokens) -> NDArray[np.bool_]:
     return (_largest_stakes(claims, tokens.lengths) >= enough) | (_largest_stakes(draws, tokens.lengths) >= enough)
 
 
-def count(tokens: Tokens, turns_N: NDArray[np.int64]) -> dict[tuple[int, int], tuple[list[int], list[int], float]]:
+def count(
+    tokens: ScreenedTokens, turns_N: NDArray[np.int64]
+) -> dict[tuple[int, int], tuple[list[int], list[int], float]]:
     """Return counts by rollout [R] and turn, like `Findings.counts`. Tokens without a known u are not counted."""
     rollouts_N = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
     known = np.isfinite(tokens.distances_N)
@@ -123,7 +125,7 @@ def count(tokens: Tokens, turns_N: NDArray[np.int64]) -> dict[tuple[int, int], t
     }
 
 
-def _differences(tokens: Tokens) -> NDArray[np.float64]:
+def _differences(tokens: ScreenedTokens) -> NDArray[np.float64]:
     """Return the learner's logprob minus the claim, in nats; 0 where the learner's value is NaN."""
     return np.nan_to_num(tokens.learner_logprobs_N.astype(np.float64) - tokens.claims_N, nan=0.0)
 

@@ -1,6 +1,6 @@
 """The learner's process: `python -m echo_hub.learner.serve`, controlled by `echo_hub.learner.process`.
 
-Commands are executed one at a time, in order, by the `Worker`. A refused command changes nothing (LearnerError). Any
+Commands are executed one at a time, in order, by the `LearnerWorker`. A refused command changes nothing (LearnerError). Any
 other failure ends the process; the next process starts from the newest checkpoint.
 
 With several processes (`echo_hub.learner.launch`), rank 0 talks to the hub, refuses invalid commands and owns the run
@@ -22,8 +22,8 @@ from torch import distributed
 
 from echo_hub.learner import frames
 from echo_hub.learner.launch import end_with
-from echo_hub.learner.ranks import ALONE, Ranks
-from echo_hub.learner.worker import Worker
+from echo_hub.learner.ranks import ALONE, TrainingRanks
+from echo_hub.learner.worker import LearnerWorker
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
 from echo_shared.heartbeat import Heartbeat
@@ -34,7 +34,7 @@ TICK_S: Final = 60.0
 """Interval of messages to waiting ranks, well below `ranks.SILENCE`."""
 
 
-def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
+def serve(pipe: ParentPipe, ranks: TrainingRanks = ALONE) -> int:
     """Run rank 0: answer commands until the parent is gone. Return the exit status."""
     opening = _next_command(pipe, ranks)
     if opening is not None:
@@ -48,9 +48,9 @@ def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
     return 0
 
 
-def _answer_all(pipe: ParentPipe, ranks: Ranks, heartbeat: Heartbeat, opening: Frame) -> int:
+def _answer_all(pipe: ParentPipe, ranks: TrainingRanks, heartbeat: Heartbeat, opening: Frame) -> int:
     """Answer commands from the opening one on. Return the exit status."""
-    worker: Worker | None = None
+    worker: LearnerWorker | None = None
     frame: Frame | None = opening
     while frame is not None:
         if worker is not None and worker.failed:
@@ -58,7 +58,7 @@ def _answer_all(pipe: ParentPipe, ranks: Ranks, heartbeat: Heartbeat, opening: F
         answer = partial(_send, pipe, frame["call"])
         try:
             if worker is None:
-                worker = Worker.open(ranks.tell(frame), ranks, heartbeat, partial(_tell_disk, pipe))
+                worker = LearnerWorker.open(ranks.tell(frame), ranks, heartbeat, partial(_tell_disk, pipe))
                 told = frames.pack_told(worker.told)
                 answer({"kind": "result", "policy_version": worker.policy_version, "told": told})
             elif frame["command"] == "hold":
@@ -97,20 +97,20 @@ def _tell_disk(pipe: ParentPipe, said: str) -> None:
     pipe.send({"call": 0, "kind": "disk", "full": said})
 
 
-def _next_command(pipe: ParentPipe, ranks: Ranks) -> Frame | None:
+def _next_command(pipe: ParentPipe, ranks: TrainingRanks) -> Frame | None:
     """Return the hub's next command, however long it takes. Other ranks get a message every `TICK_S`."""
     while (frame := pipe.receive(timeout_s=TICK_S)) is None and not pipe.ended:
         ranks.tell({"command": "wait"})
     return None if pipe.closed else frame
 
 
-def follow(ranks: Ranks) -> int:
+def follow(ranks: TrainingRanks) -> int:
     """Run a rank above 0: execute rank 0's commands. Return the exit status."""
-    worker: Worker | None = None
+    worker: LearnerWorker | None = None
     while (frame := ranks.tell())["command"] != "end":
         if frame["command"] == "open":
             try:
-                worker = Worker.open(frame, ranks)
+                worker = LearnerWorker.open(frame, ranks)
             except LearnerError as error:
                 log.warning("rank 0 tells the hub: %s", error)
         elif frame["command"] != "wait":
@@ -140,7 +140,7 @@ def main() -> int:
     pipe = ParentPipe() if os.environ["RANK"] == "0" else None
     if pipe is None:
         os.dup2(2, 1)
-    ranks = Ranks.join(base_dir=given.base)
+    ranks = TrainingRanks.join(base_dir=given.base)
     return follow(ranks) if pipe is None else serve(pipe, ranks)
 
 

@@ -24,18 +24,18 @@ from transformers.utils.logging import disable_progress_bar
 
 from echo_hub.learner import checkpoint, determinism
 from echo_hub.learner.batch import build_micro_batches, halved
-from echo_hub.learner.cuts import Cut, Cuts
+from echo_hub.learner.cuts import ChunkSizes, Cuts
 from echo_hub.learner.history import History
 from echo_hub.learner.norms import WINDOW, limit
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.probe import first_cut, place
 from echo_hub.learner.schedule import share_of_highest
 from echo_hub.learner.settings import LearnerSettings, StepTold
-from echo_hub.learner.sft_plan import Example, SftPlan
+from echo_hub.learner.sft_plan import SftPlan, TokenizedDemonstration
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.learner.within_memory import within_memory
-from echo_hub.learner.writer import Writer
+from echo_hub.learner.writer import CheckpointWriter
 
 _HELD_OUT: Final = "heldout."
 _TRAINED: Final = "trained."
@@ -67,7 +67,7 @@ class SftProgress:
         return {**losses, "nats": self.nats, "tokens": self.tokens, "outliers": self.outliers}
 
     @classmethod
-    def of(cls, state: checkpoint.State) -> SftProgress:
+    def of(cls, state: checkpoint.CheckpointState) -> SftProgress:
         """Read the progress stored in a checkpoint."""
         frame = state.told[state.step].metrics
 
@@ -99,7 +99,7 @@ class Finetuning:
         self._plan = plan
         self._checkpoints = checkpoints
         self._optimizer = make_optimizer(policy, settings.training)
-        self._writer = Writer()
+        self._writer = CheckpointWriter()
         self._cuts = Cuts(checkpoints)
 
     @classmethod
@@ -180,7 +180,7 @@ class Finetuning:
             norms=(*before.norms, norm)[-WINDOW:] if 0 < norm < float("inf") else before.norms,
         )
 
-    def _step(self, groups: Sequence[WeightedGroup], cut: Cut) -> tuple[float, float, bool]:
+    def _step(self, groups: Sequence[WeightedGroup], cut: ChunkSizes) -> tuple[float, float, bool]:
         """Return the batch's mean loss, its gradient norm before clipping, and True if the update was applied."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = accumulate_gradient(self.policy, groups, cut)
@@ -214,7 +214,9 @@ class Finetuning:
         self._writer.wait()
         tensors = checkpoint.take(self.policy, self._optimizer)
         told: Mapping[int, StepTold] = {self.progress.update: StepTold(metrics=self.progress.frame())}
-        state = checkpoint.State(step=self.progress.update, told=told, history=History(norms=self.progress.norms))
+        state = checkpoint.CheckpointState(
+            step=self.progress.update, told=told, history=History(norms=self.progress.norms)
+        )
 
         def write() -> None:
             checkpoint.save(self._checkpoints, self.policy, tensors, state)
@@ -223,7 +225,7 @@ class Finetuning:
         self._writer.start(write)
 
 
-def accumulate_gradient(policy: Policy, groups: Sequence[WeightedGroup], cut: Cut) -> float:
+def accumulate_gradient(policy: Policy, groups: Sequence[WeightedGroup], cut: ChunkSizes) -> float:
     """Add the gradient of Σ weight · -log π over the trained tokens of `groups`, and return the sum."""
     total = 0.0
     for batch in build_micro_batches(groups, micro_batch_tokens=cut.micro_batch_tokens):
@@ -235,7 +237,7 @@ def accumulate_gradient(policy: Policy, groups: Sequence[WeightedGroup], cut: Cu
 
 
 @torch.no_grad()
-def mean_loss(policy: Policy, examples: Sequence[Example], cut: Cut) -> float:
+def mean_loss(policy: Policy, examples: Sequence[TokenizedDemonstration], cut: ChunkSizes) -> float:
     """Return the mean of -log π over the trained tokens of `examples`, in nats. There must be at least one token."""
     nats, tokens = 0.0, 0
     for batch in build_micro_batches(_groups(examples, 1), micro_batch_tokens=cut.micro_batch_tokens):
@@ -245,12 +247,12 @@ def mean_loss(policy: Policy, examples: Sequence[Example], cut: Cut) -> float:
     return nats / tokens
 
 
-def _groups(examples: Sequence[Example], tokens: int) -> list[WeightedGroup]:
+def _groups(examples: Sequence[TokenizedDemonstration], tokens: int) -> list[WeightedGroup]:
     """Return one group for each example, whose tokens have the weight 1 / `tokens`."""
     return list(_weighted(examples, 1 / tokens))
 
 
-def _weighted(examples: Sequence[Example], weight: float) -> Iterator[WeightedGroup]:
+def _weighted(examples: Sequence[TokenizedDemonstration], weight: float) -> Iterator[WeightedGroup]:
     for number, example in enumerate(examples):
         drawn = int(example.loss_mask.sum())
         rollout = WeightedRollout(

@@ -22,7 +22,7 @@ from echo_shared.draws import derive_seed
 from echo_shared.errors import LearnerError
 
 
-class Example(Protocol):
+class TokenizedDemonstration(Protocol):
     """A demonstration as token ids."""
 
     @property
@@ -57,8 +57,8 @@ class SftSettings(Section):
 class SftPlan:
     """Batches and held-out examples; create it with `make_plan`."""
 
-    heldout: tuple[Example, ...]
-    batches: tuple[tuple[Example, ...], ...]
+    heldout: tuple[TokenizedDemonstration, ...]
+    batches: tuple[tuple[TokenizedDemonstration, ...], ...]
     """Examples of each optimizer update, in order."""
     epoch_ends: tuple[int, ...]
     """Number of the update that ends each epoch, counted from 1."""
@@ -77,7 +77,7 @@ class SftPlan:
         return run.model_copy(update=own)
 
 
-def make_plan(examples: Sequence[Example], settings: SftSettings) -> SftPlan:
+def make_plan(examples: Sequence[TokenizedDemonstration], settings: SftSettings) -> SftPlan:
     """Return the plan; equal inputs give equal plans. Raises LearnerError if all examples would be held out."""
     held = _held_out(examples, settings)
     trained = [example for example, out in zip(examples, held, strict=True) if not out]
@@ -95,7 +95,7 @@ def make_plan(examples: Sequence[Example], settings: SftSettings) -> SftPlan:
     )
 
 
-def _held_out(examples: Sequence[Example], settings: SftSettings) -> list[bool]:
+def _held_out(examples: Sequence[TokenizedDemonstration], settings: SftSettings) -> list[bool]:
     """Return, for each example, True if held out. Hashes of prompts decide, so adding examples keeps most choices."""
     prompts = [derive_seed("sft", settings.seed, example.prompt_ids.tobytes().hex()) for example in examples]
     distinct = sorted(set(prompts))
@@ -103,10 +103,12 @@ def _held_out(examples: Sequence[Example], settings: SftSettings) -> list[bool]:
     return [prompt in out for prompt in prompts]
 
 
-def _batches(examples: Sequence[Example], settings: SftSettings, epoch: int) -> list[tuple[Example, ...]]:
+def _batches(
+    examples: Sequence[TokenizedDemonstration], settings: SftSettings, epoch: int
+) -> list[tuple[TokenizedDemonstration, ...]]:
     order = np.random.default_rng(derive_seed("sft", settings.seed, epoch)).permutation(len(examples))
-    batches: list[tuple[Example, ...]] = []
-    batch: list[Example] = []
+    batches: list[tuple[TokenizedDemonstration, ...]] = []
+    batch: list[TokenizedDemonstration] = []
     tokens = 0
     for number in order.tolist():
         batch.append(examples[number])

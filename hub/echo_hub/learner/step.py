@@ -36,7 +36,7 @@ from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.norms import WINDOW, limit
 from echo_hub.learner.objectives.loss import STATISTICS, Statistics, StepLoss
 from echo_hub.learner.policy import Policy
-from echo_hub.learner.ranks import Ranks
+from echo_hub.learner.ranks import TrainingRanks
 from echo_hub.learner.screen import Findings
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.weighting import WeightedGroup, WeightedStep, weigh
@@ -51,7 +51,7 @@ def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.Adam
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """Results of a step, besides the policy."""
 
     metrics: dict[str, float]
@@ -81,7 +81,7 @@ def screened_step(
     *,
     learner_version: int = 0,
     history: History = NO_HISTORY,
-) -> Outcome:
+) -> StepOutcome:
     """Train version `learner_version` on `groups`. Groups and metrics are the same at every rank.
 
     `history` is that of the previous outcome. The metrics are mean_reward (before any penalty) and the learner's
@@ -134,7 +134,7 @@ def screened_step(
     turns = [max(1, len(rollout.draws)) for group in groups for rollout in group.rollouts]
     metrics = _finite(metrics)
     measured = metrics.get(figures.ENTROPY.key, history.newest_entropy)
-    return Outcome(
+    return StepOutcome(
         metrics=metrics,
         screen=findings.frame(turns),
         history=replace(history, norms=tuple(recent[-WINDOW:]), newest_entropy=measured),
@@ -142,7 +142,7 @@ def screened_step(
 
 
 def smaller(
-    ranks: Ranks, groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner_version: int = 0
+    ranks: TrainingRanks, groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner_version: int = 0
 ) -> int | None:
     """Return the micro_batch_tokens that halve the step's largest micro-batches; None if each holds
     a single rollout.
@@ -232,7 +232,7 @@ def _screened_gradient(
 def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
     """Screen the rollouts and add the findings; a `Keep`."""
     lengths = np.bincount(batch.rollouts_N.numpy(force=True), minlength=batch.num_rollouts)
-    tokens = screen.Tokens(
+    tokens = screen.ScreenedTokens(
         claims_N=batch.behavior_logprobs_N.numpy(force=True),
         learner_logprobs_N=logprobs_N.numpy(force=True),
         distances_N=distances_N.numpy(force=True),
@@ -294,7 +294,7 @@ def _dominant(
     return found
 
 
-def _total(ranks: Ranks, statistics: Sequence[Tensor]) -> Tensor:
+def _total(ranks: TrainingRanks, statistics: Sequence[Tensor]) -> Tensor:
     """Combine the STATISTICS of all micro-batches of all ranks: float64 on the CPU; zeros if there are none."""
     if not statistics:
         return torch.zeros(len(STATISTICS), dtype=torch.float64)

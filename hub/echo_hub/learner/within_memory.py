@@ -20,11 +20,11 @@ from typing import Generic, TypeVar
 import torch
 
 from echo_hub.learner import checkpoint
-from echo_hub.learner.cuts import Cut, Cuts
+from echo_hub.learner.cuts import ChunkSizes, Cuts
 from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
-from echo_hub.learner.step import Outcome, screened_step, smaller
+from echo_hub.learner.step import StepOutcome, screened_step, smaller
 from echo_shared.errors import LearnerError
 from echo_shared.out_of_memory import ran_out
 from echo_shared.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
@@ -44,18 +44,18 @@ def step_within_memory(
     cuts: Cuts,
     learner_version: int = 0,
     history: History = NO_HISTORY,
-) -> Outcome:
+) -> StepOutcome:
     """Run `screened_step` with the step's cut, or with smaller micro-batches, which are then recorded in `cuts`.
 
     Raises LearnerError if memory is too small for a single rollout.
     """
 
-    def compute(cut: Cut) -> Outcome:
+    def compute(cut: ChunkSizes) -> StepOutcome:
         return screened_step(
             policy, optimizer, groups, _cut(settings, cut), learner_version=learner_version, history=history
         )
 
-    def halve(cut: Cut) -> int | None:
+    def halve(cut: ChunkSizes) -> int | None:
         return smaller(policy.ranks, groups, _cut(settings, cut), learner_version=learner_version)
 
     fitted = within_memory(
@@ -77,7 +77,7 @@ class Fitted(Generic[T]):
     """The result of a computation and the cut that fit into memory."""
 
     result: T
-    cut: Cut
+    cut: ChunkSizes
     halvings: int
     """Number of restarts."""
 
@@ -85,8 +85,8 @@ class Fitted(Generic[T]):
 def within_memory(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    compute: Callable[[Cut], T],
-    halve: Callable[[Cut], int | None],
+    compute: Callable[[ChunkSizes], T],
+    halve: Callable[[ChunkSizes], int | None],
     *,
     cuts: Cuts,
     step: int,
@@ -130,7 +130,7 @@ def within_memory(
         log.warning("out of memory, the step restarts with micro-batches of %d tokens: %s", tokens, broken_off)
 
 
-def _cut(settings: LearnerSettings, cut: Cut) -> LearnerSettings:
+def _cut(settings: LearnerSettings, cut: ChunkSizes) -> LearnerSettings:
     # Skip validation: after several halvings, the value may be below the settings' minimum.
     learner = settings.learner.model_copy(update={"micro_batch_tokens": cut.micro_batch_tokens})
     return settings.model_copy(update={"learner": learner})
@@ -150,7 +150,7 @@ def _undo(
         torch.cuda.empty_cache()
 
 
-def _remedy(cut: Cut) -> str:
+def _remedy(cut: ChunkSizes) -> str:
     words = "Free memory on the device, or lower sampling.max_tokens"
     more = "" if cut.gradient_checkpointing else ", or set learner.gradient_checkpointing to true"
     return f"{words}, or set learner.base_bits to 4, or use a smaller base model{more}."

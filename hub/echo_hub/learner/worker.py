@@ -34,11 +34,11 @@ from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.offload import Offload
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.probe import first_cut, place
-from echo_hub.learner.ranks import ALONE, Ranks
+from echo_hub.learner.ranks import ALONE, TrainingRanks
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
-from echo_hub.learner.writer import Writer
+from echo_hub.learner.writer import CheckpointWriter
 from echo_shared.child import Frame
 from echo_shared.errors import LearnerError
 from echo_shared.files import atomic_directory
@@ -53,7 +53,7 @@ Answer = Callable[[Frame], None]
 """Called with one answer to a command, from any thread."""
 
 
-class Worker:
+class LearnerWorker:
     """Executes commands, and holds policy version `policy_version`. Create it with `open`, end it with `close`."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Worker:
         self._lock = lock  # Keep a reference: the lock is released when the object is collected.
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
-        self._writer = Writer()
+        self._writer = CheckpointWriter()
         self._room = Room(full=tell_disk, over=lambda: tell_disk(""))
         self._unconfirmed: Callable[[], None] | None = None
         """Writes the last step's results, if the step is computed but not confirmed."""
@@ -98,10 +98,10 @@ class Worker:
     def open(
         cls,
         frame: Frame,
-        ranks: Ranks = ALONE,
+        ranks: TrainingRanks = ALONE,
         heartbeat: Heartbeat | None = None,
         tell_disk: Callable[[str], object] = lambda said: None,
-    ) -> Worker:
+    ) -> LearnerWorker:
         """Lock the run directory, and load the base and the newest checkpoint, if there is one.
 
         `tell_disk` is called with a full disk's message when writing waits for space, and with "" when it continues;
@@ -276,12 +276,12 @@ class Worker:
             self._writer.wait()  # Waits as long as the disk is full.
         checkpointed = step % learner.checkpoint_every == 0 or step == training.steps
         tensors = checkpoint.take(self._policy, self._optimizer if checkpointed else None)
-        state = checkpoint.State(step=step, told=self.told, history=self._history)
+        state = checkpoint.CheckpointState(step=step, told=self.told, history=self._history)
         self._writer.start(partial(self._finish, state, tensors, export_to, checkpointed=checkpointed, answer=answer))
 
     def _finish(
         self,
-        state: checkpoint.State,
+        state: checkpoint.CheckpointState,
         tensors: Mapping[str, Tensor],
         export_to: str | None,
         *,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
-class Writer:
+class CheckpointWriter:
     """Allows one write at a time, so that at most one step's data waits for the disk."""
 
     def __init__(self) -> None:

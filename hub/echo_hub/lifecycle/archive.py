@@ -25,7 +25,7 @@ import echo_shared
 from echo_hub.lifecycle.rollouts import RolloutReader
 from echo_hub.lifecycle.rollouts_parquet import AT_ONCE, pyarrow_parquet, schema, tables
 from echo_hub.store.changing import key_of
-from echo_hub.store.retired import Mark, Span, read_last
+from echo_hub.store.retired import RetiredMark, StepSpan, read_last
 from echo_hub.store.retiring import (
     FACTS,
     ROWS_AT_ONCE,
@@ -55,7 +55,7 @@ class ArchiveFile:
     """A complete archive file."""
 
     path: Path
-    span: Span
+    span: StepSpan
     rollouts: int
 
 
@@ -134,7 +134,7 @@ class Archive:
                 got=f"{path.name}, of {'run ' + str(said['run_id']) if 'run_id' in said else 'no run'}",
                 do="Archive each run into a separate directory.",
             )
-        span = Span(after=Mark(**said["after"]), through=Mark(**said["through"]))
+        span = StepSpan(after=RetiredMark(**said["after"]), through=RetiredMark(**said["through"]))
         if self._store.read(read_trained_at, span.through.step) != said["trained_at"]:
             raise ConfigError(
                 "The archive does not match the run's database, perhaps because the run was restored from a backup.",
@@ -156,11 +156,11 @@ class Archive:
         )
         while ripe := self._store.read(read_ripe, after, before_step):
             for steps in _portions(ripe):
-                span = Span(after=after, through=steps[-1].mark)
+                span = StepSpan(after=after, through=steps[-1].mark)
                 yield self._write(span, steps[-1].trained_at)
                 after = span.through
 
-    def _write(self, span: Span, trained_at: float) -> ArchiveFile:
+    def _write(self, span: StepSpan, trained_at: float) -> ArchiveFile:
         keys = set(self._store.read(read_final_keys, span))
         rollouts = self._reader.of_groups(self._store.read(read_groups_of_steps, span), keys)
         parts = list(tables(self._arrow, rollouts))

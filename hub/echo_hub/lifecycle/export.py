@@ -14,7 +14,7 @@ from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.evaluation.by_hub import HeldOut, drawn_by, evaluate_sets, scored_by
 from echo_hub.evaluation.evaluator import evaluator_of
-from echo_hub.evaluation.examples import Example, choosing
+from echo_hub.evaluation.examples import AnswerExample, choosing
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.lifecycle.model_card import model_card
@@ -59,7 +59,7 @@ async def evaluate_versions(
     directory: RunDirectory,
     *,
     policy_versions: Sequence[int] | None,
-    examples: list[Example] | None = None,
+    examples: list[AnswerExample] | None = None,
 ) -> list[Evaluation]:
     """Evaluate versions (0 = base) on this machine; None means base, initial version and newest.
 
@@ -78,7 +78,7 @@ async def evaluate_versions(
 
 
 async def evaluate_adapters(
-    config: HubConfig, adapters: Mapping[int, Path | None], examples: list[Example] | None = None
+    config: HubConfig, adapters: Mapping[int, Path | None], examples: list[AnswerExample] | None = None
 ) -> list[Evaluation]:
     """Evaluate adapters, by the version number to report; None means the base.
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from echo_hub.core.status import StatusSource
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.retired import Span, read_last
+from echo_hub.store.retired import StepSpan, read_last
 from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire
 
 LOOKED_S: Final = 15.0
@@ -42,10 +42,10 @@ class Retention:
         end = self._coordinator.status().trained_steps - self._steps + 1
         while ripe := await self._store.read(read_ripe, after, end):
             for one in ripe:
-                await self._let_go_of(Span(after=after, through=one.mark))
+                await self._let_go_of(StepSpan(after=after, through=one.mark))
                 after = one.mark
 
-    async def _let_go_of(self, span: Span) -> None:
+    async def _let_go_of(self, span: StepSpan) -> None:
         keys = await self._store.read(read_final_keys, span)
         for start in range(0, len(keys), ROWS_AT_ONCE):
             began_s = time.monotonic()

@@ -40,7 +40,6 @@ from echo_shared.messages import rollout_id
 from echo_shared.rollout_books import (
     GroupRecord,
     GroupView,
-    Piece,
     RolloutFilter,
     RolloutPayload,
     RolloutRow,
@@ -48,6 +47,7 @@ from echo_shared.rollout_books import (
     RolloutSummary,
     RolloutText,
     RolloutView,
+    TextPiece,
 )
 
 TOKENS_READ: Final = 400_000
@@ -240,14 +240,14 @@ class RolloutReader:
             observation=self._codec.text(stored.observation_ids),
         )
 
-    def _pieces(self, payload: RolloutPayload) -> tuple[Piece, ...]:
+    def _pieces(self, payload: RolloutPayload) -> tuple[TextPiece, ...]:
         spans = payload.spans
         versions = np.repeat([span.policy_version for span in spans], [span.num_tokens for span in spans])
         pieces, end = [], 0
         for text, count in self._codec.pieces(payload.completion_ids):
             logprob = float(payload.behavior_logprobs[end : end + count].sum(dtype=np.float64))
             end += count
-            pieces.append(Piece(text=text, num_tokens=count, logprob=logprob, version=int(versions[end - 1])))
+            pieces.append(TextPiece(text=text, num_tokens=count, logprob=logprob, version=int(versions[end - 1])))
         return tuple(pieces)
 
     def _advantages(self, step: int) -> dict[int, dict[tuple[int, int], float]]:

@@ -36,7 +36,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import (
     CHECKPOINT,
     FINETUNED,
-    Origin,
+    AdapterOrigin,
     Start,
     Weights,
     adapter_files,
@@ -62,20 +62,20 @@ _IDENTITY: Final = (
 """Settings that determine the adapter, in addition to the command's options."""
 
 
-class Work(BaseModel):
+class SftWork(BaseModel):
     """Content of RUN/sft-work/sft.json."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     identity: Annotated[dict[str, Any], Field(min_length=1)]
     """Everything that determines the adapter, by readable name."""
-    origin: Origin = Origin()
+    origin: AdapterOrigin = AdapterOrigin()
     placed_sha256: str = ""
     """For a fork: hash of the fine-tuned weights, as nodes get them, that are in RUN/start now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedSft:
     """A checked and prepared fine-tuning."""
 
     directory: RunDirectory
@@ -88,7 +88,7 @@ class Prepared:
     options: SftSettings
     start: Weights | None
     """None means the bare base."""
-    origin: Origin
+    origin: AdapterOrigin
     settings: LearnerSettings
 
     @property
@@ -116,7 +116,7 @@ def result_of(directory: RunDirectory) -> Path:
     return directory.root / "sft"
 
 
-def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: SftSettings) -> Prepared:
+def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: SftSettings) -> PreparedSft:
     """Read and check all inputs; trains nothing. The caller must hold `RunDirectory.locked`.
 
     Raises ConfigError, LearnerError, StorageError.
@@ -130,7 +130,7 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
     start, origin = _begins_with(directory, config, base_dir)
     settings = LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=problems.codec.stop_ids)
     alone = {"processes": 1, "hosts": 1}
-    return Prepared(
+    return PreparedSft(
         directory=directory,
         config=config,
         base_dir=base_dir,
@@ -151,7 +151,7 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
 
 
 def finetune(
-    prepared: Prepared, *, anew: bool, told: Callable[[SftProgress], object], stopping: Callable[[], bool]
+    prepared: PreparedSft, *, anew: bool, told: Callable[[SftProgress], object], stopping: Callable[[], bool]
 ) -> Finetuned | None:
     """Train to the end, resuming earlier progress, and make the result the run's start.
 
@@ -205,7 +205,7 @@ def _check_not_begun(directory: RunDirectory) -> None:
     )
 
 
-def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, Origin]:
+def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, AdapterOrigin]:
     """Return weights and origin of the run's start before any fine-tuning here."""
     work, start, reference = work_of(directory), read_start(directory), config.model.start_from
     is_own = False
@@ -217,15 +217,15 @@ def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> 
         return (read_weights(work / _FROM, config, base_dir) if (work / _FROM).is_dir() else None), origin
     if start is not None:
         weights = read_weights(directory.start / CHECKPOINT, config, base_dir)
-        return weights, Origin(source=start.source, ancestors=start.ancestors)
+        return weights, AdapterOrigin(source=start.source, ancestors=start.ancestors)
     if not reference:
-        return None, Origin()
+        return None, AdapterOrigin()
     adapter_dir, ancestors = adapter_to_start_from(config)
-    origin = read_origin(adapter_dir) or Origin(source=adapter_dir.resolve().name, ancestors=ancestors)
+    origin = read_origin(adapter_dir) or AdapterOrigin(source=adapter_dir.resolve().name, ancestors=ancestors)
     return read_weights(adapter_dir, config, base_dir), origin
 
 
-def _identity(prepared: Prepared) -> dict[str, Any]:
+def _identity(prepared: PreparedSft) -> dict[str, Any]:
     settings = {name: _setting(prepared.config, name) for name in _IDENTITY}
     start = prepared.start
     return {
@@ -250,10 +250,10 @@ def _hash_of_all(examples: tuple[Demonstration, ...]) -> str:
     return digest.hexdigest()
 
 
-def _read_work(directory: RunDirectory) -> Work:
+def _read_work(directory: RunDirectory) -> SftWork:
     path = work_of(directory) / FINETUNED
     try:
-        return Work.model_validate_json(path.read_bytes())
+        return SftWork.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise StorageError(
             "The record of fine-tuning cannot be read.",
@@ -262,7 +262,7 @@ def _read_work(directory: RunDirectory) -> Work:
         ) from error
 
 
-def _open_work(prepared: Prepared, *, anew: bool) -> None:
+def _open_work(prepared: PreparedSft, *, anew: bool) -> None:
     """Create RUN/sft-work for these options, or check that it matches them."""
     work, identity, placed = prepared.work, _identity(prepared), ""
     if work.is_dir():
@@ -284,10 +284,10 @@ def _open_work(prepared: Prepared, *, anew: bool) -> None:
     with disk_errors("Fine-tuning cannot start.", prepared.directory.root), atomic_directory(work) as folder:
         if prepared.start is not None:
             write_files(folder / _FROM, adapter_files(prepared.start, prepared.config))
-        _write_work(folder, Work(identity=identity, origin=prepared.origin, placed_sha256=placed))
+        _write_work(folder, SftWork(identity=identity, origin=prepared.origin, placed_sha256=placed))
 
 
-def _make_start(prepared: Prepared) -> None:
+def _make_start(prepared: PreparedSft) -> None:
     """Make RUN/sft the adapter that the run starts with."""
     directory = prepared.directory
     start = read_start(directory)
@@ -297,7 +297,7 @@ def _make_start(prepared: Prepared) -> None:
         _replace_start(prepared, start)
 
 
-def _replace_start(prepared: Prepared, start: Start) -> None:
+def _replace_start(prepared: PreparedSft, start: Start) -> None:
     """Let a fork start from RUN/sft with a fresh optimizer, at the same step and problem."""
     directory, config = prepared.directory, prepared.config
     weights = read_weights(result_of(directory), config, prepared.base_dir)
@@ -308,5 +308,5 @@ def _replace_start(prepared: Prepared, start: Start) -> None:
     write_start(directory, config, weights, finetuned)
 
 
-def _write_work(folder: Path, work: Work) -> None:
+def _write_work(folder: Path, work: SftWork) -> None:
     write_private(folder / FINETUNED, (work.model_dump_json(indent=2) + "\n").encode())

@@ -21,8 +21,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import (
     ADAPTER,
     CHECKPOINT,
+    AdapterOrigin,
     Ancestor,
-    Origin,
     Start,
     read_origin,
     read_start,
@@ -63,7 +63,7 @@ def take_start(directory: RunDirectory, config: HubConfig, base_dir: Path) -> St
     StorageError."""
     adapter_dir, ancestors = adapter_to_start_from(config)
     weights = read_weights(adapter_dir, config, base_dir)
-    origin = read_origin(adapter_dir) or Origin(source=adapter_dir.resolve().name, ancestors=ancestors)
+    origin = read_origin(adapter_dir) or AdapterOrigin(source=adapter_dir.resolve().name, ancestors=ancestors)
     start = Start(
         kind="adapter",
         policy_version=1,

@@ -14,7 +14,7 @@ from typing import Protocol
 from aiohttp import web
 
 from echo_hub.net.client_address import client_ip
-from echo_hub.net.limits import Limits
+from echo_hub.net.limits import ConnectionLimits
 from echo_hub.net.publisher import WEB_SEED_PATH, Publisher
 from echo_hub.net.tracker import Tracker
 from echo_shared.errors import RefusedError, RemoteProtocolError
@@ -36,7 +36,7 @@ class KnownToHub(Protocol):
 class Vouching:
     """Counts requests for artefacts as connections of their nodes."""
 
-    def __init__(self, limits: Limits, nodes: KnownToHub) -> None:
+    def __init__(self, limits: ConnectionLimits, nodes: KnownToHub) -> None:
         self._limits = limits
         self._nodes = nodes
 

@@ -30,7 +30,7 @@ from echo_shared.hashed_files import describe_file, describe_files, verify_files
 from echo_shared.messages import RunKey
 from echo_shared.sealing import seal
 from echo_shared.swarm import make_torrent, read_torrent
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Carrier:
 
     manifest: Manifest
     directory: Path
-    layout: Layout
+    layout: TorrentLayout
     """The torrent layout of the sealed files."""
 
     @property

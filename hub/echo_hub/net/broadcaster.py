@@ -15,12 +15,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
-from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
-from echo_hub.core.spread.windows import Paths
+from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, SendPiece
+from echo_hub.core.spread.windows import BroadcastPaths
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.send_queue import Rank
 from echo_shared.messages import FromHub, Have, Links, Piece
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class _Push:
     plan: Broadcast
     version: int
     hand_on: bool
-    layout: Layout
+    layout: TorrentLayout
     piece: Callable[[int], bytes]
     """Return a piece's data by its index."""
     forget: Callable[[], None]
@@ -58,7 +58,7 @@ class Broadcaster:
 
     def __init__(self, gateway: Sender) -> None:
         self._gateway = gateway
-        self._paths = Paths()
+        self._paths = BroadcastPaths()
         self._pushes: dict[bytes, _Push] = {}
         """By info-hash, in order of start."""
         self._news = asyncio.Event()
@@ -157,7 +157,7 @@ class Broadcaster:
                 push.forget()  # Send queues may still refer to this push.
                 del self._pushes[info_hash]
 
-    def _piece(self, push: _Push, send: Send) -> Piece | None:
+    def _piece(self, push: _Push, send: SendPiece) -> Piece | None:
         """Build the frame of a planned piece; None if it is no longer useful or cannot be read."""
         left = push.plan.left_of(send)
         if left is None:
@@ -172,7 +172,7 @@ class Broadcaster:
         return Piece(info_hash=push.layout.info_hash, index=left.piece, data=data, hand_on=left.hand_on)
 
 
-def _read(layout: Layout, directory: Path, piece: int) -> bytes:
+def _read(layout: TorrentLayout, directory: Path, piece: int) -> bytes:
     """Read one piece. It usually comes from the page cache, because pushed files were just written."""
     data = bytearray()
     for part in layout.slices(piece, piece + 1):

@@ -37,7 +37,7 @@ READ_BYTES: Final = 256 * 1024
 """Bytes read from one connection at a time."""
 
 
-class Cut(StrEnum):
+class CloseReason(StrEnum):
     """Reason for closing a connection or refusing a request."""
 
     TOO_MANY = "too_many"
@@ -92,7 +92,7 @@ class Keeper(Protocol):
         """Forget a connection that is closed or about to close."""
         ...
 
-    def cut(self, connection: Connection, reason: Cut) -> None:
+    def cut(self, connection: Connection, reason: CloseReason) -> None:
         """Close the connection at once and count the reason."""
         ...
 
@@ -169,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
                 socket, self, context, server_side=True, ssl_handshake_timeout=2 * HANDSHAKE_S
             )
         except RefusedError:
-            self._keeper.cut(self, Cut.TOO_MANY_HANDSHAKES)
+            self._keeper.cut(self, CloseReason.TOO_MANY_HANDSHAKES)
         except OSError:  # Not TLS, or the client has gone; ssl.SSLError is an OSError, too.
             self._keeper.closed(self)
             socket.abort()
@@ -232,14 +232,14 @@ class Connection(asyncio.BufferedProtocol):
         self.stage, self._request = Stage.BETWEEN, None
         self._since, self._seen = now, None
 
-    def overdue(self, now: float) -> Cut | None:
+    def overdue(self, now: float) -> CloseReason | None:
         """Return why the connection must be closed, or None. Call regularly: progress is measured between calls."""
         if self.stage is Stage.HANDSHAKE:
-            return Cut.HANDSHAKE_TOO_LATE if now - self._since > HANDSHAKE_S else None
+            return CloseReason.HANDSHAKE_TOO_LATE if now - self._since > HANDSHAKE_S else None
         if self.stage is Stage.UNREAD:
-            return Cut.HEAD_TOO_LATE if now - self._since > HEAD_S and not self.is_proxy else None
+            return CloseReason.HEAD_TOO_LATE if now - self._since > HEAD_S and not self.is_proxy else None
         if self._request is not None and not self._request.content.is_eof():
-            return Cut.BODY_TOO_LATE if now - self._since > BODY_S else None
+            return CloseReason.BODY_TOO_LATE if now - self._since > BODY_S else None
         if self.stage is Stage.ANSWERING and self.account is not None and self.account.node_id:
             return None  # A websocket: the gateway has its own deadlines for it.
         seen, self._seen = self._seen, progress(self.transport)
@@ -248,8 +248,8 @@ class Connection(asyncio.BufferedProtocol):
         if now - self._since <= IDLE_S:
             return None
         if self._seen is not None:
-            return Cut.NOT_READING
-        return Cut.IDLE if self.stage is Stage.BETWEEN and not self.is_proxy else None
+            return CloseReason.NOT_READING
+        return CloseReason.IDLE if self.stage is Stage.BETWEEN and not self.is_proxy else None
 
     def eof_received(self) -> bool | None:
         return None if self._inner is None else self._inner.eof_received()

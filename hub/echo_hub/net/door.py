@@ -23,7 +23,7 @@ import echo_shared
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.client_address import client_ip, place_of
 from echo_hub.net.invitations import InviteEndedError
-from echo_hub.net.limits import Limits
+from echo_hub.net.limits import ConnectionLimits
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import Penalties
@@ -104,7 +104,7 @@ class Door:
         *,
         me: Identity,
         settings: ServerConfig,
-        limits: Limits,
+        limits: ConnectionLimits,
         penalties: Penalties,
         nonces: Nonces | None = None,
         clock: Callable[[], float] | None = None,

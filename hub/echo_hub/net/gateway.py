@@ -22,11 +22,11 @@ from aiohttp.abc import AbstractStreamWriter
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.client_address import client_ip, hub_host, place_of
 from echo_hub.net.door import Door, Guest, GuestList, TurnedAway, refused
-from echo_hub.net.limits import Limits
+from echo_hub.net.limits import ConnectionLimits
 from echo_hub.net.message_share import MessageShare
 from echo_hub.net.node_connection import NodeConnection, Together
 from echo_hub.net.nonces import Nonces
-from echo_hub.net.pace import Pace
+from echo_hub.net.pace import ConnectionPace
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import HARMLESS, Fault, Penalties
 from echo_hub.net.send_queue import Rank
@@ -42,7 +42,7 @@ from echo_shared.messages import (
     RefusalCode,
     Welcome,
 )
-from echo_shared.sessions import HubSession, State
+from echo_shared.sessions import HubSession, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Gateway:
         *,
         me: Identity,
         settings: ServerConfig,
-        limits: Limits,
+        limits: ConnectionLimits,
         nonces: Nonces | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -170,7 +170,7 @@ class Gateway:
     def send(self, node_id: str, message: FromHub) -> bool:
         """Queue a message; return False if the node is not connected. After a reconnect it is informed again."""
         connection = self._open.get(node_id)
-        if connection is None or connection.session.state is not State.OPEN:
+        if connection is None or connection.session.state is not SessionState.OPEN:
             return False
         return connection.send(connection.session.send(message)) or self._give_up(connection, node_id)
 
@@ -181,11 +181,11 @@ class Gateway:
         Returns False if the node is not connected.
         """
         connection = self._open.get(node_id)
-        if connection is None or connection.session.state is not State.OPEN:
+        if connection is None or connection.session.state is not SessionState.OPEN:
             return False
 
         def frame() -> bytes | None:
-            is_open = connection.session.state is State.OPEN
+            is_open = connection.session.state is SessionState.OPEN
             message = make() if is_open else None
             return None if message is None else connection.session.send(message)
 
@@ -194,7 +194,7 @@ class Gateway:
     def relay(self, node_id: str, frame: bytes, rank: Rank | None = None) -> bool:
         """Queue a frame that another process has encoded: like `send`, or like `push` if it has a `rank`."""
         connection = self._open.get(node_id)
-        if connection is None or connection.session.state is not State.OPEN:
+        if connection is None or connection.session.state is not SessionState.OPEN:
             return False
         is_taken = connection.send(frame) if rank is None else connection.queue.push(lambda: frame, rank)
         return is_taken or self._give_up(connection, node_id)
@@ -272,7 +272,7 @@ class Gateway:
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
             self.displace_elsewhere(node.node_id)  # Another connection of this node may have joined first.
-        if session.state is State.CLOSED:  # The hub is shutting down and has said so.
+        if session.state is SessionState.CLOSED:  # The hub is shutting down and has said so.
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
             return
@@ -280,7 +280,7 @@ class Gateway:
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
         connection.start_writing(stream, node.node_id)
-        pace = Pace(now=self._limits.now())
+        pace = ConnectionPace(now=self._limits.now())
         try:
             async with Silence(HEARTBEATS_MISSED * self._settings.heartbeat_s) as silence:
                 while (frame := await self._next_frame(connection, node, silence)) is not None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from echo_shared.artefacts import Manifest
 from echo_shared.messages import SharedMemory
-from echo_shared.shared_memory import AVAILABLE, Segment
+from echo_shared.shared_memory import AVAILABLE, MemorySegment
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class HostMemory:
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled and AVAILABLE
         self._has_readers = False
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, MemorySegment] = {}
 
     async def hold(self, manifest: Manifest, directory: Path) -> None:
         """Copy this version from `directory` into shared memory, if a node on this machine reads from there."""
@@ -34,7 +34,7 @@ class HostMemory:
             return
         version = manifest.policy_version
         try:
-            self._segments[version] = await asyncio.to_thread(Segment.of, manifest, directory)
+            self._segments[version] = await asyncio.to_thread(MemorySegment.of, manifest, directory)
         except OSError as error:
             log.warning("Policy version %d is not held in memory; nodes here use the swarm: %s", version, error)
         for old in sorted(self._segments)[:-HELD_VERSIONS]:

@@ -31,7 +31,7 @@ from aiohttp import hdrs, web
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.address_rate import AddressRate
 from echo_hub.net.client_address import client_ip, place_of
-from echo_hub.net.connection import READ_BYTES, Account, Connection, Cut, Stage
+from echo_hub.net.connection import READ_BYTES, Account, CloseReason, Connection, Stage
 from echo_hub.net.turnstile import Turnstile
 from echo_shared.errors import RefusedError, RemoteProtocolError
 from echo_shared.messages import RefusalCode
@@ -55,7 +55,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """A request handler."""
 
 
-class Limits:
+class ConnectionLimits:
     """The limits of one port.
 
     Use `make` as protocol factory and `answering` as the first middleware; call `sweep` regularly.
@@ -64,7 +64,7 @@ class Limits:
     def __init__(self, settings: ServerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
         self.buffer = memoryview(bytearray(READ_BYTES))
-        self.cuts: Counter[Cut] = Counter()
+        self.cuts: Counter[CloseReason] = Counter()
         self.handshakes = Turnstile(rate=HANDSHAKES_PER_S, most_waiting=MOST_HANDSHAKES)
         """Admits TLS handshakes."""
         self._connections = AddressRate(
@@ -115,7 +115,7 @@ class Limits:
         """Take a token for a new connection; return False above the rates."""
         if host in self._proxies or self._connections.take(place_of(host), now=self.now()):
             return True
-        self.cuts[Cut.TOO_FAST] += 1
+        self.cuts[CloseReason.TOO_FAST] += 1
         return False
 
     def opened(self, connection: Connection) -> bool:
@@ -147,22 +147,22 @@ class Limits:
             self._held[connection] = num_bytes
             self._num_held += num_bytes
         while self._num_held > MOST_HELD_BYTES and len(self._held) > 1:
-            self.cuts[Cut.TOO_MUCH_HELD] += 1
+            self.cuts[CloseReason.TOO_MUCH_HELD] += 1
             self._abort(next(iter(self._held)))
 
     def _has_room(self, account: Account | None) -> bool:
-        if len(self._all) >= self._most and not self._make_room(Cut.TOO_MANY):
+        if len(self._all) >= self._most and not self._make_room(CloseReason.TOO_MANY):
             return False
         if account is None:
             return True
-        if self._num_strangers >= self._settings.max_strangers and not self._make_room(Cut.TOO_MANY_STRANGERS):
+        if self._num_strangers >= self._settings.max_strangers and not self._make_room(CloseReason.TOO_MANY_STRANGERS):
             return False
         of_place = self._strangers_of[account.place]
         return of_place < self._settings.max_strangers_per_address or self._make_room(
-            Cut.TOO_MANY_OF_ADDRESS, account.place
+            CloseReason.TOO_MANY_OF_ADDRESS, account.place
         )
 
-    def _make_room(self, reason: Cut, place: str | None = None) -> bool:
+    def _make_room(self, reason: CloseReason, place: str | None = None) -> bool:
         """Close a stranger's connection, of this address or of any; return False if there is none to close.
 
         Prefers the oldest one that waits for a request. Otherwise takes the oldest one that is still reading its last
@@ -181,7 +181,7 @@ class Limits:
             self._abort(reading)
         return reading is not None
 
-    def cut(self, connection: Connection, reason: Cut) -> None:
+    def cut(self, connection: Connection, reason: CloseReason) -> None:
         """Close the connection at once and count the reason."""
         self.cuts[reason] += 1
         self._abort(connection)
@@ -219,7 +219,7 @@ class Limits:
         try:
             self._count(connection, self._account_of(request, connection))
             if connection.account is not None and not self._requests.take(connection.account.place, now=self.now()):
-                self.cuts[Cut.TOO_FAST_REQUESTS] += 1
+                self.cuts[CloseReason.TOO_FAST_REQUESTS] += 1
                 refusal = web.HTTPTooManyRequests(text="Too many requests. Try again soon.\n", headers=_LATER)
                 if not connection.is_proxy:
                     refusal.force_close()  # Each request queued behind it would cost a response.
@@ -245,9 +245,9 @@ class Limits:
             place = ""
         reason = None
         if self._num_strangers >= self._settings.max_strangers:
-            reason = Cut.TOO_MANY_STRANGERS
+            reason = CloseReason.TOO_MANY_STRANGERS
         elif self._strangers_of[place] >= self._settings.max_strangers_per_address:
-            reason = Cut.TOO_MANY_OF_ADDRESS
+            reason = CloseReason.TOO_MANY_OF_ADDRESS
         if reason is not None:
             self.cuts[reason] += 1
             raise web.HTTPTooManyRequests(text="Too many requests at once. Try again soon.\n", headers=_LATER)
@@ -264,11 +264,11 @@ class Limits:
             return
         place, reason = connection.account.place, None
         if self._of_node[node_id] >= MOST_OF_NODE:
-            reason = Cut.TOO_MANY_OF_NODE
+            reason = CloseReason.TOO_MANY_OF_NODE
         elif self._nodes_of[place] >= self._settings.max_nodes_per_address:
-            reason = Cut.TOO_MANY_OF_ADDRESS
+            reason = CloseReason.TOO_MANY_OF_ADDRESS
         elif not is_known and self._num_nodes >= UNKNOWN_SHARE * self._most:
-            reason = Cut.TOO_MANY_UNKNOWN
+            reason = CloseReason.TOO_MANY_UNKNOWN
         if reason is not None:
             self.cuts[reason] += 1
             raise RefusedError(
@@ -297,7 +297,7 @@ class Limits:
         """Count a TLS handshake that starts; abort the oldest if too many run."""
         self._under_way[connection] = None
         if len(self._under_way) > MOST_UNDER_WAY:
-            self.cut(next(iter(self._under_way)), Cut.TOO_MANY_HANDSHAKES)
+            self.cut(next(iter(self._under_way)), CloseReason.TOO_MANY_HANDSHAKES)
 
     def ended_handshake(self, connection: Connection) -> None:
         """Uncount a finished TLS handshake."""
@@ -315,7 +315,7 @@ class Limits:
         for connection in tuple(self._all):
             reason = connection.overdue(now)
             if reason is not None:
-                if reason is not Cut.IDLE:
+                if reason is not CloseReason.IDLE:
                     self.cuts[reason] += 1
                 self._abort(connection)
 

@@ -23,7 +23,7 @@ Admits = Callable[[str], bool]
 """Return True if one more connection from this IP address is within the rates."""
 
 
-class Listening(socket.socket):
+class ListeningSocket(socket.socket):
     """A socket made by `listen`. The event loop calls `accept` when the socket is readable."""
 
     def __init__(self, bound: socket.socket, admits: Admits) -> None:
@@ -49,7 +49,7 @@ class Listening(socket.socket):
         raise BlockingIOError(errno.EAGAIN, "too many connections were refused in this turn of the loop")
 
 
-async def listen(host: str, port: int, admits: Admits, *, shared: bool = False) -> list[Listening]:
+async def listen(host: str, port: int, admits: Admits, *, shared: bool = False) -> list[ListeningSocket]:
     """Open one socket for each address of `host`; "" stands for all addresses of this machine.
 
     `shared`: share the port with this user's other processes (SO_REUSEPORT); the system distributes connections among
@@ -58,7 +58,7 @@ async def listen(host: str, port: int, admits: Admits, *, shared: bool = False) 
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
-    opened: list[Listening] = []
+    opened: list[ListeningSocket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
             try:
@@ -67,7 +67,7 @@ async def listen(host: str, port: int, admits: Admits, *, shared: bool = False) 
                 if error.errno != errno.EAFNOSUPPORT or len(found) == 1:
                     raise
             else:
-                opened.append(Listening(bound, admits))
+                opened.append(ListeningSocket(bound, admits))
     except OSError:
         for one in opened:
             one.close()

@@ -16,7 +16,7 @@ _LONGEST_S: Final = 2.0
 """Longest single pause, in seconds. It bounds the wait after a message of any size."""
 
 
-class Pace:
+class ConnectionPace:
     """The rate limit of one connection. `now` is a monotonic clock, in seconds."""
 
     def __init__(self, *, now: float) -> None:

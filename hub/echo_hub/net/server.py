@@ -19,7 +19,7 @@ from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net import limits
 from echo_hub.net.certificate import Certificate
 from echo_hub.net.descriptors import room_for
-from echo_hub.net.limits import Limits
+from echo_hub.net.limits import ConnectionLimits
 from echo_hub.net.listening import ACCEPTED_AT_ONCE, listen
 from echo_hub.net.own_address import shared_address
 from echo_hub.net.peer_log import PeerLog
@@ -40,7 +40,7 @@ class Server:
         self._is_shared = shared
         self.routes: tuple[web.AbstractRouteDef, ...] = ()
         """Set by `open`."""
-        self.limits = Limits(settings)
+        self.limits = ConnectionLimits(settings)
         self._sweeping: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._runner: _LimitedRunner | None = None
@@ -70,7 +70,7 @@ class Server:
         )
         await self._runner.setup()
         context = certificate.load() if certificate else None
-        # `Limits.make` adds TLS, not the site: so limits apply from a connection's first packet on.
+        # `ConnectionLimits.make` adds TLS, not the site: so limits apply from a connection's first packet on.
         self._runner.speak_tls(context)
         try:
             for one in await listen(
@@ -142,9 +142,9 @@ def address(settings: ServerConfig, port: int) -> str:
 
 
 class _LimitedRunner(web.AppRunner):
-    """An aiohttp runner whose sites create every connection through `Limits`."""
+    """An aiohttp runner whose sites create every connection through `ConnectionLimits`."""
 
-    def __init__(self, application: web.Application, limits: Limits, **options: Any) -> None:
+    def __init__(self, application: web.Application, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(application, **options)
         self._limits = limits
         self._context: ssl.SSLContext | None = None

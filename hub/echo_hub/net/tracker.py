@@ -56,7 +56,7 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class TrackerAnswer:
     peers: tuple[PeerAddress, ...]
     num_seeds: int
     num_fetching: int
@@ -138,7 +138,7 @@ class Tracker:
         self._swarms.pop(info_hash, None)
         self._introduced.pop(info_hash, None)
 
-    def announce(self, passkey: str, announce: Announce, *, hub_host: str, now: float) -> Answer:
+    def announce(self, passkey: str, announce: Announce, *, hub_host: str, now: float) -> TrackerAnswer:
         """Record the announcement and return other peers. Raises RefusedError for a bad passkey or an unknown
         torrent."""
         node_id = self.user_of(passkey, announce.ip, now=now)
@@ -163,7 +163,7 @@ class Tracker:
             others = [member for member in others if not member.is_seed]
             hub_host = ""
         num_seeds = sum(member.is_seed for member in swarm.values()) + bool(self._hub_ports[announce.info_hash])
-        return Answer(
+        return TrackerAnswer(
             peers=self._choose(announce.info_hash, others, node_ip=announce.ip, hub_host=hub_host),
             num_seeds=num_seeds,
             num_fetching=sum(not member.is_seed for member in swarm.values()),

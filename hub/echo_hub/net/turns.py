@@ -20,7 +20,7 @@ AT_ONCE: Final = 64
 _Ready = tuple[selectors.SelectorKey, int]
 
 
-class Turns(selectors.DefaultSelector):
+class FairSelector(selectors.DefaultSelector):
     """The selector of one event loop."""
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ def _descriptor(ready: _Ready) -> int:
     return ready[0].fd
 
 
-_OF_LOOP: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Turns]] = WeakKeyDictionary()
+_OF_LOOP: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, FairSelector]] = WeakKeyDictionary()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    turns = Turns()
+    turns = FairSelector()
     loop = asyncio.SelectorEventLoop(turns)
     _OF_LOOP[loop] = turns
     return loop

@@ -54,7 +54,7 @@ class ProblemKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AlertThresholds:
     """Thresholds; 0 disables a check. `AlertsConfig` documents the same fields."""
 
     learner_idle_s: float
@@ -65,7 +65,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class RunObservation:
     """The state of a run at one moment."""
 
     broken: Mapping[ProblemKind, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class RunProblem:
     """A current problem."""
 
     kind: ProblemKind
@@ -105,19 +105,19 @@ class Problem:
 class Change:
     """The beginning or end of a problem. `problem.text` is its newest text."""
 
-    problem: Problem
+    problem: RunProblem
     began: bool
     at: float
 
 
-class Problems:
+class RunProblems:
     """All current problems. Call `observe` every few seconds; it returns the changes."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AlertThresholds) -> None:
         self._limits = limits
         self.rewards = RewardTrend()
         """Needs each trained step."""
-        self._active: dict[ProblemKind, Problem] = {}
+        self._active: dict[ProblemKind, RunProblem] = {}
         self._last_seen: dict[ProblemKind, float] = {}
         self._waits_since: float | None = None
         self._alone_since: float | None = None
@@ -128,11 +128,11 @@ class Problems:
         self._turned_away: deque[tuple[float, int]] = deque()
 
     @property
-    def active(self) -> tuple[Problem, ...]:
+    def active(self) -> tuple[RunProblem, ...]:
         """Current problems, in order of beginning."""
         return tuple(self._active.values())
 
-    def observe(self, seen: Observation, now: float) -> list[Change]:
+    def observe(self, seen: RunObservation, now: float) -> list[Change]:
         """Return the problems that begin or end with this observation."""
         self._note(seen, now)
         found = dict(self._found(seen, now))
@@ -140,7 +140,7 @@ class Problems:
         for kind, text in found.items():
             self._last_seen[kind] = now
             known = self._active.get(kind)
-            problem = Problem(kind=kind, text=text, since=now if known is None else known.since)
+            problem = RunProblem(kind=kind, text=text, since=now if known is None else known.since)
             self._active[kind] = problem
             if known is None:
                 changes.append(Change(problem=problem, began=True, at=now))
@@ -149,7 +149,7 @@ class Problems:
                 changes.append(Change(problem=self._active.pop(kind), began=False, at=now))
         return changes
 
-    def _note(self, seen: Observation, now: float) -> None:
+    def _note(self, seen: RunObservation, now: float) -> None:
         """Record the duration of conditions that become problems only after a while."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
@@ -165,7 +165,7 @@ class Problems:
             while history[0][0] < now - span_s:
                 history.popleft()
 
-    def _found(self, seen: Observation, now: float) -> Iterator[tuple[ProblemKind, str]]:
+    def _found(self, seen: RunObservation, now: float) -> Iterator[tuple[ProblemKind, str]]:
         yield from seen.broken.items()
         if ProblemKind.DISK_FULL not in seen.broken and (text := self._disk(seen)) is not None:
             yield ProblemKind.DISK, text
@@ -180,7 +180,7 @@ class Problems:
         if (text := self._attack(seen, now)) is not None:
             yield ProblemKind.ATTACK, text
 
-    def _disk(self, seen: Observation) -> str | None:
+    def _disk(self, seen: RunObservation) -> str | None:
         limit, free = self._limits.disk_free_bytes, seen.disk_free_bytes
         least = limit / BETTER if ProblemKind.DISK in self._active else limit
         if free is None or free >= least:
@@ -196,7 +196,7 @@ class Problems:
             "that nodes can reach this hub's address: `echo-node status` shows what stops a node."
         )
 
-    def _idle(self, seen: Observation, now: float) -> str | None:
+    def _idle(self, seen: RunObservation, now: float) -> str | None:
         limit_s, since = self._limits.learner_idle_s, self._waits_since
         if limit_s and since is not None and now - since >= limit_s:
             return (
@@ -222,7 +222,7 @@ class Problems:
             "learning rate may help, otherwise restore an earlier backup."
         )
 
-    def _attack(self, seen: Observation, now: float) -> str | None:
+    def _attack(self, seen: RunObservation, now: float) -> str | None:
         margin = BETTER if ProblemKind.ATTACK in self._active else 1.0
         signs = [seen.forged] if seen.forged else []
         fresh = _risen(self._quarantined)
@@ -255,5 +255,5 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
-def _nodes(seen: Observation) -> str:
+def _nodes(seen: RunObservation) -> str:
     return "1 node" if seen.nodes_connected == 1 else f"{seen.nodes_connected} nodes"

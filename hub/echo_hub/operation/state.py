@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from echo_hub.operation.problems import Problem, ProblemKind
+from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_shared.health import Health, HubState
 
 STARTING: Final = "The learner is starting."
@@ -13,7 +13,7 @@ NO_NODES: Final = "No node is connected."
 
 
 def health_of(
-    *, is_finished: bool, is_starting: bool, broken: Sequence[str], lacks_nodes: bool, watched: Sequence[Problem]
+    *, is_finished: bool, is_starting: bool, broken: Sequence[str], lacks_nodes: bool, watched: Sequence[RunProblem]
 ) -> Health:
     """Return the hub's health. `broken`: texts of failures that stop training; `watched`: the current problems.
 

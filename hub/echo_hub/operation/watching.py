@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from echo_hub.config.operation_sections import AlertsConfig
-from echo_hub.operation.problems import Change, Limits, Observation, Problem, Problems
+from echo_hub.operation.problems import AlertThresholds, Change, RunObservation, RunProblem, RunProblems
 from echo_shared.books import StepRecord
 from echo_shared.errors import StorageError
 
@@ -32,7 +32,7 @@ class Told(Protocol):
 class WatchedRun(Protocol):
     """The run to watch: `echo_hub.oversight.operating`."""
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> RunObservation:
         """Return the state of the run, also when the database cannot be read."""
 
     async def steps(self, since: int) -> Sequence[StepRecord]:
@@ -42,8 +42,8 @@ class WatchedRun(Protocol):
         """Take notice that the set of problems has changed."""
 
 
-def limits_of(settings: AlertsConfig) -> Limits:
-    return Limits(**{name: getattr(settings, name) for name in Limits.__slots__})
+def limits_of(settings: AlertsConfig) -> AlertThresholds:
+    return AlertThresholds(**{name: getattr(settings, name) for name in AlertThresholds.__slots__})
 
 
 def free_bytes(directory: Path) -> int | None:
@@ -61,7 +61,7 @@ class Watching:
     """
 
     def __init__(
-        self, problems: Problems, *, run: WatchedRun, told: Told, clock: Callable[[], float] = time.time
+        self, problems: RunProblems, *, run: WatchedRun, told: Told, clock: Callable[[], float] = time.time
     ) -> None:
         self._problems = problems
         self._run = run
@@ -69,7 +69,7 @@ class Watching:
         self._clock = clock
 
     @property
-    def active(self) -> tuple[Problem, ...]:
+    def active(self) -> tuple[RunProblem, ...]:
         """Current problems."""
         return self._problems.active
 

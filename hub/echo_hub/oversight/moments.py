@@ -9,7 +9,7 @@ from echo_hub.driving.shared import Shared
 from echo_hub.intake.service import IntakeService
 from echo_hub.net.joining import install_command, join_command, windows_install_command
 from echo_hub.net.server import Server
-from echo_hub.operation.problems import Problems
+from echo_hub.operation.problems import RunProblems
 from echo_hub.sinks.following import Following
 from echo_hub.training.service import TrainingService
 from echo_hub.training.trainer import LearnerState
@@ -28,7 +28,7 @@ class Moments:
         training: TrainingService,
         distribution: DistributionService,
         verifying: Verifying,
-        problems: Problems,
+        problems: RunProblems,
         sinks: Sequence[Following],
         server: Server,
     ) -> None:

@@ -18,7 +18,7 @@ from echo_hub.driving.progress import RunProgress
 from echo_hub.operation.alert import AboutRun
 from echo_hub.operation.alerting import Alerts, webhook_of
 from echo_hub.operation.event_log import EventLog
-from echo_hub.operation.problems import Observation, ProblemKind, Problems
+from echo_hub.operation.problems import ProblemKind, RunObservation, RunProblems
 from echo_hub.operation.watching import Watching, free_bytes
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
@@ -80,7 +80,7 @@ class RunObserver:
         self._pages = pages
         self._changes = changes
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> RunObservation:
         """Return the present state. While the store cannot be read, its figures are left out."""
         try:
             view = await self._pages.run_view()
@@ -90,7 +90,7 @@ class RunObserver:
         faults = " ".join(common_faults(moment))
         broken = broken_now(moment) | goes_on_with(moment) | ({ProblemKind.COMMON_FAULT: faults} if faults else {})
         capacity = view.capacity if view is not None and view.trained_step >= STEADY_STEPS else None
-        return Observation(
+        return RunObservation(
             broken=broken,
             is_over=moment.last_is_published,
             lacks_nodes=lacks_nodes(moment),
@@ -124,7 +124,7 @@ class Operation:
         progress: RunProgress,
         observer: RunObserver,
         pages: RunViewSource,
-        problems: Problems,
+        problems: RunProblems,
         description: Description,
     ) -> None:
         self.event_log = EventLog(driver)

@@ -7,7 +7,7 @@ from functools import partial
 from aiohttp import web
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.dashboard.access.credentials import Credentials
+from echo_hub.dashboard.access.credentials import OperatorCredentials
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.net.client_address import client_ip, is_https, place_of
 from echo_hub.net.own_address import requested_address
@@ -17,7 +17,7 @@ from echo_hub.run.directory import RunDirectory
 def guard_of(config: HubConfig, directory: RunDirectory, *, run_id: str) -> Guard:
     """Return the guard of the operator's pages. Raises ConfigError if there is no usable operator's token."""
     proxies = config.server.trusted_proxies
-    credentials = Credentials(token=directory.operator_token, password=directory.operator_password)
+    credentials = OperatorCredentials(token=directory.operator_token, password=directory.operator_password)
     credentials.open()
 
     def place(request: web.Request) -> str:

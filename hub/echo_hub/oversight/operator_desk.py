@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from echo_hub.actions.records import ActionRecord, Actor, ApiToken, Outcome, is_good_for
+from echo_hub.actions.records import ActionOutcome, ActionRecord, Actor, ApiToken, is_good_for
 from echo_hub.actions.requests import (
     AnyRequest,
     DistrustNode,
@@ -41,9 +41,9 @@ from echo_hub.actions.requests import (
 )
 from echo_hub.core.effects import ActionSettled
 from echo_hub.core.events import NodeVouchedFor, OperatorAsked
-from echo_hub.core.operating import PUBLISH_NOW, Setting
+from echo_hub.core.operating import PUBLISH_NOW, LiveSetting
 from echo_hub.dashboard.access.guard import Guard
-from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionError
+from echo_hub.dashboard.actions import ActionResult, ForbiddenError, NoSuchActionError
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.due import DueVersions
@@ -118,7 +118,7 @@ class Desk:
 
     async def act(
         self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False, undoes: int | None = None
-    ) -> Answered:
+    ) -> ActionResult:
         """Store the action, carry it out, and wait up to `PATIENCE_S` for its result. Raises WrongRequestError and
         ForbiddenError; then nothing is stored."""
         request = request_of(action, fields, strict=strict)
@@ -138,15 +138,15 @@ class Desk:
         elif is_soon:
             record = await self._outcome(record.number, settled)
         self._tell(record)
-        return Answered(record=record, secret=secret if record.outcome is Outcome.DONE else "")
+        return ActionResult(record=record, secret=secret if record.outcome is ActionOutcome.DONE else "")
 
-    async def undo(self, number: int, by: Actor) -> Answered:
+    async def undo(self, number: int, by: Actor) -> ActionResult:
         """Carry out the reverse of an action. Raises NoSuchActionError if there is none, and the errors of `act`."""
         record = await self._store.read(find_action, number)
         if record is None:
             raise NoSuchActionError(f"There is no action {number}.")
         undo = taking_back(record.action, record.request, record.before)
-        if undo is None or record.outcome is not Outcome.DONE:
+        if undo is None or record.outcome is not ActionOutcome.DONE:
             raise NoSuchActionError(f"Action {number} ({record.action}, {record.outcome}) cannot be taken back.")
         if await self._store.read(was_undone, number):
             raise NoSuchActionError(f"Action {number} was taken back already.")
@@ -243,21 +243,21 @@ def asked_of(number: int, request: AnyRequest) -> OperatorAsked | NodeVouchedFor
     value: str | float = ""
     match request:
         case Pause():
-            what, value = Setting.LEASING, "paused"
+            what, value = LiveSetting.LEASING, "paused"
         case Drain():
-            what, value = Setting.LEASING, "draining"
+            what, value = LiveSetting.LEASING, "draining"
         case Resume():
-            what, value = Setting.LEASING, "open"
+            what, value = LiveSetting.LEASING, "open"
         case SetMaxStaleness():
-            what, value = Setting.MAX_STALENESS, request.value
+            what, value = LiveSetting.MAX_STALENESS, request.value
         case SetPublishEvery():
-            what, value = Setting.PUBLISH_EVERY, request.value
+            what, value = LiveSetting.PUBLISH_EVERY, request.value
         case SetLearningRate():
-            what, value = Setting.LEARNING_RATE, request.value
+            what, value = LiveSetting.LEARNING_RATE, request.value
         case SetObjective():
-            what, value = Setting.OBJECTIVE, request.value
+            what, value = LiveSetting.OBJECTIVE, request.value
         case SetSpendCap():
-            what, value = Setting.SPEND_CAP, request.value
+            what, value = LiveSetting.SPEND_CAP, request.value
         case PublishNow():
             what = PUBLISH_NOW
         case TrustNode() | DistrustNode():

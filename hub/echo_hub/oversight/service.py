@@ -19,7 +19,7 @@ from echo_hub.intake.service import IntakeService
 from echo_hub.lifecycle.retention import Retention
 from echo_hub.lifecycle.sibling_runs import SiblingRuns
 from echo_hub.net.server import Server
-from echo_hub.operation.problems import Problems
+from echo_hub.operation.problems import RunProblems
 from echo_hub.operation.watching import limits_of
 from echo_hub.oversight.checking import verifying_of
 from echo_hub.oversight.housekeeping import Housekeeping
@@ -64,7 +64,7 @@ class OversightService:
         self._siblings = SiblingRuns(
             directory, store, run_id=resources.run_id, hub_key=resources.me.public_key, changes=shared.changes
         )
-        problems = Problems(limits_of(config.alerts))
+        problems = RunProblems(limits_of(config.alerts))
         moments = Moments(
             shared,
             intake=intake,

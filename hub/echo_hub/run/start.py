@@ -60,7 +60,7 @@ class Ancestor(BaseModel):
         return f"version {self.policy_version} of {self.run_name}" + (f" ({self.run_id})" if self.run_id else "")
 
 
-class Origin(BaseModel):
+class AdapterOrigin(BaseModel):
     """Origin of an adapter trained for this run: `origin` in its FINETUNED file."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -120,12 +120,12 @@ def read_start(directory: RunDirectory) -> Start | None:
         ) from error
 
 
-def read_origin(adapter_dir: Path) -> Origin | None:
+def read_origin(adapter_dir: Path) -> AdapterOrigin | None:
     """Return the origin of an adapter made by `echo-hub sft`; None for others. Raises ConfigError if it cannot be
     read."""
     path = adapter_dir / FINETUNED
     try:
-        return Origin.model_validate(json.loads(path.read_bytes())["origin"])
+        return AdapterOrigin.model_validate(json.loads(path.read_bytes())["origin"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

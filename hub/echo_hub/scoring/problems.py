@@ -21,7 +21,7 @@ from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.mixture import Mixture
 from echo_hub.judges.asking import Asked
 from echo_hub.run.base_model import PromptCodec
-from echo_hub.scoring.task_problems import CACHED_PROBLEMS, Answered, Response, TaskProblems
+from echo_hub.scoring.task_problems import CACHED_PROBLEMS, EnvironmentReply, Response, TaskProblems
 from echo_hub.scoring.weighing import Weighing
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.rewards import RewardBounds
@@ -161,14 +161,14 @@ class Problems:
         """Return `respond` for an episode of a held-out problem; an answer becomes the ids up to the next turn."""
         task, problem = self._heldout(number)
         answer = task.respond(problem, completions, observed_tokens)
-        return answer.observation_ids if isinstance(answer, Answered) else answer
+        return answer.observation_ids if isinstance(answer, EnvironmentReply) else answer
 
     def training_respond(
         self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
     ) -> float | dict[str, float] | NDArray[np.int32]:
         """Return `heldout_respond` for an episode of a training group's problem."""
         answer = self.respond(group_id, completions, observed_tokens)
-        return answer.observation_ids if isinstance(answer, Answered) else answer
+        return answer.observation_ids if isinstance(answer, EnvironmentReply) else answer
 
     def training_score(self, group_id: int, text: str) -> float:
         """Score a text with the task's own scorer as the answer to a training problem. Raises as `respond`."""

@@ -17,7 +17,7 @@ from echo_hub.driving.event_queue import EventQueue
 from echo_hub.scoring.backlog import Backlog
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
-from echo_hub.scoring.task_problems import Answered
+from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
 from echo_shared.messages.fields import printable_line
@@ -141,7 +141,7 @@ def _verdict(job: ScoringJob, response: float | Sequence[Any] | ScorerError) -> 
     if isinstance(response, ScorerError):
         detail = str(response)
     elif isinstance(response, Sequence):
-        answered = Answered(*response)
+        answered = EnvironmentReply(*response)
         return RolloutContinued(
             rollout_id=job.rollout_id,
             observation_ids=answered.observation_ids,

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 CACHED_PROBLEMS: Final = 16_384
 
 
-class Answered(NamedTuple):
+class EnvironmentReply(NamedTuple):
     """An environment's answer to a turn."""
 
     observation_ids: NDArray[np.int32]
@@ -41,7 +41,7 @@ class Answered(NamedTuple):
     turn_reward: float
 
 
-Response = float | dict[str, float] | Answered
+Response = float | dict[str, float] | EnvironmentReply
 """A score, components, or an answer to a turn."""
 
 
@@ -172,7 +172,7 @@ class TaskProblems:
         said = len(self.codec.encode_prompt(problem.prompt)) + sum(map(len, completions)) + observed_tokens
         has_room = said + len(observation_ids) + self._max_tokens <= self.codec.context_tokens
         if has_room:
-            return Answered(observation_ids, self.rewards.read_turn(response.turn_reward))
+            return EnvironmentReply(observation_ids, self.rewards.read_turn(response.turn_reward))
         return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
 
     def score(self, problem: Problem, text: str) -> float:

@@ -31,20 +31,20 @@ from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.costs import asked_of_hub
 from echo_hub.simulator.hours import Hours
-from echo_hub.simulator.lengths import Lengths
+from echo_hub.simulator.lengths import LengthModel
 from echo_hub.simulator.node import HeldLease, Moves, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits, draw_nodes, liar
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.spans import Spans
 from echo_hub.simulator.spreading import Spreading
 from echo_hub.simulator.tokens import TokenCounts
-from echo_hub.simulator.work import MadeUp, Work
+from echo_hub.simulator.work import MadeUp, SimulatedWork
 from echo_shared.messages import rollout_id
 
 _NOTHING: Final[Mapping[int, Spans]] = MappingProxyType({})
 
 
-class Fleet:
+class SimulatedFleet:
     """`tell` passes events to the hub; `work` provides contents; `hours` counts connections.
 
     `nodes`: the honest nodes, if they are not drawn from the scenario. Agenda entries of a node's earlier sessions are
@@ -57,7 +57,7 @@ class Fleet:
         *,
         agenda: Agenda,
         tell: Callable[[Event], None],
-        work: Work | None = None,
+        work: SimulatedWork | None = None,
         hours: Hours | None = None,
         nodes: Sequence[Traits] | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class Fleet:
         self._tell = tell
         self._work = work or MadeUp(scenario)
         self._hours = hours or Hours()
-        self.lengths = Lengths(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
+        self.lengths = LengthModel(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
         self._chance = np.random.default_rng([scenario.run.seed, 4])
         self._delay_s = scenario.nodes.delay_s
         self._newest_version = 0

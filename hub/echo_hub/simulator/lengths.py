@@ -23,7 +23,7 @@ _KEPT_BLOCKS: Final = 64
 _QUANTILES: Final = 1_000
 
 
-class Lengths:
+class LengthModel:
     def __init__(self, settings: SimulatedLengths, *, group_size: int, seed: int) -> None:
         self._settings = settings
         self._group_size = group_size

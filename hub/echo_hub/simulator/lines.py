@@ -11,7 +11,7 @@ Ask = Callable[[], bool]
 Sent = Callable[[float], None]
 
 
-class Uplink:
+class SimulatedUplink:
     """Sends transfers one at a time, lowest rank first. A transfer that is no longer wanted at its turn is skipped."""
 
     def __init__(self, agenda: Agenda, bytes_s: float) -> None:

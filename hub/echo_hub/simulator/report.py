@@ -34,7 +34,7 @@ class CoreFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SimulationReport:
     """Counts are rollouts over the whole run, unless stated otherwise."""
 
     finished: bool
@@ -98,7 +98,7 @@ class Report:
         return self.leased == self.trained + sum(self.dropped.values()) + self.in_flight
 
 
-def report_of(world: World) -> Report:
+def report_of(world: World) -> SimulationReport:
     """Compute the report of a finished run."""
     accounts = world.accounts
     pool, demand = pool_of(world.scenario), demand_of(world.scenario)
@@ -108,7 +108,7 @@ def report_of(world: World) -> Report:
     percentiles = np.percentile([accounts.trained_of[node.number] for node in there] or [0], (10, 50, 90))
     stale = accounts.dropped[DropReason.STALE] + accounts.dropped[DropReason.REVOKED]
     sizes = list(accounts.lease_sizes.elements())
-    return Report(
+    return SimulationReport(
         finished=world.finished,
         virtual_s=world.agenda.now,
         steps=steps,
@@ -143,7 +143,7 @@ def report_of(world: World) -> Report:
     )
 
 
-def table(report: Report) -> list[tuple[str, str]]:
+def table(report: SimulationReport) -> list[tuple[str, str]]:
     """Return rows of (name, figures) for display."""
     p10, p50, p90 = report.trained_by_node
     core, needed = report.core, report.needed_staleness

@@ -12,7 +12,7 @@ import numpy as np
 
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.core.capacity.rule import NodeByNode, needed_staleness, useful_rollouts
-from echo_hub.simulator.lengths import Lengths
+from echo_hub.simulator.lengths import LengthModel
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.scenario import Scenario
 
@@ -67,5 +67,5 @@ def classes_of(scenario: Scenario) -> tuple[NodeClass, ...]:
     )
 
 
-def _lengths(scenario: Scenario) -> Lengths:
-    return Lengths(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
+def _lengths(scenario: Scenario) -> LengthModel:
+    return LengthModel(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)

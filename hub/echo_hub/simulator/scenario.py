@@ -212,7 +212,7 @@ class SimulatedFalseClaims(ScenarioSection):
     """Interval in seconds at which each leaves and returns with a new key."""
 
 
-class Measuring(ScenarioSection):
+class MeasuredSection(ScenarioSection):
     """How the figures are measured."""
 
     warm_up_steps: Annotated[int, Field(ge=0)] = 5
@@ -239,7 +239,7 @@ class Scenario(BaseSettings):
     availability: SimulatedAvailability = SimulatedAvailability()
     failures: SimulatedFailures = SimulatedFailures()
     false_claims: SimulatedFalseClaims = SimulatedFalseClaims()
-    measuring: Measuring = Measuring()
+    measuring: MeasuredSection = MeasuredSection()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Scenario:

@@ -6,12 +6,14 @@ import gc
 from collections.abc import Callable
 
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.simulator.report import Report, report_of
+from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import MakeCoordinator, World
 
 
-def simulate(scenario: Scenario, clock: Callable[[], float], *, make: MakeCoordinator = Coordinator) -> Report:
+def simulate(
+    scenario: Scenario, clock: Callable[[], float], *, make: MakeCoordinator = Coordinator
+) -> SimulationReport:
     """Run the scenario and return its report.
 
     `clock` measures the coordinator's own cost and influences nothing else. `make` creates another coordinator to

@@ -21,12 +21,12 @@ from typing import Final
 
 import numpy as np
 
-from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
+from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, SendPiece
 from echo_hub.core.spread.neighbours import Neighbours
 from echo_hub.core.spread.way_choice import PUSHED, Circumstances, choose_way, estimates
-from echo_hub.core.spread.windows import Paths
+from echo_hub.core.spread.windows import BroadcastPaths
 from echo_hub.simulator.agenda import Agenda
-from echo_hub.simulator.lines import Downlink, Uplink
+from echo_hub.simulator.lines import Downlink, SimulatedUplink
 from echo_hub.simulator.node import SimulatedNode
 from echo_shared.messages import MAX_MESH, Way
 from echo_shared.relay_tree import split
@@ -56,7 +56,7 @@ class _Line:
     """A node's connection."""
 
     node: SimulatedNode
-    uplink: Uplink
+    uplink: SimulatedUplink
     downlink: Downlink
 
 
@@ -98,12 +98,12 @@ class Spreading:
         self._turned_away = turned_away
         self._heard_at: dict[str, float] = {}
         """By node: time of the last piece, or of an announcement to an idle node."""
-        self._uplink = Uplink(agenda, hub_uplink_bytes_s)
+        self._uplink = SimulatedUplink(agenda, hub_uplink_bytes_s)
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, frozenset[str]] = {}
         rng = np.random.default_rng(0)
         self._neighbours = Neighbours(degree=MAX_MESH, draw=lambda below: int(rng.integers(below)))
-        self._paths = Paths()
+        self._paths = BroadcastPaths()
         self._pushes: dict[int, _Push] = {}
         """By version, in order of announcement."""
 
@@ -180,7 +180,7 @@ class Spreading:
         for node in nodes:
             if node.node_id not in self._lines:
                 up, down = node.traits.uplink_bytes_s, node.traits.downlink_bytes_s
-                self._lines[node.node_id] = _Line(node, Uplink(self._agenda, up), Downlink(down))
+                self._lines[node.node_id] = _Line(node, SimulatedUplink(self._agenda, up), Downlink(down))
             self._neighbours.join(node.node_id, listens=True)
         for node_id in self._lines:
             links = frozenset(self._neighbours.of(node_id))
@@ -222,7 +222,9 @@ class Spreading:
             if push.plan.done:
                 del self._pushes[push.version]
 
-    def _off(self, push: _Push, node_id: str, piece: int, send: Send | None, hand_on: bytes, began_at: float) -> None:
+    def _off(
+        self, push: _Push, node_id: str, piece: int, send: SendPiece | None, hand_on: bytes, began_at: float
+    ) -> None:
         """Handle a piece that left the hub (`send`) or another node (None)."""
         delay_s = self._delay_s
         size = push.piece_bytes if send is None or not send.is_there else TOLD_BYTES
@@ -293,7 +295,7 @@ def piece_bytes_for(total_bytes: int) -> int:
     return piece_bytes
 
 
-def _is_wanted(push: _Push, send: Send) -> bool:
+def _is_wanted(push: _Push, send: SendPiece) -> bool:
     return push.plan.left_of(send) is not None
 
 

@@ -1,7 +1,7 @@
 """The content of simulated work: what is sampled, its reward, and the effect of training.
 
-The world decides when things happen; a `Work` decides what they contain. The default is `MadeUp`: meaningless tokens
-and rewards that differ within a group. Another `Work` may sample from a model and train it, in virtual time.
+The world decides when things happen; a `SimulatedWork` decides what they contain. The default is `MadeUp`: meaningless tokens
+and rewards that differ within a group. Another `SimulatedWork` may sample from a model and train it, in virtual time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from echo_shared.rollout_books import RolloutPayload
 Record = RolloutReceived | RolloutsDropped | ScoreRecorded | StepPlanned
 
 
-class Work(Protocol):
+class SimulatedWork(Protocol):
     def prepare(self, group_id: int) -> GroupPrepared:
         """Return the group's problem."""
 

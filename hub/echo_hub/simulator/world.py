@@ -75,11 +75,11 @@ from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.core_cost import MeteredCore
 from echo_hub.simulator.costs import Costs, activation_settings
-from echo_hub.simulator.fleet import Fleet
+from echo_hub.simulator.fleet import SimulatedFleet
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.scenario import Scenario
-from echo_hub.simulator.work import MadeUp, Work
+from echo_hub.simulator.work import MadeUp, SimulatedWork
 
 LIARS_FROM_S: Final = 60.0
 """The share of liars counts from here on: before, the coordinator cannot know them."""
@@ -104,7 +104,7 @@ class World:
         clock: Callable[[], float] = lambda: 0.0,
         *,
         make: MakeCoordinator = Coordinator,
-        work: Work | None = None,
+        work: SimulatedWork | None = None,
         nodes: Sequence[Traits] | None = None,
     ) -> None:
         self.scenario = scenario
@@ -119,7 +119,9 @@ class World:
         self.costs = Costs()
         self.agenda = Agenda()
         self.hours = Hours()
-        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours, nodes=nodes)
+        self.fleet = SimulatedFleet(
+            scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours, nodes=nodes
+        )
         self.steps: list[tuple[float, float]] = []
         """(begin, end) of each step, in order, including the one in progress."""
         self._untold = 0

@@ -9,8 +9,8 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.dashboard.source import Changes
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
-from echo_hub.sinks.following import Following, Writer
-from echo_hub.sinks.reading import Reading
+from echo_hub.sinks.following import EntryWriter, Following
+from echo_hub.sinks.reading import EntryReader
 from echo_hub.sinks.texts import SampleTexts
 from echo_hub.sinks.wandb_sink import WandB
 from echo_hub.store.async_store import AsyncStore
@@ -30,7 +30,7 @@ def chosen_sinks(
 
     `root` is the run's directory. Raises ConfigError for a missing package.
     """
-    writers: list[Writer] = []
+    writers: list[EntryWriter] = []
     if config.metrics.tensorboard:
         from echo_hub.sinks.tensorboard import TensorBoard  # Import here, because it takes a fraction of a second.
 
@@ -38,4 +38,6 @@ def chosen_sinks(
     if config.metrics.wandb != "off":
         writers.append(WandB(config, directory=root / "wandb", run_id=run_id))
     texts = SampleTexts(config.metrics, store=store.store, codec=codec, problems=problems)
-    return [Following(writer, partial(Reading, store.store, texts=texts), store.server, changes) for writer in writers]
+    return [
+        Following(writer, partial(EntryReader, store.store, texts=texts), store.server, changes) for writer in writers
+    ]

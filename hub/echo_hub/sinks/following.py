@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from echo_hub.dashboard.source import Changes
-from echo_hub.sinks.reading import Entry, Position, Reading
+from echo_hub.sinks.reading import Entry, EntryReader, Position
 from echo_shared.abandonable import abandonable
 from echo_shared.room import Room
 
@@ -31,7 +31,7 @@ MOST_CHARACTERS: Final = 300
 """Length of an error text that the operator is shown."""
 
 
-class Writer(Protocol):
+class EntryWriter(Protocol):
     """Destination of the entries.
 
     Each method blocks, and no two are called at once. Its errors do not affect the run.
@@ -54,7 +54,9 @@ class Writer(Protocol):
 class Following:
     """Feeds one writer. `read` creates a reader of the entries after a position; `server` waits for the database."""
 
-    def __init__(self, writer: Writer, read: Callable[[Position], Reading], server: Room, changes: Changes) -> None:
+    def __init__(
+        self, writer: EntryWriter, read: Callable[[Position], EntryReader], server: Room, changes: Changes
+    ) -> None:
         self._writer = writer
         self._read = read
         self._server = server

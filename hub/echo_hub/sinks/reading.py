@@ -59,7 +59,7 @@ class Position:
     evaluated_at: float = 0.0
 
 
-class Reading:
+class EntryReader:
     """Reads the entries after `position`. Blocks, and is not thread-safe."""
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
-from echo_hub.actions.records import ActionRecord, Actor, ApiToken, Outcome
+from echo_hub.actions.records import ActionOutcome, ActionRecord, Actor, ApiToken
 from echo_hub.actions.requests import (
     AnyRequest,
     Ban,
@@ -37,7 +37,7 @@ TOGETHER: Final = (frozenset({"max_staleness", "publish_every"}),)
 """Sets of settings that must change together: if one is overruled, all of the set are."""
 
 
-class RefusedError(Exception):
+class ActionRefusedError(Exception):
     """The reason for refusing an action, as text for the operator."""
 
 
@@ -64,7 +64,7 @@ def note_action(
             action=request.action,
             request=request.model_dump(mode="json", exclude={"action"}),
             undoes=undoes,
-            outcome=Outcome.WANTED,
+            outcome=ActionOutcome.WANTED,
             detail="",
         )
     )
@@ -72,7 +72,7 @@ def note_action(
     if request.IN_BOOKS:
         try:
             settled = _done(connection, number, request, secret_hash, now)
-        except RefusedError as error:
+        except ActionRefusedError as error:
             settled = ActionSettled(number=number, done=False, detail=str(error))
         settle(connection, [settled], now)
     return _find(connection, number)
@@ -91,7 +91,7 @@ def find_action(connection: Connection, number: int) -> ActionRecord | None:
 
 def read_wanted_actions(connection: Connection) -> list[ActionRecord]:
     """Return the actions that the hub has to carry out, oldest first."""
-    of_them = select(actions).where(actions.c.outcome == Outcome.WANTED).order_by(actions.c.number)
+    of_them = select(actions).where(actions.c.outcome == ActionOutcome.WANTED).order_by(actions.c.number)
     return [_record(row) for row in connection.execute(of_them)]
 
 
@@ -105,7 +105,7 @@ def read_action_log(connection: Connection, *, limit: int, before: int | None = 
 
 def was_undone(connection: Connection, number: int) -> bool:
     """Return True if an action that takes this one back is done or wanted."""
-    of_it = (actions.c.undoes == number, actions.c.outcome != Outcome.REFUSED)
+    of_it = (actions.c.undoes == number, actions.c.outcome != ActionOutcome.REFUSED)
     return connection.execute(select(actions.c.number).where(*of_it)).first() is not None
 
 
@@ -144,7 +144,7 @@ def begin_settings(connection: Connection, configured: Mapping[str, Any]) -> tup
 
 
 def _record(row: Row[Any]) -> ActionRecord:
-    return ActionRecord(**{**row._mapping, "outcome": Outcome(row.outcome)})
+    return ActionRecord(**{**row._mapping, "outcome": ActionOutcome(row.outcome)})
 
 
 def _find(connection: Connection, number: int) -> ActionRecord:
@@ -167,16 +167,16 @@ def _done(connection: Connection, number: int, request: AnyRequest, secret_hash:
         case RevokeToken(name=name):
             return _revoke_token(connection, number, name, now)
         case _:
-            raise RefusedError(f"{request.action} needs the running hub: it changes more than the database.")
+            raise ActionRefusedError(f"{request.action} needs the running hub: it changes more than the database.")
 
 
 def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: float) -> ActionSettled:
     known = connection.execute(select(nodes.c.banned_at).where(nodes.c.node_id == node)).first()
     if known is None:
-        raise RefusedError("No node of this id has ever joined this run.")
+        raise ActionRefusedError("No node of this id has ever joined this run.")
     was = known.banned_at is not None
     if was == banned:
-        raise RefusedError("This node is already banned." if was else "This node is not banned.")
+        raise ActionRefusedError("This node is already banned." if was else "This node is not banned.")
     if banned:
         ban_nodes(connection, [node], now)
     else:
@@ -187,7 +187,7 @@ def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: f
 def _pardon(connection: Connection, number: int, node: str, now: float) -> ActionSettled:
     state = connection.scalar(select(trust.c.state).where(trust.c.node_id == node))
     if state != "quarantined":
-        raise RefusedError("This node is not in quarantine.")
+        raise ActionRefusedError("This node is not in quarantine.")
     standings.want_pardon(connection, [node], now)
     return ActionSettled(number=number, done=True, before=state, after="new")
 
@@ -201,14 +201,14 @@ def _invite(connection: Connection, number: int, request: MakeInvite, secret_has
         expires_at=now + request.days * DAY_S,
     )
     if not invites.add_invite(connection, made):
-        raise RefusedError("A valid invite of this name already exists.")
+        raise ActionRefusedError("A valid invite of this name already exists.")
     return ActionSettled(number=number, done=True)
 
 
 def _uninvite(connection: Connection, number: int, request: RevokeInvite, now: float) -> ActionSettled:
     of_name = [one for one in invites.read_invites(connection) if one.name == request.name]
     if not of_name:
-        raise RefusedError("There is no invite of this name.")
+        raise ActionRefusedError("There is no invite of this name.")
     came = invites.revoke_invite(connection, request.name, now, ban=request.ban)
     what = f"{len(came)} nodes joined with it"
     banned = f" and are banned: {', '.join(came)}" if request.ban and came else ""
@@ -218,7 +218,7 @@ def _uninvite(connection: Connection, number: int, request: RevokeInvite, now: f
 def _make_token(connection: Connection, number: int, request: MakeToken, secret_hash: str, now: float) -> ActionSettled:
     of_name = (api_tokens.c.name == request.name, api_tokens.c.revoked_at.is_(None), api_tokens.c.expires_at > now)
     if connection.execute(select(api_tokens.c.token_id).where(*of_name)).first() is not None:
-        raise RefusedError("A valid token of this name already exists.")
+        raise ActionRefusedError("A valid token of this name already exists.")
     connection.execute(
         insert(api_tokens).values(
             name=request.name,
@@ -234,5 +234,5 @@ def _make_token(connection: Connection, number: int, request: MakeToken, secret_
 def _revoke_token(connection: Connection, number: int, name: str, now: float) -> ActionSettled:
     of_name = (api_tokens.c.name == name, api_tokens.c.revoked_at.is_(None))
     if connection.execute(update(api_tokens).where(*of_name).values(revoked_at=now)).rowcount == 0:
-        raise RefusedError("There is no valid token of this name.")
+        raise ActionRefusedError("There is no valid token of this name.")
     return ActionSettled(number=number, done=True)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.bulk import among
-from echo_hub.store.old_fetches import Place, forget_old_fetches, newest_forgotten
+from echo_hub.store.old_fetches import FetchMark, forget_old_fetches, newest_forgotten
 from echo_hub.store.tables import fetches, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetches
 
@@ -21,7 +21,7 @@ NODES_A_QUERY: Final = 128
 """Nodes looked up in one statement, which then takes a few milliseconds."""
 
 
-def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float, place: Place) -> Place:
+def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float, place: FetchMark) -> FetchMark:
     """Write the news in order, then delete twice as many old fetch rows as were added, plus a fixed number.
 
     Return how far old fetch rows are deleted, as `forget_old_fetches` returns it.

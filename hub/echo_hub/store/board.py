@@ -35,10 +35,10 @@ from echo_shared.credit_books import (
     BoardKind,
     BoardQuery,
     CreditDay,
+    CreditStanding,
     Holder,
     PublicReceipt,
     RunElsewhere,
-    Standing,
     StepShare,
     WorkKinds,
 )
@@ -135,14 +135,14 @@ def _order(connection: Connection, board: Subquery, wanted: BoardQuery, today: i
     return (column.desc() if down else column.asc(), board.c.rank)
 
 
-def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now: float) -> tuple[Standing, ...]:
+def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now: float) -> tuple[CreditStanding, ...]:
     total = connection.scalar(select(credit.c.rollouts).where(credit.c.holder == RUN)) or 0
     holders = [row["holder"] for row in rows]
     teams_by_id, members = _teams(connection, holders, kind)
     works = _works(connection, holders) if kind == "node" else {}
     today = day_of(now)
     return tuple(
-        Standing(
+        CreditStanding(
             kind=kind,
             rank=int(row["rank"]),
             node=row["holder"][:PUBLIC_DIGITS] if kind == "node" else "",

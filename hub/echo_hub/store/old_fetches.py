@@ -36,7 +36,7 @@ _OLDEST: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FetchMark:
     """How far fetch rows are deleted.
 
     All rows of versions before `version` are gone. Of `version` itself, rows without `broadcast_s` (late arrivals) and
@@ -53,10 +53,10 @@ def newest_forgotten(connection: Connection) -> int:
     return (newest or 0) - KEPT_VERSIONS
 
 
-def forget_old_fetches(connection: Connection, place: Place, more: int = 0) -> Place:
+def forget_old_fetches(connection: Connection, place: FetchMark, more: int = 0) -> FetchMark:
     """Delete `FORGOTTEN_AT_ONCE + more` fetch rows of the oldest versions, but none of the `KEPT_VERSIONS` newest.
 
-    Return how far rows are deleted once this transaction is committed. `Place()` is always a valid start.
+    Return how far rows are deleted once this transaction is committed. `FetchMark()` is always a valid start.
     """
     forgotten, most = newest_forgotten(connection), FORGOTTEN_AT_ONCE + more
     while most > 0:
@@ -68,12 +68,12 @@ def forget_old_fetches(connection: Connection, place: Place, more: int = 0) -> P
             _note_arrived(connection, version)
             gone = _delete(connection, fetches.c.policy_version == version, fetches.c.broadcast_s.is_(None), most=part)
             if gone < part:
-                place = Place(version, float("-inf"))
+                place = FetchMark(version, float("-inf"))
         else:
             rest = (fetches.c.policy_version == place.version, fetches.c.broadcast_s >= place.at_s)
             last_s = connection.scalar(_in_order(fetches.c.broadcast_s, *rest).offset(part - 1).limit(1))
             gone = _delete(connection, *rest, most=part)
-            place = Place(place.version, last_s)
+            place = FetchMark(place.version, last_s)
         most -= gone
     return place
 

@@ -18,7 +18,7 @@ IN_FLIGHT: Final = "in flight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
+class LengthCount:
     """Number of training completions with the same outcome and length."""
 
     outcome: str
@@ -37,7 +37,7 @@ class BatchAges:
     """Staleness of each group, in versions."""
 
 
-def read_lengths(connection: Connection, newest: int) -> list[Length]:
+def read_lengths(connection: Connection, newest: int) -> list[LengthCount]:
     """Return lengths of the training completions among the `newest` leased rollouts that were received.
 
     The database counts them: SQLite's driver takes the GIL for each row, which is slow in a busy hub.
@@ -48,7 +48,7 @@ def read_lengths(connection: Connection, newest: int) -> list[Length]:
     came_in = (of_newest.c.num_tokens.is_not(None), of_newest.c.group_id < FIRST_EVALUATION_ID)
     rows = connection.execute(select(*alike, func.count().label("number")).where(*came_in).group_by(*alike))
     return [
-        Length(outcome=_outcome(row.state, row.drop_reason), num_tokens=row.num_tokens, rollouts=row.number)
+        LengthCount(outcome=_outcome(row.state, row.drop_reason), num_tokens=row.num_tokens, rollouts=row.number)
         for row in rows
     ]
 

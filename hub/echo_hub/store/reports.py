@@ -321,7 +321,7 @@ def _step_record(row: Any) -> StepRecord:
 
 
 @dataclass(slots=True)
-class Fetched:
+class FetchSummary:
     """Sums over the fetches of one version. Fetches are only added, so an equal count means equal contents."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -334,11 +334,13 @@ def read_published(connection: Connection, newest: int) -> Sequence[Row[Any]]:
     return rows_at_once(connection, _PUBLISHED, {"most": newest})[::-1]
 
 
-def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[int, Fetched]) -> dict[int, Fetched]:
+def read_fetched(
+    connection: Connection, wanted: Sequence[int], known: Mapping[int, FetchSummary]
+) -> dict[int, FetchSummary]:
     """Return the fetches of these versions. Arrival times are read again only for versions with more fetches than
     `known`.
     """
-    found = {version: Fetched() for version in wanted}
+    found = {version: FetchSummary() for version in wanted}
     for row in rows_at_once(connection, _FETCHED, {"wanted": wanted}):
         of_version = found[row.policy_version]
         of_version.counts[row.transport] = row.fetches
@@ -349,7 +351,7 @@ def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[i
     return found
 
 
-def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, Fetched]) -> list[VersionRecord]:
+def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSummary]) -> list[VersionRecord]:
     """Return the records of versions, in the order of the rows."""
     return [
         VersionRecord(

@@ -15,7 +15,7 @@ _RETIRED: Final = "retired"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class RetiredMark:
     """A point in the run: all steps up to `step`, and all dropped groups up to `group`."""
 
     step: int
@@ -23,17 +23,17 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class StepSpan:
     """Rollouts of the steps after `after`, up to and including `through`."""
 
-    after: Mark
-    through: Mark
+    after: RetiredMark
+    through: RetiredMark
 
     def __str__(self) -> str:
         return f"{self.after.step + 1} to {self.through.step}"
 
 
-def read_last(connection: Connection) -> Span | None:
+def read_last(connection: Connection) -> StepSpan | None:
     """Return the span retired last; None if none ever was.
 
     All rollouts before the span are deleted. Those in it are deleted or being deleted.
@@ -42,10 +42,10 @@ def read_last(connection: Connection) -> Span | None:
     if found is None:
         return None
     said = json.loads(found)
-    return Span(after=Mark(**said["after"]), through=Mark(**said["through"]))
+    return StepSpan(after=RetiredMark(**said["after"]), through=RetiredMark(**said["through"]))
 
 
-def note_last(connection: Connection, span: Span) -> bool:
+def note_last(connection: Connection, span: StepSpan) -> bool:
     """Record that the span is being retired. Return False if it was recorded before.
 
     The row's lock makes other processes that record a span wait for this transaction.

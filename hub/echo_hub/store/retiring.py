@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 
-from echo_hub.actions.records import Outcome
+from echo_hub.actions.records import ActionOutcome
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, evaluation_ids
 from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
@@ -25,7 +25,7 @@ from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.keeping import forget_copies
 from echo_hub.store.old_receipts import FIELDS, Key, OldReceipt
 from echo_hub.store.reading import in_parts
-from echo_hub.store.retired import Mark, Span, note_last
+from echo_hub.store.retired import RetiredMark, StepSpan, note_last
 from echo_hub.store.store import Store
 from echo_hub.store.tables import IS_OPEN, IS_UNFINISHED, WITH_PAYLOAD, actions, groups, payloads, rollouts, steps
 from echo_shared.errors import LocalProtocolError, StorageError
@@ -52,7 +52,7 @@ FACTS: Final = ("node_id", "state", "drop_reason", "reward", "num_tokens")
 class Ripe:
     """A step that may be retired with all steps before it."""
 
-    mark: Mark
+    mark: RetiredMark
     num_rollouts: int
     num_tokens: int
     trained_at: float
@@ -68,7 +68,7 @@ class Copies:
     place: str
     now: float
 
-    def action(self, span: Span) -> dict[str, Any]:
+    def action(self, span: StepSpan) -> dict[str, Any]:
         """Return the entry for the log of actions."""
         return {
             "asked_at": self.now,
@@ -76,16 +76,16 @@ class Copies:
             "who": self.who[:128],
             "action": "archive",
             "request": {"steps": str(span), "file": self.place},
-            "outcome": Outcome.DONE,
+            "outcome": ActionOutcome.DONE,
             "settled_at": self.now,
             "detail": f"{len(self.facts)} rollouts were archived and are deleted from the database.",
         }
 
 
-def read_first_mark(connection: Connection) -> Mark:
+def read_first_mark(connection: Connection) -> RetiredMark:
     """Return the mark before the run's first step."""
     beginning = read_beginning(connection)
-    return Mark(step=beginning.policy_version, group=beginning.group_id - 1)
+    return RetiredMark(step=beginning.policy_version, group=beginning.group_id - 1)
 
 
 def read_trained_at(connection: Connection, step: int) -> float | None:
@@ -93,7 +93,7 @@ def read_trained_at(connection: Connection, step: int) -> float | None:
     return connection.scalar(select(steps.c.trained_at).where(steps.c.step == step))
 
 
-def read_final_keys(connection: Connection, span: Span) -> list[Key]:
+def read_final_keys(connection: Connection, span: StepSpan) -> list[Key]:
     """Return the final rollouts of these steps whose rows are still stored, as (lease, index)."""
     found = [
         (row.lease_id, row.at)
@@ -103,7 +103,7 @@ def read_final_keys(connection: Connection, span: Span) -> list[Key]:
     return sorted(found)
 
 
-def retire(store: Store, keys: Sequence[Key], span: Span, copies: Copies | None = None) -> int:
+def retire(store: Store, keys: Sequence[Key], span: StepSpan, copies: Copies | None = None) -> int:
     """Delete up to `ROWS_AT_ONCE` rollouts of the span; return the number of deleted rows.
 
     Each try is one transaction, repeated while another process holds the rows. Raises StorageError, and deletes
@@ -122,7 +122,7 @@ def retire(store: Store, keys: Sequence[Key], span: Span, copies: Copies | None 
     )
 
 
-def _retire_once(connection: Connection, keys: Sequence[Key], span: Span, copies: Copies | None) -> int:
+def _retire_once(connection: Connection, keys: Sequence[Key], span: StepSpan, copies: Copies | None) -> int:
     if copies is not None:
         _wait_briefly(connection)
     if note_last(connection, span) and copies is not None:
@@ -140,7 +140,7 @@ def _is_held_up(error: StorageError) -> bool:
     return getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) == _HELD_UP
 
 
-def read_ripe(connection: Connection, after: Mark, before_step: int) -> list[Ripe]:
+def read_ripe(connection: Connection, after: RetiredMark, before_step: int) -> list[Ripe]:
     """Return at most `STEPS_AT_ONCE` steps that may be retired, in order: after `after` and before `before_step`."""
     old = (steps.c.step > after.step, steps.c.step < before_step)
     columns = (steps.c.step, steps.c.group_ids, steps.c.num_rollouts, steps.c.num_tokens, steps.c.trained_at)
@@ -161,7 +161,7 @@ def read_ripe(connection: Connection, after: Mark, before_step: int) -> list[Rip
             break
         found.append(
             Ripe(
-                mark=Mark(step=row.step, group=group),
+                mark=RetiredMark(step=row.step, group=group),
                 num_rollouts=row.num_rollouts,
                 num_tokens=row.num_tokens,
                 trained_at=row.trained_at,
@@ -170,7 +170,7 @@ def read_ripe(connection: Connection, after: Mark, before_step: int) -> list[Rip
     return found
 
 
-def read_groups_of_steps(connection: Connection, span: Span) -> list[int]:
+def read_groups_of_steps(connection: Connection, span: StepSpan) -> list[int]:
     """Return all groups that belong to these steps."""
     batches = select(steps.c.group_ids).where(steps.c.step > span.after.step, steps.c.step <= span.through.step)
     dropped = select(groups.c.group_id).where(

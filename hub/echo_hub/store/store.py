@@ -35,7 +35,7 @@ from echo_hub.store.database import (
 )
 from echo_hub.store.events import KEPT, add_events
 from echo_hub.store.keeping import Keeping, forget, trim
-from echo_hub.store.old_fetches import Place, forget_old_fetches
+from echo_hub.store.old_fetches import FetchMark, forget_old_fetches
 from echo_hub.store.tables import evaluations, nodes, rollouts, set_evaluations, steps
 from echo_hub.store.touched import Touched
 from echo_hub.store.training import count_trained, uncounted_steps
@@ -58,9 +58,9 @@ class Store:
         """Nodes whose row of the leaderboard changed."""
         self.is_uncounted = False
         """True if a trained step has rollouts that are not counted yet."""
-        self._fetched: Mapping[int, reports.Fetched] = {}
+        self._fetched: Mapping[int, reports.FetchSummary] = {}
         """Fetches of the versions asked for last, so that each fetch is read once."""
-        self._forgotten = Place()
+        self._forgotten = FetchMark()
         """How far old fetch rows are deleted."""
 
     @classmethod

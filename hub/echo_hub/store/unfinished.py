@@ -9,7 +9,7 @@ from sqlalchemy import Connection, exists, func, select
 
 from echo_hub.core.curriculum import REMEMBERED, GroupResult
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup, evaluation_ids
-from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
 from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
 from echo_hub.store.bulk import among
@@ -122,7 +122,7 @@ def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
         next_id = ids[-1] + 1
 
 
-def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
+def _unfinished(connection: Connection) -> tuple[UnfinishedRollout, ...]:
     before = rollouts.alias()
     others_held = exists().where(
         before.c.group_id == rollouts.c.group_id,
@@ -153,7 +153,7 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
         .order_by(rollouts.c.lease_id, rollouts.c.index)
     )
     return tuple(
-        RolloutRow(
+        UnfinishedRollout(
             rollout_id=rollout_id(row.lease_id, row.at),
             lease_id=row.lease_id,
             node_id=row.node_id,

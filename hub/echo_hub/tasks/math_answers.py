@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
-from echo_hub.tasks.math_equality import Comparison
+from echo_hub.tasks.math_equality import AnswerComparison
 from echo_hub.tasks.math_extraction import answers_in, says_more, without_prose
 from echo_hub.tasks.math_forms import Form, is_sum_of_numbers, repeats
 from echo_hub.tasks.math_reader import Item, Measured, read
@@ -62,7 +62,7 @@ def judge(completion: str, expected: str, *, question: str = "", form: Form | No
     requires. A formula copied from the `question` is wrong, unless it equals the expected answer's text.
     Answers that are not mathematics are compared as words.
     """
-    reference, comparison = _reference(expected), Comparison(form=form, question=question)
+    reference, comparison = _reference(expected), AnswerComparison(form=form, question=question)
     answers = answers_in(completion)
     with bounded_work():
         if len(answers) > 1:
@@ -137,7 +137,7 @@ def _key(text: str) -> tuple[object, ...] | None:
         return None
 
 
-def _verdict(said: str, reference: _Reference, comparison: Comparison) -> Verdict:
+def _verdict(said: str, reference: _Reference, comparison: AnswerComparison) -> Verdict:
     if said.strip() == reference.text.strip() and reference.quantity is None:
         return Verdict.RIGHT
     if len(said) > min(LONGEST, max(_LONGEST_FORMULA, _SPACED * len(reference.text))):
@@ -167,7 +167,7 @@ def _number_as_formula(reference: _Reference) -> Item | None:
         return None
 
 
-def _number_verdict(said: str, expected: Quantity, comparison: Comparison) -> Verdict:
+def _number_verdict(said: str, expected: Quantity, comparison: AnswerComparison) -> Verdict:
     found = _only_quantity(said, comparison.question)
     if found is None:
         try:

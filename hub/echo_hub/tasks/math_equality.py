@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from echo_hub.tasks.math_forms import Form, form_of, has_form
-from echo_hub.tasks.math_reader import ORDER, Exact, Grid, Item, Measured, Relation, Sets, Several, Span
+from echo_hub.tasks.math_reader import ORDER, Exact, Grid, Item, Measured, RealInterval, Relation, Sets, Several
 from echo_hub.tasks.math_sets import MOST_ITEMS, is_same_set, real_set
 from echo_hub.tasks.math_values import CONSTANTS, constant_ratio, is_same_value, variables
 from echo_hub.tasks.quantities import unit_ratio
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AnswerComparison:
     """Compares answers to one problem. Every method raises `TooMuch` if a value exceeds the bounds."""
 
     form: Form | None
@@ -30,7 +30,7 @@ class Comparison:
         match expected:
             case Exact():
                 return answer == expected or (_is_equation(answer) and self._ends_with(answer, expected))
-            case Span() | Sets():
+            case RealInterval() | Sets():
                 return self._is_same_set(answer, expected)
             case Several():
                 return self._is_same_several(answer, expected)
@@ -53,7 +53,7 @@ class Comparison:
                 return _is_equation(answer) and self._ends_with(answer, expected)
             case Measured(expression=expression, unit=unit):
                 return unit not in ("%", r"\%") and self._is_same_expression(expression, expected)
-            case Several() | Span() | Sets() | Grid() | Exact():
+            case Several() | RealInterval() | Sets() | Grid() | Exact():
                 return False
         if not self.is_of_value and not has_form(
             answer, self.form or form_of(expected, self.question), expected=expected
@@ -106,7 +106,7 @@ class Comparison:
         if wanted is not None:
             return found is not None and is_same_set(found, wanted)
         match answer, expected:
-            case Span(), Span():
+            case RealInterval(), RealInterval():
                 ends = ((answer.low, expected.low), (answer.high, expected.high))
                 has_same_ends = (answer.has_low, answer.has_high) == (expected.has_low, expected.has_high)
                 return has_same_ends and all(
@@ -169,7 +169,7 @@ class Comparison:
                 return self._has_same_in_order(items, expected.items)
             case Grid(rows=rows) if expected.kind == "tuple" and len(rows[0]) == 1:
                 return self._has_same_in_order([row[0] for row in rows], expected.items)
-            case Span() | Sets() | Relation() if expected.kind == "tuple":
+            case RealInterval() | Sets() | Relation() if expected.kind == "tuple":
                 return self._is_same_set(answer, expected)
         return False
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from echo_hub.tasks.math_settings import GREEK
-from echo_hub.tasks.math_tokens import COUNTER, FUNCTIONS, Call, Group, Kind, Node, NotUnderstood, Token, key
+from echo_hub.tasks.math_tokens import COUNTER, FUNCTIONS, Call, Group, Node, NotUnderstood, Token, TokenKind, key
 
 if TYPE_CHECKING:
     from sympy import Basic
@@ -143,7 +143,7 @@ class _Reader:
                 is_function = self._is_at(*_NAMES)
                 if is_bare and not is_function:
                     raise NotUnderstood("a function with a product behind it, without brackets")
-                if isinstance(self.piece, Token) and self.piece.kind is Kind.NUMBER:
+                if isinstance(self.piece, Token) and self.piece.kind is TokenKind.NUMBER:
                     raise NotUnderstood("a number behind a factor")
                 factors.append(self._factor())
                 continue
@@ -154,9 +154,9 @@ class _Reader:
 
     def _begins_factor(self) -> bool:
         match self.piece:
-            case Token(kind=Kind.NUMBER | Kind.LETTER):
+            case Token(kind=TokenKind.NUMBER | TokenKind.LETTER):
                 return True
-            case Token(kind=Kind.WORD, text=word):
+            case Token(kind=TokenKind.WORD, text=word):
                 return len(word) == 1 and word.isascii()
             case Token(text=text):
                 is_bracket = text in _GROUPING or text in _ROUNDED or (text == "|" and not self._in_bars)
@@ -192,11 +192,11 @@ class _Reader:
         piece = self.piece
         self._place += 1
         match piece:
-            case Token(kind=Kind.NUMBER, text=text):
+            case Token(kind=TokenKind.NUMBER, text=text):
                 return self._number(text)
-            case Token(kind=Kind.LETTER, text=letter):
+            case Token(kind=TokenKind.LETTER, text=letter):
                 return self._letter(letter)
-            case Token(kind=Kind.WORD, text=letter) if len(letter) == 1 and letter.isascii():
+            case Token(kind=TokenKind.WORD, text=letter) if len(letter) == 1 and letter.isascii():
                 return self._letter(letter)
             case Token(text=name) if name in _GREEK:
                 return self._letter(name)
@@ -248,14 +248,14 @@ class _Reader:
             raise NotUnderstood(f"the number {text[:20]}")
         value = Fraction(f"{whole or '0'}.{rest or '0'}")
         match self.piece:
-            case Call(name=r"\overline", arguments=((Token(kind=Kind.NUMBER, text=again),),)) if "." in text or (
+            case Call(name=r"\overline", arguments=((Token(kind=TokenKind.NUMBER, text=again),),)) if "." in text or (
                 again.isdigit() and self._is_at(".")
             ):
                 self._place += 1
                 value += Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(rest))
             case Call(
                 name=r"\frac",
-                arguments=((Token(kind=Kind.NUMBER, text=above),), (Token(kind=Kind.NUMBER, text=below),)),
+                arguments=((Token(kind=TokenKind.NUMBER, text=above),), (Token(kind=TokenKind.NUMBER, text=below),)),
             ) if text.isdigit() and above.isdigit() and below.isdigit():
                 if not 0 < int(above) < int(below):
                     raise NotUnderstood("a number before a fraction of numbers")
@@ -270,7 +270,7 @@ class _Reader:
     def _is_exponent(self) -> bool:
         """Return True if the letter e may mean a power of ten, as in 2e-3."""
         match self._pieces[self._place + 1 : self._place + 3]:
-            case [Token(text="+" | "-", is_apart=False), Token(kind=Kind.NUMBER, is_apart=False)]:
+            case [Token(text="+" | "-", is_apart=False), Token(kind=TokenKind.NUMBER, is_apart=False)]:
                 return True
         return False
 
@@ -318,7 +318,7 @@ class _Reader:
             bounds[self.piece.name] = self.piece.arguments[0]
             self._place += 1
         match bounds.get("_"), bounds.get("^"):
-            case [Token(kind=Kind.LETTER, text=counter), Token(text="="), *first], [*last] if last:
+            case [Token(kind=TokenKind.LETTER, text=counter), Token(text="="), *first], [*last] if last:
                 low, high = self._read(first), self._read(last)
             case _:
                 raise NotUnderstood(f"a {function} without bounds")
@@ -354,7 +354,7 @@ class _Reader:
             letters = [
                 piece
                 for piece in inner
-                if isinstance(piece, Token) and (piece.kind is Kind.LETTER or piece.text in _GREEK)
+                if isinstance(piece, Token) and (piece.kind is TokenKind.LETTER or piece.text in _GREEK)
             ]
             if len(letters) == len(inner) and inner:
                 mark = r"\vec" if name == r"\mathbf" else name
@@ -408,7 +408,7 @@ class _Reader:
             return found
         factors: list[Basic] = []
         while self._begins_factor() and not self._is_at(*_NAMES, *_GROUPING, "|"):
-            if factors and isinstance(self.piece, Token) and self.piece.kind is Kind.NUMBER:
+            if factors and isinstance(self.piece, Token) and self.piece.kind is TokenKind.NUMBER:
                 raise NotUnderstood("a number behind a factor")
             factors.append(self._factor())
         if not factors:

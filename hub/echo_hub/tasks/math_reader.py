@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from echo_hub.tasks.math_expressions import read_expression
-from echo_hub.tasks.math_tokens import CLOSING, OPENING, Call, Group, Kind, Node, NotUnderstood, Token, key, nodes
+from echo_hub.tasks.math_tokens import CLOSING, OPENING, Call, Group, Node, NotUnderstood, Token, TokenKind, key, nodes
 from echo_hub.tasks.quantities import plain
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RealInterval:
     """An interval; an end that is None is infinite."""
 
     low: Basic | None
@@ -97,14 +97,14 @@ class Exact:
     said: tuple[object, ...]
 
 
-Item: TypeAlias = "Basic | Several | Span | Sets | Relation | Grid | Measured | Exact"
+Item: TypeAlias = "Basic | Several | RealInterval | Sets | Relation | Grid | Measured | Exact"
 
 
 def read(text: str) -> Item:
     """Parse all of a text. Raises NotUnderstood."""
     said = plain(text)
     if said.casefold() in _REALS:
-        return Span(None, None, has_low=False, has_high=False)
+        return RealInterval(None, None, has_low=False, has_high=False)
     if (time := _TIME.fullmatch(said)) is not None:
         return Exact(
             "time", (int(time["hour"]), int(time["minute"] or 0), int(time["second"] or 0), time["half"].lower())
@@ -123,9 +123,9 @@ def read(text: str) -> Item:
     items = [_item(part) for part in parts]
     if all(map(_is_condition, items)) and set(joints) in ({"or"}, {"and"}):
         return Sets(joints[0], tuple(items))
-    if all(isinstance(item, Span) or _is_condition(item) for item in items) and {*joints} == {"or"}:
+    if all(isinstance(item, RealInterval) or _is_condition(item) for item in items) and {*joints} == {"or"}:
         return Sets("or", tuple(items))
-    if any(isinstance(item, Span) for item in items):
+    if any(isinstance(item, RealInterval) for item in items):
         raise NotUnderstood("intervals that no sign joins")
     return Several("list", tuple(inner for item in items for inner in _listed(item)))
 
@@ -149,7 +149,7 @@ def _with_thousands(text: str) -> str:
 
 def _joint(piece: Node) -> str:
     match piece:
-        case Token(kind=Kind.WORD, text=("or" | "and") as word):
+        case Token(kind=TokenKind.WORD, text=("or" | "and") as word):
             return word
         case Token(text="," | ";"):
             return ","
@@ -237,9 +237,9 @@ def _count(piece: Node, text: str) -> int:
 def _with_sign(piece: Node, sign: str) -> Node:
     match piece:
         case Token(text=r"\pm"):
-            return Token(Kind.SIGN, sign)
+            return Token(TokenKind.SIGN, sign)
         case Token(text=r"\mp"):
-            return Token(Kind.SIGN, "-" if sign == "+" else "+")
+            return Token(TokenKind.SIGN, "-" if sign == "+" else "+")
         case Call(arguments=arguments):
             signed = tuple(tuple(_with_sign(inner, sign) for inner in argument) for argument in arguments)
             return replace(piece, arguments=signed)
@@ -265,7 +265,7 @@ def _value(pieces: Sequence[Node]) -> Item:
         case [Token(text=r"\emptyset")]:
             return Several("set", ())
         case [Call(name=r"\mathbb", arguments=((Token(text="R"),),))]:
-            return Span(None, None, has_low=False, has_high=False)
+            return RealInterval(None, None, has_low=False, has_high=False)
         case [Call(name=r"\mathbb", arguments=((Token(text="N" | "Z" | "Q" | "C" as letter),),))]:
             return Exact("numbers", (letter,))
         case [Call(name=r"\begin"), *_]:
@@ -324,14 +324,14 @@ def _bracketed(first: str, inner: Sequence[Node], last: str) -> Item:
             has_low, has_high = first == "[", last == "]"
             if (has_low and ends[0] is None) or (has_high and ends[1] is None):
                 raise NotUnderstood("an interval that holds an infinity")
-            return Span(ends[0], ends[1], has_low=has_low, has_high=has_high)
+            return RealInterval(ends[0], ends[1], has_low=has_low, has_high=has_high)
         case ("(", ")") if joints:
             return Several("tuple", tuple(_value(part) for part in parts))
         case ("[", "]") if joints:
             return Several("row", tuple(map(read_expression, parts)))
         case ("(", ")") if not joints and _split(inner, _signs(*_SET_SIGNS))[1]:
             return _value(inner)
-    return _measured([Token(Kind.SIGN, first), *inner, Token(Kind.SIGN, last)])
+    return _measured([Token(TokenKind.SIGN, first), *inner, Token(TokenKind.SIGN, last)])
 
 
 def _set(inner: Sequence[Node], parts: Sequence[Sequence[Node]]) -> Item:
@@ -401,15 +401,15 @@ def _measured(pieces: Sequence[Node]) -> Item:
 
 def _is_of_unit(pieces: Sequence[Node], place: int) -> bool:
     before = pieces[place - 1] if place else None
-    is_behind_word = isinstance(before, Token) and before.kind is Kind.WORD
+    is_behind_word = isinstance(before, Token) and before.kind is TokenKind.WORD
     match pieces[place]:
-        case Token(kind=Kind.WORD):
+        case Token(kind=TokenKind.WORD):
             return True
         case Token(text="%" | r"\%" | "$" | "€" | "£" | "¢"):
             return True
         case Token(text="/"):
             return is_behind_word
-        case Call(name="^", arguments=((Token(kind=Kind.NUMBER),),)):
+        case Call(name="^", arguments=((Token(kind=TokenKind.NUMBER),),)):
             return is_behind_word
     return False
 
@@ -418,7 +418,7 @@ def _unit_text(piece: Node) -> str:
     match piece:
         case Call(arguments=((Token(text=power),),)):
             return f"^{power}"
-        case Token(kind=Kind.WORD, text=word):
+        case Token(kind=TokenKind.WORD, text=word):
             return f" {word}"
         case Token(text=text):
             return text

@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from echo_hub.tasks.math_reader import ORDER, Item, Relation, Sets, Several, Span
+from echo_hub.tasks.math_reader import ORDER, Item, RealInterval, Relation, Sets, Several
 from echo_hub.tasks.math_values import CONSTANTS, approximation, is_same_value, variables
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cut:
+class RealCut:
     """A place between real numbers: right before one, or right behind it."""
 
     number: Fraction | float
@@ -27,7 +27,7 @@ class Cut:
     end: Basic | None
     """The number as it is written; None at infinity."""
 
-    def is_same(self, other: Cut) -> bool:
+    def is_same(self, other: RealCut) -> bool:
         """Return True if both are exactly the same place."""
         if (self.number, self.is_behind) != (other.number, other.is_behind):
             return False
@@ -36,11 +36,11 @@ class Cut:
 
 MOST_ITEMS: Final = 50
 """Largest size of a list whose order does not count."""
-Cuts = tuple[tuple[Cut, Cut], ...]
+Cuts = tuple[tuple[RealCut, RealCut], ...]
 """Begin and end of each part of a set, in order; no two parts touch."""
 
-_LOWEST: Final = Cut(-inf, False, None)
-_HIGHEST: Final = Cut(inf, False, None)
+_LOWEST: Final = RealCut(-inf, False, None)
+_HIGHEST: Final = RealCut(inf, False, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def is_same_set(one: RealSet, other: RealSet) -> bool:
 def real_set(item: Item) -> RealSet | None:
     """Return the set of real numbers that an item means; None if it is no set, or has variables as ends."""
     match item:
-        case Span(low=low, high=high, has_low=has_low, has_high=has_high):
+        case RealInterval(low=low, high=high, has_low=has_low, has_high=has_high):
             return _interval(low, high, has_low=has_low, has_high=has_high)
         case Several(kind="tuple", items=(low, high)) if not _is_item(low) and not _is_item(high):
             return _interval(low, high, has_low=False, has_high=False)
@@ -100,14 +100,14 @@ def _interval(low: Basic | None, high: Basic | None, *, has_low: bool, has_high:
     return RealSet(((begin, end),))
 
 
-def _cut(end: Basic, *, is_behind: bool) -> Cut | None:
+def _cut(end: Basic, *, is_behind: bool) -> RealCut | None:
     if variables(end):
         return None
     number = approximation(end)
-    return None if number is None else Cut(number, is_behind, end)
+    return None if number is None else RealCut(number, is_behind, end)
 
 
-def _place(cut: Cut) -> tuple[Fraction | float, bool]:
+def _place(cut: RealCut) -> tuple[Fraction | float, bool]:
     return cut.number, cut.is_behind
 
 
@@ -125,8 +125,8 @@ def _joined(by: str, sets: Sequence[RealSet | None]) -> RealSet | None:
     return RealSet(cuts, names.pop() if names else "")
 
 
-def _union(parts: Sequence[tuple[Cut, Cut]]) -> Cuts:
-    found: list[tuple[Cut, Cut]] = []
+def _union(parts: Sequence[tuple[RealCut, RealCut]]) -> Cuts:
+    found: list[tuple[RealCut, RealCut]] = []
     for begin, end in sorted(parts, key=lambda part: _place(part[0])):
         if found and _place(begin) <= _place(found[-1][1]):
             found[-1] = (found[-1][0], max(found[-1][1], end, key=_place))

@@ -23,7 +23,7 @@ class NotUnderstood(Exception):
     """The answer cannot be parsed whole; the message names the part that is not understood."""
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """The kind of a token."""
 
     NUMBER = "number"
@@ -38,7 +38,7 @@ class Kind(Enum):
 class Token:
     """A piece without parts. `is_apart`: white space stands before it."""
 
-    kind: Kind
+    kind: TokenKind
     text: str
     is_apart: bool = False
 
@@ -212,7 +212,7 @@ def key(pieces: Sequence[Node]) -> tuple[object, ...]:
                 found.append((name, *map(key, arguments)))
             case Group(inner=inner):
                 found += key(inner)
-            case Token(kind=Kind.WORD | Kind.LETTER, text=word):
+            case Token(kind=TokenKind.WORD | TokenKind.LETTER, text=word):
                 found += word
             case Token(text=word):
                 found.append(word)
@@ -254,25 +254,25 @@ def _tokens(text: str) -> list[Token]:
 def _read(piece: str, *, is_apart: bool, is_text: bool, before: str) -> list[Token]:
     if piece[0].isdigit() or (piece[0] == "." and len(piece) > 1):
         digits = piece if len(piece) == 2 and before in (r"\frac", r"\binom") else [piece]
-        return [Token(Kind.NUMBER, digit, is_apart) for digit in digits]
+        return [Token(TokenKind.NUMBER, digit, is_apart) for digit in digits]
     if piece[0] == "\\":
-        return [Token(Kind.COMMAND, piece, is_apart)]
+        return [Token(TokenKind.COMMAND, piece, is_apart)]
     if not piece.isalpha():
-        return [Token(Kind.SIGN, {"\ue000": "$", "**": "^"}.get(piece, piece), is_apart)]
+        return [Token(TokenKind.SIGN, {"\ue000": "$", "**": "^"}.get(piece, piece), is_apart)]
     if piece.lower() in FUNCTIONS and (piece.islower() or piece.istitle()):
-        return [Token(Kind.COMMAND, "\\" + piece.lower(), is_apart)]
+        return [Token(TokenKind.COMMAND, "\\" + piece.lower(), is_apart)]
     if piece in _CONSTANTS:
-        return [Token(Kind.COMMAND, _CONSTANTS[piece], is_apart)]
+        return [Token(TokenKind.COMMAND, _CONSTANTS[piece], is_apart)]
     if not piece.isascii():
-        return [Token(Kind.WORD, piece, is_apart)]
+        return [Token(TokenKind.WORD, piece, is_apart)]
     if len(piece) == 1:
         is_word = is_text and piece not in "ei"
-        return [Token(Kind.WORD if is_word else Kind.LETTER, piece, is_apart)]
+        return [Token(TokenKind.WORD if is_word else TokenKind.LETTER, piece, is_apart)]
     if piece.isupper() and len(piece) <= 3:
-        return [Token(Kind.LETTER, piece, is_apart)]
+        return [Token(TokenKind.LETTER, piece, is_apart)]
     if is_text or len(piece) > 3 or (is_apart and piece in _SHORT_WORDS) or piece in ("or", "and"):
-        return [Token(Kind.WORD, piece, is_apart)]
-    return [Token(Kind.LETTER, letter, is_apart and not place) for place, letter in enumerate(piece)]
+        return [Token(TokenKind.WORD, piece, is_apart)]
+    return [Token(TokenKind.LETTER, letter, is_apart and not place) for place, letter in enumerate(piece)]
 
 
 def _nest(tokens: Sequence[Token]) -> tuple[Node, ...]:
@@ -329,11 +329,11 @@ def _argument(name: str, tokens: Sequence[Token], position: int, depth: int) -> 
         inner, position = _until(tokens, position + 1, close, depth + 1)
         return inner, position
     behind = tokens[position + 1].kind if position + 1 < len(tokens) else None
-    if name == "^" and token.text in ("+", "-") and behind in (Kind.NUMBER, Kind.LETTER):
+    if name == "^" and token.text in ("+", "-") and behind in (TokenKind.NUMBER, TokenKind.LETTER):
         return (token, tokens[position + 1]), position + 2
-    if token.kind is Kind.NUMBER and len(token.text) > 1 and name not in ("^", "_"):
+    if token.kind is TokenKind.NUMBER and len(token.text) > 1 and name not in ("^", "_"):
         raise NotUnderstood(f"{name} without braces")
-    if token.kind is Kind.SIGN and token.text not in "{'*+-":
+    if token.kind is TokenKind.SIGN and token.text not in "{'*+-":
         raise NotUnderstood(f"{name} before {token.text}")
     if depth >= DEEPEST:
         raise NotUnderstood(f"more than {DEEPEST} brackets within each other")

@@ -52,19 +52,19 @@ class Undefined(Exception):
 
 
 @dataclass(slots=True)
-class Work:
+class WorkBudget:
     """Remaining work budget of one answer."""
 
     left: float = _MOST_WORK
 
 
-_WORK: Final[ContextVar[Work | None]] = ContextVar("math_work", default=None)
+_WORK: Final[ContextVar[WorkBudget | None]] = ContextVar("math_work", default=None)
 
 
 @contextmanager
 def bounded_work() -> Iterator[None]:
     """Give one bound to everything computed within the block: lists are compared each item with each."""
-    token = _WORK.set(Work())
+    token = _WORK.set(WorkBudget())
     try:
         yield
     finally:
@@ -78,7 +78,7 @@ class Arithmetic:
         self._digits = digits
         self._largest = largest
         self._price = (digits / _DIGITS) ** 1.6
-        self._work = _WORK.get() or Work()
+        self._work = _WORK.get() or WorkBudget()
         self.least: Any = None
         """Differences below it are rounding; None if all values are exact."""
         self.is_real = True

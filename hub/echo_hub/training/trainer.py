@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
-from echo_hub.core.effects import BatchGroup
+from echo_hub.core.effects import PlannedGroup
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.step_screen import StepScreen
@@ -71,7 +71,7 @@ LearnerEvent = LearnerReady | LearnerLost | StepComputed | StepDone | RolloutArr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Begin:
     step: int
-    batch: Sequence[BatchGroup]
+    batch: Sequence[PlannedGroup]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class Trainer:
         self._coming[group_id] = rollout_ids, at_hand
         self._changes.notify()
 
-    def begin(self, step: int, batch: Sequence[BatchGroup]) -> None:
+    def begin(self, step: int, batch: Sequence[PlannedGroup]) -> None:
         """Let the process compute a step. `train` must follow once the plan is in the store."""
         self._jobs.put_nowait(_Begin(step=step, batch=batch))
 
@@ -297,7 +297,7 @@ class Trainer:
             objective=self._steps.objective(job.step),
         )
 
-    def _lacking(self, batch: Sequence[BatchGroup]) -> dict[int, Sequence[str]]:
+    def _lacking(self, batch: Sequence[PlannedGroup]) -> dict[int, Sequence[str]]:
         wanted = {group.group_id: group.rollout_ids for group in batch}
         return {group_id: ids for group_id, ids in wanted.items() if self._held.get(group_id) != ids}
 

@@ -15,7 +15,7 @@ import numpy as np
 from echo_hub.core.effects import SendCheck
 from echo_hub.core.events import CheckAbandoned, CheckReturned
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.pairs import Finding
+from echo_hub.core.trust.pairs import PeerFinding
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.net.live_nodes import NodeSender
 from echo_hub.verify.drawn import DrawnRollout
@@ -104,13 +104,13 @@ class NodeChecks:
         self._out.pop(node_id, None)
 
 
-def finding_of(drawn: DrawnRollout, result: CheckResult) -> Finding:
+def finding_of(drawn: DrawnRollout, result: CheckResult) -> PeerFinding:
     """Return the evidence of a node's answer about each node that drew a part of the rollout."""
     u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
     below, logprobs = result.below.astype(np.float64).clip(0.0, 1.0), result.logprobs.astype(np.float64).clip(max=0.0)
     counts = [span.num_tokens for span in drawn.spans]
     shown = Evidence.of_spans(below, logprobs, u, drawn.behavior_logprobs, counts)
-    return Finding(
+    return PeerFinding(
         spans=tuple(zip((span.node_id for span in drawn.spans), shown, strict=True)),
         below=below,
         logprobs=logprobs,

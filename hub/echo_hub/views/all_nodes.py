@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from echo_hub.dashboard.model import Fleet, NodesAway, NodeView
+from echo_hub.dashboard.model import FleetView, NodesAway, NodeView
 from echo_hub.store.known_nodes import read_banned_nodes
 from echo_hub.store.reports import read_leaderboard, read_under_way
 from echo_hub.store.store import Store
@@ -70,7 +70,7 @@ class AllNodes:
         self._here: Mapping[str, _Made] = {}
         self._away = NodesAway({})
 
-    def fleet(self, connected: Mapping[str, ConnectedNode], leased: Mapping[str, int], *, touched: int) -> Fleet:
+    def fleet(self, connected: Mapping[str, ConnectedNode], leased: Mapping[str, int], *, touched: int) -> FleetView:
         """Return the views of all nodes.
 
         `leased`: rollouts leased to each node and not yet received. `touched`: `Touched.number`, taken before this
@@ -85,7 +85,7 @@ class AllNodes:
             self._here = made
             here = {node_id: one.view for node_id, one in made.items()}
             self._let_go(changed, here)
-            return Fleet(here=here, away=self._away)
+            return FleetView(here=here, away=self._away)
 
     def _made(self, row: NodeTotals, node: ConnectedNode | None, held: int, now: float) -> _Made:
         """Return the existing view if its data is unchanged, else a new one."""

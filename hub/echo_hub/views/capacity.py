@@ -33,7 +33,7 @@ from echo_hub.dashboard.model import AdvisedNodes, CapacityView
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
 from echo_hub.views.learner_time import learner_time
-from echo_hub.views.pace import Pace, kinds_of, newest_steps, read_pace
+from echo_hub.views.pace import RunPace, kinds_of, newest_steps, read_pace
 
 READ_EVERY_S: Final = 10.0
 
@@ -94,7 +94,7 @@ class CapacityViews:
         )
 
 
-def expect(pace: Pace, target: float = TARGET) -> tuple[Prediction, Advice]:
+def expect(pace: RunPace, target: float = TARGET) -> tuple[Prediction, Advice]:
     """Return the model's prediction and advice for the measured workload and nodes."""
     return (
         predict(pace.workload, Pool.of(pace.nodes)),

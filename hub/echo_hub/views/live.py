@@ -8,7 +8,7 @@ from typing import Any
 from echo_hub.config.objective_change import as_text
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.operating import Setting, restored
+from echo_hub.core.operating import LiveSetting, restored
 from echo_hub.core.settings import CoordinatorSettings
 
 
@@ -43,16 +43,16 @@ def with_stored(config: HubConfig, stored: Mapping[str, Any]) -> HubConfig:
         learning_rate=training.learning_rate,
         objective=as_text(config.objective),
     )
-    held = {Setting.SPEND_CAP: config.cost.spend_cap_per_hour, **stored}
+    held = {LiveSetting.SPEND_CAP: config.cost.spend_cap_per_hour, **stored}
     return with_live(config, restored(settings, held))
 
 
 def configured(config: HubConfig) -> dict[str, Any]:
     """Return the settings in config.toml that operators may change during the run, by name."""
     return {
-        Setting.MAX_STALENESS: config.training.max_staleness,
-        Setting.PUBLISH_EVERY: config.training.publish_every,
-        Setting.LEARNING_RATE: config.training.learning_rate,
-        Setting.OBJECTIVE: as_text(config.objective),
-        Setting.SPEND_CAP: config.cost.spend_cap_per_hour,
+        LiveSetting.MAX_STALENESS: config.training.max_staleness,
+        LiveSetting.PUBLISH_EVERY: config.training.publish_every,
+        LiveSetting.LEARNING_RATE: config.training.learning_rate,
+        LiveSetting.OBJECTIVE: as_text(config.objective),
+        LiveSetting.SPEND_CAP: config.cost.spend_cap_per_hour,
     }

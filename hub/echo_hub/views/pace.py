@@ -65,7 +65,7 @@ WASTED: Final = (DropReason.NO_ADVANTAGE, DropReason.INVALID, DropReason.SCORER_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RunPace:
     """Measured demand of the learner and supply of the nodes."""
 
     workload: Workload
@@ -83,7 +83,7 @@ def newest_steps(store: Store) -> list[StepRecord]:
 
 def read_pace(
     store: Store, config: HubConfig, steps: Sequence[StepRecord], connected: Collection[str] | None
-) -> Pace | None:
+) -> RunPace | None:
     """Return the measurements; None before the first step that took any time.
 
     `connected`: the nodes that count; None means all recently active ones.
@@ -105,7 +105,7 @@ def read_pace(
         replace(node, cost_per_h=cost_per_hour(config.cost, said.get(node_id)))
         for node_id, node in _nodes(work, said, counted)
     )
-    return Pace(workload=workload, nodes=nodes, kinds=kinds_of(nodes))
+    return RunPace(workload=workload, nodes=nodes, kinds=kinds_of(nodes))
 
 
 def kinds_of(nodes: Iterable[NodeClass]) -> tuple[NodeClass, ...]:

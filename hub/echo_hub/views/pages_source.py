@@ -10,8 +10,8 @@ from functools import partial
 from typing import Final
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
-from echo_hub.dashboard.model import Fleet, RunView
-from echo_hub.dashboard.source import Changes, Picture
+from echo_hub.dashboard.model import FleetView, RunView
+from echo_hub.dashboard.source import Changes, RunPicture
 from echo_hub.store.events import read_events
 from echo_hub.store.node_records import read_node_record
 from echo_hub.store.reports import read_steps
@@ -66,14 +66,14 @@ class HubPages:
     async def run_view(self) -> RunView:
         return await asyncio.to_thread(self._reading_of_run(self._moments.now()))
 
-    async def picture(self) -> Picture:
+    async def picture(self) -> RunPicture:
         moment = self._moments.now()
         run, nodes = self._reading_of_run(moment), self._reading_of_nodes(moment)
 
-        def read() -> Picture:
+        def read() -> RunPicture:
             began_s = time.thread_time()
             with self._store.one_look():
-                return Picture(run=run(), nodes=nodes(), processor_s=time.thread_time() - began_s)
+                return RunPicture(run=run(), nodes=nodes(), processor_s=time.thread_time() - began_s)
 
         return await asyncio.to_thread(read)
 
@@ -82,7 +82,7 @@ class HubPages:
         connected = frozenset(node_id for node_id, node in self._nodes.items() if node.affordable)
         return partial(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
 
-    def _reading_of_nodes(self, moment: Moment) -> Callable[[], Fleet]:
+    def _reading_of_nodes(self, moment: Moment) -> Callable[[], FleetView]:
         """Copy the coordinator's leases on the event loop, because they change while a thread reads."""
         leased, touched = dict(moment.status.leased_by_node), self._store.touched.number
         return partial(self._all_nodes.fleet, dict(self._nodes), leased, touched=touched)
@@ -93,7 +93,7 @@ class HubPages:
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
         return tuple(await asyncio.to_thread(self._store.read, read_events, wanted, limit))
 
-    async def nodes(self) -> Fleet:
+    async def nodes(self) -> FleetView:
         return await asyncio.to_thread(self._reading_of_nodes(self._moments.now()))
 
     async def node(self, node_id: str) -> NodeRecord | None:

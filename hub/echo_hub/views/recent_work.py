@@ -12,7 +12,7 @@ from typing import Final
 
 from echo_hub.core.spread.holdings import quantile
 from echo_hub.dashboard.model import LengthsView, WorkView
-from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, Length, read_batch_ages, read_lengths
+from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, LengthCount, read_batch_ages, read_lengths
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
 from echo_shared.messages import ReceiptState
@@ -36,7 +36,7 @@ class RecentWorkViews:
         return work_view(self._store.read(read_lengths, ROLLOUTS_READ), self._store.read(read_batch_ages, STEPS_READ))
 
 
-def work_view(lengths: Iterable[Length], ages: Iterable[BatchAges]) -> WorkView:
+def work_view(lengths: Iterable[LengthCount], ages: Iterable[BatchAges]) -> WorkView:
     """Return the view. Outcomes: trained, in flight, then drop reasons, most frequent first."""
     by_outcome: dict[str, list[int]] = defaultdict(list)
     for length in lengths:

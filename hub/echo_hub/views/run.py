@@ -20,7 +20,7 @@ from echo_hub.dashboard.model import (
     RunView,
     SiblingView,
 )
-from echo_hub.operation.problems import Problem, ProblemKind
+from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_hub.operation.state import health_of
 from echo_hub.store.events import read_events
 from echo_hub.store.reports import (
@@ -144,7 +144,7 @@ class Moment:
     """The disk-full message if a writer is waiting, else ""."""
     lacks_database: str = ""
     """The database-unavailable message if a writer is waiting, else ""."""
-    watched: tuple[Problem, ...] = ()
+    watched: tuple[RunProblem, ...] = ()
     """The current problems among those watched for."""
     sinks: tuple[str, ...] = ()
     """Errors of metric sinks; the run continues without them."""

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from echo_hub.core.spread.holdings import Progress
+from echo_hub.core.spread.holdings import VersionProgress
 from echo_hub.dashboard.model import DisseminationView, VersionView
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
@@ -28,7 +28,7 @@ class VersionViews:
         return tuple(VersionView(record=row, size_bytes=self._size_bytes(row.policy_version)) for row in newest)
 
 
-def dissemination_view(progress: Progress) -> DisseminationView:
+def dissemination_view(progress: VersionProgress) -> DisseminationView:
     release = progress.release
     return DisseminationView(
         policy_version=release.policy_version,

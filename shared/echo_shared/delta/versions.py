@@ -26,7 +26,7 @@ from echo_shared.delta.arrays import PATTERNS, Patterns, decode_array, encode_ar
 from echo_shared.delta.frames import MAX_CONTENT_BYTES, FrameReader, FrameWriter, damaged
 from echo_shared.errors import CodecError
 from echo_shared.files import Readable, disk_errors
-from echo_shared.tensors import Layout, read_layout
+from echo_shared.tensors import TensorLayout, read_layout
 
 MAGIC: Final = b"EchoDlt1"
 MAX_FILES: Final = 256
@@ -59,7 +59,7 @@ class _Stored:
     """A file's bytes, empty if the file is missing. `layout`: its tensors, if they are encoded as tensors."""
 
     content: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    layout: Layout | None = None
+    layout: TensorLayout | None = None
 
 
 class _Output:
@@ -184,7 +184,7 @@ def _parents_file(parent: Path | None, name: str) -> _Stored:
     return _stored_file(parent / name) if parent and (parent / name).exists() else _Stored()
 
 
-def _layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> Layout | None:
+def _layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> TensorLayout | None:
     """Return the layout of a file that is a header followed by contiguous tensors; None for any other file."""
     try:
         layout = read_layout(content, file_bytes=file_bytes, name=name)
@@ -252,7 +252,7 @@ class _Chunk:
         return patterns.view(PATTERNS[self.dtype])
 
 
-def _chunks(layout: Layout, parent: Layout | None) -> Iterator[_Chunk]:
+def _chunks(layout: TensorLayout, parent: TensorLayout | None) -> Iterator[_Chunk]:
     """Yield the file's tensors in order, cut and joined into chunks of at most MAX_CONTENT_BYTES."""
     chunk: _Chunk | None = None
     for name, tensor in sorted(layout.tensors.items(), key=lambda item: (item[1].begin, item[1].end)):

@@ -36,7 +36,7 @@ from echo_shared.swarm.base import (
     resolve,
     stalled,
 )
-from echo_shared.swarm.torrent import BLOCK_BYTES, Layout, piece_hash, read_torrent
+from echo_shared.swarm.torrent import BLOCK_BYTES, TorrentLayout, piece_hash, read_torrent
 from echo_shared.swarm.transfer import Transfer, stopped
 
 log = logging.getLogger(__name__)
@@ -312,7 +312,7 @@ class BitTorrentSwarm(Swarm):
         self._transfers[info_hash] = transfer
 
 
-def _params(layout: Layout, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
+def _params(layout: TorrentLayout, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
     """Return libtorrent's parameters of a torrent.
 
     Raises CodecError unless libtorrent finds the same files as `read_torrent`, SwarmError if the path is not UTF-8.

@@ -15,7 +15,7 @@ from typing import Final
 
 from echo_shared.errors import CodecError, SwarmError
 from echo_shared.swarm.disk import on_disk
-from echo_shared.swarm.torrent import FileSlice, Layout, piece_hash
+from echo_shared.swarm.torrent import FileSlice, TorrentLayout, piece_hash
 
 GIVEN_UP: Final = "given_up"
 """Code of the SwarmError that tells waiting readers that the artefact will not be completed."""
@@ -28,7 +28,7 @@ class PieceFile:
     Other threads may read arrived bytes through an `ArrivingFile`.
     """
 
-    def __init__(self, layout: Layout, parent: Path) -> None:
+    def __init__(self, layout: TorrentLayout, parent: Path) -> None:
         self.layout = layout
         self.directory = parent / layout.name
         self.missing = set(range(len(layout.piece_hashes)))

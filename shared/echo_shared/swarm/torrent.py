@@ -60,7 +60,7 @@ class FileSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TorrentLayout:
     """Contents of a torrent: the artefact's directory `name`, its files in order, and the hash of every piece."""
 
     info_hash: bytes
@@ -142,7 +142,7 @@ def make_torrent(directory: Path) -> Torrent:
     return Torrent(torrent=torrent, info_hash=read_torrent(torrent).info_hash)
 
 
-def read_torrent(torrent: bytes) -> Layout:
+def read_torrent(torrent: bytes) -> TorrentLayout:
     """Parse `torrent` into its layout.
 
     Only the info dictionary is read, and it may only hold what `make_torrent` writes. Raises CodecError if it is
@@ -161,7 +161,7 @@ def read_torrent(torrent: bytes) -> Layout:
     paths = tuple("/".join(file.path) for file in info.files)
     if len({path.casefold() for path in paths}) != len(paths):  # libtorrent would rename one of them.
         raise CodecError("A torrent is not valid.", got="two files of the same name")
-    return Layout(
+    return TorrentLayout(
         info_hash=piece_hash(bencode.encode(raw_info)),
         torrent=bencode.encode({"info": raw_info}),
         name=info.name,

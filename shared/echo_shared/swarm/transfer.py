@@ -13,7 +13,7 @@ from echo_shared.errors import EchoError, SwarmError
 from echo_shared.messages.fields import printable_line
 from echo_shared.swarm.base import OnProgress, PeerAddress
 from echo_shared.swarm.disk import storage_error
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 from echo_shared.swarm.tracker_answers import TrackerAnswers
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _INCOMPLETE: Final = (lt.torrent_status.states.checking_files, lt.torrent_status
 class Transfer:
     """State of one torrent in the session, updated by `handle_alert`."""
 
-    def __init__(self, layout: Layout, parent: Path, *, on_progress: OnProgress | None) -> None:
+    def __init__(self, layout: TorrentLayout, parent: Path, *, on_progress: OnProgress | None) -> None:
         self.layout = layout
         self.handle = lt.torrent_handle()
         self.error: EchoError | None = None
@@ -137,6 +137,6 @@ class Transfer:
             self._on_progress(self._done_bytes, total)
 
 
-def stopped(layout: Layout, *, got: str) -> SwarmError:
+def stopped(layout: TorrentLayout, *, got: str) -> SwarmError:
     """Return the error for a transfer that ended before it was complete."""
     return SwarmError(f"The transfer of {layout.name} stopped.", got=got)

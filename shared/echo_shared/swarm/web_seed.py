@@ -32,7 +32,7 @@ from echo_shared.swarm.base import (
     stalled,
 )
 from echo_shared.swarm.piece_file import PieceFile
-from echo_shared.swarm.torrent import Layout, read_torrent
+from echo_shared.swarm.torrent import TorrentLayout, read_torrent
 from echo_shared.threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class _Download:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: TorrentLayout,
         parent: Path,
         *,
         url: str,

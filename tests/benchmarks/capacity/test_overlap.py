@@ -23,11 +23,11 @@ from benchmarks.capacity.overlap import (
 )
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
-from echo_hub.views.pace import Pace
+from echo_hub.views.pace import RunPace
 from echo_shared.books import StepRecord
 from echo_shared.step_figures import SECONDS
 
-PACE = Pace(
+PACE = RunPace(
     workload=Workload(
         mode="async", rollouts_per_step=100, train_s=2.0, hand_off_s=0.5, broadcast_s=0.5, max_staleness=2
     ),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from echo_hub.commands.plan import Fleet, make_plan
+from echo_hub.commands.plan import PlannedFleet, make_plan
 from echo_hub.commands.plan_picture import COLOURS, WIDTH, write_svg
 from echo_hub.core.capacity.model import NodeClass, Workload
 
@@ -11,7 +11,7 @@ WORKLOAD = Workload(mode="async", rollouts_per_step=32, train_s=2.0, broadcast_s
 
 
 def drawn(path: Path, *nodes: NodeClass) -> None:
-    write_svg(make_plan(Fleet(workload=WORKLOAD, nodes=nodes, kinds=nodes), target=1.0), path)
+    write_svg(make_plan(PlannedFleet(workload=WORKLOAD, nodes=nodes, kinds=nodes), target=1.0), path)
 
 
 def test_a_picture_that_browsers_read(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from echo_hub.commands.plan import Fleet, make_plan
+from echo_hub.commands.plan import PlannedFleet, make_plan
 from echo_hub.commands.plan_text import COLUMNS, SPENT, picture, plan_lines, seconds
 from echo_hub.core.capacity.model import NodeClass, Workload
-from echo_hub.core.capacity.timeline import Span
+from echo_hub.core.capacity.timeline import TimeSpan
 from echo_hub.views.learner_time import REASONS, LearnerTime
 
 WORKLOAD = Workload(mode="async", rollouts_per_step=32, train_s=1.9, hand_off_s=0.1, broadcast_s=0.5, max_staleness=2)
@@ -16,7 +16,7 @@ SLOW = NodeClass(name="a slow one", count=1, rollouts_per_s=0.1, latency_s=60.0)
 
 
 def text(workload: Workload, *nodes: NodeClass) -> str:
-    return "\n".join(plan_lines(make_plan(Fleet(workload=workload, nodes=nodes, kinds=nodes), target=0.98)))
+    return "\n".join(plan_lines(make_plan(PlannedFleet(workload=workload, nodes=nodes, kinds=nodes), target=0.98)))
 
 
 def test_a_whole_plan_as_text() -> None:
@@ -38,7 +38,9 @@ def test_a_whole_plan_as_text() -> None:
 
 def test_where_the_time_of_a_run_went() -> None:
     spent = LearnerTime(window_s=64.0, training=0.7, idle=dict.fromkeys(REASONS, 0.0) | {"hand_off": 0.3})
-    fleet = Fleet(workload=WORKLOAD, nodes=(FAST,), kinds=(FAST,), scoring="2 processes beside the hub", spent=spent)
+    fleet = PlannedFleet(
+        workload=WORKLOAD, nodes=(FAST,), kinds=(FAST,), scoring="2 processes beside the hub", spent=spent
+    )
     plan = make_plan(fleet, target=0.98)
     assert "Scoring       2 processes beside the hub" in list(plan_lines(plan))
     assert "Measured      over 64 s: training 70.0%, hand-off 30.0%" in list(plan_lines(plan))
@@ -80,10 +82,10 @@ def test_seconds(value: float, shown: str) -> None:
 
 def test_the_picture_is_to_scale() -> None:
     spans = [
-        Span(lane="waiting", begin_s=0.0, end_s=5.0, number=7),
-        Span(lane="training", begin_s=5.0, end_s=10.0, number=7),
-        Span(lane="broadcast", begin_s=0.0, end_s=0.3, number=123),
-        Span(lane="sampling", begin_s=2.5, end_s=10.0, number=123),
+        TimeSpan(lane="waiting", begin_s=0.0, end_s=5.0, number=7),
+        TimeSpan(lane="training", begin_s=5.0, end_s=10.0, number=7),
+        TimeSpan(lane="broadcast", begin_s=0.0, end_s=0.3, number=123),
+        TimeSpan(lane="sampling", begin_s=2.5, end_s=10.0, number=123),
     ]
     learner, broadcast, sampling, scale, _ = picture(spans)
     half = COLUMNS // 2

@@ -15,8 +15,8 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
-from echo_hub.core.spread.windows import Paths
+from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, SendPiece
+from echo_hub.core.spread.windows import BroadcastPaths
 from echo_shared.relay_tree import split
 
 PACKET_BYTES = 8 * 1024
@@ -46,7 +46,7 @@ class Host:
 @dataclass
 class _Uplink:
     rate: float
-    queues: dict[int, deque[tuple[Send, int, int]]] = field(default_factory=dict)
+    queues: dict[int, deque[tuple[SendPiece, int, int]]] = field(default_factory=dict)
     """By receiver: the messages to send, and the bytes left of the first one."""
     turns: deque[int] = field(default_factory=deque)
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Network:
         self.hosts = hosts
         self.num_pieces = -(-size // piece_bytes)
         self.piece_bytes = piece_bytes
-        self.paths = after.paths if after else Paths()
+        self.paths = after.paths if after else BroadcastPaths()
         self.broadcast = Broadcast(paths=self.paths, num_pieces=self.num_pieces, piece_bytes=piece_bytes)
         self.got: list[dict[int, float]] = [{} for _ in hosts]
         self.duplicates = 0
@@ -144,7 +144,7 @@ class Network:
                 self.directs += not send.hand_on
                 self._transmit(0, number, send)
 
-    def _transmit(self, source: int, target: int, send: Send) -> None:
+    def _transmit(self, source: int, target: int, send: SendPiece) -> None:
         uplink = self._uplinks[source]
         queue = uplink.queues.setdefault(target, deque())
         if not queue:
@@ -167,14 +167,14 @@ class Network:
         there_at = gone_at + self.hosts[source].delay_s + self.hosts[target].delay_s
         self.at(there_at, lambda: self._enter(source, target, send, size, is_last))
 
-    def _line_up(self, source: int, target: int, send: Send, number: int) -> None:
+    def _line_up(self, source: int, target: int, send: SendPiece, number: int) -> None:
         uplink = self._uplinks[source]
         if source:
             uplink.waiting[target] = -len(send.hand_on), number
         else:
             uplink.turns.append(target)
 
-    def _packet(self, source: int) -> tuple[int, Send, int, bool] | None:
+    def _packet(self, source: int) -> tuple[int, SendPiece, int, bool] | None:
         """Return the next packet: receiver, piece, bytes, and True if it is the piece's last packet.
 
         The hub skips pieces that became useless before it began to send them.
@@ -199,13 +199,13 @@ class Network:
                 return target, send, size, left == size
         return None
 
-    def _enter(self, source: int, target: int, send: Send, size: int, is_last: bool) -> None:
+    def _enter(self, source: int, target: int, send: SendPiece, size: int, is_last: bool) -> None:
         free_at = max(self.now, self._down_free_at[target]) + size / self.hosts[target].down
         self._down_free_at[target] = free_at
         if is_last:
             self.at(free_at, lambda: self._receive(source, target, send))
 
-    def _receive(self, source: int, number: int, send: Send) -> None:
+    def _receive(self, source: int, number: int, send: SendPiece) -> None:
         if number in self.dead:
             return
         host = self.hosts[number]
@@ -216,7 +216,7 @@ class Network:
             self._claim(number, (send.piece,) if host.lies is None else host.lies(send.piece))
         self._hand_on(number, send)
 
-    def _hand_on(self, number: int, send: Send) -> None:
+    def _hand_on(self, number: int, send: SendPiece) -> None:
         host = self.hosts[number]
         if number in self.dead or send.piece not in self.got[number]:
             return
@@ -224,7 +224,7 @@ class Network:
             peer = int((self.paths.named(one) or "n0")[1:])
             reached = host.hands_on_to is None or peer in host.hands_on_to
             if peer and peer not in self.dead and reached and self.linked(number, peer):
-                self._transmit(number, peer, Send(node_id=f"n{peer}", piece=send.piece, hand_on=below))
+                self._transmit(number, peer, SendPiece(node_id=f"n{peer}", piece=send.piece, hand_on=below))
 
     def _claim(self, number: int, pieces: tuple[int, ...]) -> None:
         if not self._fresh[number]:

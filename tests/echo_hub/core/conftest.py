@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import Effect, PrepareGroup, Receipt, ScoreRollout, SendLease, SendReceipts
+from echo_hub.core.effects import Effect, PrepareGroup, RolloutReceipt, ScoreRollout, SendLease, SendReceipts
 from echo_hub.core.events import (
     Event,
     GroupPrepared,
@@ -83,7 +83,7 @@ class Bench:
         """Return the last effects of one type."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
-    def receipts(self, node_id: str) -> list[Receipt]:
+    def receipts(self, node_id: str) -> list[RolloutReceipt]:
         return [r for sent in self.of(SendReceipts) if sent.node_id == node_id for r in sent.receipts]
 
     def node(self, node_id: str, capacity: int = 100, version: int | None = 0) -> list[Effect]:

@@ -13,7 +13,7 @@ from echo_hub.core.effects import (
     GroupDropped,
     LookUpReceipt,
     PrepareGroup,
-    Receipt,
+    RolloutReceipt,
     RolloutReceived,
     RolloutsDropped,
     ScoreRecorded,
@@ -32,7 +32,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.nodes.conduct import MAX_REST_S
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_shared.messages import DropReason, ReceiptState
 
 BenchOf = Callable[..., Any]
@@ -70,10 +70,10 @@ def test_a_valid_rollout_is_received_acked_and_scored(bench: BenchOf) -> None:
     b.node("a")
     b.tell(b.arrival(b.leases[1], 0))
     assert [type(effect) for effect in b.effects] == [RolloutReceived, SendReceipts, ScoreRollout]
-    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)]
+    assert b.receipts("a") == [RolloutReceipt(rollout_id="1-0", state=ReceiptState.RECEIVED)]
     b.tell(RolloutScored(rollout_id="1-0", reward=0.75))
     assert b.of(ScoreRecorded) == [ScoreRecorded(rollout_id="1-0", reward=0.75)]
-    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.SCORED)]
+    assert b.receipts("a") == [RolloutReceipt(rollout_id="1-0", state=ReceiptState.SCORED)]
 
 
 def test_a_repeat_gets_the_present_receipt_and_changes_nothing(bench: BenchOf) -> None:
@@ -82,10 +82,10 @@ def test_a_repeat_gets_the_present_receipt_and_changes_nothing(bench: BenchOf) -
     b.tell(b.arrival(b.leases[1], 0))
     b.tell(b.arrival(b.leases[1], 0))
     assert [type(effect) for effect in b.effects] == [SendReceipts]
-    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)]
+    assert b.receipts("a") == [RolloutReceipt(rollout_id="1-0", state=ReceiptState.RECEIVED)]
     b.tell(RolloutScored(rollout_id="1-0", reward=1.0))
     b.tell(b.arrival(b.leases[1], 0))
-    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.SCORED)]
+    assert b.receipts("a") == [RolloutReceipt(rollout_id="1-0", state=ReceiptState.SCORED)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,9 @@ def test_a_result_that_contradicts_its_lease_is_dropped(bench: BenchOf, change: 
     b.tell(b.arrival(b.leases[1], 0, **change))
     (dropped,) = b.of(RolloutsDropped)
     assert (dropped.rollout_ids, dropped.reason, dropped.detail) == (("1-0",), DropReason.INVALID, said)
-    assert b.receipts("a") == [Receipt(rollout_id="1-0", state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)]
+    assert b.receipts("a") == [
+        RolloutReceipt(rollout_id="1-0", state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)
+    ]
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (0,))]
 
 
@@ -212,9 +214,9 @@ def test_status_counts_groups_leases_and_nodes(bench: BenchOf) -> None:
     assert b.coordinator.published_version == 0
 
 
-def row(rollout_id: str, node_id: str, state: ReceiptState, deadline: float = 5_000.0) -> RolloutRow:
+def row(rollout_id: str, node_id: str, state: ReceiptState, deadline: float = 5_000.0) -> UnfinishedRollout:
     lease_id, _, index = rollout_id.partition("-")
-    return RolloutRow(
+    return UnfinishedRollout(
         rollout_id=rollout_id,
         lease_id=int(lease_id),
         node_id=node_id,
@@ -227,7 +229,7 @@ def row(rollout_id: str, node_id: str, state: ReceiptState, deadline: float = 5_
     )
 
 
-def restarted(*rows: RolloutRow) -> CoordinatorSnapshot:
+def restarted(*rows: UnfinishedRollout) -> CoordinatorSnapshot:
     return CoordinatorSnapshot(next_group_id=7, next_lease_id=8, groups=(GroupRow(group_id=6, seed=66),), rollouts=rows)
 
 
@@ -256,7 +258,7 @@ def test_a_lease_from_before_a_restart_is_still_good(bench: BenchOf) -> None:
     assert lease in b.of(SendLease), "the lease may have been lost"
     assert b.coordinator.status().leased_by_node == {"a": 3}
     b.tell(b.arrival(lease, 1))
-    assert b.receipts("a") == [Receipt(rollout_id="7-1", state=ReceiptState.RECEIVED)]
+    assert b.receipts("a") == [RolloutReceipt(rollout_id="7-1", state=ReceiptState.RECEIVED)]
 
 
 def test_a_restart_continues_with_the_seed_that_has_not_failed_yet(bench: BenchOf) -> None:
@@ -276,7 +278,7 @@ def test_a_restart_continues_with_the_seed_that_has_not_failed_yet(bench: BenchO
 
 
 def test_an_earlier_turns_failure_does_not_count_for_the_present_turn(bench: BenchOf) -> None:
-    answered = RolloutRow(
+    answered = UnfinishedRollout(
         rollout_id="7-0",
         lease_id=7,
         node_id="a",

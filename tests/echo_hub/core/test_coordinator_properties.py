@@ -41,7 +41,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from echo_hub.actions.records import Actor, Outcome
+from echo_hub.actions.records import ActionOutcome, Actor
 from echo_hub.actions.requests import Resume
 from echo_hub.core import effects
 from echo_hub.core.coordinator import Coordinator
@@ -118,7 +118,7 @@ from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.operating import restored
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.step_screen import StepScreen
-from echo_hub.core.trust.pairs import Finding
+from echo_hub.core.trust.pairs import PeerFinding
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import StandingState
 from echo_hub.store.actions import find_action, note_action
@@ -177,7 +177,7 @@ FINDINGS = {
 """The verifier's possible findings."""
 
 
-def finding(found: str, drawers: Sequence[str]) -> Finding:
+def finding(found: str, drawers: Sequence[str]) -> PeerFinding:
     """Return a node's finding; a forgery is by the first node that sampled the rollout."""
     spans = tuple(
         (
@@ -187,7 +187,7 @@ def finding(found: str, drawers: Sequence[str]) -> Finding:
         for number, node_id in enumerate(drawers)
     )
     below = np.full(40, {"honest": 0.0, "odd": 0.05, "forged": 0.5}[found])
-    return Finding(spans=spans, below=below, logprobs=-1.0 - 10 * below, num_tokens=50)
+    return PeerFinding(spans=spans, below=below, logprobs=-1.0 - 10 * below, num_tokens=50)
 
 
 @dataclass
@@ -334,7 +334,7 @@ class World(RuleBasedStateMachine):
         """Most steps of one checkpoint that were missing in the store."""
         self.batches_seen: dict[int, list[str]] = {}
         self.crash_at: str = ""
-        self.met_outcomes: set[tuple[str, Outcome]] = set()
+        self.met_outcomes: set[tuple[str, ActionOutcome]] = set()
         """Outcomes of the operator's requests."""
         self.num_opinions = 0
         self.proven: set[str] = set()
@@ -633,7 +633,7 @@ class World(RuleBasedStateMachine):
                 self._receive(action.node_id, action.receipts)
             case SendTrained():
                 for node_id, name in zip(action.node_ids, action.rollout_ids, strict=True):
-                    self._receive(node_id, (effects.Receipt(name, ReceiptState.TRAINED),))
+                    self._receive(node_id, (effects.RolloutReceipt(name, ReceiptState.TRAINED),))
             case LookUpReceipt():
                 self._receive(
                     action.node_id, tuple(self.store.read(read_receipts, action.node_id, [action.rollout_id]))
@@ -681,7 +681,7 @@ class World(RuleBasedStateMachine):
             case FinishRun():
                 self.finished += 1
 
-    def _look_for(self, batch: Sequence[effects.BatchGroup]) -> None:
+    def _look_for(self, batch: Sequence[effects.PlannedGroup]) -> None:
         """Check before the commit that the groups that the learner lacks can be read."""
         lacking = {
             group.group_id: group.rollout_ids for group in batch if self.held.get(group.group_id) != group.rollout_ids
@@ -697,7 +697,7 @@ class World(RuleBasedStateMachine):
                 turns = [turn.rollout_id for episode in group.episodes for turn in episode.turns]
                 assert (list(said.rollout_ids), list(said.rewards)) == (turns, [each.reward for each in group.episodes])
 
-    def _receive(self, node_id: str, receipts: Sequence[Receipt | effects.Receipt]) -> None:
+    def _receive(self, node_id: str, receipts: Sequence[Receipt | effects.RolloutReceipt]) -> None:
         latest = {receipt.rollout_id: receipt for receipt in receipts}  # One turn may score and drop a rollout.
         for receipt in latest.values():
             row = self.rows.get(receipt.rollout_id)
@@ -858,7 +858,7 @@ class World(RuleBasedStateMachine):
         """Ask for a change of settings; if the hub dies meanwhile, ask again."""
         what, value = wanted
         number = self.store.write(note_action, Resume(), OPERATOR, self.now).number
-        while (found := self.store.read(find_action, number)) is not None and found.outcome is Outcome.WANTED:
+        while (found := self.store.read(find_action, number)) is not None and found.outcome is ActionOutcome.WANTED:
             self._turn(OperatorAsked(number=number, what=what, value=value))
         assert found is not None
         self.met_outcomes.add((what, found.outcome))
@@ -1286,9 +1286,11 @@ def test_long_walks_meet_every_end() -> None:
 
 
 def test_walks_meet_all_outcomes_of_operator_requests() -> None:
-    met: set[tuple[str, Outcome]] = set()
-    never = {("learning_rate", Outcome.REFUSED), ("spend_cap_per_hour", Outcome.REFUSED)}
-    all_outcomes = {(what, outcome) for what, _ in ASKED for outcome in (Outcome.DONE, Outcome.REFUSED)} - never
+    met: set[tuple[str, ActionOutcome]] = set()
+    never = {("learning_rate", ActionOutcome.REFUSED), ("spend_cap_per_hour", ActionOutcome.REFUSED)}
+    all_outcomes = {
+        (what, outcome) for what, _ in ASKED for outcome in (ActionOutcome.DONE, ActionOutcome.REFUSED)
+    } - never
     for seed in (76, 62, 77, *range(60, 92)):  # The first three seeds alone meet all.
         met |= walk(seed, moves=40, operating=8).met_outcomes
         if met == all_outcomes:

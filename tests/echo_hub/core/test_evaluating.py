@@ -25,7 +25,7 @@ from echo_hub.core.events import (
     Tick,
 )
 from echo_hub.core.leasing import EVALUATION_SHARE
-from echo_hub.core.snapshot import CoordinatorSnapshot, RolloutRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, UnfinishedRollout
 from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason, ReceiptState
 
@@ -40,8 +40,8 @@ def is_evaluation(lease: SendLease) -> bool:
     return EvaluationGroup.of(lease.group_id) is not None
 
 
-def row(group: int, index: int, lease_id: int, state: ReceiptState = ReceiptState.LEASED) -> RolloutRow:
-    return RolloutRow(
+def row(group: int, index: int, lease_id: int, state: ReceiptState = ReceiptState.LEASED) -> UnfinishedRollout:
+    return UnfinishedRollout(
         rollout_id=f"{lease_id}-{index}",
         lease_id=lease_id,
         node_id="a",

@@ -26,7 +26,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.leasing import LEFT_S
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
 from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 
@@ -84,7 +84,7 @@ def test_the_prefix_of_a_node_that_left_is_continued(bench: BenchOf) -> None:
 def test_a_prefix_of_an_unpublished_version_is_not_continued(bench: BenchOf) -> None:
     """Runs restored from a backup publish only their newest version: a node asked to continue with an older one returns
     the lease."""
-    held = RolloutRow(
+    held = UnfinishedRollout(
         rollout_id="1-0",
         group_id=1,
         lease_id=1,
@@ -222,7 +222,7 @@ def test_the_hubs_own_leases_begin_at_their_first_token(bench: BenchOf) -> None:
 @pytest.mark.parametrize("state", [ReceiptState.LEASED, ReceiptState.DROPPED])
 def test_after_a_restart_rollouts_that_nodes_hold_are_continued(bench: BenchOf, state: ReceiptState) -> None:
     held = [
-        RolloutRow(
+        UnfinishedRollout(
             rollout_id="7-0",
             lease_id=7,
             node_id="a",
@@ -411,7 +411,7 @@ def test_a_prefix_too_old_for_training_is_not_continued(bench: BenchOf) -> None:
         next_lease_id=2,
         groups=(GroupRow(group_id=0, seed=1),),
         rollouts=tuple(
-            RolloutRow(
+            UnfinishedRollout(
                 rollout_id=f"1-{index}",
                 lease_id=1,
                 node_id="a",
@@ -441,7 +441,7 @@ def test_a_prefix_too_old_for_training_is_not_continued(bench: BenchOf) -> None:
 def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) -> None:
     """Restart the hub, which forgets the prefix of each lease: an honest prefix may be too old."""
     rows = [
-        RolloutRow(
+        UnfinishedRollout(
             rollout_id=f"1-{index}",
             lease_id=1,
             node_id="a",

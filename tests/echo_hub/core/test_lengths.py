@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.lengths import PROMPTS, RECENT, Lengths
+from echo_hub.core.lengths import PROMPTS, RECENT, CompletionLengths
 
 
 def test_nothing_is_known_at_first() -> None:
-    lengths = Lengths()
+    lengths = CompletionLengths()
     assert (lengths.mean_tokens, lengths.long_tokens, lengths.predict(None), lengths.predict(7)) == (0, 0, 0, 0)
 
 
 def test_a_prompt_that_came_before_is_predicted_from_its_own_history() -> None:
-    lengths = Lengths()
+    lengths = CompletionLengths()
     for _ in range(50):
         lengths.seen(1, 300)
         lengths.seen(2, 10)
@@ -21,7 +21,7 @@ def test_a_prompt_that_came_before_is_predicted_from_its_own_history() -> None:
 
 
 def test_one_completion_moves_its_prompts_prediction_only_partly() -> None:
-    lengths = Lengths()
+    lengths = CompletionLengths()
     for _ in range(100):
         lengths.seen(None, 100)
     lengths.seen(1, 400)
@@ -29,7 +29,7 @@ def test_one_completion_moves_its_prompts_prediction_only_partly() -> None:
 
 
 def test_a_prompts_length_changes_with_the_policy() -> None:
-    lengths = Lengths()
+    lengths = CompletionLengths()
     for _ in range(200):
         lengths.seen(1, 100)
     for _ in range(200):
@@ -38,7 +38,7 @@ def test_a_prompts_length_changes_with_the_policy() -> None:
 
 
 def test_few_completions_are_longer_than_the_long_ones() -> None:
-    lengths = Lengths()
+    lengths = CompletionLengths()
     for number in range(1_000):
         lengths.seen(None, 10 if number % 25 else 600)
     assert lengths.long_tokens == 600.0
@@ -48,7 +48,7 @@ def test_few_completions_are_longer_than_the_long_ones() -> None:
 
 
 def test_prompts_without_end_need_no_memory_without_end() -> None:
-    lengths = Lengths()
+    lengths = CompletionLengths()
     for prompt in range(PROMPTS + 100):
         lengths.seen(prompt, 100 if prompt else 900)
     assert lengths.predict(0) == lengths.mean_tokens, "forgotten"
@@ -56,7 +56,7 @@ def test_prompts_without_end_need_no_memory_without_end() -> None:
 
 
 def test_how_much_longer_than_predicted_completions_become() -> None:
-    lengths = Lengths()
+    lengths = CompletionLengths()
     assert lengths.longer == 1.0
     for _ in range(50):
         lengths.seen(1, 100)

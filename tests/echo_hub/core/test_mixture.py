@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from echo_hub.core.mixture import BLOCK, Mixture, Place, quotas
+from echo_hub.core.mixture import BLOCK, GroupPlace, Mixture, quotas
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_orders_differ_between_blocks_and_seeds() -> None:
 
 
 def test_a_task_that_is_alone_has_all_groups_in_order() -> None:
-    assert [Mixture.of(3, [0.5]).place(group_id) for group_id in (0, 10**9)] == [Place(0, 0), Place(0, 10**9)]
+    assert [Mixture.of(3, [0.5]).place(group_id) for group_id in (0, 10**9)] == [GroupPlace(0, 0), GroupPlace(0, 10**9)]

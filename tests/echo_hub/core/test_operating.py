@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from echo_hub.core.effects import ActionSettled, GroupOpened, RolloutsDropped, SendLease, SettingRecorded, TellOperator
 from echo_hub.core.events import OperatorAsked, Tick
-from echo_hub.core.operating import PUBLISH_NOW, RefusedChange, Setting, answer, restored, take
+from echo_hub.core.operating import PUBLISH_NOW, LiveSetting, RefusedChange, answer, restored, take
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.messages import DropReason
 
@@ -37,9 +37,9 @@ def changed(settings: CoordinatorSettings, what: str, value: str | float = "", *
 
 
 def test_a_new_interval_begins_with_the_next_step_that_has_no_batch() -> None:
-    settings = changed(BASE, Setting.PUBLISH_EVERY, 3, step=6)
+    settings = changed(BASE, LiveSetting.PUBLISH_EVERY, 3, step=6)
     assert [version for version in range(13) if settings.is_due(version)] == [2, 4, 6, 9, 12]
-    settings = changed(settings, Setting.PUBLISH_EVERY, 1, step=10)
+    settings = changed(settings, LiveSetting.PUBLISH_EVERY, 1, step=10)
     assert [version for version in range(13) if settings.is_due(version)] == [2, 4, 6, 9, 10, 11, 12]
     assert settings.interval == 1 and settings.is_due(100)
 
@@ -54,9 +54,9 @@ def test_a_version_is_published_now_and_then_on_at_the_same_interval() -> None:
 
 
 def test_a_learning_rate_holds_from_the_next_step_and_not_for_repeated_ones() -> None:
-    settings = changed(changed(BASE, Setting.LEARNING_RATE, 1e-4, step=5), Setting.LEARNING_RATE, 2e-4, step=9)
+    settings = changed(changed(BASE, LiveSetting.LEARNING_RATE, 1e-4, step=5), LiveSetting.LEARNING_RATE, 2e-4, step=9)
     assert [settings.learning_rate_of(step) for step in (1, 4, 5, 8, 9, 100)] == [1e-3, 1e-3, 1e-4, 1e-4, 2e-4, 2e-4]
-    again = changed(settings, Setting.LEARNING_RATE, 3e-4, step=9)
+    again = changed(settings, LiveSetting.LEARNING_RATE, 3e-4, step=9)
     assert again.learning_rates == ((5, 1e-4), (9, 3e-4))
 
 
@@ -67,11 +67,11 @@ def test_an_objective_holds_from_the_next_step_and_builds_on_the_last_one() -> N
         return f"{before}+{wanted}", "old", wanted
 
     settings = replace(BASE, objective="a", change_objective=joined)
-    settings = changed(changed(settings, Setting.OBJECTIVE, "b", step=5), Setting.OBJECTIVE, "c", step=9)
+    settings = changed(changed(settings, LiveSetting.OBJECTIVE, "b", step=5), LiveSetting.OBJECTIVE, "c", step=9)
     assert [settings.objective_of(step) for step in (1, 4, 5, 8, 9)] == ["a", "a", "a+b", "a+b", "a+b+c"]
-    same, (refused,) = answer(settings, asked(Setting.OBJECTIVE, "bad"), next_step=9, published_version=8)
+    same, (refused,) = answer(settings, asked(LiveSetting.OBJECTIVE, "bad"), next_step=9, published_version=8)
     assert same is settings and isinstance(refused, ActionSettled) and refused.detail == "It does not fit."
-    _, (recorded, done) = answer(settings, asked(Setting.OBJECTIVE, "d"), next_step=11, published_version=10)
+    _, (recorded, done) = answer(settings, asked(LiveSetting.OBJECTIVE, "d"), next_step=11, published_version=10)
     assert isinstance(recorded, SettingRecorded) and isinstance(done, ActionSettled)
     assert (done.before, done.after, done.detail) == ("old", "d", "It applies from step 11 on.")
     stored = {"objective": json.loads(json.dumps(recorded.stored))}
@@ -81,13 +81,13 @@ def test_an_objective_holds_from_the_next_step_and_builds_on_the_last_one() -> N
 @pytest.mark.parametrize(
     ("mode", "what", "value", "why"),
     [
-        ("async", Setting.MAX_STALENESS, 0, "published every 2 steps"),
-        ("async", Setting.PUBLISH_EVERY, 5, "bound is 3"),
-        ("sequential", Setting.MAX_STALENESS, 4, "sequential mode"),
-        ("sequential", Setting.PUBLISH_EVERY, 2, "sequential mode"),
-        ("colocated", Setting.MAX_STALENESS, 4, "colocated mode"),
-        ("async", Setting.LEASING, "open", "open already"),
-        ("async", Setting.LEASING, "sideways", "sideways"),
+        ("async", LiveSetting.MAX_STALENESS, 0, "published every 2 steps"),
+        ("async", LiveSetting.PUBLISH_EVERY, 5, "bound is 3"),
+        ("sequential", LiveSetting.MAX_STALENESS, 4, "sequential mode"),
+        ("sequential", LiveSetting.PUBLISH_EVERY, 2, "sequential mode"),
+        ("colocated", LiveSetting.MAX_STALENESS, 4, "colocated mode"),
+        ("async", LiveSetting.LEASING, "open", "open already"),
+        ("async", LiveSetting.LEASING, "sideways", "sideways"),
         ("async", "hub.key", 1, "no setting"),
     ],
 )
@@ -100,16 +100,16 @@ def test_an_impossible_setting_is_refused_with_the_reason(mode: Any, what: str, 
 
 def test_a_bound_that_would_stop_the_run_forever_is_refused() -> None:
     """Version 0 is published, the learner holds version 5, and the next due version comes after the waiting step."""
-    settings = changed(replace(BASE, max_staleness=8, publish_every=9), Setting.PUBLISH_EVERY, 1, step=6)
+    settings = changed(replace(BASE, max_staleness=8, publish_every=9), LiveSetting.PUBLISH_EVERY, 1, step=6)
     with pytest.raises(RefusedChange, match="Step 6 would wait for ever"):
-        take(settings, asked(Setting.MAX_STALENESS, 2), next_step=6, published_version=0)
-    taken = take(settings, asked(Setting.MAX_STALENESS, 2), next_step=7, published_version=6)
+        take(settings, asked(LiveSetting.MAX_STALENESS, 2), next_step=6, published_version=0)
+    taken = take(settings, asked(LiveSetting.MAX_STALENESS, 2), next_step=7, published_version=6)
     assert (taken.before, taken.after, taken.settings.staleness_bound) == (8, 2, 2)
 
 
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from([Setting.MAX_STALENESS, Setting.PUBLISH_EVERY, PUBLISH_NOW]),
+        st.sampled_from([LiveSetting.MAX_STALENESS, LiveSetting.PUBLISH_EVERY, PUBLISH_NOW]),
         st.integers(1, 8),
         st.integers(0, 3),
     ),
@@ -137,25 +137,25 @@ def test_stored_settings_restore_the_same_settings() -> None:
     base = replace(BASE, change_objective=lambda before, wanted: (wanted, before, wanted))
     settings, books = base, dict[str, Any]()
     for what, value in (
-        (Setting.LEASING, "paused"),
-        (Setting.MAX_STALENESS, 5),
-        (Setting.PUBLISH_EVERY, 4),
+        (LiveSetting.LEASING, "paused"),
+        (LiveSetting.MAX_STALENESS, 5),
+        (LiveSetting.PUBLISH_EVERY, 4),
         (PUBLISH_NOW, ""),
-        (Setting.LEARNING_RATE, 1e-5),
-        (Setting.OBJECTIVE, '{"cap": 3}'),
-        (Setting.SPEND_CAP, 2.5),
+        (LiveSetting.LEARNING_RATE, 1e-5),
+        (LiveSetting.OBJECTIVE, '{"cap": 3}'),
+        (LiveSetting.SPEND_CAP, 2.5),
     ):
         settings, records = answer(settings, asked(what, value), next_step=3, published_version=2)
         books |= {record.setting: record.stored for record in records if isinstance(record, SettingRecorded)}
     assert restored(base, json.loads(json.dumps(books))) == settings
-    assert set(books) == set(Setting)
+    assert set(books) == set(LiveSetting)
 
 
 def test_in_a_pause_nothing_is_leased_and_leased_rollouts_arrive(bench: Callable[..., Any]) -> None:
     b = bench(max_staleness=1)
     b.node("a", capacity=2)
     lease = b.leases[1]
-    b.tell(asked(Setting.LEASING, "paused", 4))
+    b.tell(asked(LiveSetting.LEASING, "paused", 4))
     (told,) = b.of(TellOperator)
     assert told.number == 4 and b.coordinator.status().leasing == "paused"
     b.tell(*(b.arrival(lease, index) for index in lease.indices))
@@ -163,7 +163,7 @@ def test_in_a_pause_nothing_is_leased_and_leased_rollouts_arrive(bench: Callable
     assert not b.of(SendLease) and len(b.leases) == 1
     b.tell(Tick())
     assert (b.coordinator.due_at() or b.now + 1) > b.now, "nothing is due in a loop"
-    b.tell(asked(Setting.LEASING, "open", 5))
+    b.tell(asked(LiveSetting.LEASING, "open", 5))
     assert len(b.leases) > 1
 
 
@@ -171,7 +171,7 @@ def test_a_drain_finishes_open_groups_and_opens_none(bench: Callable[..., Any]) 
     b = bench(max_staleness=1, group_size=4, prepare=True)
     b.node("a", capacity=2)
     opened = b.coordinator.status().groups_open
-    b.tell(asked(Setting.LEASING, "draining"))
+    b.tell(asked(LiveSetting.LEASING, "draining"))
     assert b.coordinator.status().leasing == "draining" and opened == 4
     done: set[int] = set()
     while todo := [lease for number, lease in b.leases.items() if number not in done]:
@@ -184,7 +184,7 @@ def test_a_drain_finishes_open_groups_and_opens_none(bench: Callable[..., Any]) 
     b.learner()
     b.train(1)
     assert not b.of(GroupOpened)
-    b.tell(asked(Setting.LEASING, "open"))
+    b.tell(asked(LiveSetting.LEASING, "open"))
     assert b.of(GroupOpened), "the step made room for new groups"
 
 
@@ -198,7 +198,7 @@ def test_a_lowered_bound_drops_stale_rollouts_at_once_with_a_reason(bench: Calla
         b.train(step)
     b.deliver_group(4)
     assert b.coordinator.status().groups_buffered == 1
-    b.tell(asked(Setting.MAX_STALENESS, 1))
+    b.tell(asked(LiveSetting.MAX_STALENESS, 1))
     reasons = {dropped.reason for dropped in b.of(RolloutsDropped)}
     assert reasons == {DropReason.STALE, DropReason.REVOKED} and b.coordinator.status().groups_buffered == 0
     assert any(isinstance(effect, SettingRecorded) for effect in b.effects)
@@ -209,5 +209,5 @@ def test_a_raised_bound_admits_more_at_once(bench: Callable[..., Any]) -> None:
     b = bench(max_staleness=0)
     b.node("a")
     assert b.coordinator.status().groups_open == 2
-    b.tell(asked(Setting.MAX_STALENESS, 1))
+    b.tell(asked(LiveSetting.MAX_STALENESS, 1))
     assert b.coordinator.status().groups_open == 4 and len(b.of(SendLease)) == 2

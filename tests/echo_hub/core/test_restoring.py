@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.core.restoring import restore_failure, restore_rollout
-from echo_hub.core.snapshot import GroupRow, RolloutRow
+from echo_hub.core.snapshot import GroupRow, UnfinishedRollout
 from echo_shared.messages import ReceiptState
 from tests.echo_hub.core.books import Books
 
@@ -15,7 +15,7 @@ def test_a_restored_rollout_keeps_its_place(state: ReceiptState) -> None:
     for index in range(2):
         restore_rollout(
             books.ledger,
-            RolloutRow(
+            UnfinishedRollout(
                 rollout_id=f"4-{index}",
                 lease_id=4,
                 node_id="a",
@@ -44,7 +44,7 @@ def test_a_restored_episode_is_at_its_turn() -> None:
     ):
         restore_rollout(
             books.ledger,
-            RolloutRow(
+            UnfinishedRollout(
                 rollout_id=f"{lease_id}-0",
                 lease_id=lease_id,
                 node_id="a",

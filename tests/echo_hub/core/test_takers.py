@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from echo_hub.core.takers import Takers
-from echo_hub.core.terms import ANY, Terms
+from echo_hub.core.terms import ANY, LeaseTerms
 from tests.echo_hub.core.books import Books
 
 
@@ -65,7 +65,7 @@ def test_a_failed_search_is_not_repeated_until_something_changes(
     room.takers.note_nobody(first, ANY)
     assert not room.takers.any_left(second, ANY), "it has failed on the same nodes"
     assert room.takers.any_left(other, ANY)
-    assert room.takers.any_left(second, Terms(in_s=7.0)), "on other terms a node may be found"
+    assert room.takers.any_left(second, LeaseTerms(in_s=7.0)), "on other terms a node may be found"
     second.slots[0].failed_on = ()
     room.ledger.wants.note(second, 0)
     assert room.takers.any_left(second, ANY), "one of its members may now go to any node"
@@ -90,7 +90,7 @@ def test_groups_of_different_lengths_are_searched_for_separately(monkeypatch: py
     room.nodes.take("a", 1, 100.0, 4.0)
     room.nodes.measure("a", 100, sampling_s=1.0, latency_s=1.0, now=5.0)
     room.nodes.release("a", 100.0, overdue=False)
-    terms = Terms(in_s=2.0)
+    terms = LeaseTerms(in_s=2.0)
     assert room.takers.find(long, terms) is None
     found = room.takers.find(short, terms)
     assert found is not None and found[0].node_id == "a"

@@ -11,11 +11,11 @@ import pytest
 
 from echo_hub.core.effects import (
     AnnounceVersion,
-    BatchGroup,
     BeginStep,
     FinishRun,
     GroupDropped,
     GroupOpened,
+    PlannedGroup,
     PrepareGroup,
     PublishVersion,
     RevokeLease,
@@ -37,7 +37,7 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.training import MAX_FLAT_BATCHES, MAX_REDRAWS
 from echo_shared.errors import LocalProtocolError
@@ -57,7 +57,7 @@ def test_a_step_is_planned_once_the_learner_is_ready_and_enough_is_complete(benc
     (planned,) = b.of(StepPlanned)
     assert (planned.step, planned.group_ids) == (1, (0, 1))
     assert planned.rollout_ids == ("1-0", "1-1", "2-0", "2-1")
-    batch = (BatchGroup(0, ("1-0", "1-1"), (1.0, 1.0)), BatchGroup(1, ("2-0", "2-1"), (1.0, 1.0)))
+    batch = (PlannedGroup(0, ("1-0", "1-1"), (1.0, 1.0)), PlannedGroup(1, ("2-0", "2-1"), (1.0, 1.0)))
     assert b.of(BeginStep) == [BeginStep(step=1, batch=batch)]
     assert b.of(TrainStep) == [TrainStep(step=1)]
 
@@ -329,7 +329,7 @@ def test_leases_that_became_too_stale_are_revoked_and_leased_again(bench: BenchO
 def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf) -> None:
     """Four steps of staleness were allowed when these groups were sampled; the restarted hub allows one."""
     rows = tuple(
-        RolloutRow(
+        UnfinishedRollout(
             rollout_id=f"{group + 1}-{index}",
             lease_id=group + 1,
             node_id="a",
@@ -365,7 +365,7 @@ def planned_snapshot(**changes: Any) -> CoordinatorSnapshot:
         "next_lease_id": 4,
         "groups": (GroupRow(group_id=2, seed=1),),
         "rollouts": tuple(
-            RolloutRow(
+            UnfinishedRollout(
                 rollout_id=f"3-{index}",
                 lease_id=3,
                 node_id="a",
@@ -589,7 +589,7 @@ def test_a_finished_run_says_so_again_after_a_restart(bench: BenchOf) -> None:
 
 
 def test_a_run_with_a_lowered_number_of_steps_drops_the_rest(bench: BenchOf) -> None:
-    row = RolloutRow(
+    row = UnfinishedRollout(
         rollout_id="3-0",
         lease_id=3,
         node_id="a",

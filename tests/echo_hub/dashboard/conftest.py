@@ -14,9 +14,9 @@ from echo_hub.actions.records import ActionRecord, Actor, ApiToken
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.effects import StandingRecorded, TellOperator
 from echo_hub.core.trust.standing import StandingRow, StandingState
-from echo_hub.dashboard.access.credentials import Credentials
+from echo_hub.dashboard.access.credentials import OperatorCredentials
 from echo_hub.dashboard.access.guard import Guard, Visits
-from echo_hub.dashboard.actions import Answered, NoSuchActionError, OperatorDesk
+from echo_hub.dashboard.actions import ActionResult, NoSuchActionError, OperatorDesk
 from echo_hub.dashboard.board import sort_of
 from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.leaderboard_page import columns
@@ -34,7 +34,7 @@ from echo_hub.dashboard.model import (
     WorkView,
 )
 from echo_hub.dashboard.pages import routes
-from echo_hub.dashboard.source import Changes, Picture
+from echo_hub.dashboard.source import Changes, RunPicture
 from echo_hub.dashboard.tables import sort_rows
 from echo_hub.evaluation.due import DueVersions
 from echo_hub.oversight.operator_desk import Desk
@@ -48,7 +48,7 @@ from echo_shared.books import (
     StepRecord,
     VersionRecord,
 )
-from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, Standing, StepShare, WorkKinds
+from echo_shared.credit_books import Board, BoardQuery, CreditStanding, Holder, PublicReceipt, StepShare, WorkKinds
 from echo_shared.health import Health, HubState
 from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision, TrustStatus
 from echo_shared.rollout_books import RolloutSummary
@@ -353,8 +353,8 @@ class ScriptedSource:
         found = (event for event in found if wanted.severity in ("", "info") or event.warning)
         return tuple(event for event in found if wanted.before is None or event.number < wanted.before)[:limit]
 
-    async def picture(self) -> Picture:
-        return Picture(run=await self.run_view(), nodes=fleet_of(await self.nodes()), processor_s=self.processor_s)
+    async def picture(self) -> RunPicture:
+        return RunPicture(run=await self.run_view(), nodes=fleet_of(await self.nodes()), processor_s=self.processor_s)
 
     async def nodes(self) -> tuple[NodeView, ...]:
         share = self.step * ROLLOUTS // max(len(self.names), 1)
@@ -374,13 +374,13 @@ class ScriptedSource:
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(step_record(step) for step in range(since + 1, self.step + 1))
 
-    async def standings(self) -> tuple[Standing, ...]:
+    async def standings(self) -> tuple[CreditStanding, ...]:
         """Return the standings, by rank."""
         total = self.step * ROLLOUTS
         weights = [1 / (1 + i) for i in range(len(self.names))]
         shares = [weight / sum(weights) for weight in weights] if total else []
         return tuple(
-            Standing(
+            CreditStanding(
                 kind="node",
                 rank=i + 1,
                 node=node_totals(i, self.names[i]).node_id[:10],
@@ -447,10 +447,10 @@ def source() -> ScriptedSource:
 class NothingDone:
     """The desk of a hub without any actions."""
 
-    async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered:
+    async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> ActionResult:
         raise NoSuchActionError(action)
 
-    async def undo(self, number: int, by: Actor) -> Answered:
+    async def undo(self, number: int, by: Actor) -> ActionResult:
         raise NoSuchActionError(str(number))
 
     async def log(self, *, limit: int, before: int | None) -> Sequence[ActionRecord]:
@@ -498,7 +498,7 @@ TOKEN = "the-operators-token-of-this-test-and-no-other"
 @pytest.fixture
 def guard(tmp_path: Path) -> Guard:
     (tmp_path / "operator.token").write_text(TOKEN)
-    credentials = Credentials(token=tmp_path / "operator.token", password=tmp_path / "operator.password")
+    credentials = OperatorCredentials(token=tmp_path / "operator.token", password=tmp_path / "operator.password")
     credentials.open()
     return Guard(credentials, Visits(place=lambda _: "127.0.0.1", is_https=lambda _: False), name="test")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from echo_hub.dashboard.model import (
     EvaluationView,
-    Fleet,
+    FleetView,
     LengthsView,
     NodesAway,
     NodeView,
@@ -109,9 +109,9 @@ def evaluation_view(version: int) -> EvaluationView:
     )
 
 
-def fleet_of(nodes: Iterable[NodeView]) -> Fleet:
+def fleet_of(nodes: Iterable[NodeView]) -> FleetView:
     """Return the fleet as the hub keeps it."""
     here, away = dict[str, NodeView](), dict[str, NodeView]()
     for node in nodes:
         (here if node.connected or node.in_flight else away)[node.totals.node_id] = node
-    return Fleet(here=here, away=NodesAway(away))
+    return FleetView(here=here, away=NodesAway(away))

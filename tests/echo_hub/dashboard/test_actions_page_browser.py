@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from echo_hub.actions.records import Outcome
+from echo_hub.actions.records import ActionOutcome
 from echo_hub.actions.requests import TABLE
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.actions_page import OF_NODES
@@ -141,7 +141,7 @@ async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source:
                 assert (newest == list(before)) != confirmed, action
             assert (newest[0].action, newest[0].request["node"]) == (action, node_id)
             assert asked[-1] == asked[-2] and asked[-1].endswith(".")
-            if newest[0].outcome is Outcome.REFUSED:  # The node has no work yet that could justify trust.
+            if newest[0].outcome is ActionOutcome.REFUSED:  # The node has no work yet that could justify trust.
                 await expect(page.locator(".refusal")).to_contain_text(newest[0].detail)
                 await page.goto(f"/fleet/{node_id}")
             await expect(page).to_have_url(f"/fleet/{node_id}")

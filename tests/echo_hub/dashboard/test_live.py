@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from echo_hub.dashboard import live
 from echo_hub.dashboard.curves import CurvesRoom
-from echo_hub.dashboard.live import LivePages, Look
+from echo_hub.dashboard.live import LivePages, LiveRequest
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
@@ -137,7 +137,7 @@ class Served:
             return text.replace("MINE", request.query.get("who", ""))
 
         key = (request.query.get("key", ""),)
-        return await self.pages.answer(request, Look(key=key, prepare=self.prepare, personal=personal))
+        return await self.pages.answer(request, LiveRequest(key=key, prepare=self.prepare, personal=personal))
 
 
 def page(said: str) -> str:

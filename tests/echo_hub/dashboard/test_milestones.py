@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echo_hub.dashboard.milestones import milestones
-from echo_shared.credit_books import CreditDay, Standing
+from echo_shared.credit_books import CreditDay, CreditStanding
 
-STANDING = Standing(
+STANDING = CreditStanding(
     kind="node",
     rank=1,
     name="n",

@@ -9,11 +9,11 @@ from aiohttp.test_utils import make_mocked_request
 
 from echo_hub.dashboard import picture_room
 from echo_hub.dashboard.picture_room import Pictures
-from echo_hub.dashboard.share_picture import Picture
+from echo_hub.dashboard.share_picture import SharePicture
 from tests.echo_hub.dashboard.test_share_picture import PICTURE
 
 
-async def made() -> Picture:
+async def made() -> SharePicture:
     return PICTURE
 
 
@@ -31,7 +31,7 @@ async def test_a_picture_is_drawn_once_for_all_until_it_is_old(monkeypatch: pyte
 async def test_the_number_of_waiting_requests_is_limited() -> None:
     pictures, gate = Pictures(), asyncio.Event()
 
-    async def later() -> Picture:
+    async def later() -> SharePicture:
         await gate.wait()
         return PICTURE
 

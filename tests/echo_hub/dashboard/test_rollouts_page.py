@@ -16,7 +16,7 @@ from echo_hub.dashboard.headers import SECURITY_HEADERS
 from echo_hub.dashboard.rollouts_page import WrongQueryError, asked, filter_of, place_of
 from echo_hub.lifecycle.rollouts import HubRollouts, RolloutReader
 from echo_hub.scoring.problems import Problems
-from echo_hub.store.retired import Span
+from echo_hub.store.retired import StepSpan
 from echo_hub.store.retiring import read_final_keys, read_first_mark, read_ripe, retire
 from echo_hub.store.store import Store
 from echo_shared.rollout_books import RolloutFilter
@@ -250,7 +250,7 @@ async def test_retired_rollouts_are_reported_as_retired(serve: Any, store: Store
     hub = await serve()
     assert "no longer in the database" not in await text_of(hub, "/rollouts")
     (ripe,) = store.read(read_ripe, store.read(read_first_mark), 2)
-    span = Span(after=store.read(read_first_mark), through=ripe.mark)
+    span = StepSpan(after=store.read(read_first_mark), through=ripe.mark)
     assert retire(store, store.read(read_final_keys, span), span) == 4
     page = await text_of(hub, "/rollouts")
     assert "4 rollouts, of the steps up to 1, are no longer in the database" in page

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from echo_hub.dashboard.share_picture import HEIGHT, WIDTH, Picture, _drawable, draw
+from echo_hub.dashboard.share_picture import HEIGHT, WIDTH, SharePicture, _drawable, draw
 from echo_hub.dashboard.work_curve import work_curve
 from echo_shared.credit_books import StepShare
 from tests.echo_hub.dashboard.conftest import HOSTILE_NAMES
@@ -17,7 +17,7 @@ CURVE = work_curve(
     [{"step": float(step), "mean_reward": step / 40} for step in range(1, 38)],
     {step: StepShare(rollouts=3, share=0.1 + step / 100) for step in range(0, 37, 2)},
 )
-PICTURE = Picture(run_name="sums", standing=STANDING, num_ranked=57, curve=CURVE)
+PICTURE = SharePicture(run_name="sums", standing=STANDING, num_ranked=57, curve=CURVE)
 
 
 def opened(body: bytes) -> Image.Image:
@@ -40,7 +40,7 @@ def test_any_name_stays_on_its_line(name: str) -> None:
 
 def test_a_new_team_has_a_picture_too() -> None:
     fresh = replace(STANDING, kind="team", rollouts=0, tokens=0, streak_days=0)
-    opened(draw(Picture(run_name="日本", standing=fresh, num_ranked=1, curve=work_curve(1, [], {}))))
+    opened(draw(SharePicture(run_name="日本", standing=fresh, num_ranked=1, curve=work_curve(1, [], {}))))
 
 
 def test_a_name_without_glyphs_is_replaced_by_the_id() -> None:

@@ -8,7 +8,7 @@ import pytest
 from echo_hub.dashboard import token_marks
 from echo_hub.dashboard.token_marks import legend, marks, summary_of
 from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import Piece, RolloutPayload, RolloutText
+from echo_shared.rollout_books import RolloutPayload, RolloutText, TextPiece
 
 
 def drawn(*pieces: tuple[str, float, int], tokens: int = 1) -> RolloutText:
@@ -17,7 +17,7 @@ def drawn(*pieces: tuple[str, float, int], tokens: int = 1) -> RolloutText:
     return RolloutText(
         text="".join(text for text, _, _ in pieces),
         pieces=tuple(
-            Piece(text=text, num_tokens=tokens, logprob=tokens * logprob, version=version)
+            TextPiece(text=text, num_tokens=tokens, logprob=tokens * logprob, version=version)
             for (text, _, version), logprob in zip(pieces, logprobs, strict=True)
         ),
         payload=RolloutPayload(

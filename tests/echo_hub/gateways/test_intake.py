@@ -8,9 +8,9 @@ import pytest
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.intake import Intake
-from echo_hub.gateways.items import Item, Kind, rollout_item
+from echo_hub.gateways.items import Item, ItemKind, rollout_item
 from echo_hub.gateways.sealing import Seal
-from echo_hub.gateways.sessions import Line
+from echo_hub.gateways.sessions import GatewayLine
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.server import Server
@@ -32,7 +32,7 @@ class Taking:
         limits = Server(settings).limits
         gateway = Gateway(me=me, settings=settings, limits=limits, nonces=Nonces(bytes(32)), clock=time.time)
         connections = Connections(gateway)
-        self.number = connections.sessions.begin("node", Line("gateway", heard_at=0.0)).number
+        self.number = connections.sessions.begin("node", GatewayLine("gateway", heard_at=0.0)).number
         self.seal = Seal(me)
         self.intake = Intake(seal=self.seal, subject="sent", inbox=self.book, connections=connections, books=self)
         self.let_go: asyncio.Queue[bytes] = asyncio.Queue()
@@ -51,7 +51,7 @@ class Taking:
 
     @property
     def returned(self) -> Item:
-        return [Kind.SAID, "node", self.number, encode(RETURNED)]
+        return [ItemKind.SAID, "node", self.number, encode(RETURNED)]
 
 
 async def test_a_message_delivered_twice_is_handled_once() -> None:

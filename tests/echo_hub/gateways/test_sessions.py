@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.gateways import sessions as sessions_module
-from echo_hub.gateways.items import Kind
-from echo_hub.gateways.sessions import Line, Sessions
+from echo_hub.gateways.items import ItemKind
+from echo_hub.gateways.sessions import GatewayLine, GatewaySessions
 from echo_hub.net.send_queue import MakePush
 
 
-def known(*names: str) -> tuple[Sessions, list[Line]]:
-    sessions = Sessions()
-    lines = [Line(name, heard_at=0.0) for name in names]
+def known(*names: str) -> tuple[GatewaySessions, list[GatewayLine]]:
+    sessions = GatewaySessions()
+    lines = [GatewayLine(name, heard_at=0.0) for name in names]
     sessions.lines = {line.gateway_id: line for line in lines}
     return sessions, lines
 
@@ -33,7 +33,7 @@ def test_a_lost_gateway_removes_exactly_its_nodes() -> None:
         sessions.begin(node_id, line)
     assert sessions.end_line(one) == ["a", "b"]
     assert (len(sessions), list(sessions.lines), one.is_over) == (1, ["other"], True)
-    assert not sessions.say("a", Kind.SEND, b"x") and sessions.say("c", Kind.SEND, b"x")
+    assert not sessions.say("a", ItemKind.SEND, b"x") and sessions.say("c", ItemKind.SEND, b"x")
 
 
 def test_pushes_are_made_in_turn_and_only_for_connected_nodes() -> None:
@@ -65,6 +65,6 @@ def test_a_gateway_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sessions_module, "WAITING_BYTES", 1_000)
     sessions, (line,) = known("one")
     sessions.begin("a", line)
-    assert sessions.say("a", Kind.SEND, bytes(900), num_bytes=900) and not line.is_over
-    sessions.say("a", Kind.SEND, bytes(900), num_bytes=900)
-    assert line.is_over and not sessions.say("a", Kind.SEND, b"")
+    assert sessions.say("a", ItemKind.SEND, bytes(900), num_bytes=900) and not line.is_over
+    sessions.say("a", ItemKind.SEND, bytes(900), num_bytes=900)
+    assert line.is_over and not sessions.say("a", ItemKind.SEND, b"")

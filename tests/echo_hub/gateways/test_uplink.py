@@ -12,9 +12,9 @@ from benchmarks.harness.broker import broker_process, lacking
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways import uplink as uplink_module
 from echo_hub.gateways.broker import Broker
-from echo_hub.gateways.items import Item, Kind
+from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.gateways.sealing import Seal
-from echo_hub.gateways.uplink import AROUND_BYTES, Uplink
+from echo_hub.gateways.uplink import AROUND_BYTES, GatewayUplink
 from echo_shared.identity import Identity
 from tests.echo_hub.net.gateway_parts import DEADLINE_S
 
@@ -31,7 +31,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 def item(number: int) -> Item:
-    return [Kind.LEFT, "node", number]
+    return [ItemKind.LEFT, "node", number]
 
 
 async def test_a_full_uplink_blocks_senders_and_keeps_the_order(
@@ -39,7 +39,7 @@ async def test_a_full_uplink_blocks_senders_and_keeps_the_order(
 ) -> None:
     monkeypatch.setattr(uplink_module, "WAITING_BYTES", 10 * AROUND_BYTES)
     parts: list[Sequence[Item]] = []
-    uplink = Uplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
+    uplink = GatewayUplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
 
     async def put_all() -> None:
         for number in range(100):
@@ -64,9 +64,9 @@ async def test_only_a_message_of_one_item_may_exceed_the_size_limit(
 ) -> None:
     monkeypatch.setattr(uplink_module, "STORED_BYTES", 2_000)
     parts: list[Sequence[Item]] = []
-    uplink = Uplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
+    uplink = GatewayUplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
     for size in (100, 5_000, 900, 900, 100):
-        await uplink.put([Kind.SAID, "node", 1, bytes(size)], size)
+        await uplink.put([ItemKind.SAID, "node", 1, bytes(size)], size)
     storing = asyncio.create_task(uplink.run("subject"))
     async with asyncio.timeout(DEADLINE_S):
         await uplink.flushed()
@@ -78,7 +78,7 @@ async def test_only_a_message_of_one_item_may_exceed_the_size_limit(
 async def test_items_taken_before_a_cancel_are_stored_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uplink_module, "GATHER_S", 0.0)
     parts: list[Sequence[Item]] = []
-    uplink = Uplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
+    uplink = GatewayUplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
     await uplink.put(item(1), 0)
     storing = asyncio.create_task(uplink.run("subject"))
     for _ in range(5):

@@ -17,7 +17,7 @@ import websockets
 from benchmarks.harness.broker import BrokerProcess, broker_process
 from echo_hub.config.sections import HubConfig
 from echo_hub.gateways.connections import Connections
-from echo_hub.gateways.fleet import Fleet
+from echo_hub.gateways.fleet import GatewayFleet
 from echo_hub.gateways.process import GatewayProcess, open_gateway
 from echo_hub.gateways.sealing import secret_of
 from echo_hub.net.gateway import Gateway
@@ -56,7 +56,7 @@ class HubEnd:
         nonces = Nonces(secret_of(me, "nonces"))
         own = Gateway(me=me, settings=config.server, limits=self.server.limits, nonces=nonces, clock=time.time)
         self.connections = Connections(own)
-        self.fleet = Fleet(
+        self.fleet = GatewayFleet(
             config.gateways,
             me=me,
             run_id=RUN_ID,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from echo_hub.core.effects import SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.snapshot import RolloutRow
-from echo_hub.intake.partials import ROLLOUT_BYTES, SPAN_BYTES, Finished, Partials, PartRefusal, partials_of
+from echo_hub.core.snapshot import UnfinishedRollout
+from echo_hub.intake.partials import ROLLOUT_BYTES, SPAN_BYTES, FinishedPartial, Partials, PartRefusal, partials_of
 from echo_hub.scoring.checks import SamplingBounds
 from echo_shared import version_spans
 from echo_shared.messages import (
@@ -170,7 +170,7 @@ def rollout(
     )
 
 
-def spans(finished: Finished) -> list[tuple[str, int]]:
+def spans(finished: FinishedPartial) -> list[tuple[str, int]]:
     assert all(span.policy_version == 3 for span in finished.spans)
     return [(span.node_id, span.num_tokens) for span in finished.spans]
 
@@ -316,7 +316,7 @@ def mixed(lease_id: int, ids: Sequence[int], versions: Spans, *, num_given: int 
     return rollout(lease_id, ids, num_given=num_given).model_copy(update={"versions": versions, **ends})
 
 
-def who(finished: Finished) -> list[tuple[str, int, int]]:
+def who(finished: FinishedPartial) -> list[tuple[str, int, int]]:
     return [(span.node_id, span.policy_version, span.num_tokens) for span in finished.spans]
 
 
@@ -377,7 +377,7 @@ def test_an_uninterruptible_lease_uses_only_its_version(partials: Partials) -> N
 def test_from_before_a_restart_training_may_have_moved_on_and_no_evaluation() -> None:
     about = EvaluationGroup(policy_version=3, greedy=True, number=0)
     for group_id, taken in ((2, [5]), (about.group_id, None)):
-        row = RolloutRow(
+        row = UnfinishedRollout(
             rollout_id="7-0",
             lease_id=7,
             node_id="a",
@@ -437,7 +437,7 @@ def test_a_limited_number_of_versions_is_kept_and_counted_as_memory(mixing: Part
 def test_versions_that_cannot_be_are_named(mixing: Partials, sent: Rollout, problem: str) -> None:
     mixing.take("a", [part(0, [5, 9])])
     mixing.begin(leases(8, "b", 0, goes_on=((0, 7),), may_move_on=True))
-    assert mixing.finish("b", sent) == Finished(problem=problem)
+    assert mixing.finish("b", sent) == FinishedPartial(problem=problem)
 
 
 def test_a_nodes_own_tokens_are_no_older_than_its_lease(mixing: Partials) -> None:
@@ -453,7 +453,7 @@ def test_a_nodes_own_tokens_are_no_older_than_its_lease(mixing: Partials) -> Non
 
 def test_after_a_restart_tokens_of_older_versions_are_accepted() -> None:
     """Restarted hubs no longer know which prefix was given."""
-    row = RolloutRow(
+    row = UnfinishedRollout(
         rollout_id="8-0",
         lease_id=8,
         node_id="b",
@@ -472,8 +472,8 @@ def test_after_a_restart_tokens_of_older_versions_are_accepted() -> None:
 
 
 def test_after_a_restart_a_possibly_forged_prefix_blames_no_node() -> None:
-    def row(index: int, *, others_held: bool) -> RolloutRow:
-        return RolloutRow(
+    def row(index: int, *, others_held: bool) -> UnfinishedRollout:
+        return UnfinishedRollout(
             rollout_id=f"8-{index}",
             lease_id=8,
             node_id="b",
@@ -489,9 +489,13 @@ def test_after_a_restart_a_possibly_forged_prefix_blames_no_node() -> None:
     partials = partials_of(BOUNDS, [row(0, others_held=True), row(1, others_held=True), row(3, others_held=False)])
     partials.take("b", [part(0, [5, 9], lease_id=8, index=index) for index in (0, 1, 3)])
     assert [shown(partials, 8, index) for index in (0, 1, 3)] == [None, None, [5, 9]], "no lease continues it"
-    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2)) == Finished(is_unattributed=True)
-    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=0, index=1)) == Finished(), "the node sampled all of it"
-    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2, index=3)) == Finished(), "no other node held it"
+    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2)) == FinishedPartial(is_unattributed=True)
+    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=0, index=1)) == FinishedPartial(), (
+        "the node sampled all of it"
+    )
+    assert partials.finish("b", rollout(8, [5, 9, 2], num_given=2, index=3)) == FinishedPartial(), (
+        "no other node held it"
+    )
     assert partials.num_bytes == 0
 
 
@@ -550,8 +554,8 @@ def test_the_longest_untouched_lease_makes_room() -> None:
 
 
 def test_a_restarted_hub_accepts_parts_that_nodes_held() -> None:
-    def row(lease_id: int, index: int, state: ReceiptState) -> RolloutRow:
-        return RolloutRow(
+    def row(lease_id: int, index: int, state: ReceiptState) -> UnfinishedRollout:
+        return UnfinishedRollout(
             rollout_id=f"{lease_id}-{index}",
             lease_id=lease_id,
             node_id="a",

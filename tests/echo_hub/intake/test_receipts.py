@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import LookUpReceipt, Receipt, SendLease, SendTrained
+from echo_hub.core.effects import LookUpReceipt, RolloutReceipt, SendLease, SendTrained
 from echo_hub.intake import receipts as receipts_module
 from echo_hub.intake.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
 from echo_shared.messages import DropReason, FromHub, Receipts, ReceiptState
@@ -38,7 +38,7 @@ class Sent:
 class Told(ReceiptsOut):
     """Sends every receipt at once."""
 
-    def tell(self, node_id: str, receipts: Sequence[Receipt]) -> None:
+    def tell(self, node_id: str, receipts: Sequence[RolloutReceipt]) -> None:
         super().tell(node_id, receipts)
         self.flush(node_id)
 
@@ -94,8 +94,8 @@ def told(sent: Sent) -> list[tuple[str, list[str]]]:
     return [(node_id, [one.state.value for one in message.receipts]) for node_id, message in sent.messages]
 
 
-def receipts(*states: ReceiptState) -> tuple[Receipt, ...]:
-    return tuple(Receipt(f"{number}-0", state) for number, state in enumerate(states))
+def receipts(*states: ReceiptState) -> tuple[RolloutReceipt, ...]:
+    return tuple(RolloutReceipt(f"{number}-0", state) for number, state in enumerate(states))
 
 
 def test_that_a_rollout_is_scored_or_trained_goes_along_with_the_next_ack() -> None:
@@ -174,7 +174,7 @@ async def test_receipts_for_all_nodes_are_sent_a_few_nodes_at_a_time(monkeypatch
     sent = Sent()
     out = ReceiptsOut(sent)
     for number in range(3 * receipts_module.AT_LEAST):
-        out.tell(f"n{number}", [Receipt("1-0", ReceiptState.TRAINED)])
+        out.tell(f"n{number}", [RolloutReceipt("1-0", ReceiptState.TRAINED)])
     working = asyncio.create_task(out.run())
     await sent.until(1)
     assert len(sent.messages) == receipts_module.AT_LEAST, "other tasks have their turn"

@@ -33,7 +33,7 @@ def write(root: Path, settings: LearnerSettings, steps: int, *, kept: int = 10, 
     policy, optimizer = started(settings)
     for step in range(1, steps + 1):
         told = {number: told_of(number) for number in (step - 1, step) if number}
-        state = checkpoint.State(step=step, told=told, history=history_of(step))
+        state = checkpoint.CheckpointState(step=step, told=told, history=history_of(step))
         checkpoint.save(root, policy, checkpoint.take(policy, optimizer), state)
         checkpoint.prune(root, kept=kept, milestones=milestones)
 
@@ -51,7 +51,7 @@ def test_resume_is_exact_to_the_bit(settings: LearnerSettings, make_groups: Make
     noise = torch.rand(4)
     train_step(policy, optimizer, make_groups(3), settings)
     # Later steps must not change the checkpoint.
-    checkpoint.save(tmp_path, policy, taken, checkpoint.State(step=2, told={2: told_of(2)}))
+    checkpoint.save(tmp_path, policy, taken, checkpoint.CheckpointState(step=2, told={2: told_of(2)}))
 
     resumed, resumed_optimizer = started(settings)
     resume(tmp_path, resumed, resumed_optimizer)

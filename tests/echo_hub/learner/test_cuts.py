@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.learner.cuts import FILE, Cut, Cuts
+from echo_hub.learner.cuts import FILE, ChunkSizes, Cuts
 
 PLACE = "a device"
 
 
-def cut(tokens: int) -> Cut:
-    return Cut(micro_batch_tokens=tokens, gradient_checkpointing=tokens < 100)
+def cut(tokens: int) -> ChunkSizes:
+    return ChunkSizes(micro_batch_tokens=tokens, gradient_checkpointing=tokens < 100)
 
 
 def tokens_at(cuts: Cuts, *steps: int) -> list[int | None]:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.learner.cuts import Cut
-from echo_hub.learner.fit import MOST_TOKENS, Line, Measure, choose, fitting_tokens
+from echo_hub.learner.cuts import ChunkSizes
+from echo_hub.learner.fit import MOST_TOKENS, Measure, MemoryLine, choose, fitting_tokens
 
 GIB = 2**30
 MIB = 2**20
@@ -20,7 +20,7 @@ def device(memory_bytes: float = float("inf"), *, plain: int = 4 * MIB, again: i
 
 
 def test_a_line_through_two_points() -> None:
-    line = Line.through((512, 3 * GIB // 2), (1024, 5 * GIB // 2))
+    line = MemoryLine.through((512, 3 * GIB // 2), (1024, 5 * GIB // 2))
     assert (line.fixed, line.per_token) == (GIB / 2, 2 * MIB)
     assert line.tokens_in(63 * GIB) == 32_000
     assert line.tokens_in(GIB / 4) == line.tokens_in(-5) == 0
@@ -30,7 +30,7 @@ def test_a_line_through_two_points() -> None:
 def test_points_that_no_activations_give_are_still_a_rising_line_from_no_less_than_0(
     points: tuple[tuple[int, int], tuple[int, int]],
 ) -> None:
-    line = Line.through(*points)
+    line = MemoryLine.through(*points)
     assert line.fixed >= 0 and line.per_token >= 1
     assert line.tokens_in(10**9) <= 10**9
 
@@ -38,13 +38,13 @@ def test_points_that_no_activations_give_are_still_a_rising_line_from_no_less_th
 @pytest.mark.parametrize(
     ("free_gib", "expected"),
     [
-        (1_000, Cut(micro_batch_tokens=MOST_TOKENS, gradient_checkpointing=False)),
-        (70, Cut(micro_batch_tokens=15_872, gradient_checkpointing=False)),
-        (16, Cut(micro_batch_tokens=13_696, gradient_checkpointing=True)),
-        (1, Cut(micro_batch_tokens=64, gradient_checkpointing=True)),
+        (1_000, ChunkSizes(micro_batch_tokens=MOST_TOKENS, gradient_checkpointing=False)),
+        (70, ChunkSizes(micro_batch_tokens=15_872, gradient_checkpointing=False)),
+        (16, ChunkSizes(micro_batch_tokens=13_696, gradient_checkpointing=True)),
+        (1, ChunkSizes(micro_batch_tokens=64, gradient_checkpointing=True)),
     ],
 )
-def test_layers_are_computed_twice_only_where_memory_is_short(free_gib: int, expected: Cut) -> None:
+def test_layers_are_computed_twice_only_where_memory_is_short(free_gib: int, expected: ChunkSizes) -> None:
     measure = device(free_gib * GIB)
     assert expected == choose(
         measure, micro_batch_tokens=0, gradient_checkpointing=None, longest_tokens=1, free_bytes=free_gib * GIB
@@ -59,9 +59,9 @@ def test_given_values_are_kept() -> None:
         cut = choose(
             device(), micro_batch_tokens=tokens, gradient_checkpointing=None, longest_tokens=9, free_bytes=free
         )
-        assert cut == Cut(micro_batch_tokens=tokens, gradient_checkpointing=again)
+        assert cut == ChunkSizes(micro_batch_tokens=tokens, gradient_checkpointing=again)
     found = choose(device(), micro_batch_tokens=0, gradient_checkpointing=False, longest_tokens=9, free_bytes=free)
-    assert found == Cut(micro_batch_tokens=3_392, gradient_checkpointing=False)
+    assert found == ChunkSizes(micro_batch_tokens=3_392, gradient_checkpointing=False)
 
 
 def test_a_rollout_that_does_not_fit_uses_gradient_checkpointing() -> None:

@@ -26,7 +26,7 @@ from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.launch import Launch, run
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
-from echo_hub.learner.worker import Worker
+from echo_hub.learner.worker import LearnerWorker
 from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
 from echo_hub.training.trainer import Trainer
@@ -60,7 +60,7 @@ Drawn = dict[tuple[int, int], list[int]]
 def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> tuple[Path, Drawn, Drawn]:
     """Train three steps in this process; return the adapter, and rollouts of version 3 and of the base."""
     run_dir.mkdir()
-    worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
+    worker = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
 
     def ask(command: str, **fields: object) -> Drawn:
         answers: list[Frame] = []
@@ -195,7 +195,7 @@ async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
     expected, _, _ = alone(make_settings(training=training), make_groups, tmp_path / "alone")
     assert_close(expected, tmp_path / "v3")
     # One process must resume from what two processes wrote.
-    worker = Worker.open({"settings": make_settings().model_dump(mode="json"), "run_dir": str(tmp_path)})
+    worker = LearnerWorker.open({"settings": make_settings().model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert worker.policy_version == 3 == checkpoint.complete(tmp_path / "checkpoints")[0].step
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echo_hub.learner.batch import build_micro_batches
-from echo_hub.learner.cuts import Cut
+from echo_hub.learner.cuts import ChunkSizes
 from echo_hub.learner.fit import MOST_TOKENS
 from echo_hub.learner.objectives.loss import StepLoss
 from echo_hub.learner.policy import Policy
@@ -20,12 +20,14 @@ MakeSettings = Callable[..., LearnerSettings]
 @pytest.mark.parametrize(
     ("learner", "expected"),
     [
-        ({}, Cut(micro_batch_tokens=16_384, gradient_checkpointing=False)),
-        ({"micro_batch_tokens": 128}, Cut(micro_batch_tokens=128, gradient_checkpointing=False)),
-        ({"gradient_checkpointing": True}, Cut(micro_batch_tokens=16_384, gradient_checkpointing=True)),
+        ({}, ChunkSizes(micro_batch_tokens=16_384, gradient_checkpointing=False)),
+        ({"micro_batch_tokens": 128}, ChunkSizes(micro_batch_tokens=128, gradient_checkpointing=False)),
+        ({"gradient_checkpointing": True}, ChunkSizes(micro_batch_tokens=16_384, gradient_checkpointing=True)),
     ],
 )
-def test_on_a_cpu_nothing_is_measured(make_settings: MakeSettings, learner: dict[str, object], expected: Cut) -> None:
+def test_on_a_cpu_nothing_is_measured(
+    make_settings: MakeSettings, learner: dict[str, object], expected: ChunkSizes
+) -> None:
     settings = make_settings(learner=learner)
     policy = Policy.load(settings)
     assert first_cut(policy, settings) == expected
@@ -67,5 +69,7 @@ def test_little_memory_has_layers_computed_twice_and_no_gradient_is_left(make_se
 def test_a_device_on_which_nothing_fits_gets_the_least(make_settings: MakeSettings) -> None:
     settings = make_settings()
     memory = LimitedMemory(10_000)
-    assert first_cut(Policy.load(settings), settings, memory) == Cut(micro_batch_tokens=64, gradient_checkpointing=True)
+    assert first_cut(Policy.load(settings), settings, memory) == ChunkSizes(
+        micro_batch_tokens=64, gradient_checkpointing=True
+    )
     assert memory.refused == 2

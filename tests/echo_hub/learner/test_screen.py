@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.learner.screen import Findings, Tokens, count, impossible
+from echo_hub.learner.screen import Findings, ScreenedTokens, count, impossible
 from echo_shared import draws
 
 
-def tokens(claims: list[float], learner: list[float], distances: list[float] | None = None, **given: Any) -> Tokens:
-    return Tokens(
+def tokens(
+    claims: list[float], learner: list[float], distances: list[float] | None = None, **given: Any
+) -> ScreenedTokens:
+    return ScreenedTokens(
         claims_N=np.array(claims, np.float32),
         learner_logprobs_N=np.array(learner, np.float32),
         distances_N=np.array([0.0] * len(claims) if distances is None else distances, np.float32),

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from echo_hub.learner import sft as sft_module
-from echo_hub.learner.cuts import Cut
+from echo_hub.learner.cuts import ChunkSizes
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.sft import Finetuning, SftProgress, accumulate_gradient, mean_loss
@@ -25,7 +25,7 @@ from tests.echo_hub.learner.conftest import VOCABULARY
 from tests.echo_hub.learner.limited_memory import LimitedMemory
 
 MakeSettings = Callable[..., LearnerSettings]
-PLENTY = Cut(micro_batch_tokens=100_000, gradient_checkpointing=False)
+PLENTY = ChunkSizes(micro_batch_tokens=100_000, gradient_checkpointing=False)
 BASE = resolve_base("builtin:tiny")
 
 
@@ -51,7 +51,9 @@ def stirred(policy: Policy) -> Policy:
     return policy
 
 
-def gradient(policy: Policy, examples: list[Demonstration], cut: Cut = PLENTY) -> tuple[float, dict[str, Tensor]]:
+def gradient(
+    policy: Policy, examples: list[Demonstration], cut: ChunkSizes = PLENTY
+) -> tuple[float, dict[str, Tensor]]:
     tokens = sum(int(one.loss_mask.sum()) for one in examples)
     loss = accumulate_gradient(policy, sft_module._groups(examples, tokens), cut)
     gradients = {name: one.grad for name, one in policy.parameters.items() if one.grad is not None}
@@ -122,7 +124,7 @@ def test_micro_batches_of_any_size_come_to_the_same(make_settings: MakeSettings)
     whole = {name: one.clone() for name, one in whole.items()}
     for parameter in policy.parameters.values():
         parameter.grad = None
-    small = Cut(micro_batch_tokens=20, gradient_checkpointing=False)
+    small = ChunkSizes(micro_batch_tokens=20, gradient_checkpointing=False)
     loss, found = gradient(policy, examples, small)
     assert loss == pytest.approx(whole_loss, rel=1e-5)
     for name, value in found.items():

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from echo_hub.learner.cuts import Cut, Cuts
+from echo_hub.learner.cuts import ChunkSizes, Cuts
 from echo_hub.learner.history import NO_HISTORY
 from echo_hub.learner.policy import Policy
-from echo_hub.learner.ranks import Ranks
+from echo_hub.learner.ranks import TrainingRanks
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
-from echo_hub.learner.step import Outcome, make_optimizer
+from echo_hub.learner.step import StepOutcome, make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 from echo_shared.errors import LearnerError
 from tests.echo_hub.learner.limited_memory import LimitedMemory
@@ -28,13 +28,13 @@ UNLIMITED = LimitedMemory()
 
 def cuts_in(directory: Path, tokens: int = PLENTY) -> Cuts:
     cuts = Cuts(directory / "checkpoints", place="here")
-    cuts.put(1, Cut(micro_batch_tokens=tokens, gradient_checkpointing=False))
+    cuts.put(1, ChunkSizes(micro_batch_tokens=tokens, gradient_checkpointing=False))
     return cuts
 
 
 def trained(
     settings: LearnerSettings, groups: list[TrainingGroup], cuts: Cuts, memory: LimitedMemory, steps: int = 2
-) -> tuple[torch.Tensor, list[Outcome]]:
+) -> tuple[torch.Tensor, list[StepOutcome]]:
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
     outcomes = []
@@ -101,7 +101,7 @@ def test_other_errors_are_not_treated_as_out_of_memory(
         )
 
 
-class _TwoRanks(Ranks):
+class _TwoRanks(TrainingRanks):
     """Ranks that act as the first of two for an interrupted micro-batch."""
 
     def __init__(self) -> None:

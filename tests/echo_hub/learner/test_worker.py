@@ -22,7 +22,7 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_hub.learner.worker import Worker
+from echo_hub.learner.worker import LearnerWorker
 from echo_shared.adapter import WEIGHTS_FILE
 from echo_shared.child import ChildExited, Frame
 from echo_shared.errors import LearnerError, StorageError
@@ -76,7 +76,7 @@ async def learner_in(settings: LearnerSettings, run_dir: Path) -> AsyncIterator[
 def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[TrainingGroup]]) -> list[str]:
     """Return the digests of the versions that a learner in this process trains with plain settings."""
     run_dir.mkdir(exist_ok=True)
-    worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
+    worker = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
     for step, groups in enumerate(steps, start=1):
         export_to = str(run_dir / f"v{step}")
         ask(worker, "train", step=step, groups=frames.pack_groups(groups), export_to=export_to)
@@ -143,7 +143,7 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
             await (await learner.train(4, make_groups(4), None)).metrics()
         assert caught.value.returncode == -signal.SIGKILL
 
-    successor = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
+    successor = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert successor.policy_version == 2, "step 3 was not in a checkpoint yet"
     assert successor.told == {1: told[1], 2: told[2]}
     assert told[1].metrics.keys() == told[2].metrics.keys() - {"gap_s"}, "the first step has no gap before it"
@@ -198,13 +198,13 @@ async def test_the_process_gives_the_same_results_as_this_one(
 
 
 @pytest.fixture
-def worker(settings: LearnerSettings, tmp_path: Path) -> Iterator[Worker]:
+def worker(settings: LearnerSettings, tmp_path: Path) -> Iterator[LearnerWorker]:
     """Yield a worker in this process, which uses its choice of algorithms meanwhile."""
-    yield Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
+    yield LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     torch.use_deterministic_algorithms(False)
 
 
-def ask(worker: Worker, command: str, **fields: object) -> list[Frame]:
+def ask(worker: LearnerWorker, command: str, **fields: object) -> list[Frame]:
     """Return all answers to a command, once its files are written."""
     answers: list[Frame] = []
     worker.handle(worker.admitted({"command": command, **fields}), answers.append)
@@ -212,7 +212,7 @@ def ask(worker: Worker, command: str, **fields: object) -> list[Frame]:
     return answers
 
 
-def test_a_refused_command_changes_nothing(worker: Worker, make_groups: MakeGroups, tmp_path: Path) -> None:
+def test_a_refused_command_changes_nothing(worker: LearnerWorker, make_groups: MakeGroups, tmp_path: Path) -> None:
     groups = make_groups(1)
     first = groups[0].rollouts[0]
     short = replace(first, behavior_logprobs=first.behavior_logprobs[:-1])
@@ -245,7 +245,7 @@ def test_a_refused_command_changes_nothing(worker: Worker, make_groups: MakeGrou
     assert train(1, groups)[-1]["told"][0]["metrics"]["updated"] == 1
 
 
-def test_nonfinite_weights_are_never_written(worker: Worker, make_groups: MakeGroups, tmp_path: Path) -> None:
+def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups: MakeGroups, tmp_path: Path) -> None:
     """Report the step as failed; a restart resumes from the step before."""
     answers: list[Frame] = []
     for step, rate in ((1, 1e-3), (2, float("inf"))):
@@ -272,7 +272,7 @@ def test_files_written_during_the_next_step_are_unchanged(
     for name in ("beside", "one by one"):
         run = tmp_path / name
         run.mkdir()
-        worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
+        worker = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
 
         def look(frame: Frame, run: Path = run) -> None:
             if frame["kind"] == "item":
@@ -300,7 +300,7 @@ def test_files_written_during_the_next_step_are_unchanged(
         assert (tmp_path / "beside" / file).read_bytes() == (tmp_path / "one by one" / file).read_bytes()
 
 
-def begun(worker: Worker, step: int, groups: Sequence[TrainingGroup], export_to: Path) -> list[Frame]:
+def begun(worker: LearnerWorker, step: int, groups: Sequence[TrainingGroup], export_to: Path) -> list[Frame]:
     """Return the answers to a step whose groups were held before they had rewards."""
     worker.hold({number: _unrewarded(frames.pack_group(group)) for number, group in enumerate(groups)})
     rewards = [[number, [rollout.reward for rollout in group.rollouts]] for number, group in enumerate(groups)]
@@ -319,7 +319,7 @@ def test_an_unconfirmed_step_leaves_no_files(
     for name in ("begun", "trained"):
         run = tmp_path / name
         run.mkdir()
-        worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
+        worker = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run)})
         for step in (1, 2):
             groups, adapter = make_groups(step), run / f"v{step}"
             if name == "trained":
@@ -349,7 +349,7 @@ async def test_a_hub_that_dies_before_its_confirmation_leaves_no_step(
         rewards = {n: [one.reward for one in group.rollouts] for n, group in enumerate(make_groups(2))}
         await (await learner.begin(2, rewards, tmp_path / "v2")).computed()
     assert not (tmp_path / "v2").exists()
-    successor = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
+    successor = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert successor.policy_version == 1
     groups = frames.pack_groups(make_groups(2))
     ask(successor, "train", step=2, groups=groups, export_to=str(tmp_path / "v2"))
@@ -357,7 +357,7 @@ async def test_a_hub_that_dies_before_its_confirmation_leaves_no_step(
     assert (tmp_path / "v2").exists()
 
 
-def drawn(worker: Worker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+def drawn(worker: LearnerWorker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
     """Return the tokens and log-probabilities of every rollout, as bytes."""
     requests = [frames.pack_request(request(2, number)) for number in range(9)]
     rollouts = [f["rollout"] for f in ask(worker, command, groups=requests, **fields) if f["kind"] == "item"]
@@ -374,7 +374,7 @@ def test_sampling_uses_published_weights_and_training_unrounded_ones(
         run = tmp_path / precision
         run.mkdir()
         settings = make_settings(publish_precision=precision).model_dump(mode="json")
-        worker = Worker.open({"settings": settings, "run_dir": str(run)})
+        worker = LearnerWorker.open({"settings": settings, "run_dir": str(run)})
         for step in (1, 2):
             groups = frames.pack_groups(make_groups(step))
             ask(worker, "train", step=step, groups=groups, export_to=str(run / f"v{step}"))
@@ -390,12 +390,12 @@ def test_sampling_uses_published_weights_and_training_unrounded_ones(
 
 @pytest.mark.parametrize("budget", [64, 16_384])
 def test_sampling_and_evaluation_in_parts_keep_all(
-    make_settings: Callable[..., LearnerSettings], worker: Worker, tmp_path: Path, budget: int
+    make_settings: Callable[..., LearnerSettings], worker: LearnerWorker, tmp_path: Path, budget: int
 ) -> None:
     small = make_settings(learner={"micro_batch_tokens": budget})
     run_dir = tmp_path / "other"
     run_dir.mkdir()
-    other = Worker.open({"settings": small.model_dump(mode="json"), "run_dir": str(run_dir)})
+    other = LearnerWorker.open({"settings": small.model_dump(mode="json"), "run_dir": str(run_dir)})
     requests = [frames.pack_request(request(0, number)) for number in range(9)]
     drawn = [frame["rollout"] for frame in ask(other, "sample", groups=requests) if frame["kind"] == "item"]
     assert sorted((r["group_id"], r["index"]) for r in drawn) == [(g, i) for g in range(9) for i in range(3)]
@@ -412,7 +412,7 @@ def test_sampling_and_evaluation_in_parts_keep_all(
 
 def test_a_run_directory_has_one_learner(settings: LearnerSettings, tmp_path: Path) -> None:
     with FileLock(tmp_path / "learner.lock"), pytest.raises(LearnerError, match="Another learner works"):
-        Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
+        LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
 
 
 @pytest.mark.slow

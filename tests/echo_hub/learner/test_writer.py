@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from echo_hub.learner.writer import Writer
+from echo_hub.learner.writer import CheckpointWriter
 
 
 def test_a_write_runs_concurrently_with_other_work() -> None:
-    writer, may_end, threads = Writer(), threading.Event(), []
+    writer, may_end, threads = CheckpointWriter(), threading.Event(), []
 
     def write() -> None:
         assert may_end.wait(60)
@@ -25,7 +25,7 @@ def test_a_write_runs_concurrently_with_other_work() -> None:
 
 
 def test_a_writes_error_is_raised_once() -> None:
-    writer = Writer()
+    writer = CheckpointWriter()
     writer.start(lambda: [][0])
     with pytest.raises(IndexError):
         writer.wait()

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from echo_hub.learner import frames
 from echo_hub.learner.history import NO_HISTORY
 from echo_hub.learner.policy import Policy
-from echo_hub.learner.ranks import ALONE, Ranks
+from echo_hub.learner.ranks import ALONE, TrainingRanks
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.step import make_optimizer, screened_step
 from echo_hub.learner.weighting import weigh
@@ -29,7 +29,7 @@ PROMPTS = [np.array([3, 4, 5], dtype=np.int32), np.array([9], dtype=np.int32)]
 
 
 def trained(
-    settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: Ranks
+    settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: TrainingRanks
 ) -> tuple[Policy, list[dict[str, float]]]:
     policy = Policy.load(settings, ranks)
     optimizer = make_optimizer(policy, settings.training)
@@ -42,7 +42,7 @@ def trained(
 
 
 def check_training(
-    name: str, settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: Ranks, tolerance: float
+    name: str, settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: TrainingRanks, tolerance: float
 ) -> None:
     policy, curve = trained(settings, steps, ranks)
     base = [p for p in policy.model.parameters() if isinstance(p, DTensor)]
@@ -65,7 +65,7 @@ def check_training(
     assert [ids.tolist() for ids in mine] == [ids.tolist() for ids in its]
 
 
-def check_shares(settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: Ranks) -> None:
+def check_shares(settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: TrainingRanks) -> None:
     """Check that the ranks' shares have equal sizes and cover each batch once, with some padding."""
     groups = weigh(steps[0], settings).updates[0]
     mine = ranks.micro_batches(groups, micro_batch_tokens=settings.learner.micro_batch_tokens)
@@ -80,7 +80,7 @@ def check_shares(settings: LearnerSettings, steps: Sequence[list[TrainingGroup]]
         np.testing.assert_allclose(told[0]["weight"] + told[1]["weight"], weight, rtol=1e-6)
 
 
-def check_words(ranks: Ranks) -> None:
+def check_words(ranks: TrainingRanks) -> None:
     array = np.arange(3, dtype=np.float32)
     assert ranks.tell({"n": 1, "array": array} if ranks.rank == 0 else None)["array"].tolist() == [0, 1, 2]
     assert ranks.tell({"by": 1} if ranks.rank == 1 else None, by=1) == {"by": 1}
@@ -107,7 +107,7 @@ def check_words(ranks: Ranks) -> None:
         assert error.what == "Only here."
 
 
-def check_place(settings: LearnerSettings, ranks: Ranks) -> None:
+def check_place(settings: LearnerSettings, ranks: TrainingRanks) -> None:
     placed = ranks.place(settings)
     assert placed.base_dir == Path("elsewhere") and placed.learner.threads == 1
     try:
@@ -119,7 +119,7 @@ def check_place(settings: LearnerSettings, ranks: Ranks) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    ranks = Ranks.join(base_dir=Path("elsewhere"))
+    ranks = TrainingRanks.join(base_dir=Path("elsewhere"))
     check_words(ranks)
     cases = unpack_frame(Path(sys.argv[1]).read_bytes()[HEADER_BYTES:])
     for name, case in cases.items():

@@ -17,7 +17,7 @@ from aiohttp import web
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net import limits
 from echo_hub.net.client_address import place_of
-from echo_hub.net.connection import BODY_S, HANDSHAKE_S, HEAD_BYTES, HEAD_S, IDLE_S, Cut
+from echo_hub.net.connection import BODY_S, HANDSHAKE_S, HEAD_BYTES, HEAD_S, IDLE_S, CloseReason
 from echo_hub.net.limits import MOST_OF_NODE
 from echo_hub.net.server import Server
 from echo_shared.errors import RefusedError
@@ -168,7 +168,7 @@ async def test_half_a_request_is_not_waited_for(serving: Any) -> None:
         site.after(0.1)
         for half in halves:
             await half.ended()
-        assert site.limits.cuts == {Cut.HEAD_TOO_LATE: 60}
+        assert site.limits.cuts == {CloseReason.HEAD_TOO_LATE: 60}
         assert await whole.say(WHOLE).status() == 200, "a client that completed a request may send another"
 
 
@@ -182,7 +182,7 @@ async def test_a_header_in_every_packet_gains_no_time(serving: Any) -> None:
             await site.settled()
             site.limits.sweep()
         await slow.ended()
-        assert site.limits.cuts[Cut.HEAD_TOO_LATE] == 1
+        assert site.limits.cuts[CloseReason.HEAD_TOO_LATE] == 1
 
 
 async def test_a_thousand_sockets_of_one_address_keep_no_client_out(serving: Any) -> None:
@@ -192,7 +192,7 @@ async def test_a_thousand_sockets_of_one_address_keep_no_client_out(serving: Any
         honest = await site.client(WHOLE)
         assert await honest.status() == 200
         assert site.limits.num_open == site.limits.num_strangers == 512
-        assert site.limits.cuts == {Cut.TOO_MANY_OF_ADDRESS: 489}
+        assert site.limits.cuts == {CloseReason.TOO_MANY_OF_ADDRESS: 489}
         assert await honest.say(WHOLE).status() == 200
 
 
@@ -202,7 +202,7 @@ async def test_if_no_connection_is_idle_the_newest_is_refused(serving: Any) -> N
             await site.client(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
         await site.until(lambda: not site.limits._waiting and site.limits.num_open == 4)
         await (await site.client(WHOLE)).ended()
-        assert site.limits.num_open == 4 and site.limits.cuts == {Cut.TOO_MANY_OF_ADDRESS: 1}
+        assert site.limits.num_open == 4 and site.limits.cuts == {CloseReason.TOO_MANY_OF_ADDRESS: 1}
         site.clients[0].writer.transport.abort()
         await site.until(lambda: site.limits.num_open == 3)
         assert await (await site.client(WHOLE)).status() == 200
@@ -210,9 +210,11 @@ async def test_if_no_connection_is_idle_the_newest_is_refused(serving: Any) -> N
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"max_connections": 16}, Cut.TOO_MANY), ({"max_strangers": 16}, Cut.TOO_MANY_STRANGERS)],
+    [({"max_connections": 16}, CloseReason.TOO_MANY), ({"max_strangers": 16}, CloseReason.TOO_MANY_STRANGERS)],
 )
-async def test_idle_connections_make_room_oldest_first(serving: Any, settings: dict[str, int], reason: Cut) -> None:
+async def test_idle_connections_make_room_oldest_first(
+    serving: Any, settings: dict[str, int], reason: CloseReason
+) -> None:
     async with serving(**settings) as site:
         idle = [await site.client(WHOLE) for _ in range(16)]
         for client in idle:
@@ -228,7 +230,7 @@ async def test_nodes_are_limited_by_node_and_by_address_and_are_no_strangers(ser
         for node in ["a"] * MOST_OF_NODE + ["b"] * 8:
             await site.client(f"GET /node/{node} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             await site.until(lambda: site.limits.num_strangers == 0 and len(site.limits._waiting) == 0)
-        for node, reason in (("a", Cut.TOO_MANY_OF_NODE), ("c", Cut.TOO_MANY_OF_ADDRESS)):
+        for node, reason in (("a", CloseReason.TOO_MANY_OF_NODE), ("c", CloseReason.TOO_MANY_OF_ADDRESS)):
             late = await site.client(f"GET /node/{node} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert await late.status() == 429
             assert site.limits.cuts[reason] == 1
@@ -247,7 +249,7 @@ async def test_fresh_keys_leave_room_for_nodes_that_are_known(serving: Any) -> N
             await comes(f"fresh-{number}")
             await site.until(lambda number=number: site.limits.num_open == number + 1 and not site.limits.num_strangers)
         late = await comes("fresh-12")
-        assert await late.status() == 429 and site.limits.cuts == {Cut.TOO_MANY_UNKNOWN: 1}
+        assert await late.status() == 429 and site.limits.cuts == {CloseReason.TOO_MANY_UNKNOWN: 1}
         for number in range(3):
             known = await comes(f"known-{number}")
             assert (await known.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
@@ -264,7 +266,7 @@ async def test_a_slow_reader_makes_room_if_no_connection_is_idle(serving: Any, m
             slow[-1].writer.transport.pause_reading()
         await site.until(lambda: len(site.limits._waiting) == 8)
         assert await (await site.client(WHOLE)).status() == 200
-        assert site.limits.cuts == {Cut.TOO_MANY_STRANGERS: 1}
+        assert site.limits.cuts == {CloseReason.TOO_MANY_STRANGERS: 1}
         slow[0].writer.transport.resume_reading()
         await slow[0].ended()
         slow[1].writer.transport.resume_reading()
@@ -280,7 +282,7 @@ async def test_a_head_without_end_is_not_read(serving: Any) -> None:
         await site.settled()
         site.after(HEAD_S + 0.1)
         await flood.ended()
-        assert site.limits.cuts == {Cut.HEAD_TOO_LATE: 1}
+        assert site.limits.cuts == {CloseReason.HEAD_TOO_LATE: 1}
 
 
 async def test_bytes_after_a_request_are_read_up_to_a_limit(serving: Any) -> None:
@@ -308,7 +310,7 @@ async def test_a_body_is_read_whole_and_a_missing_one_is_not_awaited(serving: An
         assert site.limits.num_open == 2
         site.after(0.1)
         await slow.ended()
-        assert site.limits.cuts == {Cut.BODY_TOO_LATE: 1} and site.limits.num_open == 1
+        assert site.limits.cuts == {CloseReason.BODY_TOO_LATE: 1} and site.limits.num_open == 1
 
 
 @pytest.mark.parametrize("path", ["/large", "/file"])
@@ -333,7 +335,7 @@ async def test_a_slow_reader_continues_and_a_silent_one_is_cut_off(
                 read += len(await slow.reader.readexactly(2**18))
             read += len(await slow.reader.readexactly(2**18))
             slow.writer.transport.pause_reading()
-        assert site.limits.cuts == {Cut.NOT_READING: 1} and site.limits.num_open == 1
+        assert site.limits.cuts == {CloseReason.NOT_READING: 1} and site.limits.num_open == 1
         deaf.writer.transport.resume_reading()
         await deaf.ended()
 
@@ -346,14 +348,14 @@ async def test_unread_answers_are_held_for_few_strangers(serving: Any, monkeypat
             deaf.append(await site.client(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"))
             await deaf[-1].reader.readuntil(b"\r\n\r\n")
             deaf[-1].writer.transport.pause_reading()
-        await site.until(lambda: site.limits.cuts[Cut.TOO_MUCH_HELD] == 3)
+        await site.until(lambda: site.limits.cuts[CloseReason.TOO_MUCH_HELD] == 3)
         assert await (await site.client(WHOLE)).status() == 200
         assert 2 * LARGE_BYTES < site.limits._num_held <= 3 * LARGE_BYTES
         for client in deaf[3:]:
             client.writer.transport.resume_reading()
             await client.reader.readexactly(LARGE_BYTES)
         await site.until(lambda: site.limits._num_held == 0)
-        assert site.limits.cuts == {Cut.TOO_MUCH_HELD: 3} and site.limits.num_open == 4
+        assert site.limits.cuts == {CloseReason.TOO_MUCH_HELD: 3} and site.limits.num_open == 4
 
 
 async def test_idle_connections_are_closed_and_answering_ones_are_not(serving: Any) -> None:
@@ -385,9 +387,9 @@ async def test_behind_a_proxy_each_client_counts_by_its_own_address(serving: Any
         await site.until(lambda: site.limits.num_strangers == 8)
         assert await idle[0].say(asking("/short", "192.0.2.2")).status() == 429
         site.after(10 * IDLE_S)
-        assert site.limits.cuts == {Cut.TOO_MANY_OF_ADDRESS: 1, Cut.TOO_MANY_STRANGERS: 1}
+        assert site.limits.cuts == {CloseReason.TOO_MANY_OF_ADDRESS: 1, CloseReason.TOO_MANY_STRANGERS: 1}
         assert site.limits.num_open == 28, "the proxy decides how long its connections stay"
-        assert site.limits.cuts == {Cut.TOO_MANY_OF_ADDRESS: 1, Cut.TOO_MANY_STRANGERS: 1}
+        assert site.limits.cuts == {CloseReason.TOO_MANY_OF_ADDRESS: 1, CloseReason.TOO_MANY_STRANGERS: 1}
         site.kept.set()
         await site.until(lambda: site.limits.num_strangers == 0)
 
@@ -427,7 +429,7 @@ async def test_new_connections_of_one_address_have_a_rate(serving: Any) -> None:
         for client in few:
             assert await client.status() == 200
         await (await site.client(WHOLE)).ended()
-        assert site.limits.cuts == {Cut.TOO_FAST: 1}
+        assert site.limits.cuts == {CloseReason.TOO_FAST: 1}
         site.at += 0.5
         assert await (await site.client(WHOLE)).status() == 200, "open connections stay, and more may come soon"
         assert site.limits.num_open == 9
@@ -439,7 +441,7 @@ async def test_requests_have_a_rate_and_those_of_nodes_do_not_count(serving: Any
         client.say(WHOLE * 16)
         assert [await client.status() for _ in range(9)] == [200] * 8 + [429]
         await client.ended()
-        assert site.limits.cuts == {Cut.TOO_FAST_REQUESTS: 1}, (
+        assert site.limits.cuts == {CloseReason.TOO_FAST_REQUESTS: 1}, (
             "requests waiting after the refused one were not answered"
         )
         assert await (await site.client(WHOLE)).status() == 429
@@ -447,7 +449,7 @@ async def test_requests_have_a_rate_and_those_of_nodes_do_not_count(serving: Any
         for _ in range(5):
             node = await site.client(b"GET /node/n HTTP/1.1\r\nHost: x\r\n\r\n")
             await node.reader.readuntil(b"\r\n\r\n")
-        assert site.limits.cuts == {Cut.TOO_FAST_REQUESTS: 2}
+        assert site.limits.cuts == {CloseReason.TOO_FAST_REQUESTS: 2}
 
 
 @pytest.fixture
@@ -471,7 +473,7 @@ async def test_half_a_tls_handshake_counts_and_is_not_waited_for(serving: Any, t
             site.after(0.1)
             for half in halves:
                 await half.ended()
-            assert site.limits.cuts == {Cut.HANDSHAKE_TOO_LATE: 40}
+            assert site.limits.cuts == {CloseReason.HANDSHAKE_TOO_LATE: 40}
         await site.until(lambda: site.limits.num_open == 0)
 
 
@@ -482,7 +484,7 @@ async def test_unfinished_tls_handshakes_make_room_for_finished_ones(serving: An
             await site.client()
         async with aiohttp.ClientSession() as http, http.get(f"{site.server.url}/short", ssl=context) as answer:
             assert answer.status == 200
-        assert site.limits.cuts == {Cut.TOO_MANY_OF_ADDRESS: 25}
+        assert site.limits.cuts == {CloseReason.TOO_MANY_OF_ADDRESS: 25}
 
 
 async def test_a_connection_without_tls_leaves_no_state(serving: Any, tls: Any) -> None:
@@ -506,7 +508,7 @@ async def test_too_many_handshakes_at_once_are_not_begun(
     async with serving(**tls[1]) as site:
         await site.client()
         await (await site.client()).ended()
-        assert site.limits.cuts == {Cut.TOO_MANY_HANDSHAKES: 1} and site.limits.num_open == 1
+        assert site.limits.cuts == {CloseReason.TOO_MANY_HANDSHAKES: 1} and site.limits.num_open == 1
 
 
 async def test_of_handshakes_under_way_the_oldest_makes_room(
@@ -522,6 +524,6 @@ async def test_of_handshakes_under_way_the_oldest_makes_room(
                 async with http.get(f"{site.server.url}/short", ssl=context) as answer:
                     assert answer.status == 200
             await half.ended()
-            assert site.limits.cuts == {Cut.TOO_MANY_HANDSHAKES: 1} and site.limits.num_open == 2
+            assert site.limits.cuts == {CloseReason.TOO_MANY_HANDSHAKES: 1} and site.limits.num_open == 2
         other.writer.transport.abort()
         await site.until(lambda: not site.limits._under_way and site.limits.num_open == 0)

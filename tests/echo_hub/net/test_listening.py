@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from echo_hub.net.listening import TURNED_AWAY_AT_ONCE, Listening, listen
+from echo_hub.net.listening import TURNED_AWAY_AT_ONCE, ListeningSocket, listen
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def clients():
         one.close()
 
 
-async def listening(admits: Callable[[str], bool]) -> Listening:
+async def listening(admits: Callable[[str], bool]) -> ListeningSocket:
     (one,) = await listen("127.0.0.1", 0, admits)
     one.setblocking(False)
     return one

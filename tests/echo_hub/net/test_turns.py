@@ -9,7 +9,7 @@ from selectors import EVENT_READ
 import pytest
 
 from echo_hub.net import turns
-from echo_hub.net.turns import Turns
+from echo_hub.net.turns import FairSelector
 
 NUMBER = 10
 
@@ -33,7 +33,7 @@ def test_guest_sockets_take_turns_and_own_sockets_have_each_turn(
     monkeypatch.setattr(turns, "AT_ONCE", 3)
     own, *guests = readable
     told: list[int] = []
-    with Turns() as selector:
+    with FairSelector() as selector:
         for one in readable:
             selector.register(one, EVENT_READ)
         selector.guests.update(one.fileno() for one in guests)

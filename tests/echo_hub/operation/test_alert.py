@@ -5,10 +5,10 @@ import hmac
 import json
 
 from echo_hub.operation.alert import HOUR_S, PER_HOUR, AboutRun, AlertGate, alert_of, payload, signature
-from echo_hub.operation.problems import Change, Problem, ProblemKind
+from echo_hub.operation.problems import Change, ProblemKind, RunProblem
 
 ABOUT = AboutRun(run_id="r1", name="spring", url="https://hub.example.org")
-PROBLEM = Problem(kind=ProblemKind.DISK, text="The disk has 1.00 GB left.", since=50.0)
+PROBLEM = RunProblem(kind=ProblemKind.DISK, text="The disk has 1.00 GB left.", since=50.0)
 ALERT = alert_of(Change(problem=PROBLEM, began=True, at=60.0), "a" * 32)
 
 

@@ -12,13 +12,13 @@ from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation import alert
 from echo_hub.operation.alert import HOUR_S, AboutRun
 from echo_hub.operation.alerting import MOST_WAITING, Alerts, new_id, webhook_of
-from echo_hub.operation.problems import Change, Problem, ProblemKind
+from echo_hub.operation.problems import Change, ProblemKind, RunProblem
 from echo_hub.operation.webhook import Webhook
 from tests.echo_hub.operation.receivers import webhook
 
 
 def change(kind: ProblemKind, *, began: bool = True, at: float = 0.0) -> Change:
-    return Change(problem=Problem(kind=kind, text=f"{kind.value}!", since=at), began=began, at=at)
+    return Change(problem=RunProblem(kind=kind, text=f"{kind.value}!", since=at), began=began, at=at)
 
 
 @asynccontextmanager

@@ -4,29 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from echo_hub.operation.problems import END_S, Limits, Observation, ProblemKind, Problems
+from echo_hub.operation.problems import END_S, AlertThresholds, ProblemKind, RunObservation, RunProblems
 
-LIMITS = Limits(
+LIMITS = AlertThresholds(
     learner_idle_s=600.0,
     no_nodes_s=300.0,
     reward_fell=0.5,
     disk_free_bytes=1_000,
     turned_away_per_s=50.0,
 )
-FINE = Observation(nodes_connected=3)
-ALONE = Observation(lacks_nodes=True, learner_waits=True)
+FINE = RunObservation(nodes_connected=3)
+ALONE = RunObservation(lacks_nodes=True, learner_waits=True)
 
 
-def kinds(problems: Problems) -> list[ProblemKind]:
+def kinds(problems: RunProblems) -> list[ProblemKind]:
     return [problem.kind for problem in problems.active]
 
 
-def told(problems: Problems, seen: Observation, now: float) -> list[tuple[ProblemKind, bool]]:
+def told(problems: RunProblems, seen: RunObservation, now: float) -> list[tuple[ProblemKind, bool]]:
     return [(change.problem.kind, change.began) for change in problems.observe(seen, now)]
 
 
 def test_a_problem_begins_once_and_ends_after_a_quiet_time() -> None:
-    problems = Problems(LIMITS)
+    problems = RunProblems(LIMITS)
     down = replace(FINE, broken={ProblemKind.LEARNER_DOWN: "It has died."})
     assert told(problems, FINE, 0.0) == []
     (change,) = problems.observe(down, 10.0)
@@ -40,7 +40,7 @@ def test_a_problem_begins_once_and_ends_after_a_quiet_time() -> None:
 
 
 def test_no_nodes_is_a_problem_after_a_while_and_explains_why_the_learner_waits() -> None:
-    problems = Problems(LIMITS)
+    problems = RunProblems(LIMITS)
     for now in (0.0, 100.0, 299.0):
         assert told(problems, ALONE, now) == []
     assert told(problems, ALONE, 300.0) == [(ProblemKind.NO_NODES, True)]
@@ -60,15 +60,15 @@ def test_no_nodes_is_a_problem_after_a_while_and_explains_why_the_learner_waits(
         (replace(FINE, quarantined=9), 0.0, "Inspect their checks"),
     ],
 )
-def test_each_problem_says_what_to_do(seen: Observation, after_s: float, what_to_do: str) -> None:
-    problems = Problems(LIMITS)
+def test_each_problem_says_what_to_do(seen: RunObservation, after_s: float, what_to_do: str) -> None:
+    problems = RunProblems(LIMITS)
     problems.observe(replace(seen, turned_away=0, quarantined=0), 0.0)
     problems.observe(seen, after_s)
     assert what_to_do in problems.active[0].text
 
 
 def test_a_learner_that_waits_long_is_idle() -> None:
-    problems = Problems(LIMITS)
+    problems = RunProblems(LIMITS)
     waits = replace(FINE, learner_waits=True)
     assert told(problems, waits, 0.0) == [] and told(problems, waits, 599.0) == []
     assert told(problems, waits, 600.0) == [(ProblemKind.LEARNER_IDLE, True)]
@@ -76,7 +76,7 @@ def test_a_learner_that_waits_long_is_idle() -> None:
 
 
 def test_an_idle_share_counts_over_time_in_which_there_were_nodes() -> None:
-    problems = Problems(LIMITS)
+    problems = RunProblems(LIMITS)
     idle = replace(FINE, idle_share=0.9, idle_window_s=400.0)
     problems.observe(ALONE, 0.0)
     assert told(problems, idle, 100.0) == [], "no node was connected for most of that time"
@@ -87,7 +87,7 @@ def test_an_idle_share_counts_over_time_in_which_there_were_nodes() -> None:
 
 
 def test_a_disk_that_hovers_at_its_limit_is_one_problem() -> None:
-    problems = Problems(LIMITS)
+    problems = RunProblems(LIMITS)
     assert told(problems, replace(FINE, disk_free_bytes=999), 0.0) == [(ProblemKind.DISK, True)]
     for step in range(1, 20):
         assert told(problems, replace(FINE, disk_free_bytes=1_000 + step % 2), step * END_S) == []
@@ -96,7 +96,7 @@ def test_a_disk_that_hovers_at_its_limit_is_one_problem() -> None:
 
 
 def test_a_reward_that_falls_is_a_problem() -> None:
-    problems = Problems(LIMITS)
+    problems = RunProblems(LIMITS)
     for step in range(1, 101):
         problems.rewards.add(step, 0.2 + 0.006 * step)
     assert told(problems, FINE, 0.0) == []
@@ -115,30 +115,30 @@ def test_a_reward_that_falls_is_a_problem() -> None:
     ],
     ids=["forged", "quarantined", "turned away"],
 )
-def test_signs_of_an_attack_are_a_problem(before: Observation, after: Observation) -> None:
-    problems = Problems(LIMITS)
+def test_signs_of_an_attack_are_a_problem(before: RunObservation, after: RunObservation) -> None:
+    problems = RunProblems(LIMITS)
     assert told(problems, before, 0.0) == []
     assert told(problems, after, 30.0) == [(ProblemKind.ATTACK, True)]
 
 
 def test_old_or_slow_events_are_no_attack() -> None:
-    problems = Problems(LIMITS)
+    problems = RunProblems(LIMITS)
     for hour in range(10):
         seen = replace(FINE, quarantined=hour, turned_away=hour * 60 * 60 * 40)
         assert told(problems, seen, hour * 3_600.0 + 1) == []
 
 
 def test_at_the_runs_end_all_problems_end_but_the_disks() -> None:
-    problems = Problems(LIMITS)
+    problems = RunProblems(LIMITS)
     problems.observe(replace(FINE, disk_free_bytes=1, forged="x"), 0.0)
-    over = Observation(is_over=True, lacks_nodes=True, learner_waits=True, disk_free_bytes=1)
+    over = RunObservation(is_over=True, lacks_nodes=True, learner_waits=True, disk_free_bytes=1)
     assert told(problems, over, 1.0) == [(ProblemKind.ATTACK, False)]
     assert kinds(problems) == [ProblemKind.DISK]
     assert told(problems, over, 9e9) == []
 
 
 def test_zero_means_never() -> None:
-    problems = Problems(Limits(**dict.fromkeys(Limits.__slots__, 0)))
-    bad = Observation(lacks_nodes=True, learner_waits=True, disk_free_bytes=1, turned_away=10**9)
+    problems = RunProblems(AlertThresholds(**dict.fromkeys(AlertThresholds.__slots__, 0)))
+    bad = RunObservation(lacks_nodes=True, learner_waits=True, disk_free_bytes=1, turned_away=10**9)
     for now in range(0, 100_000, 1_000):
         assert told(problems, replace(bad, turned_away=now * 10**6), float(now)) == []

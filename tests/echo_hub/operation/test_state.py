@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.operation.problems import Problem, ProblemKind
+from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_hub.operation.state import NO_NODES, STARTING, health_of
 from echo_shared.health import HubState
 
@@ -15,8 +15,8 @@ WELL: dict[str, Any] = {
     "lacks_nodes": False,
     "watched": (),
 }
-DISK = Problem(kind=ProblemKind.DISK, text="The disk is full.", since=1.0)
-ALONE = Problem(kind=ProblemKind.NO_NODES, text="No node for an hour.", since=1.0)
+DISK = RunProblem(kind=ProblemKind.DISK, text="The disk is full.", since=1.0)
+ALONE = RunProblem(kind=ProblemKind.NO_NODES, text="No node for an hour.", since=1.0)
 
 
 @pytest.mark.parametrize(

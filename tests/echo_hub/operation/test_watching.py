@@ -11,7 +11,7 @@ import pytest
 
 from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation import watching as watching_module
-from echo_hub.operation.problems import Change, Observation, ProblemKind, Problems
+from echo_hub.operation.problems import Change, ProblemKind, RunObservation, RunProblems
 from echo_hub.operation.watching import Watching, free_bytes, limits_of
 from echo_shared.books import StepRecord
 from echo_shared.errors import StorageError
@@ -22,7 +22,7 @@ class Run:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.seen = Observation()
+        self.seen = RunObservation()
         self.rewards: list[float] = []
         self.told: list[Change] = []
         self.num_looks = 0
@@ -30,7 +30,7 @@ class Run:
         self.fails = False
         self.looked = asyncio.Event()
         self.watching = Watching(
-            Problems(limits_of(AlertsConfig())),
+            RunProblems(limits_of(AlertsConfig())),
             run=self,
             told=self,
             clock=lambda: self.now,
@@ -42,7 +42,7 @@ class Run:
     def notify(self) -> None:
         self.num_notified += 1
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> RunObservation:
         self.num_looks += 1
         self.looked.set()
         return self.seen
@@ -71,11 +71,11 @@ class Run:
 async def test_problems_are_logged_and_told_at_begin_and_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run = Run()
-    run.seen = Observation(disk_free_bytes=1_000_000_000)
+    run.seen = RunObservation(disk_free_bytes=1_000_000_000)
     await run.watching.look()
     await run.watching.look()
     assert [problem.kind for problem in run.watching.active] == [ProblemKind.DISK] and run.num_notified == 1
-    run.seen, run.now = Observation(), 1_000.0
+    run.seen, run.now = RunObservation(), 1_000.0
     await run.watching.look()
     assert run.watching.active == () and [change.began for change in run.told] == [True, False]
     began, over = caplog.records
@@ -98,7 +98,7 @@ async def test_watching_continues_when_the_store_cannot_be_read(monkeypatch: pyt
     monkeypatch.setattr(watching_module, "LOOK_S", 0.0)
     run = Run()
     run.fails, run.rewards = True, [1.0] * 5
-    run.seen = Observation(broken={ProblemKind.DATABASE_AWAY: "It is away."})
+    run.seen = RunObservation(broken={ProblemKind.DATABASE_AWAY: "It is away."})
     task = asyncio.create_task(run.watching.run())
     async with asyncio.timeout(60):
         while run.num_looks < 3:

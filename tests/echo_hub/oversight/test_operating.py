@@ -15,7 +15,7 @@ from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.dashboard.model import RunState, RunView
 from echo_hub.operation import watching as watching_module
-from echo_hub.operation.problems import ProblemKind, Problems
+from echo_hub.operation.problems import ProblemKind, RunProblems
 from echo_hub.operation.watching import limits_of
 from echo_hub.oversight.operating import Description, Operation, RunObserver, summary
 from echo_hub.run.directory import RunDirectory
@@ -48,7 +48,7 @@ class Pages:
     class Server:
         url = "http://hub"
 
-    def __init__(self, moment: Moment, problems: Problems) -> None:
+    def __init__(self, moment: Moment, problems: RunProblems) -> None:
         self._moment = moment
         self._problems = problems
 
@@ -72,7 +72,7 @@ async def test_a_dead_learner_is_an_event_a_problem_and_an_alert_and_so_is_the_e
 ) -> None:
     monkeypatch.setattr(watching_module, "LOOK_S", 0.001)
     driven = await drive(running=False)
-    problems = Problems(limits_of(AlertsConfig()))
+    problems = RunProblems(limits_of(AlertsConfig()))
     moment = Moment(
         status=driven.driver.coordinator.status(),
         distribution=DistributionStatus(),

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from echo_hub.actions.records import Actor, Outcome
+from echo_hub.actions.records import ActionOutcome, Actor
 from echo_hub.actions.requests import TABLE, Pause, request_of
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.effects import TellOperator
-from echo_hub.dashboard.access.credentials import Credentials
+from echo_hub.dashboard.access.credentials import OperatorCredentials
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.dashboard.actions import ForbiddenError, NoSuchActionError
 from echo_hub.dashboard.source import Changes
@@ -30,7 +30,7 @@ class Hub:
     """Parts of a hub that the desk needs."""
 
     def __init__(self, driven: Any, directory: RunDirectory) -> None:
-        credentials = Credentials(token=directory.operator_token, password=directory.operator_password)
+        credentials = OperatorCredentials(token=directory.operator_token, password=directory.operator_password)
         credentials.open()
         visits = Visits(place=lambda _: "here", is_https=lambda _: False)
         self.guard = Guard(credentials, visits, name="test")
@@ -69,7 +69,11 @@ async def test_a_commands_action_is_done_once_within_a_second(hub: Hub) -> None:
     await hub.has_nothing_to_do()
     running.cancel()
     record = hub.books.read(find_action, number)
-    assert record is not None and (record.outcome, record.before, record.after) == (Outcome.DONE, "open", "paused")
+    assert record is not None and (record.outcome, record.before, record.after) == (
+        ActionOutcome.DONE,
+        "open",
+        "paused",
+    )
     assert hub.books.read(read_settings) == {"leasing": "paused"}
 
 
@@ -86,37 +90,39 @@ async def test_an_action_stored_without_a_hub_is_done_by_the_next(drive: Any, tm
 async def test_an_evaluation_is_wanted_until_its_figures_are_there(hub: Hub, tmp_path: Path) -> None:
     RunDirectory(tmp_path).adapter(3).mkdir(parents=True)
     told = await hub.desk.act("evaluate", {}, CLI)
-    assert told.record.outcome is Outcome.WANTED
+    assert told.record.outcome is ActionOutcome.WANTED
     assert await hub.due.next() == 3
     assert hub.due.take_actions(3) == {told.record.number}
     found = hub.books.read(find_action, told.record.number)
-    assert found is not None and found.outcome is Outcome.WANTED
+    assert found is not None and found.outcome is ActionOutcome.WANTED
     refused = await hub.desk.act("evaluate", {"version": 9}, CLI)
     assert (refused.record.outcome, refused.record.detail) == (
-        Outcome.REFUSED,
+        ActionOutcome.REFUSED,
         "There is no adapter of version 9 (any more).",
     )
 
 
 async def test_a_version_is_exported_into_the_run(hub: Hub, tmp_path: Path) -> None:
     refused = (await hub.desk.act("export", {}, CLI)).record
-    assert refused.outcome is Outcome.REFUSED and refused.detail
+    assert refused.outcome is ActionOutcome.REFUSED and refused.detail
     adapter = RunDirectory(tmp_path).adapter(4)
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text("{}")
     told = (await hub.desk.act("export", {}, CLI)).record
-    assert (told.outcome, told.after) == (Outcome.DONE, 4) and str(tmp_path / "exports" / "v000004") in told.detail
+    assert (told.outcome, told.after) == (ActionOutcome.DONE, 4) and str(
+        tmp_path / "exports" / "v000004"
+    ) in told.detail
     assert (tmp_path / "exports" / "v000004" / "adapter_config.json").read_text() == "{}"
     again = (await hub.desk.act("export", {"version": 4}, CLI)).record
-    assert again.outcome is Outcome.REFUSED and "exists already" in again.detail
+    assert again.outcome is ActionOutcome.REFUSED and "exists already" in again.detail
 
 
 async def test_keys_are_rotated(hub: Hub, tmp_path: Path) -> None:
     before = hub.guard.credentials.token
-    assert (await hub.desk.act("rotate_run_key", {}, CLI)).record.outcome is Outcome.DONE
+    assert (await hub.desk.act("rotate_run_key", {}, CLI)).record.outcome is ActionOutcome.DONE
     assert hub.rotated == 1
     told = (await hub.desk.act("rotate_operator_token", {}, CLI)).record
-    assert told.outcome is Outcome.DONE and not hub.guard.credentials.is_token(before)
+    assert told.outcome is ActionOutcome.DONE and not hub.guard.credentials.is_token(before)
     assert hub.guard.credentials.token == RunDirectory(tmp_path).operator_token.read_text().strip()
     assert hub.guard.credentials.token not in told.detail
 

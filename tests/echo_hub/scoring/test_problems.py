@@ -14,7 +14,7 @@ from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, Task
 from echo_hub.core.mixture import Mixture
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
-from echo_hub.scoring.task_problems import Answered, TaskProblems
+from echo_hub.scoring.task_problems import EnvironmentReply, TaskProblems
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
 from echo_hub.tasks.stream import ProblemStream
@@ -96,7 +96,7 @@ def test_an_environment_answers_until_the_episode_ends(codec: PromptCodec) -> No
     assert mine.multi_turn
     again, nine = codec.encode_prompt("1"), codec.encode_prompt("9")
     answered = mine.respond(3, [again])
-    assert isinstance(answered, Answered) and codec.decode(answered.observation_ids) == "?="
+    assert isinstance(answered, EnvironmentReply) and codec.decode(answered.observation_ids) == "?="
     assert answered.turn_reward == -4.0
     assert isinstance(said := mine.heldout_respond(0, [again]), np.ndarray) and codec.decode(said) == "?="
     assert mine.respond(3, [again, again, nine]) == 3.0
@@ -110,7 +110,7 @@ def test_a_conversation_that_has_no_room_for_another_turn_ends(codec: PromptCode
     again = codec.encode_prompt("1")
     turn_tokens = len(again) + 2
     most = (codec.context_tokens - 4 - len(mine.prompt_ids(3))) // turn_tokens
-    assert isinstance(mine.respond(3, [again] * most, 2 * (most - 1)), Answered)
+    assert isinstance(mine.respond(3, [again] * most, 2 * (most - 1)), EnvironmentReply)
     assert mine.respond(3, [again] * (most + 1), 2 * most) == 0.25
     mine = counting(codec, Count(reward_if_cut=float("nan")))
     with pytest.raises(ScorerError, match="The reward is nan"):
@@ -183,12 +183,12 @@ def test_a_tool_answers_in_the_chat_templates_own_form() -> None:
         return np.array([*tokenizer_of(QWEN3).encode(text).ids, *codec.stop_ids], np.int32)
 
     answered = mine.respond(3, [drawn(f"<think>Hm.</think>{call}")])
-    assert isinstance(answered, Answered) and answered.turn_reward == 0.0
+    assert isinstance(answered, EnvironmentReply) and answered.turn_reward == 0.0
     assert codec.text(answered.observation_ids) == (
         "\n<|im_start|>user\n<tool_response>\n6\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
     bad = mine.respond(3, [drawn("<tool_call>{</tool_call>")])
-    assert isinstance(bad, Answered) and "Error: The call is no JSON" in codec.text(bad.observation_ids)
+    assert isinstance(bad, EnvironmentReply) and "Error: The call is no JSON" in codec.text(bad.observation_ids)
     left, right = re.findall(r"\d+", prompt.partition("What is")[2])[:2]
     right_answer = str(int(left) * int(right))
     assert mine.respond(3, [drawn(call), drawn(f"<answer>{right_answer}</answer>")]) == 1.0

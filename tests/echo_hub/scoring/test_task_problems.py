@@ -13,7 +13,7 @@ from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
-from echo_hub.scoring.task_problems import Answered
+from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_hub.tasks.arithmetic import ArithmeticTask
 from echo_hub.tasks.base import Problem
 from echo_shared.errors import ConfigError
@@ -52,7 +52,7 @@ def test_every_task_has_its_own_words_scorer_and_held_out_set(codec: PromptCodec
     assert prompts["sums"].endswith("=") and prompts["game"].startswith("Play") and prompts["game"].endswith(" ")
     one = codec.encode_prompt("1")
     assert mine.respond(by_task["sums"][0], [one]) == 0.0
-    assert isinstance(mine.respond(by_task["game"][0], [one]), (Answered, float))
+    assert isinstance(mine.respond(by_task["game"][0], [one]), (EnvironmentReply, float))
     texts = [codec.text(ids) for ids in mine.heldout_prompt_ids()]
     assert len(texts) == 9 and texts[:3] == [codec.text(ids) for ids in mine.heldout_prompt_ids(mine.sets[0])]
     assert [one.name for one in mine.sets] == ["sums", "game", "exam"]

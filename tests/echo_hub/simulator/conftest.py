@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.simulator.report import Report, report_of
+from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 
@@ -27,7 +27,7 @@ def even(**sections: dict[str, Any]) -> Scenario:
     return Scenario.model_validate({name: {**EVEN.get(name, {}), **sections.get(name, {})} for name in names})
 
 
-def ran(scenario: Scenario) -> tuple[World, Report]:
+def ran(scenario: Scenario) -> tuple[World, SimulationReport]:
     world = World(scenario)
     world.run()
     return world, report_of(world)
@@ -39,6 +39,6 @@ def scenario_of() -> Callable[..., Scenario]:
 
 
 @pytest.fixture
-def simulated() -> Callable[..., tuple[World, Report]]:
+def simulated() -> Callable[..., tuple[World, SimulationReport]]:
     """Return a function that simulates the small world with some settings changed."""
     return lambda **sections: ran(even(**sections))

@@ -18,7 +18,7 @@ from echo_hub.core.events import (
     RolloutArrived,
 )
 from echo_hub.simulator.agenda import Agenda
-from echo_hub.simulator.fleet import Fleet
+from echo_hub.simulator.fleet import SimulatedFleet
 from echo_hub.simulator.scenario import Scenario
 from echo_shared.messages import DropReason
 from echo_shared.rollout_books import DrawnSpan
@@ -32,7 +32,7 @@ class Heard:
     def __init__(self, scenario: Scenario) -> None:
         self.agenda = Agenda()
         self.events: list[tuple[float, Event]] = []
-        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self._hear)
+        self.fleet = SimulatedFleet(scenario, agenda=self.agenda, tell=self._hear)
         self.fleet.begin()
 
     def _hear(self, event: Event) -> None:

@@ -7,12 +7,12 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from echo_hub.simulator.lengths import Lengths
+from echo_hub.simulator.lengths import LengthModel
 from echo_hub.simulator.scenario import SimulatedLengths
 
 
-def lengths(group_size: int = 8, seed: int = 0, **settings: float) -> Lengths:
-    return Lengths(SimulatedLengths.model_validate(settings), group_size=group_size, seed=seed)
+def lengths(group_size: int = 8, seed: int = 0, **settings: float) -> LengthModel:
+    return LengthModel(SimulatedLengths.model_validate(settings), group_size=group_size, seed=seed)
 
 
 def test_ratio_1_makes_all_alike() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.simulator.agenda import Agenda
-from echo_hub.simulator.lines import Downlink, Uplink
+from echo_hub.simulator.lines import Downlink, SimulatedUplink
 
 
 def test_parcels_are_sent_in_order_and_useless_ones_are_skipped() -> None:
     agenda = Agenda()
-    line = Uplink(agenda, 10.0)
+    line = SimulatedUplink(agenda, 10.0)
     sent: list[tuple[float, float]] = []
     for number in range(3):
         line.send(20.0, wanted=lambda number=number: number != 1, sent=lambda began: sent.append((began, agenda.now)))

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from echo_hub.simulator.report import Report, table
+from echo_hub.simulator.report import SimulationReport, table
 from echo_hub.simulator.world import World
 
-Simulated = Callable[..., tuple[World, Report]]
+Simulated = Callable[..., tuple[World, SimulationReport]]
 WAITING = {"training": {"max_staleness": 0}}
 
 

@@ -11,7 +11,7 @@ import pytest
 from echo_hub.core.effects import RolloutReceived, SendLease, StepPlanned
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import draw_nodes
-from echo_hub.simulator.report import Report, report_of
+from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import MadeUp, Record
 from echo_hub.simulator.world import World
@@ -96,7 +96,7 @@ def test_made_up_completions_of_a_length_share_an_array(scenario_of: ScenarioOf)
 
 
 def test_a_colocated_hub_samples_between_its_steps(
-    simulated: Callable[..., tuple[World, Report]],
+    simulated: Callable[..., tuple[World, SimulationReport]],
 ) -> None:
     """Sampling takes 2 s, both ways 0.1 s, scoring 0.05 s, and exporting a version 0.2 s."""
     settings: dict[str, Any] = {"run": {"mode": "colocated"}, "publication": {"start_s": 0.0}}

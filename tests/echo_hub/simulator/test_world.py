@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from echo_hub.core.effects import Effect
-from echo_hub.simulator.report import Report, report_of
+from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import CARRY_OUT, World
 from echo_shared.messages import DropReason
 
-Simulated = Callable[..., tuple[World, Report]]
+Simulated = Callable[..., tuple[World, SimulationReport]]
 UNRULY: dict[str, dict[str, Any]] = {
     "training": {"steps": 12, "groups_per_step": 8, "group_size": 4, "max_staleness": 2},
     "leases": {"deadline_s": 15.0},
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_run(simulated: Simulated) -> None:
 
 
 def test_the_clock_has_no_influence(scenario_of: Callable[..., Scenario]) -> None:
-    def with_clock(clock: Callable[[], float]) -> Report:
+    def with_clock(clock: Callable[[], float]) -> SimulationReport:
         world = World(scenario_of(**UNRULY), clock)
         world.run()
         report = report_of(world)

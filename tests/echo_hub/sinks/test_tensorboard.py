@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from echo_hub.sinks.reading import SAMPLES, Position, Reading, SampleText
+from echo_hub.sinks.reading import SAMPLES, EntryReader, Position, SampleText
 from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.store import Store
 from tests.echo_hub.written_steps import evaluated, train
@@ -40,7 +40,7 @@ def test_tensorboard_reads_the_stores_figures(store: Store, tmp_path: Path) -> N
         train(store, step)
     store.record_evaluations(evaluated(0, 0.25))
     sink = TensorBoard(tmp_path / "tensorboard")
-    reading = Reading(store, sink.open())
+    reading = EntryReader(store, sink.open())
     sink.write(reading.read(), reading.position)
     found = read(tmp_path / "tensorboard")
     assert found["train/loss"] == [(1, 0.25, 1_004.0), (2, 0.5, 1_008.0)]
@@ -58,7 +58,7 @@ def test_distributions_are_histograms_and_samples_are_texts(store: Store, tmp_pa
     for step in (1, 2):
         train(store, step)
     sink = TensorBoard(tmp_path)
-    reading = Reading(store, sink.open(), texts=lambda step: [TEXT] if step == 2 else [])
+    reading = EntryReader(store, sink.open(), texts=lambda step: [TEXT] if step == 2 else [])
     sink.write(reading.read(), reading.position)
     sink.close()
     files = loaded(tmp_path)
@@ -105,7 +105,7 @@ def test_after_kill_9_no_step_is_doubled_or_missing(store: Store, tmp_path: Path
     train(store, 4)
     again = TensorBoard(directory)
     assert again.open() == Position(), "all is written again"
-    reading = Reading(store, Position())
+    reading = EntryReader(store, Position())
     again.write(reading.read(), reading.position)
     again.close()
     assert [step for step, _, _ in read(directory)["train/loss"]] == [1, 2, 3, 4]

@@ -15,7 +15,7 @@ import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.sinks.reading import Position, Reading, SampleText
+from echo_hub.sinks.reading import EntryReader, Position, SampleText
 from echo_hub.sinks.wandb_sink import TOLD_SECTIONS, WandB
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, EchoError
@@ -94,7 +94,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def feed(one: WandB, store: Store, texts: tuple[SampleText, ...] = ()) -> Position:
-    reading = Reading(store, one.open(), texts=lambda step: texts)
+    reading = EntryReader(store, one.open(), texts=lambda step: texts)
     while entries := reading.read():
         one.write(entries, reading.position)
     one.close()
@@ -156,7 +156,7 @@ def test_a_service_that_was_killed_is_an_error_and_the_next_one_resumes(
     monkeypatch.setattr(subprocess, "Popen", Recorded)
     train(store, 1)
     one = sink(tmp_path)
-    reading = Reading(store, one.open())
+    reading = EntryReader(store, one.open())
     one.write(reading.read(), reading.position)
     (service,) = (one for one in services if "wandb-core" in str(one.args))
     service.kill()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.actions.records import Actor, Outcome
+from echo_hub.actions.records import ActionOutcome, Actor
 from echo_hub.actions.requests import (
     AnyRequest,
     Ban,
@@ -54,7 +54,7 @@ def books(opened: Store) -> Store:
     return opened
 
 
-def outcome(books: Store, request: AnyRequest, now: float = 10.0, **more: str) -> tuple[Outcome, str]:
+def outcome(books: Store, request: AnyRequest, now: float = 10.0, **more: str) -> tuple[ActionOutcome, str]:
     record = books.write(note_action, request, BY, now, **more)
     return record.outcome, record.detail
 
@@ -65,12 +65,12 @@ def test_an_action_is_pending_until_the_hub_settles_it_once(books: Store, opened
         books.write(note_action, SetMaxStaleness(value=4), BY, 11.0),
     )
     assert [record.number for record in books.read(read_wanted_actions)] == [first.number, second.number]
-    assert (first.outcome, first.who, first.via, second.request) == (Outcome.WANTED, "ada", "cli", {"value": 4})
+    assert (first.outcome, first.who, first.via, second.request) == (ActionOutcome.WANTED, "ada", "cli", {"value": 4})
     settled = ActionSettled(number=second.number, done=True, before=2, after=4)
     opened.apply([SettingRecorded(setting="max_staleness", stored=4), settled], 12.0)
     opened.apply([ActionSettled(number=second.number, done=False, detail="too late")], 13.0)
     found = books.read(find_action, second.number)
-    assert found is not None and (found.outcome, found.before, found.after) == (Outcome.DONE, 2, 4)
+    assert found is not None and (found.outcome, found.before, found.after) == (ActionOutcome.DONE, 2, 4)
     assert (found.settled_at, found.detail) == (12.0, "") and books.read(read_settings) == {"max_staleness": 4}
     assert [record.number for record in books.read(read_wanted_actions)] == [first.number]
     assert [record.number for record in books.read(read_action_log, limit=1)] == [second.number]
@@ -79,41 +79,41 @@ def test_an_action_is_pending_until_the_hub_settles_it_once(books: Store, opened
 
 
 def test_bans_and_unbans_are_logged_with_the_value_before(books: Store, opened: Store) -> None:
-    assert outcome(books, Ban(node="a")) == (Outcome.DONE, "")
+    assert outcome(books, Ban(node="a")) == (ActionOutcome.DONE, "")
     assert opened.read(read_banned_nodes) == {"a"}
-    assert outcome(books, Ban(node="a")) == (Outcome.REFUSED, "This node is already banned.")
+    assert outcome(books, Ban(node="a")) == (ActionOutcome.REFUSED, "This node is already banned.")
     undone = books.write(note_action, Unban(node="a"), BY, 12.0, undoes=1)
     assert (undone.before, undone.after, opened.read(read_banned_nodes)) == (True, False, frozenset())
     assert books.read(was_undone, 1) and not books.read(was_undone, 2)
-    assert outcome(books, Unban(node="b")) == (Outcome.REFUSED, "This node is not banned.")
-    assert outcome(books, Ban(node="nobody"))[0] is Outcome.REFUSED
-    assert [record.outcome for record in books.read(read_action_log, limit=10)].count(Outcome.REFUSED) == 3, (
+    assert outcome(books, Unban(node="b")) == (ActionOutcome.REFUSED, "This node is not banned.")
+    assert outcome(books, Ban(node="nobody"))[0] is ActionOutcome.REFUSED
+    assert [record.outcome for record in books.read(read_action_log, limit=10)].count(ActionOutcome.REFUSED) == 3, (
         "refused actions are logged too"
     )
 
 
 def test_only_a_node_in_quarantine_can_be_pardoned(books: Store, opened: Store) -> None:
     opened.apply([StandingRecorded(row=StandingRow(node_id="a", state=StandingState.QUARANTINED))], 1.0)
-    assert outcome(books, Pardon(node="a"))[0] is Outcome.DONE
-    assert outcome(books, Pardon(node="b"))[0] is Outcome.REFUSED
+    assert outcome(books, Pardon(node="a"))[0] is ActionOutcome.DONE
+    assert outcome(books, Pardon(node="b"))[0] is ActionOutcome.REFUSED
     assert opened.read(read_wanted_pardons) == {"a"}
 
 
 def test_invites_and_tokens_keep_the_hash_alone_and_names_are_taken(books: Store, opened: Store) -> None:
-    assert outcome(books, MakeInvite(name="Ada", keys=2, days=7), secret_hash="f" * 64)[0] is Outcome.DONE
+    assert outcome(books, MakeInvite(name="Ada", keys=2, days=7), secret_hash="f" * 64)[0] is ActionOutcome.DONE
     (invite,) = opened.read(read_invites)
     assert (invite.token_hash, invite.max_keys, invite.expires_at) == ("f" * 64, 2, 10.0 + 7 * DAY_S)
-    assert outcome(books, MakeInvite(name="Ada"), secret_hash="e" * 64)[0] is Outcome.REFUSED
-    assert outcome(books, RevokeInvite(name="Ada", ban=True))[0] is Outcome.DONE
-    assert outcome(books, RevokeInvite(name="Eve"))[0] is Outcome.REFUSED
-    assert outcome(books, MakeToken(name="ci", scope="operate", days=1), secret_hash="d" * 64)[0] is Outcome.DONE
-    assert outcome(books, MakeToken(name="ci"), secret_hash="c" * 64)[0] is Outcome.REFUSED
+    assert outcome(books, MakeInvite(name="Ada"), secret_hash="e" * 64)[0] is ActionOutcome.REFUSED
+    assert outcome(books, RevokeInvite(name="Ada", ban=True))[0] is ActionOutcome.DONE
+    assert outcome(books, RevokeInvite(name="Eve"))[0] is ActionOutcome.REFUSED
+    assert outcome(books, MakeToken(name="ci", scope="operate", days=1), secret_hash="d" * 64)[0] is ActionOutcome.DONE
+    assert outcome(books, MakeToken(name="ci"), secret_hash="c" * 64)[0] is ActionOutcome.REFUSED
     late = 10.0 + DAY_S
-    assert outcome(books, MakeToken(name="ci"), now=late, secret_hash="b" * 64)[0] is Outcome.DONE, (
+    assert outcome(books, MakeToken(name="ci"), now=late, secret_hash="b" * 64)[0] is ActionOutcome.DONE, (
         "the older token of that name has expired"
     )
-    assert outcome(books, RevokeToken(name="ci"), now=late)[0] is Outcome.DONE
-    assert outcome(books, RevokeToken(name="ci"))[0] is Outcome.REFUSED
+    assert outcome(books, RevokeToken(name="ci"), now=late)[0] is ActionOutcome.DONE
+    assert outcome(books, RevokeToken(name="ci"))[0] is ActionOutcome.REFUSED
     tokens = books.read(read_api_tokens)
     assert [(token.scope, token.holds(11.0)) for token in tokens] == [("operate", False), ("read", False)]
     assert books.read(read_num_api_tokens) == (2, 2)

@@ -7,7 +7,7 @@ from sqlalchemy.event import listen
 
 from echo_hub.core.curriculum import GroupResult
 from echo_hub.core.effects import GroupDropped, GroupOpened, GroupsRated, RolloutsDropped, VersionRecorded
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
 from echo_hub.store.reading import read_payloads, read_receipts, read_turns
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
@@ -28,8 +28,8 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
     store.apply([GroupDropped(group_id=4, reason=DropReason.NO_ADVANTAGE)], now=5.0)
     store.apply([VersionRecorded(policy_version=4, published_at=6.0)], now=6.0)
 
-    def row(lease_id: int, index: int, num_tokens: int, state: ReceiptState, reward: float | None) -> RolloutRow:
-        return RolloutRow(
+    def row(lease_id: int, index: int, num_tokens: int, state: ReceiptState, reward: float | None) -> UnfinishedRollout:
+        return UnfinishedRollout(
             rollout_id=f"{lease_id}-{index}",
             lease_id=lease_id,
             node_id="a",

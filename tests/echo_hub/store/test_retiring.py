@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.event import listen, remove
 
-from echo_hub.actions.records import Outcome
+from echo_hub.actions.records import ActionOutcome
 from echo_hub.core.effects import CheckRecorded, GroupDropped, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store import retiring
@@ -22,7 +22,7 @@ from echo_hub.store.database import open_to_read
 from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.reading import read_evaluated, read_payloads, read_receipts
 from echo_hub.store.reports import read_accounting, read_costs, read_evaluations, read_leaderboard, read_steps
-from echo_hub.store.retired import Mark, Span, read_last
+from echo_hub.store.retired import RetiredMark, StepSpan, read_last
 from echo_hub.store.retiring import FACTS, Copies, read_final_keys, read_first_mark, read_ripe, retire
 from echo_hub.store.store import Store
 from echo_hub.store.tables import kept, rollouts
@@ -83,11 +83,11 @@ def record(store: Store, version: int) -> None:
     )
 
 
-def spans(store: Store, before_step: int) -> list[Span]:
+def spans(store: Store, before_step: int) -> list[StepSpan]:
     last = store.read(read_last)
     marks = [store.read(read_first_mark) if last is None else last.through]
     marks += [one.mark for one in store.read(read_ripe, marks[0], before_step)]
-    return [Span(after=after, through=through) for after, through in pairwise(marks)]
+    return [StepSpan(after=after, through=through) for after, through in pairwise(marks)]
 
 
 def let_go(store: Store, before_step: int) -> int:
@@ -166,7 +166,7 @@ def test_rows_that_may_be_needed_delay_newer_ones(store: Store, records: Any, wh
         stale = RolloutsDropped(rollout_ids=("9-0",), reason=DropReason.STALE)
         store.apply([stale, GroupDropped(group_id=3, reason=DropReason.STALE)], now=1.0)
     store.prune(1 if what == "not pruned" else 3)
-    assert [one.mark for one in store.read(read_ripe, store.read(read_first_mark), 9)] == [Mark(step=1, group=2)]
+    assert [one.mark for one in store.read(read_ripe, store.read(read_first_mark), 9)] == [RetiredMark(step=1, group=2)]
     if what == "not pruned":
         store.prune(3)
     else:
@@ -217,13 +217,13 @@ def test_rows_that_differ_from_their_copies_are_kept(filled: Store) -> None:
     )
     assert retire(filled, keys, span, copies_of(filled)) == len(keys) and filled.read(read_last) == span
     (noted,) = filled.read(read_action_log, limit=9)
-    assert (noted.who, noted.via, noted.action, noted.outcome) == ("ada", "cli", "archive", Outcome.DONE)
+    assert (noted.who, noted.via, noted.action, noted.outcome) == ("ada", "cli", "archive", ActionOutcome.DONE)
     assert noted.request == {"steps": "1 to 1", "file": "/archive/steps.parquet"}
 
 
 def test_unfinished_rollouts_are_never_retired(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0)], now=1.0)
-    span = Span(after=Mark(step=0, group=-1), through=Mark(step=1, group=0))
+    span = StepSpan(after=RetiredMark(step=0, group=-1), through=RetiredMark(step=1, group=0))
     with pytest.raises(LocalProtocolError, match="not final"):
         retire(store, [(1, 0)], span)
     assert rows_of(store) == 1
@@ -275,7 +275,7 @@ def test_postgresql_searches_only_unfinished_rows_for_open_work(empty_postgresql
                 looked_at.append(plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0))
 
     listen(store.engine, "before_cursor_execute", explain)
-    store.read(read_ripe, Mark(step=0, group=-1), 9)
+    store.read(read_ripe, RetiredMark(step=0, group=-1), 9)
     remove(store.engine, "before_cursor_execute", explain)
     assert looked_at and max(looked_at) == 200, "the plan reads the 200 unfinished rows of 10,200"
     store.close()

@@ -87,7 +87,7 @@ from echo_hub.store.reports import (
     read_under_way,
     read_versions_by_transport,
 )
-from echo_hub.store.retired import Mark, Span, read_last
+from echo_hub.store.retired import RetiredMark, StepSpan, read_last
 from echo_hub.store.retiring import (
     read_final_keys,
     read_first_mark,
@@ -278,7 +278,9 @@ class Filled:
     def _retirement_calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
         """Return calls that retire a step older than the newest pruned one."""
         step = self.steps - 6
-        span = Span(after=Mark(step=step - 1, group=step - 2), through=Mark(step=step, group=step - 1))
+        span = StepSpan(
+            after=RetiredMark(step=step - 1, group=step - 2), through=RetiredMark(step=step, group=step - 1)
+        )
         return {
             "read_first_mark": lambda: store.read(read_first_mark),
             "read_last": lambda: store.read(read_last),

@@ -1,6 +1,6 @@
 import pytest
 
-from echo_hub.tasks.math_equality import Comparison
+from echo_hub.tasks.math_equality import AnswerComparison
 from echo_hub.tasks.math_forms import Form
 from echo_hub.tasks.math_reader import read
 
@@ -29,10 +29,10 @@ from echo_hub.tasks.math_reader import read
     ],
 )
 def test_answers_are_compared_by_their_meaning(answer: str, expected: str, is_same: bool) -> None:
-    assert Comparison(form=None, question="").is_same(read(answer), read(expected)) is is_same
+    assert AnswerComparison(form=None, question="").is_same(read(answer), read(expected)) is is_same
 
 
 def test_a_unit_may_be_asked_for() -> None:
-    comparison = Comparison(form=Form.UNIT, question="")
+    comparison = AnswerComparison(form=Form.UNIT, question="")
     assert comparison.is_same(read(r"5\pi\text{ cm}"), read(r"5\pi\text{ cm}"))
     assert not comparison.is_same(read(r"5\pi"), read(r"5\pi\text{ cm}"))

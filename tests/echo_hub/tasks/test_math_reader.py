@@ -1,7 +1,7 @@
 import pytest
 from sympy import Integer, Symbol
 
-from echo_hub.tasks.math_reader import Exact, Grid, Measured, Relation, Sets, Several, Span, read
+from echo_hub.tasks.math_reader import Exact, Grid, Measured, RealInterval, Relation, Sets, Several, read
 from echo_hub.tasks.math_tokens import NotUnderstood
 
 ONE, TWO, x = Integer(1), Integer(2), Symbol("x")
@@ -18,10 +18,10 @@ IS_ONE, IS_TWO = Relation((x, ONE), ("=",)), Relation((x, TWO), ("=",))
         ("(1, 2)", Several("tuple", (ONE, TWO))),
         (r"\langle 1, 2\rangle", Several("tuple", (ONE, TWO))),
         ("1:2", Several("ratio", (ONE, TWO))),
-        ("[1, 2)", Span(ONE, TWO, has_low=True, has_high=False)),
-        (r"(-\infty, 2]", Span(None, TWO, has_low=False, has_high=True)),
-        (r"\mathbb{R}", Span(None, None, has_low=False, has_high=False)),
-        ("all real numbers", Span(None, None, has_low=False, has_high=False)),
+        ("[1, 2)", RealInterval(ONE, TWO, has_low=True, has_high=False)),
+        (r"(-\infty, 2]", RealInterval(None, TWO, has_low=False, has_high=True)),
+        (r"\mathbb{R}", RealInterval(None, None, has_low=False, has_high=False)),
+        ("all real numbers", RealInterval(None, None, has_low=False, has_high=False)),
         ("x = 1", Relation((x, ONE), ("=",))),
         (r"1 < x \le 2", Relation((ONE, x, TWO), ("<", r"\le"))),
         ("x < 1 or x > 2", Sets("or", (Relation((x, ONE), ("<",)), Relation((x, TWO), (">",))))),

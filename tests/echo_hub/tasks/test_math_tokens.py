@@ -1,6 +1,6 @@
 import pytest
 
-from echo_hub.tasks.math_tokens import DEEPEST, LONGEST, Call, Kind, NotUnderstood, Token, key, nodes
+from echo_hub.tasks.math_tokens import DEEPEST, LONGEST, Call, NotUnderstood, Token, TokenKind, key, nodes
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_other_texts_have_other_keys(one: str, other: str) -> None:
 def test_commands_hold_their_arguments() -> None:
     (fraction,) = nodes(r"\frac{x}{2}")
     assert isinstance(fraction, Call)
-    assert fraction.arguments == ((Token(Kind.LETTER, "x"),), (Token(Kind.NUMBER, "2"),))
+    assert fraction.arguments == ((Token(TokenKind.LETTER, "x"),), (Token(TokenKind.NUMBER, "2"),))
 
 
 @pytest.mark.parametrize(

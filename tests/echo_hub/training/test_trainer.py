@@ -19,7 +19,7 @@ import pytest
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
-from echo_hub.core.effects import BatchGroup
+from echo_hub.core.effects import PlannedGroup
 from echo_hub.core.events import Event, LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.source import Changes
@@ -63,9 +63,9 @@ def unrewarded(group: TrainingGroup) -> TrainingGroup:
     return replace(group, rollouts=tuple(replace(rollout, reward=nan) for rollout in group.rollouts))
 
 
-def planned(step: int, rollouts: str = "") -> list[BatchGroup]:
+def planned(step: int, rollouts: str = "") -> list[PlannedGroup]:
     """Return the same batch, as a plan has it."""
-    return [BatchGroup(step, (f"{step}-0{rollouts}",), (0.0, 1.0))]
+    return [PlannedGroup(step, (f"{step}-0{rollouts}",), (0.0, 1.0))]
 
 
 def request(lease_id: int, policy_version: int) -> GroupRequest:
@@ -311,12 +311,12 @@ async def test_a_group_that_arrives_again_while_its_old_copy_is_dropped_is_held(
     async with hub.running(), asyncio.timeout(60):
         await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
         await handed_over(hub, 2, 5, 6)
-        hub.trainer.begin(1, [BatchGroup(5, ("5-0",), (0.0, 1.0))])
+        hub.trainer.begin(1, [PlannedGroup(5, ("5-0",), (0.0, 1.0))])
         hub.trainer.train(1)
         await hub.until(lambda: hub.steps() == [1])
         hub.trainer.hand_over(50, ("50-0",), replace(batch(50)[0], rollouts=(rollout,)))
         hub.trainer.hand_over(2, ("2-0again",), unrewarded(batch(2)[0]))
-        hub.trainer.begin(2, [BatchGroup(6, ("6-0",), (0.0, 1.0))])
+        hub.trainer.begin(2, [PlannedGroup(6, ("6-0",), (0.0, 1.0))])
         hub.trainer.train(2)
         hub.trainer.begin(3, planned(2, "again"))
         hub.trainer.train(3)

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection
 
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
-from echo_hub.dashboard.model import Fleet
+from echo_hub.dashboard.model import FleetView
 from echo_hub.store.known_nodes import ban_nodes
 from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.store import Store
@@ -42,7 +42,7 @@ def rename(store: Store, node_id: str, name: str) -> None:
     store.node_seen(node_id=node_id, public_key=public_key, name=name, backend="torch", device="cpu", now=2.0)
 
 
-def look(known: AllNodes, store: Store, *connected: str, leased: Mapping[str, int] | None = None) -> Fleet:
+def look(known: AllNodes, store: Store, *connected: str, leased: Mapping[str, int] | None = None) -> FleetView:
     return known.fleet({node_id: Said() for node_id in connected}, leased or {}, touched=store.touched.number)
 
 

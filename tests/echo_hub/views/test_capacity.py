@@ -12,7 +12,7 @@ from echo_hub.views import beside
 from echo_hub.views import capacity as capacity_module
 from echo_hub.views import pace as pace_module
 from echo_hub.views.capacity import CapacityViews, expect, verdict
-from echo_hub.views.pace import Pace, kinds_of
+from echo_hub.views.pace import RunPace, kinds_of
 from tests.echo_hub.written_books import BEGAN, PERIOD_S, write_books
 
 FAST = NodeClass(name="torch · RTX", count=4, rollouts_per_s=4.0, latency_s=0.5)
@@ -20,7 +20,7 @@ WORKLOAD = Workload(mode="async", rollouts_per_step=32, train_s=1.9, hand_off_s=
 
 
 def said(workload: Workload, *nodes: NodeClass) -> str:
-    expected, advice = expect(Pace(workload=workload, nodes=nodes, kinds=kinds_of(nodes)))
+    expected, advice = expect(RunPace(workload=workload, nodes=nodes, kinds=kinds_of(nodes)))
     return verdict(workload, nodes, expected, advice)
 
 

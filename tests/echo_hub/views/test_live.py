@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from echo_hub.config.sections import CostConfig, HubConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.core.operating import Setting
+from echo_hub.core.operating import LiveSetting
 from echo_hub.serving.opening import coordinator_settings
 from echo_hub.views.live import configured, with_live, with_stored
 
@@ -14,7 +14,7 @@ CONFIG = HubConfig(training=TrainingConfig(max_staleness=3, publish_every=2), co
 def test_without_changes_live_settings_are_the_configured_ones() -> None:
     settings = coordinator_settings(CONFIG, multi_turn=False)
     assert with_live(CONFIG, settings) == CONFIG == with_stored(CONFIG, {})
-    assert set(configured(CONFIG)) == set(Setting) - {Setting.LEASING}
+    assert set(configured(CONFIG)) == set(LiveSetting) - {LiveSetting.LEASING}
 
 
 def test_operators_changes_hold() -> None:

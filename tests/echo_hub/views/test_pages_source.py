@@ -15,7 +15,7 @@ from echo_hub.core.effects import SendLease
 from echo_hub.dashboard.pages import routes
 from echo_hub.operation.state import NO_NODES
 from echo_hub.oversight.operator_access import guard_of
-from echo_hub.sinks.reading import Position, Reading
+from echo_hub.sinks.reading import EntryReader, Position
 from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.events import read_events
 from echo_hub.store.store import Store
@@ -126,7 +126,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     assert "\necho_learner_surprise 1.25\n" in metrics
     assert (first["surprise"], newest["surprise"], point["surprise"]) == (1.25, 1.25, 1.25)
 
-    files, reading = TensorBoard(tmp_path / "tensorboard"), Reading(hub.driven.store, Position())
+    files, reading = TensorBoard(tmp_path / "tensorboard"), EntryReader(hub.driven.store, Position())
     files.open()
     files.write(reading.read(), reading.position)
     files.close()

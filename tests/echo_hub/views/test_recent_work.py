@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from echo_hub.dashboard.model import LengthsView, WorkView
-from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, Length
+from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, LengthCount
 from echo_hub.views import beside, recent_work
 from echo_hub.views.recent_work import RecentWorkViews, work_view
 
 
-def lengths(outcome: str, *tokens: int) -> list[Length]:
-    return [Length(outcome=outcome, num_tokens=number, rollouts=1) for number in tokens]
+def lengths(outcome: str, *tokens: int) -> list[LengthCount]:
+    return [LengthCount(outcome=outcome, num_tokens=number, rollouts=1) for number in tokens]
 
 
 def test_without_work_the_view_is_empty() -> None:
@@ -23,7 +23,7 @@ def test_each_outcome_has_its_own_lengths() -> None:
     view = work_view(
         [
             *lengths("stale", 9),
-            Length(outcome="revoked", num_tokens=7, rollouts=3),
+            LengthCount(outcome="revoked", num_tokens=7, rollouts=3),
             *lengths("expired", 3, 5),
             *lengths(IN_FLIGHT, 4),
             *lengths("trained", *range(10, 0, -1)),

@@ -23,7 +23,7 @@ from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
 from echo_hub.core.mixture import TrainedTask
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.dashboard.model import Doing, Readiness, RunState
-from echo_hub.operation.problems import Problem, ProblemKind
+from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.tallies import TRANSPORTS
 from echo_hub.views.run import (
@@ -239,8 +239,8 @@ async def test_the_runs_page_shows_what_the_core_knows_of_trust(hub: Any) -> Non
 
 
 async def test_watched_problems_are_shown_and_the_hub_stays_ready(hub: Any) -> None:
-    disk = Problem(kind=ProblemKind.DISK, text="The disk is nearly full.", since=1.0)
-    down = Problem(kind=ProblemKind.LEARNER_DOWN, text=LEARNER_IS_DOWN, since=1.0)
+    disk = RunProblem(kind=ProblemKind.DISK, text="The disk is nearly full.", since=1.0)
+    down = RunProblem(kind=ProblemKind.LEARNER_DOWN, text=LEARNER_IS_DOWN, since=1.0)
     hub.said = {"watched": (disk,)}
     view = await hub.pages.run_view()
     assert (view.problems, view.alarms, view.broken) == ((disk.text,), (disk.text,), False)
@@ -253,7 +253,7 @@ async def test_watched_problems_are_shown_and_the_hub_stays_ready(hub: Any) -> N
 
 async def test_a_judge_that_stays_away_is_broken_and_said_once(hub: Any) -> None:
     text = JUDGE_IS_AWAY.format(name="style", reason="status 503")
-    watched = Problem(kind=ProblemKind.JUDGE_AWAY, text=text, since=1.0)
+    watched = RunProblem(kind=ProblemKind.JUDGE_AWAY, text=text, since=1.0)
     counts = {"style": {"calls": 3}}
     hub.said = {"judges_away": {"style": "status 503"}, "watched": (watched,), "judged": counts}
     view = await hub.pages.run_view()
@@ -273,7 +273,7 @@ async def test_a_cluster_that_is_away_is_broken_and_said_once(
     hub: Any, kind: ProblemKind, said: str, away: str
 ) -> None:
     text = said.format(reason="connection refused")
-    watched = Problem(kind=kind, text=text, since=1.0)
+    watched = RunProblem(kind=kind, text=text, since=1.0)
     hub.said = {away: "connection refused", "watched": (watched,)}
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((text,), True)
@@ -289,13 +289,13 @@ async def test_degraded_parts_are_shown_and_the_hub_stays_ready(hub: Any) -> Non
         ProblemKind.VERSION_WITHDRAWN: VERSION_IS_WITHDRAWN.format(version=8, reason="not finite"),
         ProblemKind.NODE_LAGS: NODE_LAGS.format(node_id="a" * 32, what="It lags."),
     }
-    hub.said["watched"] = tuple(Problem(kind=kind, text=text, since=1.0) for kind, text in said.items())
+    hub.said["watched"] = tuple(RunProblem(kind=kind, text=text, since=1.0) for kind, text in said.items())
     view = await hub.pages.run_view()
     assert view.problems == tuple(said.values()) and view.readiness is Readiness.READY
 
 
 async def test_a_full_disk_is_broken_and_said_once(hub: Any) -> None:
-    nearly = Problem(kind=ProblemKind.DISK, text="The disk is nearly full.", since=1.0)
+    nearly = RunProblem(kind=ProblemKind.DISK, text="The disk is nearly full.", since=1.0)
     hub.said = {"lacks_room": "No space left on device", "watched": (nearly,)}
     view = await hub.pages.run_view()
     assert view.problems == (DISK_IS_FULL.format(said="No space left on device"),) and view.broken
@@ -303,7 +303,7 @@ async def test_a_full_disk_is_broken_and_said_once(hub: Any) -> None:
 
 
 async def test_a_database_that_is_away_is_broken_and_said_once(hub: Any) -> None:
-    watched = Problem(kind=ProblemKind.DATABASE_AWAY, text="It is away.", since=1.0)
+    watched = RunProblem(kind=ProblemKind.DATABASE_AWAY, text="It is away.", since=1.0)
     hub.said = {"lacks_database": "connection failed:\n\tIs the server running?", "watched": (watched,)}
     view = await hub.pages.run_view()
     assert view.problems == (DATABASE_IS_AWAY.format(said="connection failed: Is the server running?"),)

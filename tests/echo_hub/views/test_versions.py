@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from echo_hub.core.spread.holdings import Arrival, DistributionStatus, Progress, Release
+from echo_hub.core.spread.holdings import Arrival, DistributionStatus, Release, VersionProgress
 from echo_hub.dashboard.model import DisseminationView
 from echo_hub.store.tallies import SOURCES, TRANSPORTS
 from echo_hub.views.versions import dissemination_view
@@ -44,7 +44,7 @@ async def test_versions_and_how_they_reached_the_nodes(hub: Any) -> None:
 
 async def test_a_version_on_its_way(hub: Any) -> None:
     release = Release(policy_version=3, adapter_bytes=900, payload_bytes=300, carrier="delta", way=Way.BROADCAST)
-    progress = Progress(release=release, since_s=0.5, num_told=4, seconds=(0.25,), share_arrived=0.75)
+    progress = VersionProgress(release=release, since_s=0.5, num_told=4, seconds=(0.25,), share_arrived=0.75)
     hub.said["distribution"] = DistributionStatus(
         newest=progress, num_holding=1, num_connected=5, uplink_bytes_s=2.5e6, newest_complete=2
     )
@@ -67,5 +67,5 @@ async def test_a_version_on_its_way(hub: Any) -> None:
 
 def test_an_adapter_in_shared_memory_has_no_way() -> None:
     release = Release(policy_version=1, adapter_bytes=9, payload_bytes=9, carrier="keyframe", way=None)
-    progress = Progress(release=release, since_s=0.0, num_told=0, seconds=(), share_arrived=1.0)
+    progress = VersionProgress(release=release, since_s=0.0, num_told=0, seconds=(), share_arrived=1.0)
     assert dissemination_view(progress).way == "shared_memory"

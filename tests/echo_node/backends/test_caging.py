@@ -18,14 +18,14 @@ import pytest
 
 from echo_node.backends import process
 from echo_node.backends.base import EngineSettings
-from echo_node.backends.caging import NOT_CAGED, Terms, _with_doors, cage_engine
+from echo_node.backends.caging import NOT_CAGED, CageTerms, _with_doors, cage_engine
 from echo_node.backends.process import EngineChild
 from echo_node.backends.registry import BackendChoice
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.cage.guards import GUARDS
 from echo_node.host.cage.leeway import BY_NAME
 from echo_shared.errors import BackendError
-from echo_shared.supervised import Limits
+from echo_shared.supervised import ChildLimits
 from tests.echo_node.prying_worker import ATTEMPTS, LINUX
 from tests.homeless import USER, run_homeless
 
@@ -106,8 +106,8 @@ async def _run(directory: Path, targets: dict[str, object], mode: CageMode, devi
         derived_dir=derived,
         log=directory / "log",
         settings=EngineSettings(),
-        limits=Limits(),
-        cage=Terms(mode=mode, leeway=BY_NAME["listening socket"]),
+        limits=ChildLimits(),
+        cage=CageTerms(mode=mode, leeway=BY_NAME["listening socket"]),
     )
     await engine.stop()
     assert (scratch / "victim").exists(), "attempts undo their changes"
@@ -153,10 +153,10 @@ def test_the_engine_reports_its_guards(outcomes: Outcomes) -> None:
 
 def test_an_engine_that_starts_programs_has_no_cage_and_reports_it(tmp_path: Path) -> None:
     """Call it in this process, which a cage would affect."""
-    caged = cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), Terms())
+    caged = cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), CageTerms())
     assert caged.held.lacks == dict.fromkeys(GUARDS, "vLLM starts programs that compile code")
     with pytest.raises(BackendError) as caught:
-        cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), Terms(mode="required"))
+        cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), CageTerms(mode="required"))
     assert caught.value.code == NOT_CAGED
 
 

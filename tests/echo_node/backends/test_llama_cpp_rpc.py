@@ -21,14 +21,14 @@ import pytest
 
 from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
-from echo_node.backends.caging import Terms
+from echo_node.backends.caging import CageTerms
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine
 from echo_node.backends.llama_cpp_rpc import Helpers, share_layers
 from echo_node.backends.process import DIED, EngineChild
 from echo_node.backends.registry import BackendChoice
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError, ConfigError
-from echo_shared.supervised import Limits
+from echo_shared.supervised import ChildLimits
 
 WIDTH = 6
 
@@ -153,8 +153,8 @@ async def start(base: Path, tmp_path: Path, helper: str) -> EngineChild:
         derived_dir=tmp_path / "derived",
         log=tmp_path / "backend.log",
         settings=EngineSettings(width=WIDTH, threads=1, helpers=(helper,)),
-        limits=Limits(memory_bytes=8 * 2**30),
-        cage=Terms(mode="required"),
+        limits=ChildLimits(memory_bytes=8 * 2**30),
+        cage=CageTerms(mode="required"),
     )
 
 

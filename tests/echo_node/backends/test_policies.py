@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.backends.policies import Policies
+from echo_node.backends.policies import EnginePolicies
 from echo_shared.errors import BackendError, CodecError
 
 
@@ -47,25 +47,25 @@ def engine() -> SlowEngine:
 
 
 @pytest.fixture
-def policies(engine: SlowEngine) -> Policies:
-    return Policies(engine)  # type: ignore[arg-type]  # As much of an engine as they use.
+def policies(engine: SlowEngine) -> EnginePolicies:
+    return EnginePolicies(engine)  # type: ignore[arg-type]  # As much of an engine as they use.
 
 
-def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: Policies) -> None:
+def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: EnginePolicies) -> None:
     assert policies.is_ready(0)
     policies.use(0)
     policies.use(0)
     assert engine.done == ["set None"]
 
 
-def test_an_unknown_version_cannot_be_used(policies: Policies) -> None:
+def test_an_unknown_version_cannot_be_used(policies: EnginePolicies) -> None:
     assert policies.is_ready(1)  # Ready to fail.
     with pytest.raises(BackendError) as caught:
         policies.use(1)
     assert caught.value.code == "unknown_policy"
 
 
-def test_a_version_is_ready_once_it_is_prepared(engine: SlowEngine, policies: Policies) -> None:
+def test_a_version_is_ready_once_it_is_prepared(engine: SlowEngine, policies: EnginePolicies) -> None:
     policies.add(1, Path("slow"))
     assert not policies.is_ready(1)
     policies.wait([1], timeout_s=0.0)
@@ -77,7 +77,7 @@ def test_a_version_is_ready_once_it_is_prepared(engine: SlowEngine, policies: Po
     policies.close()
 
 
-def test_a_policy_that_fails_to_prepare_fails_each_time(policies: Policies) -> None:
+def test_a_policy_that_fails_to_prepare_fails_each_time(policies: EnginePolicies) -> None:
     policies.add(1, Path("damaged"))
     for _ in range(2):
         with pytest.raises(CodecError):
@@ -86,7 +86,7 @@ def test_a_policy_that_fails_to_prepare_fails_each_time(policies: Policies) -> N
     policies.close()
 
 
-def test_a_dropped_policy_in_use_is_freed_once_replaced(engine: SlowEngine, policies: Policies) -> None:
+def test_a_dropped_policy_in_use_is_freed_once_replaced(engine: SlowEngine, policies: EnginePolicies) -> None:
     for version, name in ((1, "a"), (2, "b")):
         policies.add(version, Path(name))
     policies.use(1)
@@ -97,7 +97,7 @@ def test_a_dropped_policy_in_use_is_freed_once_replaced(engine: SlowEngine, poli
     assert engine.done[-4:] == ["set b", "free a", "set None", "free b"]
 
 
-def test_a_policy_dropped_during_preparation_is_freed_later(engine: SlowEngine, policies: Policies) -> None:
+def test_a_policy_dropped_during_preparation_is_freed_later(engine: SlowEngine, policies: EnginePolicies) -> None:
     policies.add(1, Path("slow"))
     policies.add(2, Path("never begun"))
     policies.drop(2)
@@ -109,7 +109,7 @@ def test_a_policy_dropped_during_preparation_is_freed_later(engine: SlowEngine, 
     assert engine.done == ["set None", "prepare slow", "free slow"]
 
 
-def test_nothing_is_freed_while_the_engine_is_half_set(engine: SlowEngine, policies: Policies) -> None:
+def test_nothing_is_freed_while_the_engine_is_half_set(engine: SlowEngine, policies: EnginePolicies) -> None:
     for version, name in ((1, "a"), (2, "bad")):
         policies.add(version, Path(name))
     policies.use(1)

@@ -18,8 +18,17 @@ import numpy as np
 import pytest
 
 from echo_node.backends.base import EngineSettings, GroupFailed
-from echo_node.backends.caging import Terms
-from echo_node.backends.process import DIED, HUGE_PAGES, Cancelled, Drawn, EngineChild, Finished, Prepared, WorkerNews
+from echo_node.backends.caging import CageTerms
+from echo_node.backends.process import (
+    DIED,
+    HUGE_PAGES,
+    Cancelled,
+    DrawnTokens,
+    EngineChild,
+    Finished,
+    Prepared,
+    WorkerNews,
+)
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_node.core import effects, events
 from echo_node.core.work import WorkLoop
@@ -27,7 +36,7 @@ from echo_shared import draws
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.messages import PolicyPublished, Rollout
 from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
-from echo_shared.supervised import Limits
+from echo_shared.supervised import ChildLimits
 from tests.echo_node.core.loop_parts import here, lease, offer, welcome
 
 
@@ -45,8 +54,8 @@ async def start(
         derived_dir=tmp_path / "derived",
         log=tmp_path / "backend.log",
         settings=EngineSettings(width=6, threads=1, stream_s=stream_s, precision=precision),
-        limits=Limits(memory_bytes=8 * 2**30),
-        cage=Terms(policies=tmp_path.parent),
+        limits=ChildLimits(memory_bytes=8 * 2**30),
+        cage=CageTerms(policies=tmp_path.parent),
     )
 
 
@@ -140,7 +149,7 @@ async def test_another_engine_continues_a_killed_workers_reported_tokens(base: P
     await engine.submit(request)
     told: dict[int, list[DrawnPart]] = {}
     async for event in engine.events():
-        assert isinstance(event, Drawn), "the worker is killed long before the end"
+        assert isinstance(event, DrawnTokens), "the worker is killed long before the end"
         for part in event.parts:
             told.setdefault(part.index, []).append(part)
         if len(told) == 6 and all(len(parts) >= 3 for parts in told.values()):
@@ -199,7 +208,7 @@ class SmallNode:
         match news:
             case Finished(rollouts=rollouts):
                 await self.handle(events.RolloutsFinished(rollouts=rollouts, tokens_per_s=0.0))
-            case Drawn(parts=parts):
+            case DrawnTokens(parts=parts):
                 self.told |= {(part.policy_version, part.index) for part in parts}
                 await self.handle(events.RolloutsDrawn(parts=parts))
             case Cancelled(lease_id=lease_id):

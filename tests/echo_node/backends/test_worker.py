@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
-from echo_node.backends.caging import Terms
+from echo_node.backends.caging import CageTerms
 from echo_node.backends.process import (
     DIED,
     SILENT,
     STALLED,
     STOPPED,
     Cancelled,
-    Drawn,
+    DrawnTokens,
     EngineChild,
     Finished,
     Prepared,
@@ -32,7 +32,7 @@ from echo_shared import process_memory
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
-from echo_shared.supervised import Limits
+from echo_shared.supervised import ChildLimits
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
 TALK, MUSE = 8, 9
@@ -52,8 +52,8 @@ async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
             derived_dir=tmp_path,
             log=tmp_path / "log",
             settings=EngineSettings(width=4, stream_s=stream_s),
-            limits=Limits(**{"memory_bytes": 2**33, "beat_s": 0.02, "look_s": 0.05, **limits}),
-            cage=Terms(),
+            limits=ChildLimits(**{"memory_bytes": 2**33, "beat_s": 0.02, "look_s": 0.05, **limits}),
+            cage=CageTerms(),
         )
         engines.append(engine)
         return engine
@@ -191,7 +191,7 @@ async def test_sampled_tokens_are_reported_regularly_and_before_a_cancel_ends(st
     async for event in engine.events():
         if isinstance(event, Cancelled):
             break
-        assert isinstance(event, Drawn)
+        assert isinstance(event, DrawnTokens)
         (part,) = event.parts
         assert (part.lease_id, part.index, part.start) == (7, 0, len(drawn))
         assert part.logprobs.tolist() == [-float(token) for token in part.ids]
@@ -212,7 +212,9 @@ async def test_a_slow_engine_reports_to_its_node_after_each_step(start: Starter)
     engine = await start(stream_s=600.0)
     await engine.submit(group(7, prompt=MUSE))
     told = await take(engine, 3)
-    assert [(one.for_hub, one.parts[0].start, one.parts[0].ids.tolist()) for one in told if isinstance(one, Drawn)] == [
+    assert [
+        (one.for_hub, one.parts[0].start, one.parts[0].ids.tolist()) for one in told if isinstance(one, DrawnTokens)
+    ] == [
         (False, 0, [0]),
         (False, 1, [1]),
         (False, 2, [2]),
@@ -221,7 +223,7 @@ async def test_a_slow_engine_reports_to_its_node_after_each_step(start: Starter)
     async for event in engine.events():
         if isinstance(event, Cancelled):
             break
-        assert isinstance(event, Drawn) and len(event.parts[0].ids) == 1
+        assert isinstance(event, DrawnTokens) and len(event.parts[0].ids) == 1
 
 
 async def test_a_prepared_version_is_reported_during_sampling(start: Starter, tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ async def test_a_prepared_version_is_reported_during_sampling(start: Starter, tm
     await engine.submit(group(1, prompt=TALK))
     await engine.add_policy(1, tmp_path / "damaged")
     await engine.add_policy(2, tmp_path / "v2")
-    news = [event for event in await take(engine, 12) if not isinstance(event, Drawn)]
+    news = [event for event in await take(engine, 12) if not isinstance(event, DrawnTokens)]
     assert news == [Prepared(policy_version=2)]
 
 

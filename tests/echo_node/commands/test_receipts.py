@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from echo_node.core.effects import RecordReceipts, SpoolLease
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.host.spool import Spool
 from echo_node.main import app
 from echo_shared import key_file
@@ -26,13 +26,13 @@ from tests.echo_shared.test_contribution import contribution
 
 
 @pytest.fixture(autouse=True)
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodePaths:
     monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "home"))
-    return Paths.find(None)
+    return NodePaths.find(None)
 
 
 @pytest.fixture
-async def joined(bare_hub: Any, paths: Paths) -> Any:
+async def joined(bare_hub: Any, paths: NodePaths) -> Any:
     """Return a hub that the node joined; the node has rollouts in four states."""
     record = HubRecord(
         url=bare_hub.url, hub_key_hex=bare_hub.me.public_key.hex(), joined_at=1.0, run_id="run-1", run_name="a run"
@@ -119,7 +119,7 @@ async def test_a_receipt_is_shown_even_if_the_node_has_forgotten_it(joined: Any)
         await invoke("show", "one")
 
 
-async def test_only_the_node_itself_records_receipts(joined: Any, paths: Paths) -> None:
+async def test_only_the_node_itself_records_receipts(joined: Any, paths: NodePaths) -> None:
     hub_says(joined, r2_0=ReceiptState.TRAINED)
     await invoke("list")
     spool = Spool(Hubs(paths).directory(Hubs(paths).all()[0]) / "spool.db")
@@ -131,7 +131,7 @@ async def test_only_the_node_itself_records_receipts(joined: Any, paths: Paths) 
 
 
 async def test_a_certificate_is_written_with_a_picture_and_verified_offline(
-    joined: Any, paths: Paths, tmp_path: Path
+    joined: Any, paths: NodePaths, tmp_path: Path
 ) -> None:
     me = key_file.load_or_create(paths.identity_key)
     said = contribution(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from echo_node.config import NodeConfig
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.main import app
 from echo_node.settings_file import keys_of
 from echo_shared.errors import ConfigError
@@ -68,7 +68,7 @@ def test_the_list_has_every_setting_with_its_meaning(file: Path) -> None:
 
 def test_an_environment_variable_that_overrides_the_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     record = HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, flags={"width": 9})
-    Hubs(Paths.find(None)).save(record)
+    Hubs(NodePaths.find(None)).save(record)
     said = invoke("set", "width", "4")
     assert said.startswith("width = 9, ")
     assert "The command line of `echo-node join` overrides the file." in said

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_node.main import app
 from echo_shared.errors import ConfigError, RefusedError
 from echo_shared.messages import Team
@@ -21,7 +21,7 @@ from echo_shared.messages import Team
 async def joined(bare_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "home"))
     key = bare_hub.me.public_key.hex()
-    Hubs(Paths.find(None)).save(
+    Hubs(NodePaths.find(None)).save(
         HubRecord(url=bare_hub.url, hub_key_hex=key, joined_at=1.0, run_id="run-1", run_name="a run")
     )
     return bare_hub

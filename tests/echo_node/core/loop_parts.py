@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from echo_node.core.effects import Effect, Send
+from echo_node.core.effects import Effect, SendMessage
 from echo_node.core.events import ArtefactReady, EngineReady, Event, RolloutsFinished
 from echo_node.core.work import WorkLoop
 from echo_shared.messages import (
@@ -148,7 +148,11 @@ class Node:
         return [effect for effect in self.turn if isinstance(effect, kind)]
 
     def sent(self, kind: type[M]) -> list[M]:
-        return [effect.message for effect in self.turn if isinstance(effect, Send) and isinstance(effect.message, kind)]
+        return [
+            effect.message
+            for effect in self.turn
+            if isinstance(effect, SendMessage) and isinstance(effect.message, kind)
+        ]
 
     def ever_sent(self, kind: type[M]) -> list[M]:
-        return [e.message for e in self.wanted if isinstance(e, Send) and isinstance(e.message, kind)]
+        return [e.message for e in self.wanted if isinstance(e, SendMessage) and isinstance(e.message, kind)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from echo_node.core.checks import Checks
-from echo_node.core.effects import Effect, ScoreCompletion, Send
+from echo_node.core.effects import Effect, ScoreCompletion, SendMessage
 from echo_shared.messages import MAX_CHECKS, CheckLease, CheckResult, VersionSpan
 from echo_shared.scoring import Scored
 
@@ -33,7 +33,7 @@ def taken(*leases: CheckLease, **values: Any) -> tuple[Checks, list[Effect]]:
 
 
 def declined(effects: list[Effect]) -> list[str]:
-    results = [effect.message for effect in effects if isinstance(effect, Send)]
+    results = [effect.message for effect in effects if isinstance(effect, SendMessage)]
     assert all(isinstance(result, CheckResult) and len(result.below) == 0 for result in results)
     return [result.rollout_id for result in results if isinstance(result, CheckResult)]
 
@@ -54,7 +54,7 @@ def test_a_check_from_request_to_answer() -> None:
     assert isinstance(effect, ScoreCompletion) and effect.request.versions == ((3, 1), (4, 1))
     assert checks.start(frozenset({3, 4})) == []
     (answer,) = checks.scored(scored(1))
-    assert isinstance(answer, Send) and isinstance(answer.message, CheckResult)
+    assert isinstance(answer, SendMessage) and isinstance(answer.message, CheckResult)
     assert answer.message.logprobs.tolist() == [-1.0]
     assert checks.versions == frozenset() and checks.scored(scored(1)) == []
 

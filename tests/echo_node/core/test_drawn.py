@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from echo_node.core.drawn import Drawn
+from echo_node.core.drawn import DrawnByLease
 from echo_shared.codec import decode_from_node, encode
 from echo_shared.messages import (
     MAX_GROUP_SIZE,
@@ -60,7 +60,7 @@ def shown(messages: list[RolloutParts]) -> list[tuple[int, int, int, list[int]]]
 
 
 def test_sampled_tokens_are_sent_once() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     drawn.begin(lease(1), {0, 1})
     assert drawn.take_unsent() == []
     drawn.add(part(1, 0, 0, 5, 6))
@@ -72,7 +72,7 @@ def test_sampled_tokens_are_sent_once() -> None:
 
 
 def test_on_a_new_connection_all_tokens_are_sent_again() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     drawn.begin(continued(1, 1, 3, 4), {0, 1})
     assert drawn.take_unsent() == [], "the hub has just given these tokens"
     drawn.add(part(1, 1, 2, 5))
@@ -84,7 +84,7 @@ def test_on_a_new_connection_all_tokens_are_sent_again() -> None:
 
 
 def test_an_engine_continues_from_given_and_sampled_tokens() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     drawn.begin(continued(1, 0, 3), {0, 1, 2})
     drawn.add(part(1, 0, 1, 4))
     drawn.add(part(1, 2, 0, 6))
@@ -94,7 +94,7 @@ def test_an_engine_continues_from_given_and_sampled_tokens() -> None:
 
 
 def test_parts_that_do_not_follow_or_belong_to_no_lease_are_dropped() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     drawn.begin(lease(1), {0})
     for late in (part(1, 0, 3, 5), part(1, 1, 0, 5), part(2, 0, 0, 5)):
         drawn.add(late)
@@ -104,7 +104,7 @@ def test_parts_that_do_not_follow_or_belong_to_no_lease_are_dropped() -> None:
 
 
 def test_a_finished_rollout_says_how_many_tokens_were_given() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     drawn.begin(continued(1, 0, 3, 4), {0, 1})
     drawn.add(part(1, 0, 2, 5))
     drawn.add(part(1, 1, 0, 6))
@@ -119,7 +119,7 @@ def test_a_finished_rollout_says_how_many_tokens_were_given() -> None:
 
 
 def test_every_token_keeps_its_version() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     given = LeasedPrefix(
         index=0, ids=np.array([3, 4], np.int32), logprobs=np.zeros(2, np.float32), versions=spans((5, 1), (7, 1))
     )
@@ -141,7 +141,7 @@ def test_every_token_keeps_its_version() -> None:
 
 
 def test_a_rollouts_time_includes_all_its_parts() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     drawn.begin(lease(1), {0, 1})
     drawn.prefixes(1, (0, 1))
     drawn.add(replace(part(1, 0, 0, 5), sampling_s=3.0))
@@ -154,14 +154,14 @@ def test_a_rollouts_time_includes_all_its_parts() -> None:
 
 
 def test_a_prefix_without_versions_has_its_leases_version() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     drawn.begin(continued(1, 0, 3, 4).model_copy(update={"policy_version": 6}), {0})
     end = drawn.end(ended(1, 0, 3, 4, 1, version=8))
     assert (end.num_given, end.versions) == (2, spans((6, 2), (8, 1)))
 
 
 def test_messages_keep_the_wires_bounds() -> None:
-    drawn = Drawn()
+    drawn = DrawnByLease()
     drawn.begin(lease(1), {0, 1})
     long = np.zeros(MAX_TOKENS - 1, np.int32)
     for index in (0, 1):

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from echo_node.core.effects import CancelLease, Effect, ForgetLease, Send, SpoolLease, SubmitGroup
+from echo_node.core.effects import CancelLease, Effect, ForgetLease, SendMessage, SpoolLease, SubmitGroup
 from echo_node.core.hub_talk import HubTalk
 from echo_node.core.leases import Leases
 from echo_shared.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, RolloutParts
@@ -31,7 +31,9 @@ def by_its_own(one: Lease) -> int:
 
 
 def messages(effects: list[Effect], kind: type[M]) -> list[M]:
-    return [effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
+    return [
+        effect.message for effect in effects if isinstance(effect, SendMessage) and isinstance(effect.message, kind)
+    ]
 
 
 def returned(effects: list[Effect]) -> list[tuple[int, tuple[int, ...], str]]:
@@ -83,7 +85,7 @@ def test_unsent_parts_are_sent_before_the_lease_is_returned() -> None:
     assert leases.drawn([drawn(1, 1, 0, 7)], for_hub=False) == []
     leases.give_back_all("enough", by=2.0)
     effects = leases.leave(2.0)
-    said = [effect.message for effect in effects if isinstance(effect, Send)]
+    said = [effect.message for effect in effects if isinstance(effect, SendMessage)]
     assert [type(one) for one in said] == [RolloutParts, LeaseReturned], "the engine did not answer"
     assert shown(messages(effects, RolloutParts)) == [(1, 1, 0, [7])]
 

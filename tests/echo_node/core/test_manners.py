@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from echo_node.core.manners import CALM_S, Hold, HoldReason, Manners, MannersConfig, Pause, Reading
+from echo_node.core.manners import CALM_S, Hold, HoldReason, Manners, MannersConfig, OwnerPause, SensorReading
 from echo_node.core.traffic import Amount, Traffic
 from echo_shared.errors import ConfigError
 
 NOON = datetime(2026, 11, 2, 12, 0, tzinfo=UTC)  # A Monday.
-QUIET = Reading(
+QUIET = SensorReading(
     idle_s=math.inf,
     on_battery=False,
     battery_share=1.0,
@@ -34,17 +34,17 @@ class Owner:
         self.now = 0.0
 
     def holds(
-        self, reading: Reading, *, pause: Pause | None = None, on_gpu: bool = True, after_s: float = 1.0
+        self, reading: SensorReading, *, pause: OwnerPause | None = None, on_gpu: bool = True, after_s: float = 1.0
     ) -> tuple[Hold, ...]:
         self.now += after_s
         return self.manners.holds(reading, pause=pause, on_gpu=on_gpu, now=self.now, local=NOON)
 
-    def reasons(self, reading: Reading, *, on_gpu: bool = True, after_s: float = 1.0) -> list[str]:
+    def reasons(self, reading: SensorReading, *, on_gpu: bool = True, after_s: float = 1.0) -> list[str]:
         return [hold.reason.value for hold in self.holds(reading, on_gpu=on_gpu, after_s=after_s)]
 
 
 def test_a_quiet_machine_and_one_without_readings_are_not_held() -> None:
-    assert Owner().holds(QUIET) == () and Owner().holds(Reading()) == ()
+    assert Owner().holds(QUIET) == () and Owner().holds(SensorReading()) == ()
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,16 @@ def test_an_engine_stopped_for_memory_returns_once_memory_suffices() -> None:
 
 def test_a_pause_lasts_its_given_time() -> None:
     owner = Owner()
-    (hold,) = owner.holds(QUIET, pause=Pause())
+    (hold,) = owner.holds(QUIET, pause=OwnerPause())
     assert (hold.reason, hold.frees_memory) == (HoldReason.PAUSED, False) and "echo-node resume" in hold.sentence
-    (hold,) = owner.holds(QUIET, pause=Pause(until=NOON.timestamp() + 5_400))
+    (hold,) = owner.holds(QUIET, pause=OwnerPause(until=NOON.timestamp() + 5_400))
     assert "until Mon 13:30" in hold.sentence
-    assert owner.holds(QUIET, pause=Pause(until=NOON.timestamp())) == ()
+    assert owner.holds(QUIET, pause=OwnerPause(until=NOON.timestamp())) == ()
 
 
 def test_all_reasons_are_told_the_owner_s_own_first() -> None:
-    everything = Reading(on_battery=True, full_screen=True, free_disk_bytes=0)
-    holds = Owner(schedule=["sun"]).holds(everything, pause=Pause())
+    everything = SensorReading(on_battery=True, full_screen=True, free_disk_bytes=0)
+    holds = Owner(schedule=["sun"]).holds(everything, pause=OwnerPause())
     assert [hold.reason.value for hold in holds] == ["paused", "schedule", "on_battery", "full_screen", "disk"]
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from echo_node.core.pace import Pace
+from echo_node.core.pace import OwnPace
 
 
 def test_unknown_values_limit_nothing() -> None:
-    pace = Pace()
+    pace = OwnPace()
     assert pace.affordable(64) == 64
     pace.tokens_per_s = 10.0
     assert pace.affordable(64) == 64  # No deadline is known yet.
 
 
 def test_half_of_the_deadline_is_used() -> None:
-    pace = Pace()
+    pace = OwnPace()
     pace.tokens_per_s = 100.0
     pace.leased(60.0, 300)
     assert pace.affordable(64) == 10  # 100 tokens/s * 60 s / (2 * 300 tokens).
@@ -21,7 +21,7 @@ def test_half_of_the_deadline_is_used() -> None:
 
 
 def test_actual_lengths_count_more_than_maximum_lengths() -> None:
-    pace = Pace()
+    pace = OwnPace()
     pace.leased(60.0, 300)
     pace.finished(50, 100.0, full=True)
     pace.finished(150, 100.0, full=True)
@@ -30,14 +30,14 @@ def test_actual_lengths_count_more_than_maximum_lengths() -> None:
 
 
 def test_one_rollout_is_always_affordable() -> None:
-    pace = Pace()
+    pace = OwnPace()
     pace.tokens_per_s = 0.001
     pace.leased(1.0, 10_000)
     assert pace.affordable(64) == 1
 
 
 def test_small_changes_are_not_told() -> None:
-    pace = Pace()
+    pace = OwnPace()
     pace.leased(100.0, 100)
     for tokens_per_s, told in ((40.0, 20), (45.0, 20), (36.0, 20), (52.0, 26), (60.0, 26), (10.0, 5)):
         pace.tokens_per_s = tokens_per_s
@@ -46,7 +46,7 @@ def test_small_changes_are_not_told() -> None:
 
 def test_a_rate_measured_with_little_work_does_not_lower_the_pace() -> None:
     """Otherwise a node with few rollouts would seem slow, and be given even fewer."""
-    pace = Pace()
+    pace = OwnPace()
     pace.leased(120.0, 512)
     pace.finished(512, 256.0, full=True)
     assert pace.affordable(64) == 30

@@ -3,8 +3,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from echo_node.core.effects import AbandonFetch, AddPolicy, DropPolicy, Effect, FetchArtefact, RemoveArtefact, Send
-from echo_node.core.policies import KEPT, KEPT_OFFERS, OnDisk, Policies
+from echo_node.core.effects import (
+    AbandonFetch,
+    AddPolicy,
+    DropPolicy,
+    Effect,
+    FetchArtefact,
+    RemoveArtefact,
+    SendMessage,
+)
+from echo_node.core.policies import KEPT, KEPT_OFFERS, OnDisk, PolicyVersions
 from echo_shared.artefacts import Manifest, ManifestFile
 from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
 
@@ -46,15 +54,15 @@ def fetched(version: int) -> Fetched:
     return Fetched(info_hash=bytes(20), policy_version=version, seconds=1.0, swarm_bytes=1, web_seed_bytes=0)
 
 
-def policies(on_disk: Mapping[int, OnDisk] | None = None) -> Policies:
-    return Policies(on_disk=on_disk or {}, jitter=lambda: 0.0)
+def policies(on_disk: Mapping[int, OnDisk] | None = None) -> PolicyVersions:
+    return PolicyVersions(on_disk=on_disk or {}, jitter=lambda: 0.0)
 
 
-def settle(shelf: Policies, *leased: int, engine_up: bool = True, now: float = 0.0) -> list[Effect]:
+def settle(shelf: PolicyVersions, *leased: int, engine_up: bool = True, now: float = 0.0) -> list[Effect]:
     return shelf.reconcile(leased=set(leased), engine_up=engine_up, now=now)
 
 
-def have(shelf: Policies, *versions: int) -> None:
+def have(shelf: PolicyVersions, *versions: int) -> None:
     for version in versions:
         shelf.published(version, offer(version))
         settle(shelf)
@@ -63,7 +71,7 @@ def have(shelf: Policies, *versions: int) -> None:
 
 
 def asked(version: int) -> Effect:
-    return Send(message=KeyframeWanted(policy_version=version))
+    return SendMessage(message=KeyframeWanted(policy_version=version))
 
 
 def test_the_base_is_loaded_without_a_fetch() -> None:
@@ -90,7 +98,7 @@ def test_the_newest_version_is_fetched_once_then_loaded() -> None:
     assert shelf.newest_loaded == 3
 
 
-def superseded() -> Policies:
+def superseded() -> PolicyVersions:
     """Return policies that fetch version 1, after which version 2 is published."""
     shelf = policies()
     shelf.published(1, offer(1))
@@ -297,9 +305,9 @@ def pushed(version: int, marker: str = "a", *, parent: int | None = None) -> Art
     return offer(version, marker, parent=parent).model_copy(update={"way": Way.BROADCAST})
 
 
-def declines(shelf: Policies) -> list[bytes]:
+def declines(shelf: PolicyVersions) -> list[bytes]:
     """Return the info-hashes of the pushes that are declined now."""
-    messages = [effect.message for effect in shelf.declined() if isinstance(effect, Send)]
+    messages = [effect.message for effect in shelf.declined() if isinstance(effect, SendMessage)]
     haves = [message for message in messages if isinstance(message, Have)]
     assert all(have.pieces == () and not have.wanted for have in haves) and len(haves) == len(messages)
     return [have.info_hash for have in haves]

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_node.core.traffic import DAYS_KEPT, Amount, Caps, Ledger, Traffic
+from echo_node.core.traffic import DAYS_KEPT, Amount, Caps, Traffic, TrafficByDate
 
 DATES = st.dates(min_value=date(2026, 1, 1), max_value=date(2027, 12, 31))
 
 
 def test_days_and_months_by_hand() -> None:
-    ledger = Ledger({date(2026, 1, 30): Amount(1, 10)})
+    ledger = TrafficByDate({date(2026, 1, 30): Amount(1, 10)})
     ledger.add(Amount(2, 20), date(2026, 1, 31))
     ledger.add(Amount(4, 40), date(2026, 1, 31))
     assert ledger.now(date(2026, 1, 31)) == Traffic(day=Amount(6, 60), month=Amount(7, 70))
@@ -20,7 +20,7 @@ def test_days_and_months_by_hand() -> None:
 
 
 def test_a_clock_set_back_continues_with_the_shown_day() -> None:
-    ledger = Ledger({})
+    ledger = TrafficByDate({})
     ledger.add(Amount(5, 0), date(2026, 3, 10))
     ledger.add(Amount(100, 0), date(2026, 3, 20))  # The clock was wrong.
     assert ledger.now(date(2026, 3, 10)) == Traffic(day=Amount(5, 0), month=Amount(5, 0))
@@ -31,17 +31,17 @@ def test_a_clock_set_back_continues_with_the_shown_day() -> None:
 
 @given(st.lists(st.tuples(DATES, st.integers(0, 2**40), st.integers(0, 2**40)), max_size=40))
 def test_no_byte_is_lost_or_counted_twice_under_any_clock_change(moves: list[tuple[date, int, int]]) -> None:
-    ledger = Ledger({})
+    ledger = TrafficByDate({})
     for day, sent, received in moves:
         ledger.add(Amount(sent, received), day)
     total = sum((amount.sent + amount.received for amount in ledger.days.values()), 0)
     assert total == sum(sent + received for _, sent, received in moves)
-    again = Ledger(ledger.days)
+    again = TrafficByDate(ledger.days)
     assert all(again.now(day) == ledger.now(day) for day, _, _ in moves)
 
 
 def test_the_kept_history_is_bounded_and_covers_a_month() -> None:
-    ledger, begin = Ledger({}), date(2026, 1, 1)
+    ledger, begin = TrafficByDate({}), date(2026, 1, 1)
     for number in range(200):
         ledger.add(Amount(1, 0), begin + timedelta(days=number))
     assert len(ledger.days) == DAYS_KEPT and max(ledger.days) == begin + timedelta(days=199)

@@ -15,7 +15,7 @@ from echo_node.core.updating import (
     Install,
     Known,
     Note,
-    Origin,
+    SourceKind,
     Stay,
     Try,
     Why,
@@ -27,12 +27,12 @@ from echo_node.core.updating import (
 
 NOW = 1_000 * DAY_S
 SAID = "Hub and node speak different protocol versions. (node 1 (echo-swarm 0.1.0), hub 3)"
-LOCAL = Note(origin=Origin.WHEELHOUSE, source="/home/ada/echo.tar")
+LOCAL = Note(origin=SourceKind.WHEELHOUSE, source="/home/ada/echo.tar")
 GOOD = Known(mode="auto", refusal=SAID, is_by_installer=True, note=LOCAL, now=NOW)
 
 
 def at(source: str, **more: Any) -> Note:
-    return Note(origin=Origin.WHEELHOUSE, source=source, **more)
+    return Note(origin=SourceKind.WHEELHOUSE, source=source, **more)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_a_copy_is_updated_from_a_source_of_newer_releases(source: str) -> None:
         ({"refusal": ""}, Why.NOT_ASKED),
         ({"is_by_installer": False}, Why.NOT_INSTALLED),
         ({"note": None}, Why.NOT_NOTED),
-        ({"note": Note(origin=Origin.HUB, source="")}, Why.FROM_HUB),
-        ({"note": Note(origin=Origin.SOURCE, source="/home/ada/echo")}, Why.FROM_SOURCE),
+        ({"note": Note(origin=SourceKind.HUB, source="")}, Why.FROM_HUB),
+        ({"note": Note(origin=SourceKind.SOURCE, source="/home/ada/echo")}, Why.FROM_SOURCE),
         ({"note": at("https://hub.example.org/install/x.tar"), "hub_hosts": {"hub.example.org"}}, Why.FROM_HUB),
         ({"note": at("https://HUB.example.org.:9/x.tar"), "hub_hosts": {"hub.example.org"}}, Why.FROM_HUB),
         ({"note": at("http://127.0.0.1/x.tar"), "hub_hosts": {"127.0.0.1"}}, Why.FROM_HUB),
@@ -109,7 +109,7 @@ def test_all_that_is_known_of_a_copy_leads_somewhere_and_the_installer_runs_only
             LOCAL,
             replace(LOCAL, is_there=False),
             replace(LOCAL, is_owners=False),
-            Note(origin=Origin.HUB, source=""),
+            Note(origin=SourceKind.HUB, source=""),
         ),
         (None, (), (Try(name=name_of(SAID), at=0.0),), (Try(name="x", at=0.0),), (Try(name="x", at=NOW),)),
         (False, True),

@@ -14,7 +14,7 @@ from echo_node.core.effects import (
     RecordReceipts,
     ResendSpooled,
     ScoreCompletion,
-    Send,
+    SendMessage,
     SpoolLease,
     SpoolRollout,
     StartEngine,
@@ -30,8 +30,8 @@ from echo_node.core.events import (
     Event,
     FetchFailed,
     FinishRequested,
-    GroupFailed,
     LeaseCancelled,
+    LeaseFailed,
     RolloutsFinished,
     Spooled,
     SpoolFailed,
@@ -74,7 +74,7 @@ def test_a_node_reports_why_it_takes_no_work() -> None:
     assert node.loop.held_back_by(0.0) == ()
     node(SpoolFailed(what="disk full"))
     for n in range(1, 4):
-        node(lease(n), GroupFailed(lease_id=n, what="no"))
+        node(lease(n), LeaseFailed(lease_id=n, what="no"))
     assert node.loop.held_back_by(0.5) == ("the spool cannot be written", "groups keep failing")
     assert node.loop.held_back_by(1.0) == ("the spool cannot be written",)
     node(DrainRequested(reason="enough"), EngineLost(what="killed"))
@@ -297,7 +297,7 @@ def test_draining_reports_itself_returns_leases_waits_for_receipts_and_stops() -
     node = Node().ready()(lease(1), finished(1, 0))
     rollout = node.of(SpoolRollout)[0].rollout
     node(DrainRequested(reason="enough"))
-    messages = [e.message for e in node.turn if isinstance(e, Send)]
+    messages = [e.message for e in node.turn if isinstance(e, SendMessage)]
     assert [type(m) for m in messages] == [NodeStatus]
     assert (messages[0].activity, messages[0].capacity) == ("draining", 0)
     assert node.of(CancelLease) == [CancelLease(lease_id=1)]
@@ -309,7 +309,7 @@ def test_draining_reports_itself_returns_leases_waits_for_receipts_and_stops() -
     assert node.sent(Rollout) == [rollout]
     assert node.of(Stop) == []
     node(Receipts(receipts=(Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED),)))
-    assert isinstance(node.turn[-2], Send) and isinstance(node.turn[-2].message, Goodbye)
+    assert isinstance(node.turn[-2], SendMessage) and isinstance(node.turn[-2].message, Goodbye)
     assert node.turn[-1] == Stop()
     assert node(Tick()).turn == ()
 

@@ -16,9 +16,9 @@ from echo_node.core.events import (
     EngineOutdated,
     EngineReady,
     Event,
-    GroupFailed,
     Holding,
     LeaseCancelled,
+    LeaseFailed,
     RolloutsDrawn,
     Tick,
 )
@@ -33,7 +33,7 @@ from tests.echo_node.core.test_policies import offer as real_offer
 def test_groups_that_all_fail_make_the_node_rest() -> None:
     node = Node().ready()
     for n in range(1, 4):
-        node(lease(n), GroupFailed(lease_id=n, what="no"))
+        node(lease(n), LeaseFailed(lease_id=n, what="no"))
     assert node.sent(NodeStatus)[-1].capacity == 0
     assert node(Tick(), after_s=0.5).sent(NodeStatus) == []
     assert node(Tick(), after_s=0.5).sent(NodeStatus)[-1].capacity == 2 * WIDTH

@@ -6,7 +6,7 @@ from echo_node.core.effects import (
     DropPolicy,
     FetchArtefact,
     ForgetLease,
-    Send,
+    SendMessage,
     SpoolRollout,
     SubmitGroup,
 )
@@ -15,8 +15,8 @@ from echo_node.core.events import (
     DrainRequested,
     EngineLost,
     EngineReady,
-    GroupFailed,
     LeaseCancelled,
+    LeaseFailed,
     PolicyPrepared,
     RolloutsDrawn,
     Tick,
@@ -89,14 +89,14 @@ def test_a_revoked_lease_is_cancelled_and_its_late_rollouts_are_ignored() -> Non
 
 
 def test_a_failed_group_is_returned_with_the_reason() -> None:
-    node = Node().ready()(lease(1), finished(1, 0), GroupFailed(lease_id=1, what="the prompt is too long"))
+    node = Node().ready()(lease(1), finished(1, 0), LeaseFailed(lease_id=1, what="the prompt is too long"))
     (returned,) = node.sent(LeaseReturned)
     assert (returned.indices, returned.reason) == ((1,), "the prompt is too long")
 
 
 def test_a_group_that_fails_by_its_version_is_returned_with_the_version() -> None:
     node = Node().ready()(lease(1), lease(2))
-    node(GroupFailed(lease_id=1, what="not finite", code=POLICY_UNUSABLE), GroupFailed(lease_id=2, what="no", code="x"))
+    node(LeaseFailed(lease_id=1, what="not finite", code=POLICY_UNUSABLE), LeaseFailed(lease_id=2, what="no", code="x"))
     assert [(one.lease_id, one.unusable_version) for one in node.ever_sent(LeaseReturned)] == [
         (1, lease(1).policy_version),
         (2, None),
@@ -104,7 +104,7 @@ def test_a_group_that_fails_by_its_version_is_returned_with_the_version() -> Non
 
 
 def test_work_returned_without_a_connection_is_returned_at_the_next_welcome() -> None:
-    node = Node().ready()(lease(1), Disconnected(), GroupFailed(lease_id=1, what="no"))
+    node = Node().ready()(lease(1), Disconnected(), LeaseFailed(lease_id=1, what="no"))
     assert node.of(ForgetLease) == []
     node(welcome())
     assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
@@ -175,7 +175,9 @@ def test_all_sampled_tokens_are_sent_before_the_lease_is_returned() -> None:
     node(DrainRequested(reason="enough"), RolloutsDrawn(parts=(drawn(1, 0, 1, 6), drawn(2, 0, 0, 7))))
     node(finished(1, 2), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
     said = [
-        e.message for e in node.wanted if isinstance(e, Send) and isinstance(e.message, RolloutParts | LeaseReturned)
+        e.message
+        for e in node.wanted
+        if isinstance(e, SendMessage) and isinstance(e.message, RolloutParts | LeaseReturned)
     ]
     assert [type(one) for one in said] == [RolloutParts, RolloutParts, LeaseReturned, LeaseReturned]
     assert shown(node.ever_sent(RolloutParts)) == [(1, 0, 0, [5]), (1, 0, 1, [6]), (2, 0, 0, [7])]
@@ -192,7 +194,7 @@ def test_an_engine_that_does_not_answer_or_ends_holds_no_lease_back() -> None:
 
 def test_a_lease_that_is_revoked_or_fails_while_it_leaves_ends_once() -> None:
     node = Node().ready()(lease(1), lease(2), DrainRequested(reason="enough"))
-    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), GroupFailed(lease_id=2, what="no"))
+    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), LeaseFailed(lease_id=2, what="no"))
     node(LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
     assert [(one.lease_id, one.reason) for one in node.ever_sent(LeaseReturned)] == [(2, "no")]
     assert sum(isinstance(effect, CancelLease) for effect in node.wanted) == 2
@@ -260,7 +262,7 @@ def test_an_engine_that_dies_between_versions_loses_only_unreported_tokens() -> 
 
 def test_a_lease_that_is_revoked_or_goes_back_between_two_versions_ends_once() -> None:
     node = prepared_anew(Node().ready()(interruptible(1), interruptible(2), interruptible(3)), 1)
-    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), GroupFailed(lease_id=2, what="no"))
+    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), LeaseFailed(lease_id=2, what="no"))
     node(DrainRequested(reason="enough"), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
     node(LeaseCancelled(lease_id=3))
     assert [one.lease_id for one in node.ever_sent(LeaseReturned)] == [2, 3]

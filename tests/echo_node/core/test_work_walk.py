@@ -13,7 +13,7 @@ from echo_node.core.effects import (
     FetchArtefact,
     RemoveArtefact,
     ResumeEngine,
-    Send,
+    SendMessage,
     SpoolRollout,
     StartEngine,
     SubmitGroup,
@@ -27,9 +27,9 @@ from echo_node.core.events import (
     EngineReady,
     Event,
     FetchFailed,
-    GroupFailed,
     Holding,
     LeaseCancelled,
+    LeaseFailed,
     LossCause,
     PolicyPrepared,
     RolloutsDrawn,
@@ -107,18 +107,18 @@ class World:
 
     def take(self, effect: Effect) -> None:
         match effect:
-            case Send(message=LeaseReturned() as returned):
+            case SendMessage(message=LeaseReturned() as returned):
                 names = {rollout_id(returned.lease_id, index) for index in returned.indices}
                 assert not names & self.returned, "returned twice"
                 self.returned |= names
-            case Send(message=RolloutParts(parts=parts)):
+            case SendMessage(message=RolloutParts(parts=parts)):
                 for part in parts:
                     name = part.lease_id, part.index
                     assert part.start == self.hub_has.get(name, 0), "sent twice, or not in order"
                     self.hub_has[name] = part.start + len(part.ids)
                     assert part.ids.tolist() == [*range(part.start, self.hub_has[name])]
                     assert {*self.known[name][part.start : self.hub_has[name]]} == {part.policy_version}
-            case Send(message=Rollout() as rollout):
+            case SendMessage(message=Rollout() as rollout):
                 assert rollout.rollout_id in self.spooled, "sent before it was spooled"
             case SpoolRollout(rollout=rollout):
                 by = self.known[rollout.lease_id, rollout.index]
@@ -204,7 +204,7 @@ class World:
             self.do(ended(chosen, index, self.versions[chosen], tokens=len(by) + 1))
         elif kind == 7 and chosen is not None:
             del self.running[chosen]
-            self.do(GroupFailed(lease_id=chosen, what="no"))
+            self.do(LeaseFailed(lease_id=chosen, what="no"))
         elif kind == 8 and (self.engine_up or self.engine_ends):
             self.engine_up, self.running, self.loaded = False, {}, set()
             self.engine_exists = self.engine_is_still = self.engine_ends = self.engine_is_outdated = False

@@ -17,7 +17,7 @@ from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.supervisor import EngineFiles, place_of, settings_of
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here, write_marker
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.messages import Fetched
 from tests.echo_node.host.test_artefact_files import manifest_of
 
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 class Node:
     """A node whose settings and run the test changes."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: NodePaths) -> None:
         self.paths = paths
         self.config = NodeConfig(bench_seconds=0)
         self.run_id: str | None = None
@@ -47,7 +47,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    return Node(Paths.find(tmp_path / "node"))
+    return Node(NodePaths.find(tmp_path / "node"))
 
 
 def test_the_current_settings_decide_the_choice(node: Node) -> None:

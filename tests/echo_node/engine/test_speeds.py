@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from echo_node.backends.base import EngineSettings
 from echo_node.engine import speeds as module
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.widths import Place
+from echo_node.engine.widths import EngineMemoryCase
 from echo_node.host import hardware
 
-PLACE = Place(backend="torch", device="cpu", software="torch 1", machine="a machine", base="abc")
+PLACE = EngineMemoryCase(backend="torch", device="cpu", software="torch 1", machine="a machine", base="abc")
 SETTINGS = EngineSettings(threads=1)
 
 

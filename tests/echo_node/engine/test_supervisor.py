@@ -20,8 +20,8 @@ from echo_node.backends.registry import BackendChoice
 from echo_node.core.events import (
     EngineLost,
     EngineReady,
-    GroupFailed,
     LeaseCancelled,
+    LeaseFailed,
     RolloutsDrawn,
     RolloutsFinished,
 )
@@ -39,7 +39,7 @@ from echo_shared.errors import BackendError
 from echo_shared.hashed_files import describe_file
 from echo_shared.messages import Fetched, LeaseReturned
 from echo_shared.sampling import GroupRequest
-from echo_shared.supervised import Limits
+from echo_shared.supervised import ChildLimits
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
@@ -78,7 +78,7 @@ class Bench:
             widths=Widths(self.directory / "widths.json"),
             speeds=SpeedBook(self.directory / "speeds.json"),
             settings=EngineSettings(width=width, stream_s=0.01),
-            limits=Limits(memory_bytes=2**33),
+            limits=ChildLimits(memory_bytes=2**33),
             priority="normal",
             bench_seconds=0.0,
             cage="auto",
@@ -252,7 +252,7 @@ async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> No
 
 async def test_a_groups_failure_reason_fits_the_message_without_private_paths(bench: Bench) -> None:
     await bench.start()
-    assert await bench.sample(HICCUP) == GroupFailed(lease_id=1, what="The engine has hiccups.", code="backend")
+    assert await bench.sample(HICCUP) == LeaseFailed(lease_id=1, what="The engine has hiccups.", code="backend")
     failed = await bench.sample(RANT)
     assert failed.what.startswith("The engine failed. (error: no such kernel") and "\n" not in failed.what
     assert "/home/me" not in failed.what

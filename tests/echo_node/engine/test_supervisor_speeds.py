@@ -33,7 +33,7 @@ from echo_node.engine.supervisor import (
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
-from echo_shared.supervised import Limits
+from echo_shared.supervised import ChildLimits
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
@@ -72,7 +72,7 @@ class Node:
             widths=Widths(self.directory / "widths.json"),
             speeds=self.book,
             settings=EngineSettings(width=width),
-            limits=Limits(memory_bytes=2**33),
+            limits=ChildLimits(memory_bytes=2**33),
             priority="normal",
             bench_seconds=bench_seconds,
             cage="auto",

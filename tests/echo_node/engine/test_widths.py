@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.engine.widths import KEPT_S, Place, Widths
+from echo_node.engine.widths import KEPT_S, EngineMemoryCase, Widths
 
-PLACE = Place(backend="torch", device="cuda", software="torch 2.13", machine="a GPU 24 GiB", base="abc")
+PLACE = EngineMemoryCase(backend="torch", device="cuda", software="torch 2.13", machine="a GPU 24 GiB", base="abc")
 LIMIT = 2**34
 
 
@@ -27,7 +27,7 @@ def test_a_limit_outlives_the_process(file: Path) -> None:
     assert Widths(file).limit(PLACE, LIMIT) == 32
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Place)])
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(EngineMemoryCase)])
 def test_a_limit_holds_only_for_its_engine_and_base(file: Path, field: str) -> None:
     Widths(file).remember(PLACE, LIMIT, 32)
     assert Widths(file).limit(PLACE, 2 * LIMIT) == 0

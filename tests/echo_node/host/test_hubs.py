@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.errors import StorageError
 
 
@@ -12,11 +12,11 @@ def record(url: str, key: int, joined_at: float, run_id: str = "run") -> HubReco
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> Paths:
-    return Paths.find(tmp_path)
+def paths(tmp_path: Path) -> NodePaths:
+    return NodePaths.find(tmp_path)
 
 
-def test_hubs_are_found_by_address_and_by_the_last_join(paths: Paths) -> None:
+def test_hubs_are_found_by_address_and_by_the_last_join(paths: NodePaths) -> None:
     hubs = Hubs(paths)
     assert hubs.last() is None and hubs.at("http://a") is None
     hubs.save(record("http://a", 1, 20.0))
@@ -25,14 +25,14 @@ def test_hubs_are_found_by_address_and_by_the_last_join(paths: Paths) -> None:
     assert hubs.last() == record("http://a", 1, 20.0)
 
 
-def test_a_new_key_at_an_address_takes_its_place(paths: Paths) -> None:
+def test_a_new_key_at_an_address_takes_its_place(paths: NodePaths) -> None:
     hubs = Hubs(paths)
     hubs.save(record("http://a", 1, 1.0))
     hubs.save(record("http://a", 2, 2.0))
     assert hubs.all() == [record("http://a", 2, 2.0)]
 
 
-def make_files(paths: Paths, run_id: str) -> list[Path]:
+def make_files(paths: NodePaths, run_id: str) -> list[Path]:
     made = [
         paths.artefacts / f"{run_id}-base" / "model.safetensors",
         paths.artefacts / f"{run_id}-base.verified",
@@ -49,7 +49,7 @@ def make_files(paths: Paths, run_id: str) -> list[Path]:
     return made
 
 
-def test_forgetting_a_hub_deletes_only_its_files(paths: Paths) -> None:
+def test_forgetting_a_hub_deletes_only_its_files(paths: NodePaths) -> None:
     hubs = Hubs(paths)
     hubs.save(record("http://a", 1, 1.0, "one"))
     hubs.save(record("http://b", 2, 2.0, "one-v1"))
@@ -60,7 +60,7 @@ def test_forgetting_a_hub_deletes_only_its_files(paths: Paths) -> None:
     assert hubs.all() == [record("http://b", 2, 2.0, "one-v1")]
 
 
-def test_another_run_of_the_same_hub_takes_the_place_of_the_first(paths: Paths) -> None:
+def test_another_run_of_the_same_hub_takes_the_place_of_the_first(paths: NodePaths) -> None:
     hubs = Hubs(paths)
     hubs.save(record("http://a", 1, 1.0, "one"))
     gone = make_files(paths, "one")
@@ -69,7 +69,7 @@ def test_another_run_of_the_same_hub_takes_the_place_of_the_first(paths: Paths) 
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"url": "http://a", "hub_key_hex": "zz", "joined_at": 1}', "\x00"])
-def test_a_damaged_record_is_an_error_that_names_the_file(paths: Paths, text: str) -> None:
+def test_a_damaged_record_is_an_error_that_names_the_file(paths: NodePaths, text: str) -> None:
     file = paths.hubs / "x" / "hub.json"
     file.parent.mkdir(parents=True)
     file.write_text(text)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.core.updating import Note, Origin
+from echo_node.core.updating import Note, SourceKind
 from echo_node.host.installed_copy import Given, InstalledCopy, is_owners
 from tests.echo_node.host.installed import make_copy, note
 
@@ -48,14 +48,14 @@ def test_the_installers_notes_are_read(tmp_path: Path) -> None:
     copy = make_copy(tmp_path)
     note(copy.environment, source="https://a.example/x.tar", options=["--insecure"], environment={"HOME": "/home/ada"})
     assert copy.given() == Given(
-        origin=Origin.WHEELHOUSE,
+        origin=SourceKind.WHEELHOUSE,
         source="https://a.example/x.tar",
         options=("--insecure",),
         environment={"HOME": "/home/ada"},
     )
-    assert copy.note() == Note(origin=Origin.WHEELHOUSE, source="https://a.example/x.tar")
+    assert copy.note() == Note(origin=SourceKind.WHEELHOUSE, source="https://a.example/x.tar")
     note(copy.environment, origin="hub")
-    assert copy.note() == Note(origin=Origin.HUB, source="")
+    assert copy.note() == Note(origin=SourceKind.HUB, source="")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"origin": "elsewhere"}', '{"origin": "hub", "source": ""}'])
@@ -68,7 +68,7 @@ def test_an_unreadable_note_does_not_count(tmp_path: Path, text: str) -> None:
 def test_a_path_is_looked_at_each_time(tmp_path: Path) -> None:
     copy = make_copy(tmp_path, source=tmp_path / "x.tar")
     assert copy.note() == Note(
-        origin=Origin.WHEELHOUSE, source=str(tmp_path / "x.tar"), is_there=False, is_owners=False
+        origin=SourceKind.WHEELHOUSE, source=str(tmp_path / "x.tar"), is_there=False, is_owners=False
     )
     (tmp_path / "x.tar").write_bytes(b"")
     found = copy.note()

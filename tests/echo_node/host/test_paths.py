@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from echo_shared.errors import StorageError
 from tests.homeless import run_homeless
 
 
 def test_the_flag_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "home"))
-    assert Paths.find(None).data_dir == tmp_path / "home"
-    assert Paths.find(tmp_path / "flag").data_dir == tmp_path / "flag"
-    assert Paths.find(tmp_path / "flag").config_file == tmp_path / "home" / "config.toml"
+    assert NodePaths.find(None).data_dir == tmp_path / "home"
+    assert NodePaths.find(tmp_path / "flag").data_dir == tmp_path / "flag"
+    assert NodePaths.find(tmp_path / "flag").config_file == tmp_path / "home" / "config.toml"
 
 
 def test_without_a_setting_the_platform_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ECHO_NODE_HOME", raising=False)
-    paths = Paths.find(None)
+    paths = NodePaths.find(None)
     assert paths.data_dir.is_absolute() and "echo-node" in str(paths.data_dir)
 
 
@@ -37,12 +37,12 @@ def test_a_user_without_a_home_is_asked_for_a_directory(tmp_path: Path) -> None:
 
 
 def test_two_hubs_have_two_directories(tmp_path: Path) -> None:
-    paths = Paths.find(tmp_path)
+    paths = NodePaths.find(tmp_path)
     assert paths.hub(b"a" * 32) != paths.hub(b"b" * 32)
 
 
 def test_another_process_cannot_have_the_directory(tmp_path: Path) -> None:
-    paths = Paths.find(tmp_path)
+    paths = NodePaths.find(tmp_path)
     script = (
         "import sys; from pathlib import Path; from echo_node.host.paths import Paths\n"
         "with Paths.find(Path(sys.argv[1])).lock(): pass"
@@ -56,5 +56,5 @@ def test_another_process_cannot_have_the_directory(tmp_path: Path) -> None:
 
 def test_a_place_that_is_no_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be used"), Paths.find(tmp_path / "file" / "below").lock():
+    with pytest.raises(StorageError, match="cannot be used"), NodePaths.find(tmp_path / "file" / "below").lock():
         pass

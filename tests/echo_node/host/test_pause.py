@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.core.manners import Pause
+from echo_node.core.manners import OwnerPause
 from echo_node.host.pause import PauseFile, pause_for
 from echo_shared.errors import ConfigError, StorageError
 
@@ -11,7 +11,7 @@ from echo_shared.errors import ConfigError, StorageError
 def test_a_pause_outlives_the_process(tmp_path: Path) -> None:
     file = PauseFile(tmp_path / "pause.json")
     assert file.load() is None
-    for pause in (Pause(), Pause(until=1e9 + 0.5)):
+    for pause in (OwnerPause(), OwnerPause(until=1e9 + 0.5)):
         file.save(pause)
         assert PauseFile(tmp_path / "pause.json").load() == pause
     file.save(None)
@@ -35,13 +35,13 @@ def test_a_pause_outlives_the_process(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_understood_is_a_pause(tmp_path: Path, text: str) -> None:
     (tmp_path / "pause.json").write_text(text)
-    assert PauseFile(tmp_path / "pause.json").load() == Pause()
+    assert PauseFile(tmp_path / "pause.json").load() == OwnerPause()
 
 
 def test_a_pause_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be stored"):
-        PauseFile(tmp_path / "file" / "pause.json").save(Pause())
+        PauseFile(tmp_path / "file" / "pause.json").save(OwnerPause())
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_pause_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
 def test_lengths_are_written_as_people_do(length: str, seconds: float) -> None:
     until = pause_for(length).until
     assert until is not None and abs(until - time.time() - seconds) < 10
-    assert pause_for(None) == Pause()
+    assert pause_for(None) == OwnerPause()
 
 
 @pytest.mark.parametrize("length", ["", "2", "h", "-2h", "2x", "0s", "999d", "2h or so", "1e9s", "٣h"])

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from echo_node.host.hubs import HubRecord, Hubs
-from echo_node.host.paths import Paths
+from echo_node.host.paths import NodePaths
 from tests.echo_node.host.user_systemd import run_in_session, why_not
 
 SESSION: Final = """
@@ -32,7 +32,7 @@ def test_a_users_systemd_runs_the_node(tmp_path: Path) -> None:
     home, data = tmp_path / "home", tmp_path / "data"
     (home / ".config").mkdir(parents=True)
     nowhere = HubRecord(url="http://127.0.0.1:9", hub_key_hex="00" * 32, joined_at=0.0)
-    Hubs(Paths.find(data)).save(nowhere)
+    Hubs(NodePaths.find(data)).save(nowhere)
     run_in_session(SESSION, home, {"DATA": str(data)})
     assert "active (running)" in (home / "shown").read_text()
     assert json.loads((home / "status.json").read_text())["connected"] is False
@@ -44,4 +44,4 @@ def test_a_users_systemd_runs_the_node(tmp_path: Path) -> None:
         assert variables["DBUS_SESSION_BUS_ADDRESS"] == "unix:path=/run/user/0/bus"
     assert "echo-node.service" not in (home / "units").read_text()
     assert not list(home.rglob("echo-node.service"))
-    assert not Paths.find(data).control_file.exists()
+    assert not NodePaths.find(data).control_file.exists()

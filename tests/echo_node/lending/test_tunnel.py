@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.lending.pairing import Code, HelperAddress, Pairing
-from echo_node.lending.tunnel import LOOPBACK, Lent, Relay, tunnel
+from echo_node.lending.tunnel import LOOPBACK, DeviceRelay, Lent, tunnel
 from echo_shared.errors import BackendError, ConfigError
 
 PATIENCE_S = 60.0
@@ -60,12 +60,12 @@ def device() -> Device:
 
 
 @pytest.fixture
-def relay(device: Device, tmp_path: Path) -> Relay:
-    return Relay(Pairing.load_or_create(tmp_path / "lend.pem"), device.lend)
+def relay(device: Device, tmp_path: Path) -> DeviceRelay:
+    return DeviceRelay(Pairing.load_or_create(tmp_path / "lend.pem"), device.lend)
 
 
 @pytest.fixture
-async def address(relay: Relay, tmp_path: Path) -> AsyncIterator[HelperAddress]:
+async def address(relay: DeviceRelay, tmp_path: Path) -> AsyncIterator[HelperAddress]:
     async with asyncio.timeout(PATIENCE_S), relay.listening(LOOPBACK, 0) as port:
         yield HelperAddress(host=LOOPBACK, port=port, code=Pairing.load_or_create(tmp_path / "lend.pem").code)
 
@@ -90,7 +90,7 @@ async def test_bytes_pass_both_ways_unchanged(address: HelperAddress, device: De
 
 
 async def test_a_wrong_code_is_refused_and_counted(
-    address: HelperAddress, relay: Relay, device: Device, caplog: pytest.LogCaptureFixture
+    address: HelperAddress, relay: DeviceRelay, device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert address.code is not None
     foreign = replace(address, code=Code(fingerprint=bytes(16), secret=address.code.secret))
@@ -109,7 +109,7 @@ async def test_a_wrong_code_is_refused_and_counted(
     assert device.lent == 0
 
 
-async def test_the_secret_is_needed_from_other_machines(address: HelperAddress, relay: Relay) -> None:
+async def test_the_secret_is_needed_from_other_machines(address: HelperAddress, relay: DeviceRelay) -> None:
     assert address.code is not None
     secret = address.code.secret.hex()
     assert relay.is_known("", LOOPBACK) and relay.is_known("", "::1") and relay.is_known(secret, "192.168.1.7")
@@ -119,7 +119,7 @@ async def test_the_secret_is_needed_from_other_machines(address: HelperAddress, 
 
 
 async def test_one_node_at_a_time(
-    address: HelperAddress, relay: Relay, device: Device, monkeypatch: pytest.MonkeyPatch
+    address: HelperAddress, relay: DeviceRelay, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("echo_node.lending.tunnel.LEAVING_S", 0.1)
     async with tunnel(address) as first:
@@ -134,7 +134,7 @@ async def test_one_node_at_a_time(
     assert (device.lent, relay.refused) == (2, 1)
 
 
-async def test_strangers_are_turned_away(address: HelperAddress, relay: Relay, device: Device) -> None:
+async def test_strangers_are_turned_away(address: HelperAddress, relay: DeviceRelay, device: Device) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for said in (b"GET / HTTP/1.1\r\n\r\n", b"x" * 10_000, b'{"secret": 7}\n', b""):
@@ -184,7 +184,7 @@ async def test_the_helpers_error_is_reported_to_the_node(address: HelperAddress,
     assert caught.value.do == "On the helper: Buy one."
 
 
-async def test_the_helper_stops_while_it_is_lent(device: Device, relay: Relay) -> None:
+async def test_the_helper_stops_while_it_is_lent(device: Device, relay: DeviceRelay) -> None:
     async with asyncio.timeout(PATIENCE_S):
         async with relay.listening(LOOPBACK, 0) as port:
             lending = tunnel(HelperAddress(host=LOOPBACK, port=port, code=None))
@@ -221,7 +221,7 @@ async def test_another_helper_at_the_address_is_refused(tmp_path: Path) -> None:
     server.close()
 
 
-async def test_a_port_that_is_taken_is_named(relay: Relay) -> None:
+async def test_a_port_that_is_taken_is_named(relay: DeviceRelay) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="cannot listen at this address") as caught:

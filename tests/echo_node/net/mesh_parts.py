@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from echo_node.net.mesh import Mesh
+from echo_node.net.mesh import MeshLinks
 from echo_node.net.receiver import Receiver
 from echo_shared import relay_tree
 from echo_shared.identity import Identity
 from echo_shared.messages import FromNode, Have, MeshPeer, Piece, RunKey
 from echo_shared.swarm import make_torrent, read_torrent
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 
 PATIENCE_S: Final = 60.0
 LOOPBACK: Final = "127.0.0.1"
@@ -55,7 +55,7 @@ class Node:
         self.pieces: list[tuple[Piece, str]] = []
         """Pieces from the mesh."""
         self._news = news
-        self.mesh = Mesh(self.me)
+        self.mesh = MeshLinks(self.me)
         self.receiver = Receiver(self._send, self.mesh)
         self._task: asyncio.Task[None] | None = None
 
@@ -106,7 +106,7 @@ def way(*nodes: Node) -> bytes:
 class Artefact:
     directory: Path
     torrent: bytes
-    layout: Layout
+    layout: TorrentLayout
     pieces: list[bytes]
 
     def piece(self, index: int, *, to: Iterable[Node] = ()) -> Piece:

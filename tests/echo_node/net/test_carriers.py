@@ -9,7 +9,7 @@ import pytest
 from echo_node.net.carriers import SERVED, Carriers
 from echo_shared.artefacts import PAYLOAD_NAME, Manifest, ManifestFile
 from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def carriers(swarm: Swarm, tmp_path: Path) -> Carriers:
     return Carriers(swarm, tmp_path, ())
 
 
-def put(carriers: Carriers, version: int, content: bytes = b"sealed") -> tuple[Manifest, Layout]:
+def put(carriers: Carriers, version: int, content: bytes = b"sealed") -> tuple[Manifest, TorrentLayout]:
     """Write a complete carrier to the disk; version 0 is the base."""
     manifest = Manifest(
         kind="policy" if version else "base",
@@ -41,7 +41,7 @@ def put(carriers: Carriers, version: int, content: bytes = b"sealed") -> tuple[M
     return manifest, read_torrent(make_torrent(carriers.path(manifest)).torrent)
 
 
-async def serve(carriers: Carriers, manifest: Manifest, layout: Layout) -> None:
+async def serve(carriers: Carriers, manifest: Manifest, layout: TorrentLayout) -> None:
     await carriers.serve(manifest, layout)
     await carriers.settle(manifest, layout)
 
@@ -89,7 +89,7 @@ async def test_another_carrier_of_the_same_name_makes_way(carriers: Carriers, sw
     assert here(carriers) == ["elsewhere"]
 
 
-def make_torrent_elsewhere(carriers: Carriers) -> Layout:
+def make_torrent_elsewhere(carriers: Carriers) -> TorrentLayout:
     directory = carriers.directory / "elsewhere" / "run-v000001.k"
     directory.mkdir(parents=True)
     (directory / PAYLOAD_NAME).write_bytes(b"sealed anew")

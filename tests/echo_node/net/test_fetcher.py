@@ -19,14 +19,14 @@ from echo_node.host.artefact_files import delete_artefact
 from echo_node.net import carriers as carriers_module
 from echo_node.net import fetcher as fetcher_module
 from echo_node.net.fetcher import UNREADABLE, Fetcher, Source
-from echo_node.net.mesh import Mesh
+from echo_node.net.mesh import MeshLinks
 from echo_node.net.receiver import Receiver
 from echo_shared import shared_memory
 from echo_shared.artefacts import Manifest, open_offer, sign_offer
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, RunKey, Way
-from echo_shared.shared_memory import Segment
+from echo_shared.shared_memory import MemorySegment
 from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
 from tests.echo_node.conftest import write_adapter
 
@@ -69,7 +69,7 @@ def make_receiver(said: list[FromNode]) -> Receiver:
     async def say(message: FromNode) -> None:
         said.append(message)
 
-    return Receiver(say, Mesh(Identity.generate()))
+    return Receiver(say, MeshLinks(Identity.generate()))
 
 
 async def fetch_and_share(fetcher: Fetcher, offer: ArtefactOffer, version: int | None) -> Fetched:
@@ -340,23 +340,23 @@ needs_memory = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this syst
 
 
 @pytest.fixture
-async def in_memory(hub: Any) -> AsyncIterator[tuple[ArtefactOffer, Segment]]:
+async def in_memory(hub: Any) -> AsyncIterator[tuple[ArtefactOffer, MemorySegment]]:
     """Yield the offer of version 1, which the hub also holds in memory."""
     await hub.publish(1, announce=False)
     manifest = open_offer(hub.offers[1], hub.me.public_key)
-    segment = Segment.of(manifest, hub.directory / manifest.name)
+    segment = MemorySegment.of(manifest, hub.directory / manifest.name)
     yield hub.offers[1].model_copy(update={"shared_memory": segment.address}), segment
     if memory_of(segment).is_symlink():
         segment.close()
 
 
-def memory_of(segment: Segment) -> Path:
+def memory_of(segment: MemorySegment) -> Path:
     return Path(f"/proc/self/fd/{segment.address.descriptor}")
 
 
 @needs_memory
 async def test_a_version_in_the_hubs_memory_is_read_and_verified(
-    hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, in_memory: tuple[ArtefactOffer, Segment]
+    hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, in_memory: tuple[ArtefactOffer, MemorySegment]
 ) -> None:
     offer, _ = in_memory
     manifest = open_offer(offer, hub.me.public_key)
@@ -376,7 +376,7 @@ async def test_a_version_in_the_hubs_memory_is_read_and_verified(
 async def test_the_swarm_is_used_if_memory_lacks_the_version(
     hub: Any,
     fetcher: Fetcher,
-    in_memory: tuple[ArtefactOffer, Segment],
+    in_memory: tuple[ArtefactOffer, MemorySegment],
     change: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -403,7 +403,7 @@ async def test_the_swarm_is_used_if_memory_lacks_the_version(
 
 @needs_memory
 async def test_a_reader_that_is_cancelled_has_ended_before_its_files_are_deleted(
-    fetcher: Fetcher, in_memory: tuple[ArtefactOffer, Segment], monkeypatch: pytest.MonkeyPatch
+    fetcher: Fetcher, in_memory: tuple[ArtefactOffer, MemorySegment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest, begun = shared_memory.read, asyncio.Event()
     may_go_on, has_ended = threading.Event(), threading.Event()
@@ -482,7 +482,7 @@ async def test_the_beginning_of_a_carrier_that_cannot_be_deleted_is_not_served(
     fetcher: Fetcher,
     swarm: Swarm,
     tmp_path: Path,
-    in_memory: tuple[ArtefactOffer, Segment],
+    in_memory: tuple[ArtefactOffer, MemorySegment],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     offer, _ = in_memory

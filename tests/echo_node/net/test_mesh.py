@@ -18,7 +18,7 @@ from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosed
 
 from echo_node.net import mesh as mesh_module
-from echo_node.net.mesh import Mesh
+from echo_node.net.mesh import MeshLinks
 from echo_node.net.mesh_proof import Handshake
 from echo_shared import relay_tree
 from echo_shared.codec import encode
@@ -507,7 +507,7 @@ async def test_another_node_or_program_at_a_peers_address(nodes: list[Node], new
 
 
 async def test_a_taken_port_is_an_error(nodes: list[Node]) -> None:
-    mesh = Mesh(Identity.generate())
+    mesh = MeshLinks(Identity.generate())
     with pytest.raises(SwarmError, match="cannot listen"):
         await mesh.open(LOOPBACK, nodes[0].mesh.port, on_piece=lambda *_: None, on_links=lambda *_: None)
     await mesh.close()

@@ -16,7 +16,7 @@ from benchmarks.dissemination.wan import homes
 from benchmarks.dissemination.wan.homes import WanSet, open_wan
 from benchmarks.dissemination.wan.network import Home
 from echo_node.net import mesh_link
-from echo_node.net.mesh_link import Link, Uplink
+from echo_node.net.mesh_link import Link, SendCap
 from echo_shared.rate_cap import BURST_S
 
 PATIENCE_S = 60.0
@@ -38,7 +38,7 @@ async def linked() -> AsyncIterator[tuple[Link, ServerConnection]]:
 
 async def test_queued_messages_are_sent_in_order() -> None:
     async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
-        writer = asyncio.create_task(link.write(Uplink(0)))
+        writer = asyncio.create_task(link.write(SendCap(0)))
         frames = [bytes([n]) * (n * 1_000 + 1) for n in range(50)]
         assert all(link.put(frame) for frame in frames)
         assert [await peer.recv() for _ in frames] == frames
@@ -54,7 +54,7 @@ async def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_link, "MOST_QUEUED_BYTES", 1_000)
     async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
         assert link.put(bytes(600)) and not link.put(bytes(600)) and link.put(bytes(400))
-        writer = asyncio.create_task(link.write(Uplink(0)))
+        writer = asyncio.create_task(link.write(SendCap(0)))
         assert [len(await peer.recv()) for _ in range(2)] == [600, 400]
         assert link.put(bytes(1_000))
         assert len(await peer.recv()) == 1_000
@@ -65,14 +65,14 @@ async def test_pieces_that_most_nodes_wait_for_go_first() -> None:
     async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
         for frame, rank in ((b"leaf", 0), (b"few", -1), (b"most", -300), (b"leaf too", 0)):
             link.put(frame, rank)
-        writer = asyncio.create_task(link.write(Uplink(0)))
+        writer = asyncio.create_task(link.write(SendCap(0)))
         assert [await peer.recv() for _ in range(4)] == [b"most", b"few", b"leaf", b"leaf too"]
         writer.cancel()
 
 
 async def test_few_links_send_at_once_and_the_most_awaited_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_link, "TURN_S", PATIENCE_S)
-    uplink, sent, go_on = Uplink(0), list[int](), asyncio.Event()
+    uplink, sent, go_on = SendCap(0), list[int](), asyncio.Event()
 
     async def send(rank: int) -> None:
         async with uplink.turn((rank, len(sent))):
@@ -95,7 +95,7 @@ async def test_few_links_send_at_once_and_the_most_awaited_first(monkeypatch: py
 
 async def test_a_link_that_takes_nothing_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_link, "TURN_S", 0.01)
-    uplink, never = Uplink(0), asyncio.Event()
+    uplink, never = SendCap(0), asyncio.Event()
 
     async def stuck() -> None:
         async with uplink.turn((0, 0)):
@@ -112,7 +112,7 @@ async def test_a_link_that_takes_nothing_holds_up_no_other(monkeypatch: pytest.M
 
 
 async def test_no_cap_does_not_wait() -> None:
-    await Uplink(0).take(2**40)
+    await SendCap(0).take(2**40)
 
 
 async def test_a_cap_spreads_uploads_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ async def test_a_cap_spreads_uploads_over_time(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-    cap = Uplink(1_000)
+    cap = SendCap(1_000)
     for _ in range(10):
         await cap.take(500)
     assert now - 100.0 == pytest.approx(10 * 0.5 - BURST_S)
@@ -139,7 +139,7 @@ async def test_a_cap_spreads_uploads_over_time(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(not mesh_link.CAN_LOOK, reason="this system does not count what a connection sends")
 async def test_a_link_knows_the_arrived_bytes_until_it_ends() -> None:
     async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
-        writer = asyncio.create_task(link.write(Uplink(0)))
+        writer = asyncio.create_task(link.write(SendCap(0)))
         link.put(bytes(100_000))
         assert len(await peer.recv()) == 100_000
         link.pace(10**9)
@@ -155,7 +155,7 @@ async def test_a_link_knows_the_arrived_bytes_until_it_ends() -> None:
 async def test_where_nothing_is_counted_nothing_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_link, "CAN_LOOK", False)
     async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
-        uplink = Uplink(0)
+        uplink = SendCap(0)
         writer = asyncio.create_task(link.write(uplink))
         link.put(bytes(100_000))
         assert len(await peer.recv()) == 100_000

@@ -10,15 +10,15 @@ import pytest
 from echo_shared.errors import CodecError, StorageError, SwarmError
 from echo_shared.swarm import SwarmSettings, make_torrent, open_swarm, read_torrent
 from echo_shared.swarm.piece_file import GIVEN_UP, ArrivingFile, PieceFile
-from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.torrent import TorrentLayout
 
 
-def pieces_of(layout: Layout, directory: Path) -> list[bytes]:
+def pieces_of(layout: TorrentLayout, directory: Path) -> list[bytes]:
     whole = b"".join((directory / path).read_bytes() for path, _ in layout.files)
     return [whole[i : i + layout.piece_bytes] for i in range(0, len(whole), layout.piece_bytes)]
 
 
-def open_at(layout: Layout, parent: Path) -> PieceFile:
+def open_at(layout: TorrentLayout, parent: Path) -> PieceFile:
     file = PieceFile(layout, parent)
     file.open()
     return file
@@ -163,7 +163,7 @@ def test_the_file_knows_its_pieces(payload, tmp_path) -> None:
     file.close()
 
 
-def one_file(directory: Path) -> tuple[Layout, list[bytes]]:
+def one_file(directory: Path) -> tuple[TorrentLayout, list[bytes]]:
     directory.mkdir(parents=True)
     (directory / "payload.sealed").write_bytes(random.Random(3).randbytes(300_000))
     layout = read_torrent(make_torrent(directory).torrent)

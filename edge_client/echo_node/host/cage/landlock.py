@@ -35,7 +35,7 @@ THREADS_ABI: Final = 8
 """First ABI that includes running threads."""
 
 
-class Access(IntFlag):
+class AccessRights(IntFlag):
     """Access rights to a file, or below a directory."""
 
     EXECUTE = 1 << 0
@@ -56,21 +56,27 @@ class Access(IntFlag):
     IOCTL_DEV = 1 << 15
 
 
-READ: Final = Access.READ_FILE | Access.READ_DIR
+READ: Final = AccessRights.READ_FILE | AccessRights.READ_DIR
 WRITE: Final = (
     READ
-    | Access.WRITE_FILE
-    | Access.TRUNCATE
-    | Access.REMOVE_DIR
-    | Access.REMOVE_FILE
-    | Access.MAKE_DIR
-    | Access.MAKE_REG
-    | Access.REFER
+    | AccessRights.WRITE_FILE
+    | AccessRights.TRUNCATE
+    | AccessRights.REMOVE_DIR
+    | AccessRights.REMOVE_FILE
+    | AccessRights.MAKE_DIR
+    | AccessRights.MAKE_REG
+    | AccessRights.REFER
 )
-DEVICE: Final = READ | Access.WRITE_FILE | Access.IOCTL_DEV
-_OF_FILES: Final = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
+DEVICE: Final = READ | AccessRights.WRITE_FILE | AccessRights.IOCTL_DEV
+_OF_FILES: Final = (
+    AccessRights.EXECUTE
+    | AccessRights.WRITE_FILE
+    | AccessRights.READ_FILE
+    | AccessRights.TRUNCATE
+    | AccessRights.IOCTL_DEV
+)
 _BITS_OF_ABI: Final = {1: 13, 2: 14, 3: 15, 5: 16}
-"""Number of known bits of `Access`, from an ABI on."""
+"""Number of known bits of `AccessRights`, from an ABI on."""
 
 _kept: list[int] = []
 """Open descriptors of the /proc entries in rules: an inode of /proc changes once nothing holds it open."""
@@ -85,12 +91,12 @@ def abi() -> int:
         raise OSError(error.errno, why.get(error.errno or 0, f"Landlock: {error.strerror}")) from error
 
 
-def restrict(version: int, rules: Mapping[Path, Access], ports: Iterable[int]) -> None:
+def restrict(version: int, rules: Mapping[Path, AccessRights], ports: Iterable[int]) -> None:
     """Forbid all other access from now on; `version` as returned by `abi`. Raises OSError, and then changes nothing.
 
     Paths that do not exist or cannot be opened are skipped.
     """
-    known = Access((1 << max(bits for since, bits in _BITS_OF_ABI.items() if since <= version)) - 1)
+    known = AccessRights((1 << max(bits for since, bits in _BITS_OF_ABI.items() if since <= version)) - 1)
     ruleset = _call(
         _CREATE_RULESET,
         struct.pack(
@@ -115,7 +121,7 @@ def restrict(version: int, rules: Mapping[Path, Access], ports: Iterable[int]) -
         os.close(ruleset)
 
 
-def _add_path(ruleset: int, path: Path, access: Access) -> None:
+def _add_path(ruleset: int, path: Path, access: AccessRights) -> None:
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         rule = struct.pack("=Qi", access if path.is_dir() else access & _OF_FILES, descriptor)

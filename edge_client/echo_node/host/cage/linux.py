@@ -12,7 +12,7 @@ from typing import Final
 from echo_node.host.cage import interpreter, landlock, seccomp
 from echo_node.host.cage.description import Cage, Held
 from echo_node.host.cage.guards import Guard
-from echo_node.host.cage.landlock import DEVICE, READ, WRITE, Access
+from echo_node.host.cage.landlock import DEVICE, READ, WRITE, AccessRights
 from echo_node.host.cage.leeway import NO_CAGE, SEALED
 
 _TASKS: Final = Path("/proc/self/task")
@@ -85,24 +85,24 @@ def _lock_files(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> int:
     return version
 
 
-def _rules(cage: Cage) -> dict[Path, Access]:
+def _rules(cage: Cage) -> dict[Path, AccessRights]:
     """Return the access rights by path."""
     rules = dict.fromkeys([*map(Path, _SYSTEM), *interpreter.directories()], READ)
     rules |= dict.fromkeys((path.resolve() for path in cage.reads), READ)
-    rules[Path(_NOTHING)] = READ | Access.WRITE_FILE
+    rules[Path(_NOTHING)] = READ | AccessRights.WRITE_FILE
     if cage.gpu:
         rules |= _gpu_rules(cage)
     return rules | dict.fromkeys((path.resolve() for path in cage.writes), WRITE)
 
 
-def _gpu_rules(cage: Cage) -> dict[Path, Access]:
+def _gpu_rules(cage: Cage) -> dict[Path, AccessRights]:
     """Return the rules for a GPU's driver."""
     root = Path("/")
     rules = dict.fromkeys((path for pattern in _GPU_FILES for path in root.glob(pattern)), READ)
     if cage.leeway.system_files:
         rules |= dict.fromkeys(interpreter.narrow(root.iterdir()), READ)
         rules |= dict.fromkeys(interpreter.narrow(map(Path, _SHARED_PLACES)), WRITE)
-        rules[Path(_NOTHING)] = READ | Access.WRITE_FILE
-    rules[Path(_OWN_THREADS)] = READ | Access.WRITE_FILE | Access.TRUNCATE
+        rules[Path(_NOTHING)] = READ | AccessRights.WRITE_FILE
+    rules[Path(_OWN_THREADS)] = READ | AccessRights.WRITE_FILE | AccessRights.TRUNCATE
     devices = (path for pattern in _GPU_DEVICES for path in root.glob(f"dev/{pattern}"))
     return rules | dict.fromkeys(devices, DEVICE)

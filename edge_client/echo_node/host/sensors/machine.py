@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import psutil
 
-from echo_node.core.manners import MannersConfig, Reading
+from echo_node.core.manners import MannersConfig, SensorReading
 from echo_node.host.sensors import cgroup
 from echo_node.host.sensors.drm import DrmSensors
 from echo_node.host.sensors.gpu_reading import GpuReading, together
@@ -29,7 +29,7 @@ PROC: Final = Path("/proc")
 class Sensors(Protocol):
     """Sensors, read once a second. Missing values never raise."""
 
-    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
+    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> SensorReading:
         """Read the sensors that the settings need. Blocks for milliseconds, or half a second if a desktop hangs.
 
         `engines`: processes of this node besides its own.
@@ -50,11 +50,11 @@ class MachineSensors:
         self._nvidia, self._drm = NvidiaSensors(self._kin), DrmSensors(sys_root, proc_root)
         self._load = OthersLoad()
 
-    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
+    def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> SensorReading:
         power = None if settings.on_battery else battery(self._sys_root)
         waits = (settings.gpu if on_gpu else settings.cpu) == "idle"
         gpu = self._gpus(engines) if on_gpu else GpuReading()
-        return Reading(
+        return SensorReading(
             idle_s=self._owner.idle_s() if waits else None,
             on_battery=None if power is None else power.in_use,
             battery_share=None if power is None else power.share,

@@ -41,12 +41,12 @@ from typing import Final
 import numpy as np
 
 from echo_hub.core.activation.choice import Bools, Floats, cheapest
-from echo_hub.core.activation.meter import Meter
+from echo_hub.core.activation.meter import CostMeter
 from echo_hub.core.activation.priced import Priced
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
 from echo_hub.core.activation.useful import Demand
 from echo_hub.core.effects import TellStandby
-from echo_hub.core.lengths import Lengths
+from echo_hub.core.lengths import CompletionLengths
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
@@ -100,7 +100,7 @@ _NEWS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ActivationStatus:
     """Result of the last choice."""
 
     short: bool = True
@@ -132,13 +132,13 @@ class Activation:
     """Activation of nodes. Report node events here before `Nodes` unless stated otherwise, and call `advance` when
     due."""
 
-    def __init__(self, settings: ActivationSettings, *, nodes: Nodes, lengths: Lengths, out: Outbox) -> None:
+    def __init__(self, settings: ActivationSettings, *, nodes: Nodes, lengths: CompletionLengths, out: Outbox) -> None:
         self._settings = settings
         self._nodes = nodes
         self._lengths = lengths
         self._out = out
         self._priced = Priced()
-        self._meter = Meter()
+        self._meter = CostMeter()
         self._trained_at: OrderedDict[int, float] = OrderedDict()
         self._behind_s = 0.0
         """Running average of the delay from training a version until a node has it."""
@@ -152,7 +152,7 @@ class Activation:
         self._chosen_at = -inf
         self._halted = ""
         """Reason for paying no node at present; empty: nodes are paid."""
-        self.standing = Standing()
+        self.standing = ActivationStatus()
         self.due_at = inf
         """Time of the next necessary `advance`; inf = never."""
         self._turns_left = 1
@@ -392,7 +392,7 @@ class Activation:
         wanted |= priced.active & priced.willing & (priced.silent_s >= SILENT_S) & (priced.silent_s < LOST_S)
         wanted |= self._tried(wanted, useful, short, now)
         share = (brought + self._gifts.all) / demand.need if demand is not None else 0.0
-        self.standing = Standing(short=short, share=share)
+        self.standing = ActivationStatus(short=short, share=share)
         self._change(wanted, demand, now)
 
     def _of_measured(self, useful: Floats, target: float, floor: float, settled_target: float, now: float) -> Bools:

@@ -22,7 +22,7 @@ LONGEST_S: Final = 60.0
 """Longest time charged between two looks at the clock. A longer gap means that the hub's computer slept."""
 
 
-class Meter:
+class CostMeter:
     """Costs of active nodes, kept in order of their last record."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ STEPS_DRAWN: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TimeSpan:
     """Span from `begin_s` to `end_s`, in seconds from the left edge of the picture."""
 
     lane: Lane
@@ -29,7 +29,7 @@ class Span:
     """Step that is trained or awaited, or version that is broadcast or sampled with."""
 
 
-def timeline(workload: Workload, pool: Pool, *, num_steps: int = STEPS_DRAWN) -> tuple[Span, ...]:
+def timeline(workload: Workload, pool: Pool, *, num_steps: int = STEPS_DRAWN) -> tuple[TimeSpan, ...]:
     """Return the spans of `num_steps` steps and of concurrent activity. The pool must not be empty."""
     first = SETTLED * workload.publish_every + 1
     played = list(islice(steps(workload, pool), first + num_steps - 1))
@@ -38,21 +38,21 @@ def timeline(workload: Workload, pool: Pool, *, num_steps: int = STEPS_DRAWN) ->
     spans = [span for step in shown for span in _of_learner(step)]
     spans += _of_versions(workload, played, end)
     return tuple(
-        Span(lane=s.lane, begin_s=max(s.begin_s, begin) - begin, end_s=min(s.end_s, end) - begin, number=s.number)
+        TimeSpan(lane=s.lane, begin_s=max(s.begin_s, begin) - begin, end_s=min(s.end_s, end) - begin, number=s.number)
         for s in spans
         if s.begin_s < end and s.end_s > max(begin, s.begin_s)
     )
 
 
-def _of_learner(step: PlannedStep) -> list[Span]:
-    trains = Span(lane="training", begin_s=step.planned_at, end_s=step.trained_at, number=step.step)
+def _of_learner(step: PlannedStep) -> list[TimeSpan]:
+    trains = TimeSpan(lane="training", begin_s=step.planned_at, end_s=step.trained_at, number=step.step)
     if not step.waited_s:
         return [trains]
     since = step.planned_at - step.waited_s
-    return [Span(lane="waiting", begin_s=since, end_s=step.planned_at, number=step.step), trains]
+    return [TimeSpan(lane="waiting", begin_s=since, end_s=step.planned_at, number=step.step), trains]
 
 
-def _of_versions(workload: Workload, played: list[PlannedStep], end: float) -> list[Span]:
+def _of_versions(workload: Workload, played: list[PlannedStep], end: float) -> list[TimeSpan]:
     """Return each version's broadcast span and sampling span.
 
     A version is sampled until the next one arrives; with S = 0, until its step has enough rollouts.
@@ -62,10 +62,10 @@ def _of_versions(workload: Workload, played: list[PlannedStep], end: float) -> l
     published = [(step.step, step.trained_at, step.arrived_at) for step in played if step.arrived_at is not None]
     sent_at = 0.0
     for (number, trained_at, arrived_at), after in zip(published, [*published[1:], None], strict=True):
-        spans.append(Span(lane="broadcast", begin_s=max(trained_at, sent_at), end_s=arrived_at, number=number))
+        spans.append(TimeSpan(lane="broadcast", begin_s=max(trained_at, sent_at), end_s=arrived_at, number=number))
         until = after[2] if after else end
         spans.append(
-            Span(lane="sampling", begin_s=arrived_at, end_s=min(until, enough_at.get(number, until)), number=number)
+            TimeSpan(lane="sampling", begin_s=arrived_at, end_s=min(until, enough_at.get(number, until)), number=number)
         )
         sent_at = arrived_at
     return spans

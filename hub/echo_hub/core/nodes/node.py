@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from echo_hub.core.nodes.pace import Pace
+from echo_hub.core.nodes.pace import NodePace
 from echo_shared.messages import StandbyReason
 
 HUB_NODE_ID: Final = "hub"
@@ -62,7 +62,7 @@ class Node:
     """Held rollouts whose deadline has passed."""
     proven: bool = False
     """True once a rollout of the node was scored."""
-    pace: Pace = field(default_factory=Pace)
+    pace: NodePace = field(default_factory=NodePace)
     speed: int = UNPROVEN
     """Speed class of the measured pace; smaller is faster."""
     counted: tuple[float, float, float] = (0.0, 0.0, 0.0)

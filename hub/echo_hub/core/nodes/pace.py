@@ -41,7 +41,7 @@ _PLACE: Final = 0.25
 
 
 @dataclass(slots=True, eq=False)
-class Pace:
+class NodePace:
     """Figures of one node; all are 0 (unknown) before its first completion."""
 
     token_s: float = 0.0

@@ -36,10 +36,10 @@ from itertools import islice
 from statistics import fmean
 from typing import Final
 
-from echo_hub.core.spread.members import Member, Relay
-from echo_hub.core.spread.standing import Standing
+from echo_hub.core.spread.members import Member, PieceRelay
+from echo_hub.core.spread.standing import BroadcastStatus
 from echo_hub.core.spread.trees import star
-from echo_hub.core.spread.windows import FIRST_PUSH_BYTES, Paths
+from echo_hub.core.spread.windows import FIRST_PUSH_BYTES, BroadcastPaths
 from echo_shared import relay_tree
 
 LEAST_PIECES: Final = 2
@@ -96,7 +96,7 @@ GIVE_UP_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class SendPiece:
     """One piece for one node."""
 
     node_id: str
@@ -107,20 +107,20 @@ class Send:
     """True if the node has the piece and only gets the instructions."""
 
 
-class Broadcast(Standing):
+class Broadcast(BroadcastStatus):
     """Broadcast of one artefact.
 
     Concurrent broadcasts share `paths`, so the broadcast asked first has priority.
     """
 
-    def __init__(self, *, paths: Paths, num_pieces: int, piece_bytes: int) -> None:
+    def __init__(self, *, paths: BroadcastPaths, num_pieces: int, piece_bytes: int) -> None:
         super().__init__(paths=paths, num_pieces=num_pieces, piece_bytes=piece_bytes)
         self._least_bytes = LEAST_PIECES * piece_bytes
         self._least_relay_bytes = max(2 * self._least_bytes, LEAST_RELAY_BYTES)
         self._usual_relay_rate = 0.0
         self._news_seen = -1
 
-    def left_of(self, send: Send) -> Send | None:
+    def left_of(self, send: SendPiece) -> SendPiece | None:
         """Return the still useful part of `send`; None if nothing is left to do."""
         member, piece = self._members.get(send.node_id), send.piece
         if member is None:
@@ -137,7 +137,7 @@ class Broadcast(Standing):
         member = self._by_number.get(number)
         return member is not None and member.promised.get(piece, (None, 0.0))[0] is holder
 
-    def plan(self, now: float) -> list[Send]:
+    def plan(self, now: float) -> list[SendPiece]:
         """Return what to send now. Call it after every event, and after CHECK_S without one."""
         if self._links_seen != self._paths.links_changed:
             self._look_at_links(now)
@@ -159,7 +159,7 @@ class Broadcast(Standing):
 
     # --- sending
 
-    def _owned(self, now: float) -> Send | None:
+    def _owned(self, now: float) -> SendPiece | None:
         """Return the oldest piece without an owner, for the owner that would finish it first."""
         if self._forest.is_deep and not self._forest.has_room(self._copies_to_come):
             return None
@@ -223,11 +223,11 @@ class Broadcast(Standing):
         most = max((count for count, _ in reached), default=0)
         return [m for count, m in reached if count >= 2 and 2 * count >= most]
 
-    def _hand_to(self, owner: Member, piece: int, uncovered: int, now: float) -> Send:
+    def _hand_to(self, owner: Member, piece: int, uncovered: int, now: float) -> SendPiece:
         window, tree = owner.path.relay, self._forest.tree(owner, uncovered)
         asked = tree.covers & uncovered
         takes_s = tree.takes_s or self._relayed_in_s(owner)[0]
-        relay = Relay(owner, piece, tree, now, now + window.delay + takes_s, asked, asked)
+        relay = PieceRelay(owner, piece, tree, now, now + window.delay + takes_s, asked, asked)
         owner.relays[piece] = relay
         window.sent(self._piece_bytes, now)
         for number, kids in tree.kids.items():
@@ -252,7 +252,7 @@ class Broadcast(Standing):
             self._queued[member.node_id] = member
         self._started(piece, nodes)
 
-    def _direct(self, now: float) -> Send | None:
+    def _direct(self, now: float) -> SendPiece | None:
         """Return the next direct piece, for the node with the least in flight."""
         ready = [m for m in self._each_queued() if m.path.push.has_room(self._least_bytes)]
         if not ready:
@@ -270,7 +270,7 @@ class Broadcast(Standing):
             else:
                 del self._queued[member.node_id]
 
-    def _spare(self, now: float) -> Send | None:
+    def _spare(self, now: float) -> SendPiece | None:
         """Send a piece directly to all nodes that lack it, if no owner can take it and the uplink would idle."""
         piece, uplink = next(self._wanting_owner(), None), self._paths.uplink
         if piece is None or uplink.bytes_in_flight >= uplink.size(self._least_bytes, SPARE_SLACK_S):
@@ -287,7 +287,7 @@ class Broadcast(Standing):
         """Return how many members with queued pieces still take pieces."""
         return sum(not member.overdue for member in self._each_queued())
 
-    def _help(self, now: float) -> Send | None:
+    def _help(self, now: float) -> SendPiece | None:
         """Return the relayed piece with the latest expected arrival, if the hub can deliver it sooner."""
         if next(self._wanting_owner(), None) is not None:
             return None
@@ -295,7 +295,7 @@ class Broadcast(Standing):
         latest = 0.0
         if uplink.rate:
             latest = uplink.delay + (uplink.bytes_in_flight + self._piece_bytes) / uplink.rate
-        chosen: tuple[Relay, Member] | None = None
+        chosen: tuple[PieceRelay, Member] | None = None
         for owner in dict.fromkeys(relay.owner for relays in self._relays.values() for relay in relays):
             oldest = next(iter(owner.relays.values()), None)
             # The assumption about an owner holds only until the due time.
@@ -313,7 +313,7 @@ class Broadcast(Standing):
         relay.helped = True
         return self._send(member, relay.piece, now)
 
-    def _helpable(self, relay: Relay) -> Member | None:
+    def _helpable(self, relay: PieceRelay) -> Member | None:
         """Return a node that waits for the relayed piece and can get it from the hub; None if too many nodes wait."""
         if relay.waiting.bit_count() > MOST_HELPED:
             return None
@@ -322,13 +322,13 @@ class Broadcast(Standing):
                 return member
         return None
 
-    def _send(self, member: Member, piece: int, now: float, *, hand_on: bytes = b"") -> Send:
+    def _send(self, member: Member, piece: int, now: float, *, hand_on: bytes = b"") -> SendPiece:
         if not member.flights:
             member.heard_at = now
         member.flights[piece] = now
         member.path.push.sent(self._piece_bytes, now)
         self._paths.uplink.sent(self._piece_bytes, now)
-        return Send(node_id=member.node_id, piece=piece, hand_on=hand_on)
+        return SendPiece(node_id=member.node_id, piece=piece, hand_on=hand_on)
 
     # --- lateness
 
@@ -368,14 +368,14 @@ class Broadcast(Standing):
             if now - relay.since > self._late_s(relay):
                 self._too_late(relay, now)
 
-    def _late_s(self, relay: Relay) -> float:
+    def _late_s(self, relay: PieceRelay) -> float:
         """Return the seconds after which missing copies of this relay come from another source."""
         if relay.tree.takes_s:
             return LATE_DEEP_S + LATE_TAKES * relay.tree.takes_s
         delay = relay.owner.path.relay.delay
         return max(LATE_S, LATE_DELAYS * delay if delay < float("inf") else 0.0)
 
-    def _too_late(self, relay: Relay, now: float) -> None:
+    def _too_late(self, relay: PieceRelay, now: float) -> None:
         """End the relay. Bench each node that had the piece but served fewer than half of its children."""
         owner = relay.owner
         if self._missing[relay.piece] & owner.bit:
@@ -392,9 +392,9 @@ class Broadcast(Standing):
 
     # --- take-over by neighbours
 
-    def _take_over(self, now: float) -> list[Send]:
+    def _take_over(self, now: float) -> list[SendPiece]:
         """Return instructions to neighbours that hand on pieces without a source."""
-        sends: list[Send] = []
+        sends: list[SendPiece] = []
         if not self._rest_open:
             return sends
         self._rest_open = False
@@ -422,7 +422,9 @@ class Broadcast(Standing):
                 told[holder.number] = told.get(holder.number, 0) | member.bit
             for number, mask in told.items():
                 packed = star(number, mask).packed(mask)
-                sends.append(Send(node_id=self._by_number[number].node_id, piece=piece, hand_on=packed, is_there=True))
+                sends.append(
+                    SendPiece(node_id=self._by_number[number].node_id, piece=piece, hand_on=packed, is_there=True)
+                )
             if told:
                 self._started(piece, sum(told.values()))
         return sends

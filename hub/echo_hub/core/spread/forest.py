@@ -14,7 +14,7 @@ from typing import Final
 from echo_hub.core.spread.members import Member
 from echo_hub.core.spread.trees import FAN_OUT, HOP_S, MOST_IN_A_STAR, Tree, bits, grow, star
 from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S
-from echo_hub.core.spread.windows import RELAY_SLACK_S, Handing, Paths
+from echo_hub.core.spread.windows import RELAY_SLACK_S, BroadcastPaths, Handing
 
 LOOK_S: Final = 0.25
 """Interval for updating which nodes can hand on, and how fast."""
@@ -27,7 +27,7 @@ ROOTS_TRIED: Final = 8
 class Forest:
     """Trees of one broadcast. `members` by number belongs to the broadcast and is read only."""
 
-    def __init__(self, paths: Paths, members: Mapping[int, Member], piece_bytes: int) -> None:
+    def __init__(self, paths: BroadcastPaths, members: Mapping[int, Member], piece_bytes: int) -> None:
         self._paths = paths
         self._members = members
         self._piece_bytes = piece_bytes

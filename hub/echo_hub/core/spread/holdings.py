@@ -52,7 +52,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class VersionProgress:
     """Distribution progress of the newest announced version."""
 
     release: Release
@@ -74,7 +74,7 @@ class Progress:
 class DistributionStatus:
     """Distribution status of one moment, for people."""
 
-    newest: Progress | None = None
+    newest: VersionProgress | None = None
     """Progress of the newest announced version."""
     newest_complete: int | None = None
     """Newest version that no told node lacks."""
@@ -219,14 +219,14 @@ class Dissemination:
         complete = (version for version, spread in self._spreads.items() if spread.seconds and not spread.waiting)
         return max(complete, default=None)
 
-    def progress(self, now: float) -> Progress | None:
+    def progress(self, now: float) -> VersionProgress | None:
         """Return the progress of the newest announced version; None before the first."""
         if not self._spreads:
             return None
         spread = self._spreads[max(self._spreads)]
         num_told = len(spread.seconds) + len(spread.waiting)
         pieces = sum(min(spread.pieces[node_id] / spread.num_pieces, 1.0) for node_id in spread.waiting)
-        return Progress(
+        return VersionProgress(
             release=spread.release,
             since_s=now - spread.announced_at if spread.waiting else max(spread.seconds.values(), default=0.0),
             num_told=num_told,

@@ -26,7 +26,7 @@ class Member:
     """Pieces of `flights` that no longer count against the hub's uplink."""
     direct: deque[int] = field(default_factory=deque)
     """Queued pieces for direct sending, which no peer hands on."""
-    relays: dict[int, Relay] = field(default_factory=dict)
+    relays: dict[int, PieceRelay] = field(default_factory=dict)
     """Pieces that this node owns and hands on, oldest first."""
     promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
     """Pieces promised by a neighbour: the neighbour and the time of the request."""
@@ -37,7 +37,7 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class Relay:
+class PieceRelay:
     """One piece that its owner hands on along a tree."""
 
     owner: Member

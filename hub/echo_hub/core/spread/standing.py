@@ -10,18 +10,18 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from echo_hub.core.spread.forest import Forest
-from echo_hub.core.spread.members import Member, Relay
+from echo_hub.core.spread.members import Member, PieceRelay
 from echo_hub.core.spread.trees import bits
-from echo_hub.core.spread.windows import Paths
+from echo_hub.core.spread.windows import BroadcastPaths
 
 LONGEST_BENCH_S: Final = 60.0
 """Longest bench of a node that hands nothing on."""
 
 
-class Standing:
+class BroadcastStatus:
     """State of the broadcast of one artefact."""
 
-    def __init__(self, *, paths: Paths, num_pieces: int, piece_bytes: int) -> None:
+    def __init__(self, *, paths: BroadcastPaths, num_pieces: int, piece_bytes: int) -> None:
         self._paths = paths
         self._num_pieces = num_pieces
         self._piece_bytes = piece_bytes
@@ -46,7 +46,7 @@ class Standing:
         self._rest_changed = False
         self._rest_open = False
         """True if neighbours may be able to take over a piece."""
-        self._relays: dict[int, list[Relay]] = {}
+        self._relays: dict[int, list[PieceRelay]] = {}
         self._uncovered_once: set[int] = set()
         """Pieces whose relay failed. Late copies from the owner may still arrive besides the hub's copy."""
         self._copies_to_come = 0
@@ -183,7 +183,7 @@ class Standing:
             else:
                 window.arrived(self._piece_bytes, now - sent_at, now)
 
-    def _passed(self, relay: Relay, member: Member, now: float) -> None:
+    def _passed(self, relay: PieceRelay, member: Member, now: float) -> None:
         """Note a relayed piece's arrival at a member, whose children get the piece next."""
         tree, number, piece_bytes = relay.tree, member.number, self._piece_bytes
         if relay.waiting & member.bit:
@@ -202,7 +202,7 @@ class Standing:
         if not relay.waiting:
             self._end(relay)
 
-    def _drop(self, relay: Relay, nodes: int, now: float) -> None:
+    def _drop(self, relay: PieceRelay, nodes: int, now: float) -> None:
         """Remove these nodes from the relay; they need another source."""
         nodes &= relay.waiting
         self._release(relay, nodes)
@@ -212,7 +212,7 @@ class Standing:
             self._end(relay)
         self._uncover(relay.piece, nodes)
 
-    def _release(self, relay: Relay, nodes: int) -> None:
+    def _release(self, relay: PieceRelay, nodes: int) -> None:
         for number in bits(nodes):
             source = self._by_number.get(relay.tree.parents[number])
             if source is not None:
@@ -221,7 +221,7 @@ class Standing:
                 if not self._missing[relay.piece] & source.bit:
                     source.path.handing.lost(self._piece_bytes)
 
-    def _free(self, relay: Relay, now: float) -> None:
+    def _free(self, relay: PieceRelay, now: float) -> None:
         """Free the owner's window once all nodes except lagging ones have the piece."""
         if not relay.counts or relay.waiting & ~self._lagging or self._missing[relay.piece] & relay.owner.bit:
             return
@@ -233,7 +233,7 @@ class Standing:
         else:
             relay.owner.path.relay.arrived(self._piece_bytes, now - relay.since, now)
 
-    def _end(self, relay: Relay) -> None:
+    def _end(self, relay: PieceRelay) -> None:
         """End the relay. Nodes that still wait need another source."""
         self._release(relay, relay.waiting)
         if relay.counts:

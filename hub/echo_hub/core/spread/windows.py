@@ -212,7 +212,7 @@ class Path:
         return not self.num_late and self.has_confirmed
 
 
-class Paths:
+class BroadcastPaths:
     """State shared by all broadcasts: the hub's uplink, and the path to every node."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ from echo_hub.core.outbox import Outbox
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import added, weigh
 from echo_hub.core.trust.numerics import Honest, NumericsClass
-from echo_hub.core.trust.pairs import Finding, contradiction
+from echo_hub.core.trust.pairs import PeerFinding, contradiction
 from echo_hub.core.trust.rate import is_drawn
 from echo_hub.core.trust.standing import Standing, StandingState
 
@@ -51,7 +51,7 @@ Span = tuple[str, Evidence, Honest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CheckOutcome:
     """Outcome of a check."""
 
     rollout_id: str
@@ -85,7 +85,7 @@ class _Checker:
 class _Opinion:
     node_id: str
     numerics: NumericsClass
-    finding: Finding
+    finding: PeerFinding
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +219,7 @@ class Checking:
         if case is not None:
             self._close(case)
 
-    def returned(self, node_id: str, rollout_id: str, finding: Finding | None) -> Outcome | None:
+    def returned(self, node_id: str, rollout_id: str, finding: PeerFinding | None) -> CheckOutcome | None:
         """Process a checker's finding; None: the checker could not decide. Unrequested and untrusted answers are
         ignored."""
         case = self._cases.get(rollout_id)
@@ -241,7 +241,7 @@ class Checking:
             self._untimed.append(rollout_id)
         return outcome
 
-    def advance(self, now: float) -> list[Outcome]:
+    def advance(self, now: float) -> list[CheckOutcome]:
         """Ask available checkers. Return the outcomes of checks that timed out."""
         outcomes = []
         for _ in range(MOST_ASKED):
@@ -347,7 +347,7 @@ class Checking:
 
     # --- answers
 
-    def _considered(self, case: _Case) -> Outcome | None:
+    def _considered(self, case: _Case) -> CheckOutcome | None:
         """Evaluate the opinions; None: another opinion is needed."""
         *earlier, newest = case.opinions
         alike = [one for one in earlier if self._agree(one, newest)]
@@ -360,7 +360,7 @@ class Checking:
             return None
         return self._settled(case, earlier) if self._agree(*earlier) else self._given_up(case)
 
-    def _settled(self, case: _Case, standing_by: list[_Opinion]) -> Outcome:
+    def _settled(self, case: _Case, standing_by: list[_Opinion]) -> CheckOutcome:
         """Settle the case by agreeing opinions, using the one mildest to the samplers.
 
         Contradicting checkers are outvoted by two. One in ten cases goes to another node for an audit.
@@ -370,7 +370,7 @@ class Checking:
         self.num_outvoted += len(outvoted)
         agreed = [one for one in standing_by if one.node_id not in case.credited]
         case.credited.update(one.node_id for one in agreed)
-        outcome = Outcome(
+        outcome = CheckOutcome(
             rollout_id=case.rollout_id,
             spans=() if case.is_known else self._spans(mildest),
             is_known=case.is_known,
@@ -385,11 +385,11 @@ class Checking:
             self._close(case)
         return outcome
 
-    def _given_up(self, case: _Case) -> Outcome:
+    def _given_up(self, case: _Case) -> CheckOutcome:
         """Give up the case, for lack of a checker or of time."""
         self._close(case)
         is_doubtful = bool(case.opinions) and not case.is_known
-        return Outcome(rollout_id=case.rollout_id, is_doubtful=is_doubtful, is_known=case.is_known)
+        return CheckOutcome(rollout_id=case.rollout_id, is_doubtful=is_doubtful, is_known=case.is_known)
 
     def _spans(self, opinion: _Opinion) -> tuple[Span, ...]:
         found_by = self._honest(opinion.numerics)

@@ -24,7 +24,7 @@ lie far apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Finding:
+class PeerFinding:
     """One node's finding about a rollout of other nodes."""
 
     spans: tuple[tuple[str, Evidence], ...]
@@ -37,14 +37,14 @@ class Finding:
     """Number of computed tokens, with the prompt's."""
 
 
-def apart(one: Finding, other: Finding) -> Evidence:
+def apart(one: PeerFinding, other: PeerFinding) -> Evidence:
     """Return the differences of two findings about one rollout as evidence against either: two claims per token."""
     edges = bounded_log_odds(one.below) - bounded_log_odds(other.below)
     likely = (log_odds(np.maximum(finding.logprobs, FLOOR)) for finding in (one, other))
     return Evidence.of_differences(np.concatenate([edges, np.subtract(*likely)]))
 
 
-def contradiction(one: Finding, other: Finding, honest: Honest) -> float:
+def contradiction(one: PeerFinding, other: PeerFinding, honest: Honest) -> float:
     """Return the nats against both findings being honest. `honest`: the scales of both together. The division for
     groups in `weigh` is undone, because tokens of one rollout do not repeat."""
     return CLAIMS_DISPERSION * max(weigh(apart(one, other), honest))

@@ -110,7 +110,7 @@ class UsualRank:
         return excess
 
 
-class Ranks:
+class LatestRewards:
     """The run's latest rewards."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Shopping:
     """Joins each rollout's check and reward, in any order."""
 
     def __init__(self) -> None:
-        self._ranks = Ranks()
+        self._ranks = LatestRewards()
         self._checked: OrderedDict[str, tuple[Edges, ...]] = OrderedDict()
         self._scored: OrderedDict[str, float] = OrderedDict()
 

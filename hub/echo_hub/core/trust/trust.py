@@ -48,7 +48,7 @@ from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.trust.checking import Checking, Outcome
+from echo_hub.core.trust.checking import Checking, CheckOutcome
 from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
@@ -267,7 +267,7 @@ class Trust:
             return ()
         return [held for outcome in self._checking.advance(now) if (held := self._take(outcome, now)) is not None]
 
-    def _take(self, outcome: Outcome, now: float) -> Held | None:
+    def _take(self, outcome: CheckOutcome, now: float) -> Held | None:
         for node_id, num_tokens in outcome.agreed:
             self._out.record(CheckingCredited(node_id=node_id, num_tokens=num_tokens))
         for node_id in outcome.outvoted:

@@ -48,7 +48,7 @@ def set_password(path: Path, password: str) -> None:
     write_private(path, f"{_HASHER.hash(password)}\n".encode())
 
 
-class Credentials:
+class OperatorCredentials:
     """One run's token and password. Call `open` first."""
 
     def __init__(self, *, token: Path, password: Path) -> None:

@@ -24,8 +24,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from echo_hub.actions.records import Actor
 from echo_hub.dashboard.access.api_tokens import ApiTokens
-from echo_hub.dashboard.access.credentials import Credentials
-from echo_hub.dashboard.access.sessions import LIFE_S, Session, Sessions
+from echo_hub.dashboard.access.credentials import OperatorCredentials
+from echo_hub.dashboard.access.sessions import LIFE_S, BrowserSession, BrowserSessions
 from echo_hub.dashboard.responses import json_response, see_other
 from echo_shared.errors import RemoteProtocolError
 
@@ -104,7 +104,7 @@ class Guard:
 
     def __init__(
         self,
-        credentials: Credentials,
+        credentials: OperatorCredentials,
         visits: Visits,
         *,
         name: str,
@@ -116,7 +116,7 @@ class Guard:
         self.visits = visits
         self._name = name
         self._clock = clock
-        self._sessions = Sessions(clock)
+        self._sessions = BrowserSessions(clock)
         self._password_set_at = credentials.password_set_at
         self._looked_at = clock()
 
@@ -169,7 +169,7 @@ class Guard:
         except ValueError:
             return False
 
-    async def _has_key(self, request: web.Request, session: Session) -> bool:
+    async def _has_key(self, request: web.Request, session: BrowserSession) -> bool:
         form = await request.post()
         key, token = form.get(KEY, ""), form.get(TOKEN, "")
         if isinstance(key, str) and session.is_key(key):
@@ -184,7 +184,7 @@ class Guard:
         self.credentials.rotate_token()
         self._sessions.end_all()
 
-    def session(self, request: web.Request) -> Session | None:
+    def session(self, request: web.Request) -> BrowserSession | None:
         if self._clock() - self._looked_at >= _CREDENTIALS_S:
             self._heed_new_password()
         return self._sessions.find(request.cookies.get(self._cookie(request), ""))
@@ -228,7 +228,7 @@ class Guard:
         """
         return f"{'__Host-' if self.visits.is_https(request) else ''}echo-{self._name}"
 
-    def _actor(self, request: web.Request, session: Session | None) -> Actor | None:
+    def _actor(self, request: web.Request, session: BrowserSession | None) -> Actor | None:
         """Return the request's authenticated actor, by session or token; None if it has no valid one."""
         if session is not None:
             try:

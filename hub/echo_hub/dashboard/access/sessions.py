@@ -15,7 +15,7 @@ MOST: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class BrowserSession:
     """One browser's session."""
 
     session_id: str
@@ -28,18 +28,18 @@ class Session:
         return hmac.compare_digest(given.encode(errors="surrogatepass"), self.key.encode())
 
 
-class Sessions:
+class BrowserSessions:
     """The open sessions. `clock` returns seconds from any origin."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, BrowserSession] = {}
         """Sessions by id, oldest first."""
 
-    def begin(self) -> Session:
+    def begin(self) -> BrowserSession:
         while len(self._open) >= MOST:
             del self._open[next(iter(self._open))]
-        session = Session(
+        session = BrowserSession(
             session_id=secrets.token_urlsafe(_SECRET_BYTES),
             key=secrets.token_urlsafe(_SECRET_BYTES),
             ends_at=self._clock() + LIFE_S,
@@ -47,7 +47,7 @@ class Sessions:
         self._open[session.session_id] = session
         return session
 
-    def find(self, session_id: str) -> Session | None:
+    def find(self, session_id: str) -> BrowserSession | None:
         session = self._open.get(session_id)
         if session is not None and session.ends_at <= self._clock():
             self.end(session_id)

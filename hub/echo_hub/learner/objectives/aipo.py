@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_hub.learner.objectives.base import TokenLosses, Tokens, truncated_losses
+from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, truncated_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aipo:
     cap: float
 
-    def losses(self, tokens: Tokens) -> TokenLosses:
+    def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         return truncated_losses(tokens, tokens.behavior_logprobs_N, cap=self.cap)

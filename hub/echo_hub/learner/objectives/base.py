@@ -21,7 +21,7 @@ MAX_LOG_RATIO: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class ObjectiveTokens:
     """An objective's inputs for N tokens. Only `learner_logprobs_N` has a graph. Logprobs are float32 nats."""
 
     learner_logprobs_N: Tensor
@@ -49,7 +49,7 @@ class TokenLosses:
 class Objective(Protocol):
     """An objective; one per module, by name in `registry`."""
 
-    def losses(self, tokens: Tokens) -> TokenLosses:
+    def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         """Return each token's loss. Minimising their weighted sum trains the policy."""
 
 
@@ -58,23 +58,23 @@ def ratio(numerator_logprobs_N: Tensor, denominator_logprobs_N: Tensor) -> Tenso
     return (numerator_logprobs_N - denominator_logprobs_N).clamp(max=MAX_LOG_RATIO).exp()
 
 
-def rollout_means(values_N: Tensor, tokens: Tokens) -> Tensor:
+def rollout_means(values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
     """Return, at each token, the mean over its rollout's tokens [N]."""
     return _of_rollouts(Tensor.mean, values_N, tokens)
 
 
-def rollout_sums(values_N: Tensor, tokens: Tokens) -> Tensor:
+def rollout_sums(values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
     """Return, at each token, the sum over its rollout's tokens [N]."""
     return _of_rollouts(Tensor.sum, values_N, tokens)
 
 
-def _of_rollouts(reduce: Callable[[Tensor], Tensor], values_N: Tensor, tokens: Tokens) -> Tensor:
+def _of_rollouts(reduce: Callable[[Tensor], Tensor], values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
     lengths = torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist()
     # Reduce each rollout separately: index_add has no fixed order on CUDA, and clipping depends on rounding.
     return torch.cat([reduce(part).expand_as(part) for part in values_N.split(lengths)])
 
 
-def truncated_losses(tokens: Tokens, denominator_logprobs_N: Tensor, *, cap: float) -> TokenLosses:
+def truncated_losses(tokens: ObjectiveTokens, denominator_logprobs_N: Tensor, *, cap: float) -> TokenLosses:
     """Return -min(r, cap) A log π_θ for AIPO and CISPO, with no gradient through r = π_θ / denominator."""
     ratio_N = ratio(tokens.learner_logprobs_N.detach(), denominator_logprobs_N)
     losses_N = -ratio_N.clamp(max=cap) * tokens.advantages_N * tokens.learner_logprobs_N

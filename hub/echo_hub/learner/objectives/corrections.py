@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from echo_hub.config.objective_section import ObjectiveConfig
-from echo_hub.learner.objectives.base import Tokens, ratio, rollout_means
+from echo_hub.learner.objectives.base import ObjectiveTokens, ratio, rollout_means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Correction:
     masked_N: Tensor
 
 
-def correct(tokens: Tokens, settings: ObjectiveConfig) -> Correction:
+def correct(tokens: ObjectiveTokens, settings: ObjectiveConfig) -> Correction:
     """Return the weights of `settings.correction`. The caller zeroes vetoed rollouts and masked tokens."""
     ratio_N = ratio(tokens.proximal_logprobs_N, tokens.behavior_logprobs_N)
     low, high = settings.correction_low, settings.correction_high
@@ -61,7 +61,7 @@ def correct(tokens: Tokens, settings: ObjectiveConfig) -> Correction:
     )
 
 
-def _masked(tokens: Tokens, threshold: float) -> Tensor:
+def _masked(tokens: ObjectiveTokens, threshold: float) -> Tensor:
     """Return the sequence mask [N]; a threshold of 0 turns it off."""
     if not threshold:
         return torch.zeros_like(tokens.rollouts_N, dtype=torch.bool)

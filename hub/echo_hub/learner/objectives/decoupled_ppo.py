@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_hub.learner.objectives.base import TokenLosses, Tokens, clipped_losses, ratio
+from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, clipped_losses, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class DecoupledPpo:
     clip_high: float
     cap: float
 
-    def losses(self, tokens: Tokens) -> TokenLosses:
+    def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         weight_N = ratio(tokens.proximal_logprobs_N, tokens.behavior_logprobs_N)
         beyond_N = weight_N > self.cap
         ratio_N = ratio(tokens.learner_logprobs_N, tokens.proximal_logprobs_N)

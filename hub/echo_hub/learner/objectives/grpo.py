@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_hub.learner.objectives.base import TokenLosses, Tokens, clipped_losses, ratio
+from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, clipped_losses, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,6 @@ class Grpo:
     clip_low: float
     clip_high: float
 
-    def losses(self, tokens: Tokens) -> TokenLosses:
+    def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
         return clipped_losses(ratio_N, tokens.advantages_N, low=self.clip_low, high=self.clip_high)

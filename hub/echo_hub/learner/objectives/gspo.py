@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_hub.learner.objectives.base import TokenLosses, Tokens, clipped_losses, ratio, rollout_means
+from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, clipped_losses, ratio, rollout_means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Gspo:
     clip_low: float
     clip_high: float
 
-    def losses(self, tokens: Tokens) -> TokenLosses:
+    def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         learner_N = tokens.learner_logprobs_N
         means_N = rollout_means(learner_N.detach() - tokens.old_logprobs_N, tokens)
         ratio_N = ratio(learner_N - learner_N.detach(), -means_N)

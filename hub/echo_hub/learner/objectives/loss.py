@@ -21,7 +21,7 @@ from torch import Tensor
 
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.batch import MicroBatch
-from echo_hub.learner.objectives.base import Tokens, k3, ratio
+from echo_hub.learner.objectives.base import ObjectiveTokens, k3, ratio
 from echo_hub.learner.objectives.corrections import correct
 from echo_hub.learner.objectives.registry import make_objective
 
@@ -81,7 +81,7 @@ class StepLoss:
         `needs_entropy_gradient`; None counts as 0.
         """
         proximal_N = learner_logprobs_N.detach() if proximal_logprobs_N is None else proximal_logprobs_N
-        tokens = Tokens(
+        tokens = ObjectiveTokens(
             learner_logprobs_N=learner_logprobs_N,
             old_logprobs_N=proximal_N if self._settings.old_policy == "proximal" else batch.behavior_logprobs_N,
             proximal_logprobs_N=proximal_N,

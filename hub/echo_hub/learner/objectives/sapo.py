@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from echo_hub.learner.objectives.base import TokenLosses, Tokens, ratio
+from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Sapo:
     temperature_positive: float
     temperature_negative: float
 
-    def losses(self, tokens: Tokens) -> TokenLosses:
+    def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
         negative_N = torch.full_like(ratio_N, self.temperature_negative)
         temperature_N = negative_N.masked_fill(tokens.advantages_N > 0, self.temperature_positive)

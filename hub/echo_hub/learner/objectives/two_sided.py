@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_hub.learner.objectives.base import TokenLosses, Tokens, clipped_losses, ratio
+from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, clipped_losses, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class TwoSided:
     clip_high: float
     cap: float
 
-    def losses(self, tokens: Tokens) -> TokenLosses:
+    def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
         # Apply min(r, δ) in both terms: δ exceeds 1 + ε_high, so the clipped term does not change.
         result = clipped_losses(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from echo_hub.learner.objectives.base import MAX_LOG_RATIO, TokenLosses, Tokens, rollout_sums
+from echo_hub.learner.objectives.base import MAX_LOG_RATIO, ObjectiveTokens, TokenLosses, rollout_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Vespo:
     shape_negative: float
     rate_negative: float
 
-    def losses(self, tokens: Tokens) -> TokenLosses:
+    def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         log_ratio_N = tokens.learner_logprobs_N.detach() - tokens.old_logprobs_N
         bounded_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         log_w_N = rollout_sums(bounded_N, tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -36,7 +36,7 @@ STATES_OF_BOARD: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class SokobanBoard:
     """Positions of walls, goals, boxes and player."""
 
     rows: int
@@ -68,7 +68,7 @@ class Board:
             return "+" if is_goal else "@"
         return "." if is_goal else "-"
 
-    def moved(self, move: str) -> Board:
+    def moved(self, move: str) -> SokobanBoard:
         """Return the board after one move; the same board if the move is blocked."""
         down, right = MOVES[move]
         to = self.player[0] + down, self.player[1] + right
@@ -76,9 +76,9 @@ class Board:
         if to in self.walls or (to in self.boxes and (beyond in self.walls or beyond in self.boxes)):
             return self
         boxes = self.boxes - {to} | {beyond} if to in self.boxes else self.boxes
-        return Board(self.rows, self.columns, self.walls, self.goals, boxes, to)
+        return SokobanBoard(self.rows, self.columns, self.walls, self.goals, boxes, to)
 
-    def played(self, moves: str) -> Board:
+    def played(self, moves: str) -> SokobanBoard:
         """Return the board after these moves; moves after a solution are ignored."""
         board = self
         for move in moves:
@@ -89,7 +89,7 @@ class Board:
         return board
 
 
-def solution(board: Board) -> str | None:
+def solution(board: SokobanBoard) -> str | None:
     """Return the shortest solution, first in the order U, D, L, R among equals; None if there is none."""
     return _search(board, most_moves=None, most_states=None).moves
 
@@ -101,7 +101,7 @@ class _Searched:
     """Number of states searched."""
 
 
-def _search(board: Board, *, most_moves: int | None, most_states: int | None) -> _Searched:
+def _search(board: SokobanBoard, *, most_moves: int | None, most_states: int | None) -> _Searched:
     """Search breadth-first for a solution of at most `most_moves`, within about `most_states` states."""
     came: dict[tuple[Place, frozenset[Place]], str] = {(board.player, board.boxes): ""}
     if board.solved:
@@ -181,7 +181,7 @@ class SokobanEnvironment:
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
         """Return the board after the last reply, or the end."""
-        start: Board = problem.metadata["board"]
+        start: SokobanBoard = problem.metadata["board"]
         board = before = start
         for reply in replies:
             before = board
@@ -195,7 +195,7 @@ class SokobanEnvironment:
         return Observation(text=f"\n{board.text}:", reward_if_cut=earned, turn_reward=gained)
 
 
-def drawn(options: SokobanOptions, rng: random.Random) -> Board | None:
+def drawn(options: SokobanOptions, rng: random.Random) -> SokobanBoard | None:
     """Draw a random board, which may be unsolvable; None if the free squares do not suffice."""
     edge = options.size + 1
     inside = [(row, column) for row in range(1, edge) for column in range(1, edge)]
@@ -206,10 +206,10 @@ def drawn(options: SokobanOptions, rng: random.Random) -> Board | None:
         return None
     chosen = rng.sample(free, 2 * options.boxes + 1)
     goals, boxes = frozenset(chosen[: options.boxes]), frozenset(chosen[options.boxes : -1])
-    return Board(edge + 1, edge + 1, frozenset(outer | set(inner)), goals, boxes, chosen[-1])
+    return SokobanBoard(edge + 1, edge + 1, frozenset(outer | set(inner)), goals, boxes, chosen[-1])
 
 
-def is_cornered(board: Board) -> bool:
+def is_cornered(board: SokobanBoard) -> bool:
     """Return True if a box off its goal is stuck in a corner of walls."""
     return any(
         not board.walls.isdisjoint({(row - 1, column), (row + 1, column)})
@@ -218,12 +218,12 @@ def is_cornered(board: Board) -> bool:
     )
 
 
-def distance(board: Board) -> int:
+def distance(board: SokobanBoard) -> int:
     """Return the sum over boxes of the steps to the nearest goal, ignoring walls."""
     return sum(min(_steps(box, goal) for goal in board.goals) for box in board.boxes)
 
 
-def _earned(board: Board, start: Board) -> float:
+def _earned(board: SokobanBoard, start: SokobanBoard) -> float:
     """Return the reward of a game that is lost with this board."""
     return 0.5 * max(0.0, 1 - distance(board) / max(1, distance(start)))
 

@@ -29,7 +29,7 @@ from echo_hub.core.activation.activation import (
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
 from echo_hub.core.activation.useful import Demand
 from echo_hub.core.effects import CostAccrued, TellStandby
-from echo_hub.core.lengths import Lengths
+from echo_hub.core.lengths import CompletionLengths
 from echo_hub.core.nodes.node import Node, NodeSettings
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
@@ -47,7 +47,7 @@ class Fleet:
     def __init__(self, cap: float = 1e6, **changes: Any) -> None:
         self.nodes = Nodes(SETTINGS)
         self.out = Outbox()
-        lengths = Lengths()
+        lengths = CompletionLengths()
         lengths.seen(None, TOKENS)
         self.settings = ActivationSettings(spend_cap_per_hour=cap, **changes)
         self.activation = Activation(self.settings, nodes=self.nodes, lengths=lengths, out=self.out)

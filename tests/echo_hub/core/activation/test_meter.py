@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from echo_hub.core.activation.meter import A_SECOND, ACCRUE_S, AT_ONCE, LONGEST_S, Meter
+from echo_hub.core.activation.meter import A_SECOND, ACCRUE_S, AT_ONCE, LONGEST_S, CostMeter
 from echo_hub.core.effects import CostAccrued, NodeCost
 
 
@@ -15,7 +15,7 @@ def dollars(records: list[CostAccrued | None]) -> float:
 
 
 def test_an_hour_costs_the_given_price() -> None:
-    meter = Meter()
+    meter = CostMeter()
     assert meter.due_at == inf and meter.take(0.0) is None
     meter.begin("a", 0.36, 100.0)
     records, now = [], 100.0
@@ -31,7 +31,7 @@ def test_an_hour_costs_the_given_price() -> None:
 
 
 def test_cost_is_booked_at_least_once_per_accrual_period() -> None:
-    meter = Meter()
+    meter = CostMeter()
     meter.begin("a", 1.0, 0.0)
     meter.begin("b", 2.0, 1.0)
     assert meter.per_hour == 3.0
@@ -41,7 +41,7 @@ def test_cost_is_booked_at_least_once_per_accrual_period() -> None:
 
 
 def test_many_nodes_take_turns() -> None:
-    meter, count = Meter(), 2_000
+    meter, count = CostMeter(), 2_000
     for number in range(count):
         meter.begin(str(number), 1.0, 0.0)
     period_s = count / A_SECOND
@@ -54,7 +54,7 @@ def test_many_nodes_take_turns() -> None:
 
 
 def test_time_in_which_the_computer_slept_is_not_paid_and_the_clock_may_go_back() -> None:
-    meter = Meter()
+    meter = CostMeter()
     meter.begin("a", 3600.0, 1_000.0)
     assert dollars([meter.take(40_000.0)]) == LONGEST_S
     meter.end("a", 39_000.0)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.nodes.pace import UNBOUNDED, Pace
+from echo_hub.core.nodes.pace import UNBOUNDED, NodePace
 
 
 def worked(
-    pace: Pace,
+    pace: NodePace,
     *,
     rounds: int,
     at_once: int,
@@ -27,28 +27,28 @@ def worked(
 
 
 def test_a_node_that_draws_eight_at_once() -> None:
-    pace = Pace()
+    pace = NodePace()
     worked(pace, rounds=20, at_once=8, seconds=5.0)
     assert (pace.token_s, pace.tokens_per_s) == pytest.approx((0.05, 160.0), rel=0.15)
     assert 11 <= pace.takes <= 15, "eight, what it samples in 0.4 s, and a quarter more"
 
 
 def test_rollouts_in_transit_count_as_held() -> None:
-    near, far = Pace(), Pace()
+    near, far = NodePace(), NodePace()
     worked(near, rounds=60, at_once=8, seconds=10.0)
     worked(far, rounds=60, at_once=8, seconds=10.0, way_s=10.0)
     assert far.takes == pytest.approx(near.takes, abs=2), "four are sampled while four are in transit"
 
 
 def test_a_nodes_reported_pace_is_capped_by_the_measured_one() -> None:
-    pace = Pace()
+    pace = NodePace()
     pace.begin(0.0)
     pace.arrived(100, sampling_s=500.0, latency_s=2.0, held=1, now=2.0)
     assert pace.token_s == pytest.approx(0.02)
 
 
 def test_with_little_to_do_a_node_is_not_taken_for_slow() -> None:
-    pace = Pace()
+    pace = NodePace()
     now = worked(pace, rounds=20, at_once=8, seconds=4.0)
     busy = pace.tokens_per_s
     worked(pace, rounds=30, at_once=1, seconds=4.0, start=now)
@@ -58,14 +58,14 @@ def test_with_little_to_do_a_node_is_not_taken_for_slow() -> None:
 
 
 def test_a_node_that_samples_fewer_rollouts_than_it_holds_gets_slower() -> None:
-    pace = Pace()
+    pace = NodePace()
     now = worked(pace, rounds=20, at_once=8, seconds=4.0)
     worked(pace, rounds=300, at_once=2, held=10, seconds=4.0, start=now)
     assert pace.tokens_per_s == pytest.approx(50.0, rel=0.3)
 
 
 def test_a_node_with_slower_tokens_is_slower_at_once_at_any_load() -> None:
-    pace = Pace()
+    pace = NodePace()
     now = worked(pace, rounds=20, at_once=8, seconds=4.0)
     busy = pace.tokens_per_s
     worked(pace, rounds=60, at_once=1, seconds=12.0, start=now)
@@ -73,7 +73,7 @@ def test_a_node_with_slower_tokens_is_slower_at_once_at_any_load() -> None:
 
 
 def test_when_something_is_back() -> None:
-    pace = Pace()
+    pace = NodePace()
     worked(pace, rounds=40, at_once=4, seconds=5.0)
     assert pace.finish_s(0.0, 100.0) == pytest.approx(5.0)
     assert pace.finish_s(300.0, 100.0) == pytest.approx(5.0), "it samples four at once"
@@ -82,7 +82,7 @@ def test_when_something_is_back() -> None:
 
 
 def test_the_number_of_rollouts_that_fit_a_deadline() -> None:
-    pace = Pace()
+    pace = NodePace()
     worked(pace, rounds=40, at_once=4, seconds=5.0)
     assert [pace.fits(0.0, 100.0, in_s) for in_s in (4.0, 6.0, 9.0, 11.0)] == [0, 4, 4, 8]
     assert pace.fits(300.0, 100.0, 6.0) == 1
@@ -90,13 +90,13 @@ def test_the_number_of_rollouts_that_fit_a_deadline() -> None:
 
 
 def test_nothing_is_known_of_a_node_that_returned_nothing() -> None:
-    pace = Pace()
+    pace = NodePace()
     assert (pace.token_s, pace.tokens_per_s, pace.takes) == (0.0, 0.0, 0)
     assert (pace.finish_s(9.0, 9.0), pace.fits(9.0, 9.0, 1.0)) == (0.0, UNBOUNDED)
 
 
 def test_a_clock_that_stands_still_harms_nothing() -> None:
-    pace = Pace()
+    pace = NodePace()
     pace.begin(7.0)
     for _ in range(3):
         pace.arrived(0, sampling_s=0.0, latency_s=0.0, held=1, now=7.0)
@@ -106,7 +106,7 @@ def test_a_clock_that_stands_still_harms_nothing() -> None:
 
 def test_an_overdue_answer_limits_the_estimated_pace() -> None:
     """Compare a node without results and a node that has been fast."""
-    unknown, fast = Pace(), Pace()
+    unknown, fast = NodePace(), NodePace()
     worked(fast, rounds=20, at_once=1, seconds=1.0)
     for pace in (unknown, fast):
         pace.missed(100.0, 10.0)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hub.core.spread.broadcast import LATE_S, Broadcast, Send
+from echo_hub.core.spread.broadcast import LATE_S, Broadcast, SendPiece
 from echo_hub.core.spread.neighbours import Neighbours
-from echo_hub.core.spread.windows import Paths
+from echo_hub.core.spread.windows import BroadcastPaths
 from echo_shared.relay_tree import pack
 from tests.echo_hub.core.access_links import MBIT, Host, Network, bound_s, fleet
 
@@ -17,7 +17,7 @@ MB = 1_000_000
 KIB = 1024
 
 
-def linked(paths: Paths, *node_ids: str) -> None:
+def linked(paths: BroadcastPaths, *node_ids: str) -> None:
     for node_id in node_ids:
         paths.set_links(node_id, [other for other in node_ids if other != node_id])
 
@@ -28,7 +28,7 @@ def to(*numbers: int) -> bytes:
 
 
 def started(*node_ids: str, num_pieces: int = 100) -> Broadcast:
-    paths = Paths()
+    paths = BroadcastPaths()
     linked(paths, *node_ids)
     broadcast = Broadcast(paths=paths, num_pieces=num_pieces, piece_bytes=32 * KIB)
     for node_id in node_ids:
@@ -38,18 +38,18 @@ def started(*node_ids: str, num_pieces: int = 100) -> Broadcast:
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_the_example_at_the_modules_top(leaves: bool) -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     linked(paths, "a", "b")
     broadcast = Broadcast(paths=paths, num_pieces=4, piece_bytes=32 * KIB)
     for node_id in "abc":
         broadcast.join(node_id, hand_on=True, now=0.0)
     assert broadcast.plan(0.0) == [
-        *[Send(node_id="ab"[piece % 2], piece=piece, hand_on=to(1 - piece % 2)) for piece in range(4)],
-        *[Send(node_id="c", piece=piece) for piece in range(4)],
+        *[SendPiece(node_id="ab"[piece % 2], piece=piece, hand_on=to(1 - piece % 2)) for piece in range(4)],
+        *[SendPiece(node_id="c", piece=piece) for piece in range(4)],
     ]
     if leaves:
         broadcast.leave("a", 0.1)
-        assert broadcast.plan(0.1) == [Send(node_id="b", piece=piece) for piece in (0, 2)]
+        assert broadcast.plan(0.1) == [SendPiece(node_id="b", piece=piece) for piece in (0, 2)]
     for node_id in "abc":
         broadcast.have(node_id, range(4), 0.2)
     assert broadcast.plan(0.2) == [] and broadcast.done
@@ -138,7 +138,7 @@ def test_a_piece_that_came_another_way_is_useless() -> None:
     assert (broadcast.left_of(first), broadcast.left_of(second)) == (None, second)
     for node_id in {"a", "b", "c"} - {second.node_id}:
         broadcast.have(node_id, [second.piece], 0.2)
-    assert broadcast.left_of(second) == Send(node_id=second.node_id, piece=second.piece)
+    assert broadcast.left_of(second) == SendPiece(node_id=second.node_id, piece=second.piece)
     broadcast.leave(second.node_id, 0.3)
     assert broadcast.left_of(second) is None
 
@@ -214,7 +214,7 @@ def test_one_copy_leaves_the_hub_while_owners_have_room() -> None:
 
 
 def test_a_link_counts_when_both_ends_claim_it() -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     paths.set_links("a", ["b", "c"])
     paths.set_links("b", ["a", "nobody"])
     broadcast = Broadcast(paths=paths, num_pieces=3, piece_bytes=32 * KIB)
@@ -225,7 +225,7 @@ def test_a_link_counts_when_both_ends_claim_it() -> None:
 
 
 def test_a_lost_link_is_made_up_for_at_once() -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     linked(paths, *"abcde")
     broadcast = Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB)
     for node_id in "abcde":
@@ -310,7 +310,7 @@ def test_owners_that_hand_nothing_on_are_benched_and_the_hub_sends_everything() 
 
 
 def test_a_node_that_relayed_nothing_owns_no_piece_at_first() -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     linked(paths, *"abc")
     first, second = (Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB) for _ in range(2))
     for broadcast in (first, second):
@@ -343,7 +343,7 @@ def test_deaf_nodes_cost_the_others_little_and_less_in_the_next_version() -> Non
 
 
 def test_the_hubs_uplink_is_not_measured_by_pieces_an_owner_may_have_sent() -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     linked(paths, "a", "b")
     broadcast = Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB)
     broadcast.join("a", hand_on=True, now=0.0)
@@ -357,7 +357,7 @@ def test_the_hubs_uplink_is_not_measured_by_pieces_an_owner_may_have_sent() -> N
 
 
 def test_a_silent_node_does_not_keep_the_others_waiting() -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     broadcast = Broadcast(paths=paths, num_pieces=30, piece_bytes=64 * KIB)
     for node_id in "ab":
         broadcast.join(node_id, hand_on=False, now=0.0)
@@ -371,7 +371,7 @@ def test_a_silent_node_does_not_keep_the_others_waiting() -> None:
 
 
 def test_the_one_that_is_asked_first_has_the_uplink() -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     linked(paths, "a", "b")
     older, newer = (Broadcast(paths=paths, num_pieces=1_000, piece_bytes=32 * KIB) for _ in range(2))
     for broadcast in (older, newer):
@@ -497,7 +497,7 @@ def test_every_honest_node_gets_every_piece_despite_failures(hosts: list[Host], 
 @settings(max_examples=30, deadline=None)
 @given(hosts_of_any_kind())
 def test_the_hub_never_sends_a_piece_twice_while_it_is_in_transit(hosts: list[Host]) -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     names = [f"n{number}" for number in range(1, len(hosts))]
     linked(paths, *names)
     broadcast = Broadcast(paths=paths, num_pieces=20, piece_bytes=32 * KIB)

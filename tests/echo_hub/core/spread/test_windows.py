@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.spread.windows import SAMPLE_S, SAMPLES_KEPT, Handing, Paths, Window
+from echo_hub.core.spread.windows import SAMPLE_S, SAMPLES_KEPT, BroadcastPaths, Handing, Window
 
 PIECE = 10_000
 LEAST = 2 * PIECE
@@ -109,7 +109,7 @@ def test_arrived_or_lost_bytes_free_the_window() -> None:
 
 
 def test_paths_are_per_node_and_count_changes_of_links() -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     assert paths["a"] is paths["a"] is not paths["b"]
     paths.set_links("a", ["b", "b"])
     assert paths["a"].links == {"b"} and paths.links_changed == 1
@@ -149,7 +149,7 @@ def test_a_node_that_always_has_copies_to_send_is_measured_too() -> None:
 
 
 def test_each_node_has_the_smallest_number_that_is_free() -> None:
-    paths = Paths()
+    paths = BroadcastPaths()
     assert [paths[name].number for name in "abca"] == [0, 1, 2, 0]
     paths.forget("b")
     assert (paths.named(1), paths["d"].number, paths.named(1), paths["e"].number) == (None, 1, "d", 3)

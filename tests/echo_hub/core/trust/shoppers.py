@@ -19,7 +19,7 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import NOTHING, added, alarm
 from echo_hub.core.trust.likelihood import SCALES, bounded_log_odds
 from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass
-from echo_hub.core.trust.shopping import Ranks, UsualRank, edges, weigh
+from echo_hub.core.trust.shopping import LatestRewards, UsualRank, edges, weigh
 
 STATES: Final = 8_192
 VOCABULARY: Final = 4
@@ -229,7 +229,7 @@ def scale_of(world: World, precision: str) -> Honest:
 
 def convicted(found: Sequence[Evidence], earned: Sequence[float], known: Honest) -> tuple[int | None, float]:
     """Return the number of rollouts until the node is convicted of shopping, or None, and its largest sum."""
-    usual, ranks, sums, largest = UsualRank(), Ranks(), NOTHING, 0.0
+    usual, ranks, sums, largest = UsualRank(), LatestRewards(), NOTHING, 0.0
     for number, (evidence, reward) in enumerate(zip(found, earned, strict=True), start=1):
         one = edges("a", evidence, known)
         sums = added(sums, weigh(one, usual.excess(ranks.rank(reward), one)))

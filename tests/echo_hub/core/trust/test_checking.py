@@ -29,13 +29,13 @@ from echo_hub.core.events import (
     Tick,
 )
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_hub.core.trust import checking
-from echo_hub.core.trust.checking import Checking, Outcome
+from echo_hub.core.trust.checking import Checking, CheckOutcome
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import alarm
 from echo_hub.core.trust.numerics import Numerics, NumericsClass
-from echo_hub.core.trust.pairs import Finding
+from echo_hub.core.trust.pairs import PeerFinding
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_shared.messages import Checked, DropReason, ReceiptState
@@ -47,7 +47,7 @@ ALARM = alarm(1e-6)
 DEADLINE_S = 10.0
 
 
-def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> Finding:
+def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> PeerFinding:
     """Return a checker's finding on tokens that `d` sampled with u = .25 and claimed as 50 % likely.
 
     For the first `right` tokens the checker agrees.
@@ -55,7 +55,7 @@ def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens
     below_T, logprobs_T = np.full(tokens, below), np.full(tokens, logprob)
     below_T[:right], logprobs_T[:right] = 0.0, HALF
     shown = Evidence.of(below_T, logprobs_T, np.full(tokens, 0.25), np.full(tokens, HALF))
-    return Finding(spans=(("d", shown),), below=below_T, logprobs=logprobs_T, num_tokens=tokens + 2)
+    return PeerFinding(spans=(("d", shown),), below=below_T, logprobs=logprobs_T, num_tokens=tokens + 2)
 
 
 HONEST = finding()
@@ -107,7 +107,7 @@ class Nodes:
         ((node_id, _),) = self.asked()
         return node_id
 
-    def answer(self, node_id: str, found: Finding | None, rollout_id: str = "1-0") -> Outcome | None:
+    def answer(self, node_id: str, found: PeerFinding | None, rollout_id: str = "1-0") -> CheckOutcome | None:
         return self.checking.returned(node_id, rollout_id, found)
 
 
@@ -270,7 +270,7 @@ def test_two_agreeing_checkers_expose_a_liar(lots: Callable[[float], None]) -> N
     outcome = nodes.answer(second, FORGED)
     assert outcome is not None and outcome.spans, "the check is settled"
     ((third, _),) = nodes.asked()
-    assert nodes.answer(third, HONEST) == Outcome(rollout_id="1-0", is_known=True, outvoted=(third,))
+    assert nodes.answer(third, HONEST) == CheckOutcome(rollout_id="1-0", is_known=True, outvoted=(third,))
     assert nodes.asked() == [] and not nodes.checking._cases
 
 
@@ -283,7 +283,7 @@ def test_two_colluders_of_one_address_are_never_both_asked() -> None:
     assert nodes.asked() == []
     nodes.now += DEADLINE_S
     assert nodes.asked() == []
-    assert nodes.outcomes == [Outcome(rollout_id="1-0", is_doubtful=True)]
+    assert nodes.outcomes == [CheckOutcome(rollout_id="1-0", is_doubtful=True)]
 
 
 def test_three_different_answers_settle_nothing() -> None:
@@ -293,7 +293,7 @@ def test_three_different_answers_settle_nothing() -> None:
     ((second, _),) = nodes.asked()
     assert nodes.answer(second, answers[0]) is None
     ((third, _),) = nodes.asked()
-    assert nodes.answer(third, answers[2]) == Outcome(rollout_id="1-0", is_doubtful=True)
+    assert nodes.answer(third, answers[2]) == CheckOutcome(rollout_id="1-0", is_doubtful=True)
 
 
 Q4, Q8 = NumericsClass("llama_cpp", "q4_k_m", "cpu"), NumericsClass("llama_cpp", "q8_0", "cpu")
@@ -326,7 +326,7 @@ def test_a_low_bit_checker_accuses_a_node_that_forges_everything(numerics: Numer
     rng, tokens = np.random.default_rng(1), 200
     below, logprobs = rng.random(tokens) * 0.5, np.full(tokens, HALF)
     shown = Evidence.of(below, logprobs, rng.random(tokens), logprobs)
-    found = Finding(spans=(("d", shown),), below=below, logprobs=logprobs, num_tokens=tokens + 2)
+    found = PeerFinding(spans=(("d", shown),), below=below, logprobs=logprobs, num_tokens=tokens + 2)
     assert nodes.answer(nodes.want(), found) is None, "a second checker is asked"
 
 
@@ -364,7 +364,7 @@ def test_a_settled_check_is_forgotten_without_a_second_checker(lots: Callable[[f
     outcome = nodes.answer(nodes.want(), HONEST)
     assert outcome is not None and outcome.spans and nodes.asked() == []
     nodes.now += DEADLINE_S
-    assert nodes.asked() == [] and nodes.outcomes == [Outcome(rollout_id="1-0", is_known=True)]
+    assert nodes.asked() == [] and nodes.outcomes == [CheckOutcome(rollout_id="1-0", is_known=True)]
     assert not nodes.checking._cases
 
 
@@ -373,7 +373,7 @@ def test_a_check_without_checkers_is_abandoned() -> None:
     nodes.checking.want("1-0", ("d",), 3)
     assert nodes.asked() == [] and nodes.checking.due_at == nodes.now + DEADLINE_S
     nodes.now = nodes.checking.due_at
-    assert nodes.asked() == [] and nodes.outcomes == [Outcome(rollout_id="1-0")]
+    assert nodes.asked() == [] and nodes.outcomes == [CheckOutcome(rollout_id="1-0")]
     assert not nodes.checking._cases and not nodes.checking._waiting
 
 
@@ -457,7 +457,7 @@ def name_of(lease: SendLease) -> str:
     return f"{lease.lease_id}-{lease.indices[0]}"
 
 
-def answer(bench, node_id: str, lease: SendLease, found: Finding | None) -> str:
+def answer(bench, node_id: str, lease: SendLease, found: PeerFinding | None) -> str:
     """Send a node's answer, and return the node that is asked next, or ""."""
     bench.tell(CheckReturned(node_id=node_id, rollout_id=name_of(lease), finding=found))
     return next((asked.node_id for asked in bench.of(SendCheck)), "")
@@ -529,7 +529,7 @@ def test_a_rollout_without_checkers_is_used_unchecked(world) -> None:
 
 def test_after_a_restart_unchecked_rollouts_are_checked_again(world) -> None:
     """Request the check again from the connected nodes, and ignore an answer to the earlier request."""
-    row = RolloutRow(
+    row = UnfinishedRollout(
         rollout_id="1-0",
         lease_id=1,
         node_id="d",

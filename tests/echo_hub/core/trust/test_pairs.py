@@ -9,18 +9,18 @@ from echo_hub.core.trust.evidence import Evidence, log_odds
 from echo_hub.core.trust.judging import alarm
 from echo_hub.core.trust.likelihood import bounded_log_odds
 from echo_hub.core.trust.numerics import DEFAULTS, NumericsClass, default
-from echo_hub.core.trust.pairs import FLOOR, Finding, apart, contradiction
+from echo_hub.core.trust.pairs import FLOOR, PeerFinding, apart, contradiction
 from echo_shared import draws
 from tests.echo_hub.core.trust.simulated import logits
 
 F32 = default(NumericsClass("torch", "f32", "cpu"))
 
 
-def finding(below: list[float], logprobs: list[float]) -> Finding:
-    return Finding(spans=(), below=np.array(below), logprobs=np.array(logprobs), num_tokens=9)
+def finding(below: list[float], logprobs: list[float]) -> PeerFinding:
+    return PeerFinding(spans=(), below=np.array(below), logprobs=np.array(logprobs), num_tokens=9)
 
 
-def weight(one: Finding, other: Finding, first: str, second: str) -> float:
+def weight(one: PeerFinding, other: PeerFinding, first: str, second: str) -> float:
     """Return the contradiction of two findings, in nats, for checkers of these precisions."""
     honest = DEFAULTS[first].together(DEFAULTS[second])
     return contradiction(one, other, honest)

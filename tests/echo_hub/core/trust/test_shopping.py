@@ -18,7 +18,7 @@ from echo_hub.core.trust.shopping import (
     REMEMBERED,
     TOLERANCE,
     Edges,
-    Ranks,
+    LatestRewards,
     Shopping,
     UsualRank,
     edges,
@@ -72,7 +72,7 @@ def test_an_exact_token_weighs_nothing_on_average(share: float, excess: float) -
 
 
 def test_a_rank_is_among_the_latest_rewards() -> None:
-    ranks = Ranks()
+    ranks = LatestRewards()
     assert [ranks.rank(reward) for reward in (3.0, 5.0, 3.0, 1.0)] == [0.0, 1.0, -0.5, -1.0]
     for _ in range(RECENT):
         ranks.rank(7.0)

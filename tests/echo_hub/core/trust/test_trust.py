@@ -43,7 +43,7 @@ from echo_hub.core.events import (
     StepDone,
     Tick,
 )
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
+from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative
@@ -665,7 +665,7 @@ def test_turns_after_a_forged_turn_are_dropped_with_it(world) -> None:
 
 def test_rollouts_received_before_a_restart_are_checked(world) -> None:
     rows = tuple(
-        RolloutRow(
+        UnfinishedRollout(
             rollout_id=f"{lease}-0",
             lease_id=lease,
             node_id="a",

@@ -13,7 +13,7 @@ from echo_hub.dashboard.access.credentials import (
     MOST_CHARACTERS,
     MOST_WAITING,
     BusyError,
-    Credentials,
+    OperatorCredentials,
     set_password,
 )
 from echo_shared.errors import ConfigError
@@ -21,8 +21,8 @@ from echo_shared.errors import ConfigError
 PASSWORD = "correct horse battery staple"
 
 
-def credentials(root: Path) -> Credentials:
-    opened = Credentials(token=root / "operator.token", password=root / "operator.password")
+def credentials(root: Path) -> OperatorCredentials:
+    opened = OperatorCredentials(token=root / "operator.token", password=root / "operator.password")
     opened.open()
     return opened
 

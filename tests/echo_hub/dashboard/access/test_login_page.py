@@ -7,7 +7,7 @@ import pytest
 from aiohttp import ClientSession
 
 from echo_hub.dashboard.access.attempts import BURST
-from echo_hub.dashboard.access.credentials import Credentials, set_password
+from echo_hub.dashboard.access.credentials import OperatorCredentials, set_password
 from echo_hub.dashboard.access.login_page import MOST_BYTES
 
 PASSWORD = "correct horse battery staple"
@@ -45,11 +45,11 @@ async def test_guessing_is_delayed_and_the_token_still_logs_in(
     set_password(tmp_path / "operator.password", PASSWORD)
     verified = []
 
-    async def counted(_self: Credentials, given: str) -> bool:
+    async def counted(_self: OperatorCredentials, given: str) -> bool:
         verified.append(given)
         return False
 
-    monkeypatch.setattr(Credentials, "is_password", counted)
+    monkeypatch.setattr(OperatorCredentials, "is_password", counted)
     statuses = [(await log_in(stranger, f"guess {number}"))[0] for number in range(BURST + 4)]
     assert statuses == [403] * BURST + [429] * 4
     assert len(verified) == BURST, "refused attempts cost no hash"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from echo_hub.dashboard.access.sessions import LIFE_S, MOST, Session, Sessions
+from echo_hub.dashboard.access.sessions import LIFE_S, MOST, BrowserSession, BrowserSessions
 
 
 class Clock:
@@ -12,7 +12,7 @@ class Clock:
 
 def test_a_session_expires_and_ends_at_logout() -> None:
     clock = Clock()
-    sessions = Sessions(clock)
+    sessions = BrowserSessions(clock)
     first, second = sessions.begin(), sessions.begin()
     assert sessions.find(first.session_id) is first
     assert sessions.find("") is None and sessions.find("another") is None
@@ -23,7 +23,7 @@ def test_a_session_expires_and_ends_at_logout() -> None:
 
 
 def test_the_oldest_makes_room() -> None:
-    sessions = Sessions(Clock())
+    sessions = BrowserSessions(Clock())
     opened = [sessions.begin().session_id for _ in range(MOST + 3)]
     assert [session_id for session_id in opened if sessions.find(session_id) is None] == opened[:3]
     sessions.end_all()
@@ -31,7 +31,7 @@ def test_the_oldest_makes_room() -> None:
 
 
 def test_a_key_is_valid_only_for_its_session() -> None:
-    sessions = Sessions(Clock())
+    sessions = BrowserSessions(Clock())
     mine, others = sessions.begin(), sessions.begin()
     assert mine.is_key(mine.key)
     for wrong in ("", "é", "\udcff", mine.session_id, others.key, mine.key[:-1], mine.key + "0"):
@@ -39,6 +39,6 @@ def test_a_key_is_valid_only_for_its_session() -> None:
 
 
 def test_ids_and_secrets_are_random() -> None:
-    sessions = [Sessions(Clock()).begin() for _ in range(50)]
+    sessions = [BrowserSessions(Clock()).begin() for _ in range(50)]
     assert len({session.session_id for session in sessions}) == len({s.key for s in sessions}) == 50
-    assert all(isinstance(session, Session) and len(session.session_id) >= 43 for session in sessions)
+    assert all(isinstance(session, BrowserSession) and len(session.session_id) >= 43 for session in sessions)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from echo_hub.learner.objectives.base import Objective, Tokens
+from echo_hub.learner.objectives.base import Objective, ObjectiveTokens
 
 BEHAVIOR_LOGPROB = -1.0
 
 
 @pytest.fixture
-def make_tokens() -> Callable[..., Tokens]:
+def make_tokens() -> Callable[..., ObjectiveTokens]:
     """Return a function that makes tokens.
 
     `ratios` are those of the learner to the behaviour policy, `proximal` those of the proximal policy (None: the
@@ -28,14 +28,14 @@ def make_tokens() -> Callable[..., Tokens]:
         proximal: Sequence[float] | None = None,
         old: str = "behavior",
         rollouts: Sequence[int] | None = None,
-    ) -> Tokens:
+    ) -> ObjectiveTokens:
         learner = torch.as_tensor(ratios, dtype=torch.float64).log() + BEHAVIOR_LOGPROB
         if not learner.requires_grad:
             learner.requires_grad_()
         behavior = torch.full((len(advantages),), BEHAVIOR_LOGPROB, dtype=torch.float64)
         known = learner.detach() if proximal is None else torch.tensor(proximal, dtype=torch.float64).log() + behavior
         numbers = torch.tensor(rollouts if rollouts is not None else range(len(advantages)), dtype=torch.int64)
-        return Tokens(
+        return ObjectiveTokens(
             learner_logprobs_N=learner,
             old_logprobs_N=behavior if old == "behavior" else known,
             proximal_logprobs_N=known,
@@ -49,10 +49,10 @@ def make_tokens() -> Callable[..., Tokens]:
 
 
 @pytest.fixture
-def gradient() -> Callable[[Objective, Tokens], list[float]]:
+def gradient() -> Callable[[Objective, ObjectiveTokens], list[float]]:
     """Return the gradient of the sum of losses by each token's log-probability."""
 
-    def of(objective: Objective, tokens: Tokens) -> list[float]:
+    def of(objective: Objective, tokens: ObjectiveTokens) -> list[float]:
         (values,) = torch.autograd.grad(objective.losses(tokens).losses_N.sum(), tokens.learner_logprobs_N)
         result: list[float] = values.tolist()
         return result
@@ -61,7 +61,7 @@ def gradient() -> Callable[[Objective, Tokens], list[float]]:
 
 
 @pytest.fixture
-def check_gradient(make_tokens: Callable[..., Tokens]) -> Callable[..., None]:
+def check_gradient(make_tokens: Callable[..., ObjectiveTokens]) -> Callable[..., None]:
     """Compare with finite differences in float64, away from the kinks of min and clip."""
 
     def check(objective: Objective, ratios: Sequence[float], advantages: Sequence[float], **given: object) -> None:

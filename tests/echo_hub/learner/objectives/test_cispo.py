@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from echo_hub.learner.objectives.base import Objective, Tokens
+from echo_hub.learner.objectives.base import Objective, ObjectiveTokens
 from echo_hub.learner.objectives.cispo import Cispo
 
 RATIOS, ADVANTAGES = [1.0, 3.0, 9.0, 0.5, 9.0], [2.0, 1.0, 1.0, -1.0, -1.0]
 
 
 def test_loss_and_gradient_by_hand(
-    make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
+    make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
     tokens = make_tokens(RATIOS, ADVANTAGES)
     result = Cispo(cap=5.0).losses(tokens)
@@ -23,7 +23,7 @@ def test_loss_and_gradient_by_hand(
 
 
 def test_gradient_equals_the_surrogates_by_finite_differences(
-    make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
+    make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
     """F has dF / d log r = min(r, cap): r below the cap, cap (1 + log r - log cap) above. The loss is that of -A F."""
     cap, step = torch.tensor(5.0, dtype=torch.float64), 1e-6
@@ -37,7 +37,7 @@ def test_gradient_equals_the_surrogates_by_finite_differences(
     assert gradient(Cispo(cap=5.0), make_tokens(RATIOS, ADVANTAGES)) == pytest.approx(difference.tolist(), abs=1e-7)
 
 
-def test_the_ratio_is_taken_against_the_old_policy(make_tokens: Callable[..., Tokens]) -> None:
+def test_the_ratio_is_taken_against_the_old_policy(make_tokens: Callable[..., ObjectiveTokens]) -> None:
     tokens = make_tokens([3.0], [1.0], proximal=[2.0], old="proximal")
     expected = -1.5 * tokens.learner_logprobs_N
     torch.testing.assert_close(Cispo(cap=5.0).losses(tokens).losses_N, expected)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from echo_hub.config.objective_section import ObjectiveConfig
-from echo_hub.learner.objectives.base import Tokens
+from echo_hub.learner.objectives.base import ObjectiveTokens
 from echo_hub.learner.objectives.corrections import correct
 
 RATIOS = [0.1, 0.6, 1.0, 1.9, 3.0]
@@ -23,7 +23,7 @@ RATIOS = [0.1, 0.6, 1.0, 1.9, 3.0]
     ],
 )
 def test_weights_by_hand(
-    make_tokens: Callable[..., Tokens], settings: dict[str, Any], weights: list[float], bounded: list[bool]
+    make_tokens: Callable[..., ObjectiveTokens], settings: dict[str, Any], weights: list[float], bounded: list[bool]
 ) -> None:
     # The learner's change since the start of the step must not be corrected.
     tokens = make_tokens([9.0] * 5, [1.0] * 5, proximal=RATIOS)
@@ -34,14 +34,14 @@ def test_weights_by_hand(
     assert not found.vetoed_R.any()
 
 
-def test_one_token_vetoes_its_rollout(make_tokens: Callable[..., Tokens]) -> None:
+def test_one_token_vetoes_its_rollout(make_tokens: Callable[..., ObjectiveTokens]) -> None:
     tokens = make_tokens([1.0, 5e-5, 1.0, 2e-4], [1.0] * 4, rollouts=[0, 0, 1, 1])
     assert correct(tokens, ObjectiveConfig(sequence_veto=1e-4)).vetoed_R.tolist() == [True, False]
     assert correct(tokens, ObjectiveConfig(sequence_veto=1e-3)).vetoed_R.tolist() == [True, True]
     assert correct(tokens, ObjectiveConfig()).vetoed_R.tolist() == [False, False]
 
 
-def test_the_sequence_mask_by_hand(make_tokens: Callable[..., Tokens]) -> None:
+def test_the_sequence_mask_by_hand(make_tokens: Callable[..., ObjectiveTokens]) -> None:
     """Mean log(μ / π) by rollout is log 4 / 2 = 0.69, -0.69 and 0.69; the last one's advantages differ."""
     ratios = [0.25, 1.0, 4.0, 1.0, 0.25, 1.0]
     tokens = make_tokens(ratios, [-1.0, -1.0, -1.0, -1.0, 2.0, -1.0], rollouts=[0, 0, 1, 1, 2, 2])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from echo_hub.learner.objectives.base import Objective, Tokens
+from echo_hub.learner.objectives.base import Objective, ObjectiveTokens
 from echo_hub.learner.objectives.decoupled_ppo import DecoupledPpo
 
 DECOUPLED = DecoupledPpo(clip_low=0.2, clip_high=0.2, cap=5.0)
@@ -22,7 +22,12 @@ DECOUPLED = DecoupledPpo(clip_low=0.2, clip_high=0.2, cap=5.0)
     ],
 )
 def test_loss_by_hand(
-    make_tokens: Callable[..., Tokens], learner: float, proximal: float, advantage: float, loss: float, clipped: bool
+    make_tokens: Callable[..., ObjectiveTokens],
+    learner: float,
+    proximal: float,
+    advantage: float,
+    loss: float,
+    clipped: bool,
 ) -> None:
     result = DECOUPLED.losses(make_tokens([learner], [advantage], proximal=[proximal]))
     assert result.losses_N.tolist() == pytest.approx([loss])
@@ -36,6 +41,6 @@ def test_gradient_by_finite_differences(check_gradient: Callable[..., None]) -> 
 
 
 def test_at_a_steps_start_it_equals_a_capped_policy_gradient(
-    make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
+    make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
     assert gradient(DECOUPLED, make_tokens([0.5, 3.0, 7.0], [1.0, -1.0, 1.0])) == pytest.approx([-0.5, 3.0, 0.0])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.learner.objectives.base import Objective, Tokens
+from echo_hub.learner.objectives.base import Objective, ObjectiveTokens
 from echo_hub.learner.objectives.sapo import Sapo
 
 SAPO = Sapo(temperature_positive=1.0, temperature_negative=2.0)
@@ -21,16 +21,18 @@ def gate(ratio: float, temperature: float) -> float:
 @pytest.mark.parametrize(
     ("ratio", "advantage", "temperature"), [(1.0, 3.0, 1.0), (2.5, 1.0, 1.0), (0.2, 1.0, 1.0), (1.7, -1.5, 2.0)]
 )
-def test_loss_by_hand(make_tokens: Callable[..., Tokens], ratio: float, advantage: float, temperature: float) -> None:
+def test_loss_by_hand(
+    make_tokens: Callable[..., ObjectiveTokens], ratio: float, advantage: float, temperature: float
+) -> None:
     result = SAPO.losses(make_tokens([ratio], [advantage]))
     assert result.losses_N.tolist() == pytest.approx([-gate(ratio, temperature) * advantage])
     assert result.clipped_N.tolist() == [False]
 
 
 def test_gradient_by_finite_differences_and_by_the_papers_weight(
-    make_tokens: Callable[..., Tokens],
+    make_tokens: Callable[..., ObjectiveTokens],
     check_gradient: Callable[..., None],
-    gradient: Callable[[Objective, Tokens], list[float]],
+    gradient: Callable[[Objective, ObjectiveTokens], list[float]],
 ) -> None:
     ratios, advantages = [1.0, 2.5, 0.2, 1.0, 1.7, 9.0], [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
     check_gradient(SAPO, ratios, advantages)
@@ -46,7 +48,7 @@ def test_gradient_by_finite_differences_and_by_the_papers_weight(
 def test_no_claim_makes_a_token_outweigh_a_step(log_ratio: float, advantage: float) -> None:
     value = torch.tensor([log_ratio], requires_grad=True)
     zero = torch.zeros(1)
-    tokens = Tokens(
+    tokens = ObjectiveTokens(
         learner_logprobs_N=value,
         old_logprobs_N=zero,
         proximal_logprobs_N=zero,

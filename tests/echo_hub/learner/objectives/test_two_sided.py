@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.learner.objectives.base import Objective, Tokens
+from echo_hub.learner.objectives.base import Objective, ObjectiveTokens
 from echo_hub.learner.objectives.two_sided import TwoSided
 
 TWO_SIDED = TwoSided(clip_low=0.2, clip_high=0.2, cap=4.0)
@@ -26,7 +26,7 @@ TWO_SIDED = TwoSided(clip_low=0.2, clip_high=0.2, cap=4.0)
     ],
 )
 def test_loss_by_hand(
-    make_tokens: Callable[..., Tokens], ratio: float, advantage: float, loss: float, clipped: bool
+    make_tokens: Callable[..., ObjectiveTokens], ratio: float, advantage: float, loss: float, clipped: bool
 ) -> None:
     result = TWO_SIDED.losses(make_tokens([ratio], [advantage]))
     assert result.losses_N.tolist() == pytest.approx([loss])
@@ -34,9 +34,9 @@ def test_loss_by_hand(
 
 
 def test_gradient_by_finite_differences(
-    make_tokens: Callable[..., Tokens],
+    make_tokens: Callable[..., ObjectiveTokens],
     check_gradient: Callable[..., None],
-    gradient: Callable[[Objective, Tokens], list[float]],
+    gradient: Callable[[Objective, ObjectiveTokens], list[float]],
 ) -> None:
     ratios, advantages = [1.1, 1.5, 3.0, 9.0, 0.5], [1.0, 1.0, -1.0, -1.0, -1.0]
     check_gradient(TWO_SIDED, ratios, advantages)
@@ -47,7 +47,7 @@ def test_gradient_by_finite_differences(
 def test_the_loss_is_bounded(ratio: float, advantage: float) -> None:
     value = torch.tensor([ratio], dtype=torch.float64).log()
     zero = torch.zeros_like(value)
-    tokens = Tokens(
+    tokens = ObjectiveTokens(
         learner_logprobs_N=value,
         old_logprobs_N=zero,
         proximal_logprobs_N=zero,

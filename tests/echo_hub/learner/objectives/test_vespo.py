@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.learner.objectives.base import Objective, Tokens
+from echo_hub.learner.objectives.base import Objective, ObjectiveTokens
 from echo_hub.learner.objectives.vespo import Vespo
 
 VESPO = Vespo(shape_positive=2.0, rate_positive=3.0, shape_negative=3.0, rate_negative=2.0)
@@ -20,7 +20,7 @@ def phi(w: float, k: float, rate: float) -> float:
 
 
 def test_loss_and_gradient_by_hand(
-    make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
+    make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
     """Weigh rollouts of two tokens, of one token, and of one unchanged token."""
     tokens = make_tokens([0.5, 1.5, 1.3, 1.0], [1.0, 1.0, -2.0, 3.0], rollouts=[0, 0, 1, 2])
@@ -34,7 +34,7 @@ def test_loss_and_gradient_by_hand(
 
 
 def test_a_turns_advantage_decides_its_own_tokens(
-    make_tokens: Callable[..., Tokens], gradient: Callable[[Objective, Tokens], list[float]]
+    make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
     tokens = make_tokens([0.5, 1.5], [1.0, -1.0], rollouts=[0, 0])
     assert gradient(VESPO, tokens) == pytest.approx([-phi(0.75, 2, 3), phi(0.75, 3, 2)])
@@ -44,7 +44,7 @@ def test_a_turns_advantage_decides_its_own_tokens(
 def test_no_claim_makes_a_rollout_outweigh_a_step(log_ratios: list[float], advantage: float) -> None:
     count = len(log_ratios)
     learner, zero = torch.tensor(log_ratios, requires_grad=True), torch.zeros(count)
-    tokens = Tokens(
+    tokens = ObjectiveTokens(
         learner_logprobs_N=learner,
         old_logprobs_N=zero,
         proximal_logprobs_N=zero,

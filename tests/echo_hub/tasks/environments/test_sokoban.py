@@ -8,22 +8,22 @@ import pytest
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments import sokoban
 from echo_hub.tasks.environments.base import Ending, Observation
-from echo_hub.tasks.environments.sokoban import MOVES, Board, is_cornered, make_sokoban, solution
+from echo_hub.tasks.environments.sokoban import MOVES, SokobanBoard, is_cornered, make_sokoban, solution
 from echo_shared.errors import ConfigError
 
 
-def board(*rows: str) -> Board:
+def board(*rows: str) -> SokobanBoard:
     """Return the board drawn in these rows."""
     places = {(row, column): mark for row, line in enumerate(rows) for column, mark in enumerate(line)}
     at = {marks: frozenset(place for place, mark in places.items() if mark in marks) for marks in ("#", ".*+", "$*")}
     (player,) = (place for place, mark in places.items() if mark in "@+")
-    return Board(len(rows), len(rows[0]), at["#"], at[".*+"], at["$*"], player)
+    return SokobanBoard(len(rows), len(rows[0]), at["#"], at[".*+"], at["$*"], player)
 
 
 ROOM = board("######", "#@---#", "#-$-.#", "#----#", "######")
 
 
-def game(of: Board = ROOM) -> Problem:
+def game(of: SokobanBoard = ROOM) -> Problem:
     return Problem(prompt=f"{of.text}:", metadata={"board": of})
 
 
@@ -33,7 +33,7 @@ def test_a_board_depends_on_its_seed_alone_and_its_answer_solves_it() -> None:
     assert problems == [environment.sample(seed) for seed in range(60)]
     assert len({problem.prompt for problem in problems}) == 60
     for problem in problems:
-        drawn: Board = problem.metadata["board"]
+        drawn: SokobanBoard = problem.metadata["board"]
         moves: str = problem.metadata["answer"]
         assert problem.prompt == f"{drawn.text}:" and board(*drawn.text.split()) == drawn
         assert 2 <= len(moves) <= 12 and drawn.played(moves).solved and not drawn.played(moves[:-1]).solved
@@ -109,16 +109,16 @@ def test_a_board_is_found_or_given_up_without_searching_through_all_that_boxes_c
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     played = 0
-    moved = Board.moved
+    moved = SokobanBoard.moved
 
-    def counted(board: Board, move: str) -> Board:
+    def counted(board: SokobanBoard, move: str) -> SokobanBoard:
         nonlocal played
         played += 1
         return moved(board, move)
 
     monkeypatch.setattr(sokoban, "STATES", 4_000)
     monkeypatch.setattr(sokoban, "STATES_OF_BOARD", 1_000)
-    monkeypatch.setattr(Board, "moved", counted)
+    monkeypatch.setattr(SokobanBoard, "moved", counted)
     hard = make_sokoban({"size": size, "boxes": 3, "inner_walls": 0, "fewest_moves": 60, "most_moves": 64})
     with pytest.raises(ConfigError, match="No Sokoban board fits"):
         hard.sample(0)
@@ -126,5 +126,5 @@ def test_a_board_is_found_or_given_up_without_searching_through_all_that_boxes_c
 
 
 def test_more_boxes_are_more_goals() -> None:
-    drawn: Board = make_sokoban({"boxes": 2, "size": 5}).sample(3).metadata["board"]
+    drawn: SokobanBoard = make_sokoban({"boxes": 2, "size": 5}).sample(3).metadata["board"]
     assert len(drawn.goals) == len(drawn.boxes) == 2 and not drawn.solved

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from echo_node.core.manners import MannersConfig, Reading
+from echo_node.core.manners import MannersConfig, SensorReading
 from echo_node.host.sensors.machine import MachineSensors
 from tests.echo_node.host.sensors.conftest import Desktop
 
@@ -35,7 +35,7 @@ def test_sensors_without_a_setting_are_not_read(desktop: Desktop, tmp_path: Path
         metered=True,
     )
     sensors = MachineSensors(tmp_path)
-    assert sensors.read(waived, engines=(), on_gpu=False) == Reading()
+    assert sensors.read(waived, engines=(), on_gpu=False) == SensorReading()
     sensors.close()
     assert desktop.asked == []
 
