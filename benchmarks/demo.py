@@ -26,7 +26,15 @@ from typing import Any, Final
 
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
-from echo_shared.step_figures import CLIP_FRACTION, COMPUTED_TOKENS, EVAL_S, GAP_S, GRAD_NORM, MISMATCH_KL, TRAIN_S
+from echo_shared.records.step_figures import (
+    CLIP_FRACTION,
+    COMPUTED_TOKENS,
+    EVAL_S,
+    GAP_S,
+    GRAD_NORM,
+    MISMATCH_KL,
+    TRAIN_S,
+)
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
 TIMEOUT_S: Final = 900

@@ -14,10 +14,11 @@ from safetensors.numpy import save_file
 
 from benchmarks.harness import driven_hub
 from benchmarks.harness.driven_hub import make_lease
-from echo_shared.codec import decode_from_node, encode
-from echo_shared.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, BOOKS_TEAM, REFUSED_TYPE
 from echo_shared.errors import RefusedError
-from echo_shared.messages import (
+from echo_shared.swarm import read_torrent
+from echo_shared.wire.codec import decode_from_node, encode
+from echo_shared.wire.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, BOOKS_TEAM, REFUSED_TYPE
+from echo_shared.wire.messages import (
     ArtefactOffer,
     DropReason,
     FromHub,
@@ -34,8 +35,7 @@ from echo_shared.messages import (
     TeamWanted,
     Way,
 )
-from echo_shared.sessions import HubSession
-from echo_shared.swarm import read_torrent
+from echo_shared.wire.sessions import HubSession
 
 __all__ = ["DrivenHub", "make_lease", "write_adapter", "write_base"]
 

@@ -8,7 +8,7 @@ import torch
 
 from echo_node.backends.registry import survey
 from echo_node.host import hardware
-from echo_shared.torch_precision import multiplies
+from echo_shared.sampling.torch_precision import multiplies
 
 
 @cache

@@ -17,7 +17,7 @@ from benchmarks.harness.pool import Remote
 from echo_node.backends.base import Engine, EngineSettings, PreparedPolicy
 from echo_node.backends.registry import make_engine
 from echo_node.host import hardware
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

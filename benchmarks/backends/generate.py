@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.harness.pool import Remote
 from echo_node.host import hardware
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 _DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16}
 

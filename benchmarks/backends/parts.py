@@ -25,8 +25,8 @@ from benchmarks.harness.models import QWEN3_06B, random_adapter
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.requests import GROUP_SIZE, sums, texts
 from echo_hub.run.base_model import resolve_base
-from echo_shared import draws
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 _Pair = tuple[GroupRequest, FinishedRollout]
 

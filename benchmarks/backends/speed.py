@@ -17,7 +17,7 @@ from benchmarks.backends.generate import GenerateProcess
 from benchmarks.harness.models import QWEN3_06B
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.requests import GROUP_SIZE, sums, texts
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
 TURNS_S: Final = 180.0

@@ -23,7 +23,7 @@ from benchmarks.backends.engine_process import EngineProcess
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
-from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
 
 COMPLETIONS: Final = 500
 WIDTH: Final = 64

@@ -33,7 +33,7 @@ from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_hub.views.learner_time import learner_time
 from echo_hub.views.pace import RunPace, newest_steps, read_pace
-from echo_shared.books import StepRecord
+from echo_shared.records.run import StepRecord
 
 WARM_UP: Final = 4
 """Steps that are left out, in which nodes earn trust and the hub learns their pace."""

@@ -16,7 +16,7 @@ from typing import Final
 from benchmarks.harness.wrapped_engine import WrappedEngine
 from echo_node.backends import registry, worker
 from echo_node.backends.base import Engine, EngineEvent
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 TOKEN_S: Final = "ECHO_BENCH_TOKEN_S"
 """Environment variable: the least seconds of a step."""

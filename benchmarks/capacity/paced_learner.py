@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from benchmarks.harness.hub_with_learner import train_by
 from echo_hub.learner import step
-from echo_shared.step_figures import TRAIN_S
+from echo_shared.records.step_figures import TRAIN_S
 
 STEP_S: Final = "ECHO_BENCH_STEP_S"
 """Environment variable: the least seconds of a step."""

@@ -33,8 +33,8 @@ from echo_hub.run.making import make_run
 from echo_hub.store.changing import key_of
 from echo_hub.store.database import connect
 from echo_hub.store.tables import evaluations, groups, rollouts, steps, trust
-from echo_shared.books import EvaluationKind
-from echo_shared.messages import ReceiptState
+from echo_shared.records.run import EvaluationKind
+from echo_shared.wire.messages import ReceiptState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from echo_shared.codec import decode_from_hub
 from echo_shared.errors import CodecError
-from echo_shared.messages import Receipts, ReceiptState
+from echo_shared.wire.codec import decode_from_hub
+from echo_shared.wire.messages import Receipts, ReceiptState
 
 HELD_S: Final = 0.2
 """Longest time for which a message waits to be swapped with the next one."""

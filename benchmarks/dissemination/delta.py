@@ -18,7 +18,7 @@ from benchmarks.harness.progress import Planned, Progress
 from benchmarks.learning.virtual_run import Learning, go_through
 from echo_hub.config.sections import HubConfig
 from echo_shared import delta
-from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
+from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 LEARNING_RATES: Final = (1e-5, 1e-4)
 STEPS: Final = 40

@@ -18,7 +18,6 @@ from safetensors.numpy import save_file
 from benchmarks.dissemination.baselines import DefaultLibtorrent, HttpServer
 from benchmarks.dissemination.host import obey
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.net import artefact_routes, tracker
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
@@ -29,9 +28,10 @@ from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
-from echo_shared import key_file
-from echo_shared.messages import Fetched, FromNode, Have, KeyframeWanted, Links, Welcome
+from echo_hub.spread.holdings import Arrival, Release
+from echo_shared.signing import key_file
 from echo_shared.swarm import SwarmSettings, open_swarm
+from echo_shared.wire.messages import Fetched, FromNode, Have, KeyframeWanted, Links, Welcome
 
 RUN: Final = "benchmark"
 

@@ -21,8 +21,8 @@ from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import NodePaths
 from echo_node.panel import NodeSnapshot
-from echo_shared import key_file
-from echo_shared.messages import Fetched
+from echo_shared.signing import key_file
+from echo_shared.wire.messages import Fetched
 
 RECONNECT_FIRST_S: Final = 0.2
 SOURCES: Final = {"pushed_bytes", "mesh_bytes", "swarm_bytes", "web_seed_bytes"}

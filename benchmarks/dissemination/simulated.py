@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from benchmarks.dissemination.rounds import Row
 from benchmarks.harness.progress import Planned, Progress
-from echo_hub.core.spread.broadcast import Broadcast, SendPiece
-from echo_hub.core.spread.windows import BroadcastPaths
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.spreading import Spreading
+from echo_hub.spread.broadcast import Broadcast, SendPiece
+from echo_hub.spread.windows import BroadcastPaths
 
 NUM_NODES: Final = (64, 256, 1_024)
 KINDS: Final = ("equal", "unequal")

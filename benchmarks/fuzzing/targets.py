@@ -21,13 +21,18 @@ from safetensors.numpy import save_file
 from benchmarks.fuzzing import mutation
 from echo_hub.net import tracker
 from echo_node.net.mesh_proof import node_of
-from echo_shared import bencode, codec, delta, sealing
-from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter
-from echo_shared.artefacts import Manifest, ManifestFile, open_offer, sign_offer
-from echo_shared.credentials import Credentials
+from echo_shared import delta
+from echo_shared.artefacts import sealing
+from echo_shared.artefacts.manifest import Manifest, ManifestFile, open_offer, sign_offer
+from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter
+from echo_shared.delta.tensors import read_layout
 from echo_shared.errors import EchoError
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.signing.identity import Identity
+from echo_shared.swarm import bencode
+from echo_shared.swarm.torrent import make_torrent, read_torrent
+from echo_shared.wire import codec
+from echo_shared.wire.credentials import Credentials
+from echo_shared.wire.messages import (
     FinishReason,
     FromHub,
     FromNode,
@@ -45,8 +50,6 @@ from echo_shared.messages import (
     TeamWanted,
     rollout_id,
 )
-from echo_shared.swarm.torrent import make_torrent, read_torrent
-from echo_shared.tensors import read_layout
 
 CHEAP_RUNS: Final = 10_000_000
 DEAR_RUNS: Final = 100_000

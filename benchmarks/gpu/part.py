@@ -42,10 +42,10 @@ from echo_hub.learner.probe import first_cut
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
-from echo_shared import draws, torch_draws
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.records.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
+from echo_shared.sampling import draws, torch_draws
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.torch_sampler import sample_groups
 
 STEPS: Final = 3
 """The first one is not timed."""

@@ -18,8 +18,8 @@ from benchmarks.harness.books import GROUP_SIZE, Amount, fill
 from benchmarks.harness.models import random_adapter
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.accounting.events import NodeConnected, NodeReported
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
-from echo_hub.core.events import NodeConnected, NodeReported
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.live_nodes import LiveNode
 from echo_hub.run.base_model import resolve_base

@@ -20,7 +20,7 @@ from sqlalchemy import Engine
 from sqlalchemy.event import listen, remove
 
 from benchmarks.harness.books import BYTES, GROUP_SIZE, LEASE_SIZE
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     CheckingCredited,
     CheckRecorded,
     CostAccrued,
@@ -39,16 +39,16 @@ from echo_hub.core.effects import (
     TrustDecided,
     VersionRecorded,
 )
-from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.standing import Decision, StandingRow
+from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.changing import key_of
 from echo_hub.store.known_nodes import note_still_here
 from echo_hub.store.retired import StepSpan, read_last
 from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire
-from echo_shared.books import RunEvent
-from echo_shared.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.records.run import RunEvent
+from echo_shared.wire.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
 
 PART: Final = 512
 """Most records of a kind in one turn."""

@@ -29,7 +29,7 @@ from echo_hub.store.tables import (
     trust,
     versions,
 )
-from echo_shared.step_figures import STEP_FIGURES
+from echo_shared.records.step_figures import STEP_FIGURES
 
 GROUP_SIZE: Final = 8
 LEASE_SIZE: Final = 2

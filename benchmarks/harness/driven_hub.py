@@ -14,15 +14,17 @@ from typing import Any, TypeVar
 import numpy as np
 from aiohttp import WSMsgType, web
 
-from echo_shared import delta, sealing
-from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name, sign_offer
-from echo_shared.credentials import (
+from echo_shared import delta
+from echo_shared.artefacts import sealing
+from echo_shared.artefacts.hashed_files import describe_files
+from echo_shared.artefacts.manifest import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name, sign_offer
+from echo_shared.signing.identity import Identity
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm
+from echo_shared.wire.credentials import (
     Credentials,
     challenge_header,
 )
-from echo_shared.hashed_files import describe_files
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.wire.messages import (
     ArtefactOffer,
     FromHub,
     FromNode,
@@ -35,8 +37,7 @@ from echo_shared.messages import (
     Way,
     Welcome,
 )
-from echo_shared.sessions import HubSession
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm
+from echo_shared.wire.sessions import HubSession
 
 PATIENCE_S = 60.0
 M = TypeVar("M")

@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
+from echo_shared.delta.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
 
 LORA_RANK: Final = 16
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from echo_hub.run.base_model import resolve_base
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
-from echo_shared import draws
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import GroupRequest
 
 GROUP_SIZE: Final = 8
 PROMPT_TOKENS: Final = 32

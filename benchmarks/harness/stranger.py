@@ -16,9 +16,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 from websockets.http11 import Response
 
-from echo_shared.credentials import Credentials, challenge_of
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.credentials import Credentials, challenge_of
+from echo_shared.wire.messages import (
     Challenge,
     FromNode,
     Lease,
@@ -31,7 +31,7 @@ from echo_shared.messages import (
     Refused,
     Welcome,
 )
-from echo_shared.sessions import NodeSession
+from echo_shared.wire.sessions import NodeSession
 
 WAITS_S: Final = 60.0
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_node.backends.base import Engine, EngineEvent, EngineSettings, PreparedPolicy
-from echo_shared.sampling import DrawnPart, GroupRequest
-from echo_shared.scoring import Intervals
+from echo_shared.sampling.interface import DrawnPart, GroupRequest
+from echo_shared.sampling.scoring import Intervals
 
 
 class WrappedEngine:

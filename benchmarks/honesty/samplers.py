@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 from benchmarks.backends.engine_process import EngineProcess
 from benchmarks.honesty.short_run import Asked, ShortRun
 from echo_hub.verify.drawn import DrawnRollout
-from echo_shared.rollout_books import DrawnSpan
-from echo_shared.sampling import FinishedRollout
-from echo_shared.tensors import TensorFile
+from echo_shared.delta.tensors import TensorFile
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.sampling.interface import FinishedRollout
 
 VERSION: Final = 11
 """Version that rollouts claim by default."""

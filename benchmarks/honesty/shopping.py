@@ -35,10 +35,10 @@ from echo_hub.core.trust.standing import Standing
 from echo_hub.learner.policy import Policy
 from echo_hub.verify.drawn import unpack_evidence, unpack_spans
 from echo_hub.verify.worker import Examiner
-from echo_shared import draws
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
+from echo_shared.sampling.torch_sampler import sample_groups
+from echo_shared.wire.messages import FinishReason
 
 CLAIMED: Final = ("f32", "bf16", "q8_0", "q4_k_m", "q4_0")
 """Precisions that the node claims."""

@@ -19,9 +19,9 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
 from echo_hub.tasks.base import Problem, Task
-from echo_shared import draws
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.torch_sampler import sample_groups
 
 STEPS: Final = 12
 GROUPS: Final = 64

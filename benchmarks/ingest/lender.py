@@ -21,12 +21,12 @@ import aiohttp
 import msgpack
 import numpy as np
 
-from echo_shared.codec import encode
-from echo_shared.credentials import Credentials, challenge_of
-from echo_shared.identity import Identity
-from echo_shared.messages import NodeStatus
-from echo_shared.messages.fields import pack_array
-from echo_shared.sessions import NodeSession
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import encode
+from echo_shared.wire.credentials import Credentials, challenge_of
+from echo_shared.wire.messages import NodeStatus
+from echo_shared.wire.messages.fields import pack_array
+from echo_shared.wire.sessions import NodeSession
 
 OVERHEAD_BYTES: Final = 330
 """Approximate bytes of a frame without its tokens."""

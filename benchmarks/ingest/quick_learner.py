@@ -17,7 +17,7 @@ from echo_hub.learner import step
 from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.screen import Findings
 from echo_hub.learner.settings import TrainingGroup
-from echo_shared.step_figures import GRAD_NORM, TRAIN_S
+from echo_shared.records.step_figures import GRAD_NORM, TRAIN_S
 
 
 def untrained_step(

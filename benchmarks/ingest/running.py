@@ -32,8 +32,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.store.database import connect
 from echo_hub.store.tables import rollouts
-from echo_shared.messages import ReceiptState, rollout_id
-from echo_shared.process_memory import own_bytes
+from echo_shared.process.process_memory import own_bytes
+from echo_shared.wire.messages import ReceiptState, rollout_id
 
 WARM_UP_S: Final = 4.0
 """Time until nodes hold all that they can: the hub gives new keys more with each round."""

@@ -22,7 +22,7 @@ from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.learner.cases import CASES, Case, make_model
 from benchmarks.learner.side import Side, Step
-from echo_shared.torch_precision import multiplies
+from echo_shared.sampling.torch_precision import multiplies
 
 DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"
 

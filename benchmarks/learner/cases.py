@@ -14,7 +14,7 @@ import torch
 from benchmarks.harness.models import Shape, random_model
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import resolve_base
-from echo_shared.messages import FinishReason
+from echo_shared.wire.messages import FinishReason
 
 LEARNING_RATE: Final = 1e-6
 """So small that each step repeats the work of the first step."""

@@ -21,7 +21,7 @@ from benchmarks.harness.models import LORA_RANK
 from benchmarks.learner.cases import LEARNING_RATE, Case, fill_adapter, make_batch
 from benchmarks.learner.side import Questions
 from echo_hub.learner.settings import TrainingGroup
-from echo_shared.adapter import PROJECTIONS
+from echo_shared.delta.adapter import PROJECTIONS
 
 _MANY_STEPS = 10_000
 

@@ -29,13 +29,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, by_policy, hubs_own, same_training, score_of
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.effects import RolloutsDropped, SendLease, StepPlanned
+from echo_hub.core.accounting.effects import RolloutsDropped, SendLease, StepPlanned
 from echo_hub.run.base_model import resolve_base
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import Record
 from echo_hub.simulator.world import World
-from echo_shared.messages import rollout_id
+from echo_shared.wire.messages import rollout_id
 
 RECORDED: Final = Path(__file__).with_name("arrivals.json")
 POOL_OVER_NEED: Final = 1.15

@@ -23,11 +23,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.cases import Case
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.accounting.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
+from echo_hub.core.accounting.events import GroupPrepared
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
-from echo_hub.core.events import GroupPrepared
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
@@ -42,10 +42,10 @@ from echo_hub.simulator.world import World
 from echo_hub.training.trainer import arrived
 from echo_node.backends.base import EngineSettings, PreparedPolicy
 from echo_node.backends.registry import make_engine
-from echo_shared import torch_sampler
-from echo_shared.messages import rollout_id
-from echo_shared.rollout_books import RolloutPayload
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.sampling import torch_sampler
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import rollout_id
 
 Draw = Callable[[Policy, Mapping[str, Tensor], Sequence[GroupRequest]], Iterable[FinishedRollout]]
 """Draws all rollouts of the requests with these weights of the policy's adapter."""

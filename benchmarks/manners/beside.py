@@ -23,7 +23,7 @@ from benchmarks.manners.scene import PATIENCE_S, Engine, Models, engine_of, work
 from echo_node.host import control
 from echo_node.host.paths import NodePaths
 from echo_shared.errors import ConnectError
-from echo_shared.messages import NodeStatus
+from echo_shared.wire.messages import NodeStatus
 
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
 """A program that only computes."""

@@ -19,7 +19,7 @@ from echo_node.backends.process import EngineChild, Finished
 from echo_node.backends.registry import BackendChoice
 from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode
-from echo_shared.supervised import ChildLimits
+from echo_shared.process.supervised import ChildLimits
 
 TOKENS: Final = 96
 """Tokens of each rollout, which has no earlier end."""

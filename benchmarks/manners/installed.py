@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from benchmarks.harness.processes import ended
 from benchmarks.manners.scene import Models, working_hub
-from echo_shared.messages import Rollout
+from echo_shared.wire.messages import Rollout
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WHEELHOUSE: Final = ROOT / "dist" / "wheelhouse"

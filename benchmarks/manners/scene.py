@@ -28,8 +28,8 @@ from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
 from echo_node.host.paths import NodePaths
 from echo_node.panel import NodeSnapshot, PlainPanel
-from echo_shared import key_file
-from echo_shared.messages import LeaseReturned, NodeStatus, Rollout, RolloutParts
+from echo_shared.signing import key_file
+from echo_shared.wire.messages import LeaseReturned, NodeStatus, Rollout, RolloutParts
 
 PATIENCE_S: Final = 300.0
 LOOK_S: Final = 0.002

@@ -18,7 +18,7 @@ from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.leasing import turn_seed
+from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.evaluation.by_hub import Generated, HeldOut, Ids, Played, evaluate
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
@@ -26,11 +26,11 @@ from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import EnvironmentReply
-from echo_shared import torch_sampler
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.torch_draws import draw, most_likely
-from echo_shared.torch_prefix_cache import PrefixCache
+from echo_shared.sampling import torch_sampler
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.torch_draws import draw, most_likely
+from echo_shared.sampling.torch_prefix_cache import PrefixCache
+from echo_shared.wire.messages import FinishReason
 
 KEPT_TOKENS: Final = 2**17
 """Cached tokens of unfinished episodes: half a gigabyte with `builtin:small`."""

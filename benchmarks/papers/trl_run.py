@@ -43,7 +43,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.environments.base import Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
-from echo_shared import torch_sampler
+from echo_shared.sampling import torch_sampler
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:

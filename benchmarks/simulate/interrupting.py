@@ -24,7 +24,7 @@ from benchmarks.simulate.kind import Case, Kind, Row, check, least, most
 from echo_hub.simulator.report import report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
-from echo_shared.moving_on import READING
+from echo_shared.sampling.moving_on import READING
 
 MARGIN: Final = 0.7
 STEPS: Final = 40

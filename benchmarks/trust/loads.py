@@ -34,10 +34,10 @@ from benchmarks.harness.site import Settings, Site, merged, open_site
 from benchmarks.harness.stranger import Stranger
 from echo_hub.config.file import load_config
 from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
-from echo_shared.messages import MAX_FRAME_BYTES, LeaseReturned, NodeStatus, ReceiptState
-from echo_shared.messages.fields import printable
-from echo_shared.process_memory import own_bytes
+from echo_shared.process.process_memory import own_bytes
 from echo_shared.swarm import read_torrent
+from echo_shared.wire.messages import MAX_FRAME_BYTES, LeaseReturned, NodeStatus, ReceiptState
+from echo_shared.wire.messages.fields import printable
 
 ENDS_WITHIN_S: Final = 150.0
 WARM_UP_STEPS: Final = 20

@@ -19,8 +19,8 @@ from echo_node.host.hubs import Joining
 from echo_node.net.client import Introduction
 from echo_node.panel import NodeSnapshot
 from echo_node.shell import RunShell, artefact_title
-from echo_shared.identity import Identity, fingerprint
-from echo_shared.messages import Totals, Welcome
+from echo_shared.signing.identity import Identity, fingerprint
+from echo_shared.wire.messages import Totals, Welcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

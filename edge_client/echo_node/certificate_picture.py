@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 from xml.sax.saxutils import escape
 
-from echo_shared.contribution import Contribution
-from echo_shared.identity import fingerprint
+from echo_shared.records.contribution import Contribution
+from echo_shared.signing.identity import fingerprint
 
 WIDTH: Final = 1_000
 HEIGHT: Final = 620

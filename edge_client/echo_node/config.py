@@ -15,9 +15,9 @@ from echo_node.host.cage.description import CageMode
 from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
-from echo_shared.messages import MAX_COST_PER_HOUR, MAX_POWER_WATTS
-from echo_shared.messages.shown_names import checked_name
 from echo_shared.settings import SECRET, SecretText, load_settings
+from echo_shared.wire.messages import MAX_COST_PER_HOUR, MAX_POWER_WATTS
+from echo_shared.wire.messages.shown_names import checked_name
 
 BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]
 

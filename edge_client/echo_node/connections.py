@@ -17,8 +17,8 @@ from echo_node.net.flow import Flow
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.online import Online
 from echo_node.net.receiver import Receiver
-from echo_shared.messages import Links, MeshPeer
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
+from echo_shared.wire.messages import Links, MeshPeer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

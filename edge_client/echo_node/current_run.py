@@ -17,8 +17,8 @@ from echo_node.host.hubs import Joining
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.shell import RunShell
 from echo_shared.errors import DISK_FULL, StorageError
-from echo_shared.identity import fingerprint
-from echo_shared.messages import Totals, Welcome
+from echo_shared.signing.identity import fingerprint
+from echo_shared.wire.messages import Totals, Welcome
 
 log = logging.getLogger(__name__)
 

@@ -54,10 +54,10 @@ from echo_node.releases import newer_release, upgraded
 from echo_node.reloading import ChangedSettings, changes, in_force
 from echo_node.shell import RunShell
 from echo_node.updating import NodeToUpdate, Updater
-from echo_shared.codec import check_codec
 from echo_shared.errors import EchoError, RefusedError
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import check_codec
+from echo_shared.wire.messages import (
     Challenge,
     FromHub,
     KeysRotated,
@@ -72,7 +72,7 @@ from echo_shared.messages import (
     Unwanted,
     Welcome,
 )
-from echo_shared.messages import Mesh as MeshNews
+from echo_shared.wire.messages import Mesh as MeshNews
 
 log = logging.getLogger(__name__)
 

@@ -43,9 +43,9 @@ from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_node.host.probing import PROBE_S, failure_of
 from echo_node.net.tls import handshake_failure
-from echo_shared.codec import check_codec
 from echo_shared.errors import BackendError, ConfigError, EchoError, LocalProtocolError, StorageError
-from echo_shared.messages.fields import printable_line
+from echo_shared.wire.codec import check_codec
+from echo_shared.wire.messages.fields import printable_line
 
 HUB_S: Final = 10.0
 LITTLE_DISK_BYTES: Final = 4 * 2**30

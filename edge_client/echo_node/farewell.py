@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_node.panel import NodeSnapshot, credit, fates, rank
-from echo_shared.messages.fields import printable_line
+from echo_shared.wire.messages.fields import printable_line
 
 
 def farewell(snapshot: NodeSnapshot, now: float, *, leaves: bool = False) -> list[str]:

@@ -20,9 +20,9 @@ from echo_node.host.paths import NodePaths
 from echo_node.host.signals import stop_signals
 from echo_node.lending.pairing import HelperAddress, Pairing
 from echo_node.lending.tunnel import START_S, DeviceRelay, Lent
-from echo_shared import process_memory
-from echo_shared.child import Child, Frame
 from echo_shared.errors import BackendError
+from echo_shared.process import process_memory
+from echo_shared.process.child import Child, Frame
 
 log = logging.getLogger(__name__)
 

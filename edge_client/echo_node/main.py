@@ -11,7 +11,7 @@ import typer
 import echo_shared
 from echo_node.commands import autostart, hubs, identity, journal, machine, owner, receipts, settings, team, working
 from echo_shared.errors import EchoError
-from echo_shared.utf8 import use_utf8, utf8_names
+from echo_shared.files.utf8 import use_utf8, utf8_names
 
 app = typer.Typer(
     name="echo-node",

@@ -21,7 +21,7 @@ from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.shell import Deliver, RunParts, RunShell
 from echo_shared.errors import StorageError
-from echo_shared.messages import Welcome
+from echo_shared.wire.messages import Welcome
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import Sensors
 from echo_node.host.trouble_log import TroubleLog
 from echo_shared.errors import StorageError
-from echo_shared.process_memory import own_bytes
+from echo_shared.process.process_memory import own_bytes
 
 log = logging.getLogger(__name__)
 

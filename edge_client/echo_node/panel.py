@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from echo_node.host.cage.description import Held
-from echo_shared.messages.fields import printable
+from echo_shared.wire.messages.fields import printable
 
 log = logging.getLogger(__name__)
 

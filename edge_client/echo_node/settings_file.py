@@ -22,7 +22,7 @@ from tomlkit.items import Table
 from echo_node.config import NodeConfig, load_config
 from echo_node.host.hubs import Flag
 from echo_shared.errors import BackendError, ConfigError, StorageError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 from echo_shared.settings import place_of, without_secrets
 
 _WORDS: Final = {

@@ -46,7 +46,7 @@ from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.fetcher import UNREADABLE, Fetcher
 from echo_node.net.online import Online
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
-from echo_shared.messages import ArtefactOffer, Fetched, FromNode, ReceiptsWanted
+from echo_shared.wire.messages import ArtefactOffer, Fetched, FromNode, ReceiptsWanted
 
 log = logging.getLogger(__name__)
 

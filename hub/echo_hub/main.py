@@ -41,17 +41,17 @@ from echo_hub.lifecycle.beside_hub import RunArgument, check_writable, store_of,
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
 from echo_hub.tasks.free_rewards import warning_of
-from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
-from echo_shared.identity import fingerprint
-from echo_shared.importing import uncollected
+from echo_shared.files.utf8 import use_utf8, utf8_names
+from echo_shared.process.importing import uncollected
 from echo_shared.settings import without_secrets
-from echo_shared.utf8 import use_utf8, utf8_names
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import fingerprint
 
 if TYPE_CHECKING:
     from echo_hub.config.sections import HubConfig
     from echo_hub.store.store import Store
-    from echo_shared.books import NodeTotals
+    from echo_shared.records.run import NodeTotals
 
 app = typer.Typer(
     no_args_is_help=True,

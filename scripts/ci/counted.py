@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from echo_shared import codec
 from echo_shared.errors import EchoError
+from echo_shared.wire import codec
 
 REFUSED: Final = "refused: "
 

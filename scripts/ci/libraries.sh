@@ -54,8 +54,8 @@ newest() {
     environment newest "$(pythons | tail -n 1 | cut -d ' ' -f 2)" \
         < <("$VENV/bin/python" -m scripts.ci.requirements hub mlx parquet)
     $OUT/newest/bin/python -W error -m scripts.ci.import_all
-    tests newest tests/echo_shared/test_codec.py tests/echo_shared/test_message_form.py tests/echo_shared/test_messages.py \
-        tests/echo_shared/messages tests/echo_shared/test_settings.py tests/echo_node/host/test_spool.py \
+    tests newest tests/echo_shared/wire/test_codec.py tests/echo_shared/wire/test_message_form.py tests/echo_shared/wire/test_messages.py \
+        tests/echo_shared/wire/messages tests/echo_shared/test_settings.py tests/echo_node/host/test_spool.py \
         tests/scripts/docs --ignore tests/scripts/docs/test___main__.py
     "$VENV/bin/python" -m scripts.ci.mixed_run $OUT/newest/bin/python
 }
@@ -64,7 +64,7 @@ lowest() {
     environment lowest "$(pythons | head -n 1 | cut -d ' ' -f 2)" --resolution lowest-direct \
         < <("$VENV/bin/python" -m scripts.ci.requirements hub parquet)
     $OUT/lowest/bin/python -W error -m scripts.ci.import_all
-    tests lowest tests/echo_shared/test_codec.py tests/echo_shared/test_messages.py tests/echo_shared/messages \
+    tests lowest tests/echo_shared/wire/test_codec.py tests/echo_shared/wire/test_messages.py tests/echo_shared/wire/messages \
         tests/echo_shared/test_settings.py tests/echo_shared/swarm tests/echo_node/net/test_client.py \
         tests/echo_node/net/test_hub_connection.py tests/echo_node/host/test_spool.py
     transformers
@@ -76,8 +76,8 @@ transformers() {
     uv pip install --quiet --python "$VENV/bin/python" --target $OUT/transformers transformers
     PYTHONPATH=$OUT/transformers:$PYTHONPATH
     "$VENV/bin/python" -c 'import transformers; print("transformers", transformers.__version__)'
-    "$VENV/bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist worksteal tests/echo_shared/test_torch_sampler.py \
-        tests/echo_shared/test_torch_cache.py tests/echo_shared/test_torch_prefix_cache.py \
+    "$VENV/bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist worksteal tests/echo_shared/sampling/test_torch_sampler.py \
+        tests/echo_shared/sampling/test_torch_cache.py tests/echo_shared/sampling/test_torch_prefix_cache.py \
         tests/echo_hub/run/test_chat_template.py tests/echo_hub/run/test_template_files.py \
         tests/echo_hub/run/test_gguf_base.py
 }

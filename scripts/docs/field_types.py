@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from echo_shared.messages.fields import PackedArray
+from echo_shared.wire.messages.fields import PackedArray
 from scripts.docs.markdown import code
 
 _PLAIN: Final = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_hub.dashboard import metrics
-from echo_shared.step_figures import STEP_FIGURES
+from echo_shared.records.step_figures import STEP_FIGURES
 from scripts.docs.markdown import code, table, text
 
 _KINDS: Final = {

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from echo_shared import messages, sessions
-from echo_shared.messages.fields import MAX_TOKENS
+from echo_shared.wire import messages, sessions
+from echo_shared.wire.messages.fields import MAX_TOKENS
 from scripts.docs import field_types
 from scripts.docs.markdown import attribute_docstrings, code, paragraphs, table, text
 

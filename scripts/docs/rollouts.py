@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from echo_shared.messages import Checked, DropReason, ReceiptState, StandbyReason
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState, StandbyReason
 from scripts.docs.markdown import attribute_docstrings, code, paragraphs, table, text
 
 

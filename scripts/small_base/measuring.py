@@ -13,8 +13,8 @@ from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.rewards import RewardBounds
-from echo_shared import torch_sampler
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling import torch_sampler
+from echo_shared.sampling.interface import GroupRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class CodecError(RemoteProtocolError):
 
 
 class RefusedError(EchoError):
-    """The peer refused; `code` is one of `echo_shared.messages.RefusalCode`."""
+    """The peer refused; `code` is one of `echo_shared.wire.messages.RefusalCode`."""
 
     default_code = "refused"
 

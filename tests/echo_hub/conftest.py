@@ -13,9 +13,8 @@ import pytest
 from sqlalchemy import text
 
 from benchmarks.harness.postgresql import PostgreSQL, lacking, postgresql
-from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import Action, PrepareGroup, PublishVersion, ScoreRollout, SendLease, TrainStep
-from echo_hub.core.events import (
+from echo_hub.core.accounting.effects import Action, PrepareGroup, PublishVersion, ScoreRollout, SendLease, TrainStep
+from echo_hub.core.accounting.events import (
     Event,
     GroupPrepared,
     NodeConnected,
@@ -25,6 +24,7 @@ from echo_hub.core.events import (
     StepDone,
     VersionPublished,
 )
+from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.driver import Driver
@@ -36,8 +36,8 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.messages import FinishReason, rollout_id
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import FinishReason, rollout_id
 from tests.echo_hub.judge_endpoint import FakeEndpoint, served
 
 _T = TypeVar("_T")

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 import echo_shared
 from echo_hub import main as main_module
 from echo_hub.config.file import load_config
-from echo_hub.core.effects import StandingRecorded
+from echo_hub.core.accounting.effects import StandingRecorded
 from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.main import app
 from echo_hub.run.base_model import resolve_base
@@ -28,9 +28,9 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.store.known_nodes import ban_nodes, read_banned_nodes
 from echo_hub.store.standings import read_wanted_pardons
 from echo_hub.store.store import Store
-from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
-from echo_shared.identity import fingerprint
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import fingerprint
 from tests.echo_hub.written_books import write_books
 
 FLAGS = {
@@ -385,7 +385,7 @@ def test_nodes_are_listed_with_the_ids_that_ban_takes(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "<b>x</b>", "../../etc/passwd", "=1+1", "W" * 64, "$(reboot)"])
 def test_a_hostile_name_is_shown_unchanged_on_its_nodes_line(run: Path, serving: Store, name: str) -> None:
-    """Control characters and text directions are removed earlier, by `echo_shared.messages.fields`."""
+    """Control characters and text directions are removed earlier, by `echo_shared.wire.messages.fields`."""
     serving.node_seen(node_id="mallory", public_key=bytes(32), name=name, backend="[b]", device="[/b]", now=1.0)
     (line,) = (line for line in said("nodes", run).splitlines() if "mallory" in line)
     assert re.search(rf"mallory +{re.escape(name)} +\[b\] +\[/b\] ", line)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     GroupOpened,
     Record,
     RolloutReceived,
@@ -19,10 +19,10 @@ from echo_hub.core.effects import (
     StepTrained,
     VersionRecorded,
 )
-from echo_hub.core.spread.holdings import Arrival
+from echo_hub.spread.holdings import Arrival
 from echo_hub.store.store import Store
-from echo_shared.messages import Fetched, FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import Fetched, FinishReason
 
 BEGAN = 1_000.0
 PERIOD_S = 4.0

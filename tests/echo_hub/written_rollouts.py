@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     GroupDropped,
     GroupOpened,
     RolloutReceived,
@@ -20,8 +20,8 @@ from echo_hub.core.effects import (
 )
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.store.store import Store
-from echo_shared.messages import DropReason, FinishReason
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload
+from echo_shared.wire.messages import DropReason, FinishReason
 
 TEXTS = ("<script>alert(1)</script>", "plain 3", "5", "a longer one", "All wrong", "all wrong")
 REWARDS = (1.0, 0.0, 0.25, 0.5, 0.0, 0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     GroupOpened,
     RolloutReceived,
     RolloutsDropped,
@@ -17,9 +17,9 @@ from echo_hub.core.effects import (
     StepTrained,
 )
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation, EvaluationKind, TaskFigures
-from echo_shared.messages import DropReason, FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.records.run import Evaluation, EvaluationKind, TaskFigures
+from echo_shared.wire.messages import DropReason, FinishReason
 
 
 def train(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.backends import process
-from echo_shared.messages import Lease, rollout_id
+from echo_shared.wire.messages import Lease, rollout_id
 from tests.driven_hub import DrivenHub as Hub
 from tests.driven_hub import make_lease, write_adapter
 

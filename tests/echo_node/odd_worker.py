@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from echo_node.backends import registry, worker
 from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineEvent, EngineSettings, PreparedPolicy
 from echo_shared.errors import BackendError, CodecError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
-from echo_shared.scoring import Intervals
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.sampling.scoring import Intervals
+from echo_shared.wire.messages import FinishReason
 
 FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK, MUSE = range(10)
 """First token of a prompt, which selects the fault."""

@@ -11,7 +11,7 @@ from echo_node.host import hardware
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
 from echo_node.net.client import Introduction
-from echo_shared.identity import Identity
+from echo_shared.signing.identity import Identity
 
 ME = Identity.generate()
 FOUND = hardware.detect()

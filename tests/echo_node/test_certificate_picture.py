@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from echo_node.certificate_picture import HEIGHT, WIDTH, picture
-from echo_shared.identity import fingerprint
-from tests.echo_shared.test_contribution import HUB, contribution
+from echo_shared.signing.identity import fingerprint
+from tests.echo_shared.records.test_contribution import HUB, contribution
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -17,11 +17,11 @@ from echo_node.host.hubs import HubRecord, Joining
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.shell import RunShell
 from echo_shared.errors import DISK_FULL, StorageError
-from echo_shared.messages import Welcome
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
+from echo_shared.wire.messages import Welcome
 from tests.echo_node.host.test_spool import spooled
 from tests.echo_node.test_shell import Site
-from tests.echo_shared.messages.examples import TOTALS
+from tests.echo_shared.wire.messages.examples import TOTALS
 
 PATIENCE_S = 60.0
 

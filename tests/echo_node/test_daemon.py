@@ -27,11 +27,13 @@ from echo_node.host.sensors.machine import Sensors
 from echo_node.host.spool import Spool
 from echo_node.net.mesh import MeshLinks
 from echo_node.panel import PlainPanel
-from echo_shared import key_file, process_memory, relay_tree
-from echo_shared.artefacts import open_offer
+from echo_shared.artefacts.manifest import open_offer
 from echo_shared.errors import ConnectError, RefusedError, StorageError
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.process import process_memory
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import Identity
+from echo_shared.wire import relay_tree
+from echo_shared.wire.messages import (
     DropReason,
     Fetched,
     Goodbye,
@@ -59,7 +61,7 @@ from echo_shared.messages import (
     Unwanted,
     Way,
 )
-from echo_shared.messages import Mesh as MeshNews
+from echo_shared.wire.messages import Mesh as MeshNews
 
 pytest.importorskip("llama_cpp")
 

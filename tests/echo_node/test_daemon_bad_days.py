@@ -22,7 +22,7 @@ from echo_node.daemon import Daemon
 from echo_node.host import control
 from echo_node.machine_watch import LOOK_S
 from echo_shared.errors import ConfigError
-from echo_shared.messages import Fetched, LeaseReturned, Rollout
+from echo_shared.wire.messages import Fetched, LeaseReturned, Rollout
 from tests.conftest import Site
 from tests.echo_node.fake_sensors import FakeSensors
 from tests.echo_node.test_daemon import Node, newest_status, ready_for

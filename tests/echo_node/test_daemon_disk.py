@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo_node.config import BackendName
 from echo_node.core.manners import MannersConfig
-from echo_shared.messages import Fetched, Proof
+from echo_shared.wire.messages import Fetched, Proof
 from tests.echo_node.fake_sensors import FakeSensors
 from tests.echo_node.test_daemon import Node, newest_status, ready_for
 from tests.echo_node.test_daemon_bad_days import problems

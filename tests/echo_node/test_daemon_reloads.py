@@ -21,9 +21,9 @@ from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Flag, Joining
 from echo_node.host.paths import NodePaths
 from echo_node.panel import PlainPanel
-from echo_shared import key_file
 from echo_shared.errors import ConfigError, ConnectError
-from echo_shared.messages import Goodbye, LeaseReturned, Proof, Rollout, RolloutParts
+from echo_shared.signing import key_file
+from echo_shared.wire.messages import Goodbye, LeaseReturned, Proof, Rollout, RolloutParts
 from tests.echo_node.fake_sensors import FakeSensors
 from tests.echo_node.test_daemon import newest_status, ready_for
 

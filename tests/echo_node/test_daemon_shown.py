@@ -14,10 +14,10 @@ from echo_node.host import control
 from echo_node.host.last_word import LastWord
 from echo_node.host.notifications import PATH, SERVICE
 from echo_shared.errors import RefusedError
-from echo_shared.messages import Proof, ReceiptState, RefusalCode
+from echo_shared.wire.messages import Proof, ReceiptState, RefusalCode
 from tests.echo_node.host.conftest import Desktop, desktop
 from tests.echo_node.test_daemon import Node, ready_for
-from tests.echo_shared.messages.examples import TOTALS
+from tests.echo_shared.wire.messages.examples import TOTALS
 
 __all__ = ["desktop"]
 pytest.importorskip("llama_cpp")

@@ -13,7 +13,7 @@ import pytest
 from echo_node.core.manners import SensorReading
 from echo_node.host import control
 from echo_shared.errors import ConfigError
-from echo_shared.messages import Fetched, Goodbye, LeaseReturned, NodeStatus, Rollout
+from echo_shared.wire.messages import Fetched, Goodbye, LeaseReturned, NodeStatus, Rollout
 from tests.echo_node.fake_sensors import FakeSensors
 from tests.echo_node.test_daemon import Node, newest_status, ready_for
 

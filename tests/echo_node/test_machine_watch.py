@@ -16,7 +16,7 @@ from echo_node.host.trouble_log import TroubleLog
 from echo_node.machine_watch import MachineWatch
 from echo_node.net.client import HubClient
 from echo_shared.installation import installed_version
-from echo_shared.messages import Welcome
+from echo_shared.wire.messages import Welcome
 from tests.echo_node.net.test_client import Events, client_of, running
 
 

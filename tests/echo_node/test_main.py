@@ -21,9 +21,9 @@ from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_node.host.spool import Spool
 from echo_node.main import app
-from echo_shared import key_file
 from echo_shared.errors import ConfigError, ConnectError, StorageError
-from echo_shared.messages import FinishReason, Goodbye, LeaseReturned, NodeStatus, Rollout
+from echo_shared.signing import key_file
+from echo_shared.wire.messages import FinishReason, Goodbye, LeaseReturned, NodeStatus, Rollout
 
 JOIN_FLAGS = {
     "--share",

@@ -18,13 +18,13 @@ from echo_node.net.fetcher import Fetcher, Source
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.receiver import Receiver
 from echo_node.shell import RunParts, RunShell, artefact_title
-from echo_shared.artefacts import Manifest
+from echo_shared.artefacts.manifest import Manifest
 from echo_shared.errors import CodecError, SwarmError
-from echo_shared.identity import Identity
-from echo_shared.messages import ArtefactOffer, Fetched, FromNode, KeyframeWanted, PolicyPublished
+from echo_shared.process.threads import in_thread
+from echo_shared.signing.identity import Identity
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 from echo_shared.swarm.torrent import TorrentLayout
-from echo_shared.threads import in_thread
+from echo_shared.wire.messages import ArtefactOffer, Fetched, FromNode, KeyframeWanted, PolicyPublished
 
 
 class WatchedFetcher(Fetcher):

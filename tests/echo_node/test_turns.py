@@ -17,7 +17,7 @@ from echo_node.host.shares import SharesFile
 from echo_node.releases import TAKES_OVER
 from echo_node.turns import NodeTurns, Paces
 from echo_shared.errors import ConnectError, EchoError, RefusedError
-from echo_shared.messages import Goodbye, LeaseReturned, RefusalCode
+from echo_shared.wire.messages import Goodbye, LeaseReturned, RefusalCode
 from tests.echo_node.conftest import Hub
 from tests.echo_node.test_daemon import Node, ready_for
 from tests.echo_node.test_daemon_yields import finished, returned

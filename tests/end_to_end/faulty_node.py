@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.dissemination.node_host import NodeHost, main
 from echo_node.net.mesh import MeshLinks
-from echo_shared.messages import Piece
 from echo_shared.swarm import FetchStats, read_torrent
 from echo_shared.swarm.bittorrent import BitTorrentSwarm
+from echo_shared.wire.messages import Piece
 
 _honest_hand_on = MeshLinks.hand_on
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import stranger
-from echo_shared.messages import (
+from echo_shared.wire.messages import (
     FinishReason,
     Lease,
     ReceiptState,

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from echo_shared import key_file
-from echo_shared.codec import decode_from_hub, encode
-from echo_shared.credentials import Credentials
-from echo_shared.messages import (
+from echo_shared.signing import key_file
+from echo_shared.wire.codec import decode_from_hub, encode
+from echo_shared.wire.credentials import Credentials
+from echo_shared.wire.messages import (
     Hello,
     Refused,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from echo_shared.identity import fingerprint
+from echo_shared.signing.identity import fingerprint
 
 
 async def node(site: Any, home: Path, *arguments: str) -> Any:

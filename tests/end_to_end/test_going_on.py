@@ -27,7 +27,7 @@ from echo_hub.store.database import open_to_read
 from echo_hub.store.tables import groups, payloads, rollouts
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import make_engine
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.core.spread.neighbours import Neighbours
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.send_queue import Rank
-from echo_shared.artefacts import Manifest, ManifestFile
-from echo_shared.codec import decode_from_hub, encode
-from echo_shared.messages import FromHub, FromNode, Have, Links, Piece
+from echo_hub.spread.neighbours import Neighbours
+from echo_shared.artefacts.manifest import Manifest, ManifestFile
+from echo_shared.wire.codec import decode_from_hub, encode
+from echo_shared.wire.messages import FromHub, FromNode, Have, Links, Piece
 from tests.echo_node.net.mesh_parts import Artefact, News, Node, make_artefact
 
 NUM_NODES, LINKS_EACH = 14, 4

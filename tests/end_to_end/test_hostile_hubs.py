@@ -13,7 +13,8 @@ from typing import Final
 import pytest
 
 from benchmarks.harness.processes import node_process
-from echo_shared.messages import (
+from echo_shared.process.process_memory import own_bytes
+from echo_shared.wire.messages import (
     DropReason,
     LeaseReturned,
     LeaseRevoked,
@@ -27,8 +28,7 @@ from echo_shared.messages import (
     StandbyReason,
     Way,
 )
-from echo_shared.messages.fields import printable
-from echo_shared.process_memory import own_bytes
+from echo_shared.wire.messages.fields import printable
 from tests.driven_hub import DrivenHub, make_lease, write_adapter
 
 QUIET_S: Final = 3.0

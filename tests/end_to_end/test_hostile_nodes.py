@@ -21,8 +21,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.serving.hub import Hub
 from echo_hub.serving.opening import open_hub
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import (
     Goodbye,
     Lease,
     LeaseReturned,

@@ -22,9 +22,9 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_node.backends.base import Engine, EngineSettings
 from echo_node.backends.registry import NAMES, choose, make_engine
 from echo_node.host import hardware
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 TEMPERATURE = 0.8
 VOCABULARY = 100

@@ -15,7 +15,7 @@ from echo_hub.lifecycle.export import evaluate_versions
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import read_evaluations, read_leaderboard
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation, EvaluationKind
+from echo_shared.records.run import Evaluation, EvaluationKind
 
 pytestmark = pytest.mark.timeout(600)
 

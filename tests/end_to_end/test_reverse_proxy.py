@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from echo_hub.net.tracker import Tracker
-from echo_shared import key_file
+from echo_shared.signing import key_file
 from tests.echo_hub.net.certificates import Authority
 
 pytestmark = pytest.mark.timeout(600)

@@ -16,8 +16,8 @@ import pytest
 
 from echo_hub.dashboard.access.credentials import set_password
 from echo_hub.net.tracker import Tracker
-from echo_shared import key_file
-from echo_shared.identity import Identity
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import Identity
 
 pytestmark = [
     pytest.mark.timeout(600),

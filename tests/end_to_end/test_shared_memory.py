@@ -18,8 +18,8 @@ from echo_hub.config.file import load_config
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.run.directory import RunDirectory
 from echo_hub.serving.opening import open_hub
-from echo_shared import shared_memory
-from echo_shared.messages import SharedMemory
+from echo_shared.swarm import shared_memory
+from echo_shared.wire.messages import SharedMemory
 
 pytestmark = [
     pytest.mark.timeout(600),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
 
 pytestmark = pytest.mark.timeout(600)
 

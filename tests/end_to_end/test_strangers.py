@@ -23,7 +23,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.serving.hub import Hub
 from echo_hub.serving.opening import open_hub
-from echo_shared import key_file
+from echo_shared.signing import key_file
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,7 +15,7 @@ from echo_node.host import control
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.messages import RefusalCode
 from tests.conftest import Site
 from tests.driven_hub import DrivenHub
 

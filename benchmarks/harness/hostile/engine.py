@@ -17,8 +17,8 @@ from benchmarks.harness.hostile.falsifications import FALSIFICATIONS, Falsificat
 from benchmarks.harness.wrapped_engine import WrappedEngine
 from echo_node.backends import registry, worker
 from echo_node.backends.base import Engine, EngineEvent, EngineSettings, PreparedPolicy
-from echo_shared.messages import rollout_id
-from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.wire.messages import rollout_id
 
 ATTACK: Final = "ECHO_BENCH_ATTACK"
 """Environment variable: the name of the falsification."""

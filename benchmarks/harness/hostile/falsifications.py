@@ -18,9 +18,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from echo_node.backends.base import EngineEvent, GroupFailed
-from echo_shared.draws import derive_seed
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.draws import derive_seed
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import FinishReason
 
 REROLLS: Final = 4
 TURNS_AFTER: Final = 128

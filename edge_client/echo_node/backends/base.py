@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from echo_shared.errors import BackendError
 from echo_shared.installation import how_to_install
-from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, check_prefixes
-from echo_shared.scoring import Intervals
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest, check_prefixes
+from echo_shared.sampling.scoring import Intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

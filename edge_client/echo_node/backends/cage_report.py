@@ -25,7 +25,7 @@ from echo_node.host.cage import tracing
 from echo_node.host.cage.leeway import BY_NAME, LEEWAYS, Leeway
 from echo_node.host.cage.tracing import Opened, Supervisor
 from echo_shared.errors import BackendError
-from echo_shared.messages.fields import printable_line
+from echo_shared.wire.messages.fields import printable_line
 
 _PATIENCE_S: Final = 120.0
 _CHILD: Final = (sys.executable, "-m", "echo_node.backends.cage_report")

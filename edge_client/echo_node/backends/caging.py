@@ -25,7 +25,7 @@ from echo_node.host.gpu_nodes import make_nodes
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError
-from echo_shared.user_variables import user_variables
+from echo_shared.process.user_variables import user_variables
 
 CAGED_ENVIRONMENT: Final[Mapping[str, str]] = {"OPENBLAS_NUM_THREADS": "1"}
 """Environment of an engine's process at start. numpy must not start threads before the process is in its cage."""

@@ -1,4 +1,4 @@
-"""`echo_shared.draws.draw` for many rows at once, with one temperature per row, fast at any vocabulary size.
+"""`echo_shared.sampling.draws.draw` for many rows at once, with one temperature per row, fast at any vocabulary size.
 
 Use the reference's float64 arithmetic. For a large vocabulary, sum blocks and accumulate only the block of the drawn
 token. The other order of additions changes sums by parts in 1e16.

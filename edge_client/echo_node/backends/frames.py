@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from echo_shared.errors import BackendError, EchoError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
-from echo_shared.scoring import ScoreRequest
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest, Prefix
+from echo_shared.sampling.scoring import ScoreRequest
+from echo_shared.wire.messages import FinishReason
 
 _ARRAYS: Final = frozenset({"completion_ids", "behavior_logprobs"})
 _PART_ARRAYS: Final = frozenset({"ids", "logprobs"})

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 
 from echo_node.backends.base import unsupported_model, weights_of
 from echo_node.backends.llama_cpp_devices import load_devices
-from echo_shared.adapter import Adapter
+from echo_shared.delta.adapter import Adapter
+from echo_shared.delta.tensors import TensorFile
 from echo_shared.errors import BackendError
-from echo_shared.files import disk_error, sync
-from echo_shared.tensors import TensorFile
+from echo_shared.files.atomic import disk_error, sync
 
 FORMAT: Final = 1
 """Increase it when the same artefact converts to different bytes."""

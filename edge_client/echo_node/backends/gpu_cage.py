@@ -27,7 +27,7 @@ from echo_node.host.cage.description import CageMode
 from echo_node.host.cage.leeway import BY_NAME, LEEWAYS, NO_CAGE, SEALED, Leeway
 from echo_node.host.probing import failure_of
 from echo_shared.errors import BackendError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 log = logging.getLogger(__name__)
 

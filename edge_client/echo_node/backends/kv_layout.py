@@ -12,7 +12,7 @@ from typing import Final
 
 from echo_node.backends.base import TOO_LONG, check_request
 from echo_shared.errors import BackendError
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 CELL_STEP: Final = 256
 """llama.cpp computes attention over a multiple of this number of cells."""

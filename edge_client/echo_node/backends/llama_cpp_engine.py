@@ -30,11 +30,11 @@ from echo_node.backends.kv_layout import CELL_STEP, KvLayout, KvPlanner
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
 from echo_node.backends.scoring import intervals, joined, pieces
 from echo_node.host import hardware
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
-from echo_shared.rollout_table import RolloutTable
-from echo_shared.sampling import DrawnPart, GroupRequest
-from echo_shared.scoring import Intervals
+from echo_shared.sampling.interface import DrawnPart, GroupRequest
+from echo_shared.sampling.rollout_table import RolloutTable
+from echo_shared.sampling.scoring import Intervals
 
 DEFAULT_WIDTH: Final = 32
 MAX_WIDTH: Final = 256

@@ -29,9 +29,9 @@ from echo_node.backends.llama_cpp_devices import LIBRARIES, ggml, load_devices
 from echo_node.host import hardware
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK, Lent, tunnel
-from echo_shared import process_memory
-from echo_shared.child import ParentPipe
 from echo_shared.errors import BackendError
+from echo_shared.process import process_memory
+from echo_shared.process.child import ParentPipe
 
 _CPU: Final = 0
 _ACCELERATOR: Final = 3

@@ -17,9 +17,9 @@ from typing import Any, Final, assert_never
 import numpy as np
 
 from echo_node.backends.base import TOO_LONG, Engine, GroupFailed
-from echo_shared.draws import derive_seed
 from echo_shared.errors import BackendError
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.draws import derive_seed
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 Row = dict[str, Any]
 """kind (prefill or decode), width, tokens, seconds, tokens_per_s."""

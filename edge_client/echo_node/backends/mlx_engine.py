@@ -33,9 +33,9 @@ from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.mlx_model import MlxModel, MlxPolicy, Prompt, round_up
 from echo_node.backends.scoring import intervals, joined
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
-from echo_shared.rollout_table import RolloutTable
-from echo_shared.sampling import DrawnPart, GroupRequest, Prefix
-from echo_shared.scoring import Intervals
+from echo_shared.sampling.interface import DrawnPart, GroupRequest, Prefix
+from echo_shared.sampling.rollout_table import RolloutTable
+from echo_shared.sampling.scoring import Intervals
 
 DEFAULT_WIDTH: Final = 64
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from echo_node.backends.base import unsupported_model, weights_of
 from echo_node.backends.scoring import pieces
-from echo_shared.adapter import PROJECTIONS, Adapter, load_adapter
+from echo_shared.delta.adapter import PROJECTIONS, Adapter, load_adapter
 from echo_shared.errors import BackendError
 
 _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from echo_node.backends.base import Engine, PreparedPolicy
 from echo_shared.errors import BackendError
-from echo_shared.files import disk_error
+from echo_shared.files.atomic import disk_error
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,11 +25,11 @@ from echo_node.backends.frames import (
 from echo_node.backends.registry import BackendChoice
 from echo_node.host.cage.description import Held
 from echo_node.host.priority import Priority
-from echo_shared.child import ChildExited, Death, Frame
 from echo_shared.errors import BackendError
-from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
-from echo_shared.scoring import Scored, ScoreRequest
-from echo_shared.supervised import ChildLimits, Command, SupervisedChild
+from echo_shared.process.child import ChildExited, Death, Frame
+from echo_shared.process.supervised import ChildLimits, Command, SupervisedChild
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 WORKER: Final = "echo_node.backends.worker"
 

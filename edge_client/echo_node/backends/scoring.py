@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_shared import draws
-from echo_shared.scoring import Intervals
+from echo_shared.sampling import draws
+from echo_shared.sampling.scoring import Intervals
 
 _CHUNK_VALUES: Final = 2**20
 _PIECE_VALUES: Final = 2**24
@@ -35,7 +35,7 @@ def pieces(num_tokens: int, first: int, *, vocab_size: int, most: int) -> Iterat
 
 
 def intervals(logits_RV: NDArray[np.float32], tokens_R: NDArray[np.int32], temperature: float) -> Intervals:
-    """Apply `echo_shared.draws.interval` to a few rows at a time, because float64 doubles their memory."""
+    """Apply `echo_shared.sampling.draws.interval` to a few rows at a time, because float64 doubles their memory."""
     chunk = max(1, _CHUNK_VALUES // logits_RV.shape[1])
     parts = [
         draws.interval(logits_RV[start : start + chunk], tokens_R[start : start + chunk], temperature)

@@ -1,7 +1,7 @@
 """transformers and PyTorch as a sampling engine: for CUDA, and a fallback for machines without llama.cpp.
 
-`echo_shared.torch_sampler` does the sampling, as in the hub's learner. The adapter stays unmerged: a policy is a pair
-of small tensors for each layer. `prepare` puts them on the device, and `set_policy` only assigns them.
+`echo_shared.sampling.torch_sampler` does the sampling, as in the hub's learner. The adapter stays unmerged: a policy is
+a pair of small tensors for each layer. `prepare` puts them on the device, and `set_policy` only assigns them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from echo_node.backends.base import (
 )
 from echo_node.backends.scoring import joined, pieces
 from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linears
-from echo_shared import torch_draws
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError
-from echo_shared.out_of_memory import ran_out
-from echo_shared.sampling import DrawnPart, GroupRequest
-from echo_shared.scoring import Intervals
-from echo_shared.torch_cache import cache_argument, cache_of, kv_bytes_per_token, spare_bytes
-from echo_shared.torch_precision import multiplies
-from echo_shared.torch_sampler import Batch
+from echo_shared.process.out_of_memory import ran_out
+from echo_shared.sampling import torch_draws
+from echo_shared.sampling.interface import DrawnPart, GroupRequest
+from echo_shared.sampling.scoring import Intervals
+from echo_shared.sampling.torch_cache import cache_argument, cache_of, kv_bytes_per_token, spare_bytes
+from echo_shared.sampling.torch_precision import multiplies
+from echo_shared.sampling.torch_sampler import Batch
 
 DEFAULT_WIDTH: Final = 256
 _PREFILL_TOKENS: Final = 2_048

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from echo_shared.adapter import PROJECTIONS
+from echo_shared.delta.adapter import PROJECTIONS
 
 _PACKED_PRODUCTS: Final = 2**22
 """Multiplications per product (of at least 16 rows) below which calling oneDNN costs more than it saves."""

@@ -1,6 +1,6 @@
 """vLLM as a sampling engine, for CUDA GPUs with enough memory. vLLM batches, caches prompts and applies the adapter.
 
-A logits processor draws tokens as `echo_shared.draws` defines. It sets the drawn token's logit to the token's
+A logits processor draws tokens as `echo_shared.sampling.draws` defines. It sets the drawn token's logit to the token's
 log-probability and all other logits to -inf. Greedy sampling then picks the token, and vLLM's report of processed
 logits returns the log-probability. vLLM computes adapters in 16 bits only, so its rollouts differ slightly from the
 float32 reference.
@@ -31,13 +31,13 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed, check_request, weights_of
-from echo_shared import draws
-from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, load_adapter
+from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, load_adapter
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
-from echo_shared.scoring import Intervals
-from echo_shared.torch_draws import draw
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest, Prefix
+from echo_shared.sampling.scoring import Intervals
+from echo_shared.sampling.torch_draws import draw
+from echo_shared.wire.messages import FinishReason
 
 DEFAULT_WIDTH: Final = 256
 MAX_RANK: Final = 64

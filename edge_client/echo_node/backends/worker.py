@@ -37,13 +37,13 @@ from echo_node.backends.frames import (
 )
 from echo_node.backends.policies import EnginePolicies
 from echo_node.host.priority import die_with_parent, give_way
-from echo_shared import process_memory
-from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import POLICY_UNUSABLE, BackendError, CodecError, EchoError
-from echo_shared.heartbeat import Heartbeat
-from echo_shared.importing import do_without, uncollected
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.scoring import Scored, ScoreRequest
+from echo_shared.process import process_memory
+from echo_shared.process.child import Frame, ParentPipe
+from echo_shared.process.heartbeat import Heartbeat
+from echo_shared.process.importing import do_without, uncollected
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 _LISTEN_S: Final = 0.05
 """Interval between two looks for commands during an adapter's preparation."""

@@ -10,10 +10,10 @@ import typer
 
 from echo_node.commands.options import DataDir, Force, Json
 from echo_node.host.paths import NodePaths
-from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.files import write_private
-from echo_shared.identity import Identity, fingerprint
+from echo_shared.files.atomic import write_private
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import Identity, fingerprint
 
 app = typer.Typer(help="This node's identity.", no_args_is_help=True)
 

@@ -13,7 +13,7 @@ import typer
 from echo_node.commands.options import DataDir, Json
 from echo_node.host.log_line import line_of
 from echo_node.host.paths import NodePaths
-from echo_shared.log_reader import LogReader
+from echo_shared.logs.log_reader import LogReader
 
 LOOK_S: Final = 0.25
 

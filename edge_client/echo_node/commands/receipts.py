@@ -21,14 +21,15 @@ from echo_node.host.paths import NodePaths
 from echo_node.host.pause import seconds_of
 from echo_node.host.spool import Spool, SpoolEntry
 from echo_node.net.books import HubBooks
-from echo_shared import contribution, key_file
-from echo_shared.contribution import Contribution
-from echo_shared.credentials import MOST_RECEIPTS
 from echo_shared.errors import ConfigError, EchoError, StorageError
-from echo_shared.files import write_private
-from echo_shared.identity import fingerprint
-from echo_shared.messages import Receipt
-from echo_shared.messages.receipts import check_in_words
+from echo_shared.files.atomic import write_private
+from echo_shared.records import contribution
+from echo_shared.records.contribution import Contribution
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import fingerprint
+from echo_shared.wire.credentials import MOST_RECEIPTS
+from echo_shared.wire.messages import Receipt
+from echo_shared.wire.messages.receipts import check_in_words
 
 app = typer.Typer(help="The fate of the node's work, here and on the hub.", invoke_without_command=True)
 

@@ -11,11 +11,11 @@ from echo_node.commands.options import DataDir, Json, last_hub
 from echo_node.host.address import HubAddress
 from echo_node.host.paths import NodePaths
 from echo_node.net.books import HubBooks
-from echo_shared import key_file
 from echo_shared.errors import ConfigError
-from echo_shared.messages import MAX_TEAM_NAME, Team
-from echo_shared.messages.fields import printable_line
-from echo_shared.messages.shown_names import fault_of
+from echo_shared.signing import key_file
+from echo_shared.wire.messages import MAX_TEAM_NAME, Team
+from echo_shared.wire.messages.fields import printable_line
+from echo_shared.wire.messages.shown_names import fault_of
 
 app = typer.Typer(help="The node's team on the last joined hub.", no_args_is_help=True)
 

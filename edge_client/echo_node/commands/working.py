@@ -52,9 +52,9 @@ from echo_node.host.spool import Spool
 from echo_node.lending.pairing import DEFAULT_PORT
 from echo_node.live_view import open_panel
 from echo_node.releases import TAKES_OVER
-from echo_shared import key_file
 from echo_shared.errors import ConnectError, EchoError, StorageError
-from echo_shared.log_file import LogFile
+from echo_shared.logs.log_file import LogFile
+from echo_shared.signing import key_file
 
 if TYPE_CHECKING:
     from echo_node.daemon import Daemon

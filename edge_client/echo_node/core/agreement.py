@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from echo_shared.messages import Checked, Receipt
+from echo_shared.wire.messages import Checked, Receipt
 
 _RANK: Final = {"leased": 0, "sent": 1, "received": 2, "scored": 3, "trained": 4, "evaluated": 4, "dropped": 4}
 _FINAL: Final = 4

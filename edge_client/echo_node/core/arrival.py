@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echo_shared.messages import Fetched
+from echo_shared.wire.messages import Fetched
 
 
 def arrival(fetched: Fetched) -> str:

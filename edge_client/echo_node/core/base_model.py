@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from echo_node.core.effects import FetchArtefact
-from echo_shared.backoff import backoff_s
-from echo_shared.messages import ArtefactOffer, Fetched
+from echo_shared.process.backoff import backoff_s
+from echo_shared.wire.messages import ArtefactOffer, Fetched
 
 
 class BaseModel:

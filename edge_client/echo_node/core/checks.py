@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from echo_node.core.effects import Effect, ScoreCompletion, SendMessage
-from echo_shared.messages import MAX_CHECKS, CheckLease, CheckResult
-from echo_shared.scoring import Scored, ScoreRequest
+from echo_shared.sampling.scoring import Scored, ScoreRequest
+from echo_shared.wire.messages import MAX_CHECKS, CheckLease, CheckResult
 
 _NOTHING: Final = np.zeros(0, np.float32)
 

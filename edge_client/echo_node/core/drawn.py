@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_shared.messages import (
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, Prefix
+from echo_shared.sampling.version_spans import Spans, between, grown
+from echo_shared.wire.messages import (
     MAX_GROUP_SIZE,
     MAX_PARTS_TOKENS,
     Lease,
@@ -24,8 +26,6 @@ from echo_shared.messages import (
     RolloutParts,
     rollout_id,
 )
-from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
-from echo_shared.version_spans import Spans, between, grown
 
 
 @dataclass(slots=True, kw_only=True)

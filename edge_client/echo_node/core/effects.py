@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_shared.messages import ArtefactOffer, FromNode, Receipt, Rollout
-from echo_shared.sampling import GroupRequest
-from echo_shared.scoring import ScoreRequest
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.sampling.scoring import ScoreRequest
+from echo_shared.wire.messages import ArtefactOffer, FromNode, Receipt, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from typing import Final, Literal
 from echo_node.core.effects import StartEngine
 from echo_node.core.events import EngineLost, EngineReady
 from echo_node.core.troubles import Trouble, TroubleCode
-from echo_shared.backoff import backoff_s
 from echo_shared.errors import DISK_FULL
+from echo_shared.process.backoff import backoff_s
 
 MAX_FAILED_GROUPS: Final = 3
 """Consecutive failures that count as the engine's fault, not the groups'. The node then rests before it asks for

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo_node.core.manners import Hold
-from echo_shared.messages import (
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout
+from echo_shared.sampling.scoring import Scored
+from echo_shared.wire.messages import (
     CheckLease,
     Fetched,
     Lease,
@@ -18,8 +20,6 @@ from echo_shared.messages import (
     Standby,
     Welcome,
 )
-from echo_shared.sampling import DrawnPart, FinishedRollout
-from echo_shared.scoring import Scored
 
 LossCause = Literal["died", "out_of_memory", "stopped", "no_weights"]
 """Cause of an engine's end. `stopped`: the node ended it, for an engine on a better device or for the machine's owner.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Final
 
-from echo_shared.messages import Lease
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.wire.messages import Lease
 
 MAX_DEATHS: Final = 3
 SUSPECT_DEATHS: Final = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from echo_node.core.effects import Effect, ForgetLease, SendMessage
-from echo_shared.messages import FromNode, LeaseReturned, NodeStatus
+from echo_shared.wire.messages import FromNode, LeaseReturned, NodeStatus
 
 
 class HubTalk:

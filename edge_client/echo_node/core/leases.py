@@ -19,8 +19,8 @@ from echo_node.core.effects import CancelLease, Effect, ForgetLease, SpoolLease,
 from echo_node.core.engine_life import Blame
 from echo_node.core.held import HeldLeases, Unfinished
 from echo_node.core.hub_talk import HubTalk
-from echo_shared.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, Rollout
-from echo_shared.sampling import DrawnPart, FinishedRollout
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout
+from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, Rollout
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_shared.errors import EchoError, RefusedError
-from echo_shared.messages import RefusalCode, Standby, StandbyReason
+from echo_shared.wire.messages import RefusalCode, Standby, StandbyReason
 
 TITLES: Final = {
     RefusalCode.BANNED: "The hub has banned this node",

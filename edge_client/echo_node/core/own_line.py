@@ -19,7 +19,7 @@ from collections.abc import Hashable, Mapping
 from statistics import fmean
 from typing import Final
 
-from echo_shared.sent import Sent
+from echo_shared.wire.sent import Sent
 
 FEWEST_LINKS: Final = 2
 """Minimum number of sending links. A single link's queue may lie before the other end, which could slow this node down

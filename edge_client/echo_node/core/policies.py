@@ -33,9 +33,9 @@ from echo_node.core.effects import (
     RemoveArtefact,
     SendMessage,
 )
-from echo_shared.artefacts import DELTA_REACH, Manifest
-from echo_shared.backoff import backoff_s
-from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
+from echo_shared.artefacts.manifest import DELTA_REACH, Manifest
+from echo_shared.process.backoff import backoff_s
+from echo_shared.wire.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
 
 KEPT: Final = DELTA_REACH
 """Versions on disk that the hub may publish a delta against."""

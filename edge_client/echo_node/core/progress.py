@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_shared.messages import Fetched
+from echo_shared.wire.messages import Fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from echo_shared.messages import Standby, StandbyReason
+from echo_shared.wire.messages import Standby, StandbyReason
 
 SENTENCES: Final[Mapping[StandbyReason, str]] = {
     StandbyReason.CHEAPER_NODES_SUFFICE: "Standing by: cheaper nodes do all the work. This node stays ready, and "

@@ -10,7 +10,7 @@ Invariants:
 - after every reconnect the node asks for missed final receipts, and reports the fetches of everything on disk, since
   the hub may have lost both;
 - a lease is sampled with exactly its version, fetched first if needed. An interruptible lease uses the newest version
-  here, and continues in mid-completion with each newer one, if `echo_shared.moving_on` finds that worth it;
+  here, and continues in mid-completion with each newer one, if `echo_shared.sampling.moving_on` finds that worth it;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub.
 """
 
@@ -61,7 +61,8 @@ from echo_node.core.standby import sentence
 from echo_node.core.troubles import Trouble
 from echo_node.core.yielding import YIELD_S, Yielding
 from echo_shared.errors import POLICY_UNUSABLE
-from echo_shared.messages import (
+from echo_shared.sampling.moving_on import MovingOn
+from echo_shared.wire.messages import (
     MAX_BATCHED,
     MAX_CHECKS,
     CheckLease,
@@ -76,7 +77,6 @@ from echo_shared.messages import (
     Welcome,
     rollout_id,
 )
-from echo_shared.moving_on import MovingOn
 
 DRAIN_S: Final = 3.0
 """Time that a leaving node waits for the last receipts."""

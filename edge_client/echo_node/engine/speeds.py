@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from echo_node.backends.base import EngineSettings
 from echo_node.engine.widths import EngineMemoryCase
 from echo_node.host import hardware
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 log = logging.getLogger(__name__)
 

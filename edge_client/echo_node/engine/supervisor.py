@@ -35,12 +35,12 @@ from echo_node.host.base_forms import CONVERTING, drop_replaced, keep_one_form, 
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hardware import Hardware, sensible_threads
 from echo_node.host.priority import Priority
-from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError, StorageError
-from echo_shared.messages.fields import printable_line
-from echo_shared.sampling import GroupRequest
-from echo_shared.scoring import Scored, ScoreRequest
-from echo_shared.supervised import ChildLimits
+from echo_shared.process.child import ChildExited
+from echo_shared.process.supervised import ChildLimits
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.sampling.scoring import Scored, ScoreRequest
+from echo_shared.wire.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 

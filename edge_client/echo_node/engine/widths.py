@@ -15,7 +15,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from echo_shared.errors import ConfigError
-from echo_shared.sockets import is_loopback
+from echo_shared.wire.sockets import is_loopback
 
 _PAGE: Final = re.compile(
     r"/+(leaderboard|about|receipts|teams|(nodes|teams)/[^/]*|operator|metrics|healthz|readyz|node|api/v1/[^/]*)/*$|/+$"

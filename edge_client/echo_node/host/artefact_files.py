@@ -20,15 +20,15 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from echo_node.core.policies import OnDisk
-from echo_shared.artefacts import Manifest, content_of
-from echo_shared.codec import decode_from_node, encode
+from echo_shared.artefacts.hashed_files import describe_file
+from echo_shared.artefacts.manifest import Manifest, content_of
 from echo_shared.errors import DISK_FULL, CodecError, StorageError, SwarmError
-from echo_shared.files import sync
-from echo_shared.hashed_files import describe_file
-from echo_shared.messages import (
+from echo_shared.files.atomic import sync
+from echo_shared.swarm.disk import on_disk
+from echo_shared.wire.codec import decode_from_node, encode
+from echo_shared.wire.messages import (
     Fetched,
 )
-from echo_shared.swarm.disk import on_disk
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from websockets.exceptions import InvalidHandshake, WebSocketException
 from websockets.http11 import Request, Response
 
 from echo_shared.errors import ConfigError, ConnectError, EchoError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from echo_node.host.address import HubAddress
 from echo_node.host.paths import NodePaths
 from echo_node.host.shares import SharesFile
-from echo_shared.artefacts import artefact_name
+from echo_shared.artefacts.manifest import artefact_name
 from echo_shared.errors import StorageError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 Flag = str | int | float | bool | list[str]
 

@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 from echo_node.host.installed_copy import Given, InstalledCopy
 from echo_node.host.paths import HOME_VARIABLE
 from echo_node.host.service import UNIT as SERVICE_UNIT
-from echo_shared.messages.fields import printable_line
+from echo_shared.wire.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 

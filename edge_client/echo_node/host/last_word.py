@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from echo_node.core.notices import Notice
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock, Timeout
 
-from echo_shared.artefacts import artefact_name
+from echo_shared.artefacts.manifest import artefact_name
 from echo_shared.errors import ConfigError, StorageError
 
 APP: str = "echo-node"

@@ -11,7 +11,7 @@ from typing import Final
 
 from echo_node.core.manners import OwnerPause
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.files import disk_error, write_private
+from echo_shared.files.atomic import disk_error, write_private
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _PART: Final = r"([0-9]+(?:\.[0-9]+)?)([smhd])"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from echo_shared.messages.fields import printable_line
+from echo_shared.wire.messages.fields import printable_line
 
 PROBE_S: Final = 120.0
 """Importing PyTorch from a slow disk takes most of a minute."""

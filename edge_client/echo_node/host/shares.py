@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from echo_node.core.shares import HubShare
 from echo_shared.errors import StorageError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 
 class _Document(BaseModel):

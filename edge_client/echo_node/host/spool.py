@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolEffect, SpoolLease, SpoolRollout
-from echo_shared.codec import decode_from_node, encode
 from echo_shared.errors import StorageError
-from echo_shared.files import disk_error
-from echo_shared.messages import (
+from echo_shared.files.atomic import disk_error
+from echo_shared.wire.codec import decode_from_node, encode
+from echo_shared.wire.messages import (
     Checked,
     ReceiptState,
     Rollout,

@@ -12,7 +12,7 @@ from typing import Final
 
 from echo_node.core.traffic import Amount, Traffic, TrafficByDate
 from echo_node.host.trouble_log import TroubleLog
-from echo_shared.files import disk_error, write_private
+from echo_shared.files.atomic import disk_error, write_private
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from echo_node.core.updating import Try, against_try
-from echo_shared.files import disk_errors, write_private
+from echo_shared.files.atomic import disk_errors, write_private
 
 _FILE: Final = "updates.json"
 _WAIT_S: Final = 5.0

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from echo_shared.errors import ConfigError
-from echo_shared.files import write_private
-from echo_shared.sockets import is_loopback
+from echo_shared.files.atomic import write_private
+from echo_shared.wire.sockets import is_loopback
 
 DEFAULT_PORT: Final = 50_052
 _FINGERPRINT_BYTES: Final = 16

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_node.lending.pairing import HelperAddress, Pairing, client_context
 from echo_shared.errors import BackendError, ConfigError, EchoError
-from echo_shared.sockets import is_loopback
+from echo_shared.wire.sockets import is_loopback
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """Ask a hub by HTTP for its records of this node's work, even while the node is not connected.
 
-The node proves its identity as for a websocket (`echo_shared.credentials`), and the hub proves its pinned key. Blocks.
+The node proves its identity as for a websocket (`echo_shared.wire.credentials`), and the hub proves its pinned key.
+Blocks.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any, Final, Literal
 import echo_shared
 from echo_node.host.address import HubAddress
 from echo_node.net.tls import handshake_failure
-from echo_shared import contribution
-from echo_shared.codec import decode_from_hub, encode
-from echo_shared.contribution import Contribution
-from echo_shared.credentials import (
+from echo_shared.errors import ConnectError, RefusedError, RemoteProtocolError
+from echo_shared.records import contribution
+from echo_shared.records.contribution import Contribution
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import decode_from_hub, encode
+from echo_shared.wire.credentials import (
     BOOKS_CERTIFICATE,
     BOOKS_RECEIPTS,
     BOOKS_TEAM,
@@ -29,11 +32,9 @@ from echo_shared.credentials import (
     Credentials,
     challenge_of,
 )
-from echo_shared.errors import ConnectError, RefusedError, RemoteProtocolError
-from echo_shared.identity import Identity
-from echo_shared.messages import Challenge, Receipt, Receipts, ReceiptsWanted, Refused, Team, TeamWanted
-from echo_shared.messages.fields import printable_line
-from echo_shared.sessions import NodeSession
+from echo_shared.wire.messages import Challenge, Receipt, Receipts, ReceiptsWanted, Refused, Team, TeamWanted
+from echo_shared.wire.messages.fields import printable_line
+from echo_shared.wire.sessions import NodeSession
 
 ANSWER_S: Final = 20.0
 MOST_BYTES: Final = 2**20

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.host.artefact_files import try_to_delete
-from echo_shared.artefacts import Manifest
+from echo_shared.artefacts.manifest import Manifest
 from echo_shared.swarm import Swarm
 from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.torrent import TorrentLayout

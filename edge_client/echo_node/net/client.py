@@ -1,6 +1,6 @@
 """The node's connection to its hub: handshake, messages both ways, and reconnects.
 
-The handshake is two requests (`echo_shared.credentials`). The hub answers the first with its challenge; the second
+The handshake is two requests (`echo_shared.wire.credentials`). The hub answers the first with its challenge; the second
 becomes the websocket. The hub has proven its key before the second, so no other server sees the invite token.
 
 Every wait for the hub has a deadline: `CONNECT_S` per request, `WELCOME_S` for the Welcome, `SEND_S` per send, and
@@ -34,14 +34,23 @@ from echo_node.net.flow import Flow
 from echo_node.net.hub_connection import connection_to
 from echo_node.net.online import Online
 from echo_node.net.tls import handshake_failure
-from echo_shared.backoff import backoff_s
-from echo_shared.credentials import REFUSED_TYPE, Credentials, challenge_of
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
-from echo_shared.identity import Identity, node_id
 from echo_shared.installation import how_to_upgrade
-from echo_shared.messages import MAX_FRAME_BYTES, Challenge, FromHub, FromNode, Piece, RefusalCode, Refused, Welcome
-from echo_shared.messages.fields import printable_line
-from echo_shared.sessions import UPGRADE_NODE, NodeSession
+from echo_shared.process.backoff import backoff_s
+from echo_shared.signing.identity import Identity, node_id
+from echo_shared.wire.credentials import REFUSED_TYPE, Credentials, challenge_of
+from echo_shared.wire.messages import (
+    MAX_FRAME_BYTES,
+    Challenge,
+    FromHub,
+    FromNode,
+    Piece,
+    RefusalCode,
+    Refused,
+    Welcome,
+)
+from echo_shared.wire.messages.fields import printable_line
+from echo_shared.wire.sessions import UPGRADE_NODE, NodeSession
 
 log = logging.getLogger(__name__)
 

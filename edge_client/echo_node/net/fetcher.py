@@ -35,17 +35,19 @@ from echo_node.host.artefact_files import (
 from echo_node.net import model_hub
 from echo_node.net.carriers import Carriers
 from echo_node.net.receiver import NOTHING, Received, Receiver
-from echo_shared import artefacts, delta, hashed_files, sealing, shared_memory
-from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest
+from echo_shared import delta
+from echo_shared.artefacts import hashed_files, sealing
+from echo_shared.artefacts import manifest as artefacts
+from echo_shared.artefacts.manifest import PAYLOAD_NAME, SEALED_SUFFIX, Manifest
 from echo_shared.errors import CodecError, EchoError, RemoteProtocolError, SwarmError
-from echo_shared.files import Readable
-from echo_shared.messages import ArtefactOffer, Fetched, RunKeys, SharedMemory, Way
-from echo_shared.swarm import Swarm, read_torrent
+from echo_shared.files.atomic import Readable
+from echo_shared.process.threads import in_thread
+from echo_shared.swarm import Swarm, read_torrent, shared_memory
 from echo_shared.swarm.base import OnProgress
 from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.piece_file import GIVEN_UP, ArrivingFile, PieceFile
 from echo_shared.swarm.torrent import TorrentLayout
-from echo_shared.threads import in_thread
+from echo_shared.wire.messages import ArtefactOffer, Fetched, RunKeys, SharedMemory, Way
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from echo_shared.rate_cap import RateCap
+from echo_shared.wire.rate_cap import RateCap
 
 SMALL_BYTES: Final = 4_096
 """Messages up to this size count, but do not wait: leases, receipts, news."""

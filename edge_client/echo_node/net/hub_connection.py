@@ -12,9 +12,9 @@ from websockets.http11 import USER_AGENT
 from websockets.uri import WebSocketURI, parse_uri
 
 from echo_node.host.address import HubAddress
-from echo_shared.credentials import Credentials
 from echo_shared.errors import ConnectError
-from echo_shared.messages.fields import printable_line
+from echo_shared.wire.credentials import Credentials
+from echo_shared.wire.messages.fields import printable_line
 
 
 def connection_to(address: HubAddress, credentials: Credentials) -> type[ClientConnection]:

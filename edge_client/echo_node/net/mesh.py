@@ -23,19 +23,19 @@ from echo_node.net.flow import Flow
 from echo_node.net.mesh_link import Link, SendCap
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_node.net.mesh_socket import Counted, Incoming, Outgoing
-from echo_shared.backoff import backoff_s
-from echo_shared.codec import decode_from_hub, encode
 from echo_shared.errors import RemoteProtocolError, SwarmError
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.process.backoff import backoff_s
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import decode_from_hub, encode
+from echo_shared.wire.messages import (
     MAX_HAND_ON_BYTES,
     MAX_PIECE_BYTES,
     MeshPeer,
     Piece,
     RunKey,
 )
-from echo_shared.messages.fields import printable_line
-from echo_shared.sockets import is_loopback
+from echo_shared.wire.messages.fields import printable_line
+from echo_shared.wire.sockets import is_loopback
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
 from echo_node.core.own_line import LOOK_S, OwnLine
-from echo_shared.congestion import CAN_LOOK, LossWatch, pace, sent_by
-from echo_shared.rate_cap import RateCap
-from echo_shared.sent import Sent
-from echo_shared.sockets import keep_unsent_short
+from echo_shared.wire.congestion import CAN_LOOK, LossWatch, pace, sent_by
+from echo_shared.wire.rate_cap import RateCap
+from echo_shared.wire.sent import Sent
+from echo_shared.wire.sockets import keep_unsent_short
 
 log = logging.getLogger(__name__)
 

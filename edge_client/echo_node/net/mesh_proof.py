@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from echo_shared.errors import RemoteProtocolError
-from echo_shared.identity import Identity, node_id, verify
+from echo_shared.signing.identity import Identity, node_id, verify
 
 _NONCE_BYTES: Final = 32
 _KEY_BYTES: Final = 32

@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import ServerConnection
 
-from echo_shared.frame_gate import FrameGate
+from echo_shared.wire.frame_gate import FrameGate
 
 log = logging.getLogger(__name__)
 

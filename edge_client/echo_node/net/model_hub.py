@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from echo_shared.artefacts import Manifest
+from echo_shared.artefacts.hashed_files import verify_files
+from echo_shared.artefacts.manifest import Manifest
 from echo_shared.errors import SwarmError
-from echo_shared.hashed_files import verify_files
 
 
 def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None]) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.net.mesh import MeshLinks
-from echo_shared import relay_tree
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError
-from echo_shared.messages import MAX_BATCHED, MAX_MESH, FromNode, Have, Piece
+from echo_shared.process.threads import in_thread
 from echo_shared.swarm.base import OnProgress
 from echo_shared.swarm.piece_file import PieceFile
 from echo_shared.swarm.torrent import piece_hash, read_torrent
-from echo_shared.threads import in_thread
+from echo_shared.wire import relay_tree
+from echo_shared.wire.messages import MAX_BATCHED, MAX_MESH, FromNode, Have, Piece
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from echo_node.host.address import HubAddress
 from echo_shared.errors import ConnectError
-from echo_shared.messages.fields import printable_line
+from echo_shared.wire.messages.fields import printable_line
 
 CLOCK: Final = "clock"
 """Code of a failure caused by this machine's clock."""

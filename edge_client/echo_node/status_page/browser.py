@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_shared.errors import StorageError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 _PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>
 <meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0;url={url}">

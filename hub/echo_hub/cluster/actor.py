@@ -21,8 +21,8 @@ from typing import Any, Final
 import psutil
 
 from echo_hub.cluster.parcel import MOST_BYTES, lacking, source_hash, unpack
-from echo_shared.child import HEADER_BYTES, ChildExited, pack_frame, unpack_frame
-from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
+from echo_shared.process.child import HEADER_BYTES, ChildExited, pack_frame, unpack_frame
+from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 POLL_S: Final = 5.0
 """Longest time that `answers` waits before it returns, even without an answer."""

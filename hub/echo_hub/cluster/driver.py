@@ -26,7 +26,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from echo_hub.cluster.actor import POLL_S, ChildHost
 from echo_hub.cluster.parcel import source_hash
-from echo_shared.child import Frame, ParentPipe
+from echo_shared.process.child import Frame, ParentPipe
 
 log = logging.getLogger(__name__)
 

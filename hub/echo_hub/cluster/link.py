@@ -29,11 +29,11 @@ from typing import Any, Final
 
 from echo_hub.cluster.parcel import Parcel
 from echo_hub.config.scoring_sections import RayConfig, WorkerKind
-from echo_shared.backoff import backoff_s
-from echo_shared.child import HEADER_BYTES, ChildExited, Death, Frame, pack_frame, unpack_frame
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.installation import how_to_install
-from echo_shared.supervised import ChildLimits, Command, SupervisedChild
+from echo_shared.process.backoff import backoff_s
+from echo_shared.process.child import HEADER_BYTES, ChildExited, Death, Frame, pack_frame, unpack_frame
+from echo_shared.process.supervised import ChildLimits, Command, SupervisedChild
 
 log = logging.getLogger(__name__)
 

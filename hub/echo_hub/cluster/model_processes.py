@@ -17,10 +17,10 @@ from echo_hub.cluster.link import RayChild, RayLink
 from echo_hub.cluster.parcel import base_model
 from echo_hub.config.scoring_sections import WorkerKind
 from echo_hub.learner.settings import LearnerSettings
-from echo_shared.adapter import WEIGHTS_FILE
-from echo_shared.child import Frame
+from echo_shared.delta.adapter import WEIGHTS_FILE
 from echo_shared.errors import LearnerError
-from echo_shared.supervised import Command, SupervisedChild
+from echo_shared.process.child import Frame
+from echo_shared.process.supervised import Command, SupervisedChild
 
 ANSWER_S: Final = 1_800.0
 """Timeout for each further answer."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from echo_hub.dashboard.formats import visible
-from echo_shared.rewards import components_of
+from echo_shared.records.rewards import components_of
 
 if TYPE_CHECKING:
     from echo_hub.evaluation.base_answers import AnsweredProblem, BaseAnswers

@@ -10,10 +10,10 @@ import typer
 from echo_hub.config.file import load_config
 from echo_hub.lifecycle.beside_hub import RunArgument, when
 from echo_hub.run.directory import RunDirectory
-from echo_shared import key_file
 from echo_shared.errors import ConfigError
-from echo_shared.files import write_private
-from echo_shared.identity import fingerprint
+from echo_shared.files.atomic import write_private
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import fingerprint
 
 if TYPE_CHECKING:
     from echo_hub.config.sections import HubConfig

@@ -11,9 +11,10 @@ import typer
 from echo_hub.config.file import load_config
 from echo_hub.lifecycle.beside_hub import RunArgument, store_of
 from echo_hub.run.directory import RunDirectory
-from echo_shared import key_file, run_credit
 from echo_shared.errors import ConfigError
-from echo_shared.identity import fingerprint
+from echo_shared.records import run_credit
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import fingerprint
 
 credit = typer.Typer(help="Transfer nodes' credit between runs.", no_args_is_help=True)
 team = typer.Typer(help="The teams of a run's nodes.", no_args_is_help=True)

@@ -32,8 +32,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.serving.hub import Hub
 from echo_hub.serving.opening import open_hub
 from echo_shared.errors import ConnectError
-from echo_shared.messages import ReceiptState
-from echo_shared.supervised import SupervisedChild
+from echo_shared.process.supervised import SupervisedChild
+from echo_shared.wire.messages import ReceiptState
 
 log = logging.getLogger(__name__)
 

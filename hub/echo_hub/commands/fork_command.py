@@ -9,8 +9,8 @@ import typer
 
 from echo_hub.lifecycle.beside_hub import RunArgument
 from echo_hub.run.directory import RunDirectory
-from echo_shared import key_file
-from echo_shared.identity import fingerprint
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import fingerprint
 
 
 def fork(

@@ -11,9 +11,9 @@ from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.lifecycle.beside_hub import RunArgument
 from echo_hub.run.directory import RunDirectory
-from echo_shared import key_file
-from echo_shared.identity import Identity, fingerprint
 from echo_shared.settings import without_secrets
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import Identity, fingerprint
 
 
 def gateway(

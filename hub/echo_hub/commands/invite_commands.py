@@ -17,8 +17,8 @@ from echo_hub.commands.action_commands import noted
 from echo_hub.config.file import load_config
 from echo_hub.lifecycle.beside_hub import RunArgument, store_of, when
 from echo_hub.run.directory import RunDirectory
-from echo_shared.books import Invite
 from echo_shared.errors import ConfigError
+from echo_shared.records.run import Invite
 
 DAY_S = 86_400.0
 

@@ -19,7 +19,7 @@ from echo_hub.config.operation_sections import LogLevel
 from echo_hub.lifecycle.beside_hub import RunArgument, store_of, when
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError, EchoError
-from echo_shared.log_reader import LogReader
+from echo_shared.logs.log_reader import LogReader
 
 LOOK_S: Final = 0.25
 LEVELS: Final[tuple[str, ...]] = ("debug", "info", "warning", "error", "critical")
@@ -88,7 +88,7 @@ def _local(at: object) -> str:
 
 
 def _shown(text: object) -> str:
-    from echo_shared.messages.fields import printable_line
+    from echo_shared.wire.messages.fields import printable_line
 
     return printable_line(str(text))
 

@@ -17,7 +17,7 @@ from echo_hub.lifecycle.beside_hub import RunArgument, store_of, when
 from echo_hub.lifecycle.rollouts_parquet import write_parquet
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError
-from echo_shared.rollout_books import RolloutFilter, RolloutsPage, RolloutSummary
+from echo_shared.records.rollout import RolloutFilter, RolloutsPage, RolloutSummary
 
 if TYPE_CHECKING:
     from echo_hub.lifecycle.rollouts import RolloutReader

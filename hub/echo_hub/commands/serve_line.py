@@ -17,7 +17,7 @@ from rich.text import Text
 from echo_hub.dashboard.model import RunView
 from echo_hub.oversight.operating import summary
 from echo_shared.errors import StorageError
-from echo_shared.health import HubState
+from echo_shared.records.health import HubState
 
 REFRESH_S: Final = 2.0
 PLAIN_S: Final = 300.0

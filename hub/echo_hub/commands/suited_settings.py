@@ -23,8 +23,8 @@ from echo_hub.run.base_model import BUILTIN, PromptCodec, resolve_base
 from echo_hub.run.thinking import OPEN
 from echo_hub.tasks.base import FileTask, Problem
 from echo_hub.tasks.registry import make_task
-from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
+from echo_shared.sampling.draws import derive_seed
 
 SAMPLED: Final = 64
 """Problems sampled to measure lengths."""

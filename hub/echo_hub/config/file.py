@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings
 
 from echo_hub.config.sections import HubConfig
 from echo_shared.errors import ConfigError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 from echo_shared.settings import load_settings, without_secrets
 
 MOVED: Final = {

@@ -20,7 +20,7 @@ from echo_hub.config.section import Precision, Section
 from echo_hub.config.serving_sections import DisseminationConfig, KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.config.task_sections import ChosenSet, EvaluationConfig, SamplingConfig, TaskConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
-from echo_shared.messages import MAX_BATCHED
+from echo_shared.wire.messages import MAX_BATCHED
 
 
 class RunConfig(Section):

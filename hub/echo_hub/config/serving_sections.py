@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from echo_hub.config.section import Port, Precision, Section
-from echo_shared.artefacts import DELTA_REACH
+from echo_shared.artefacts.manifest import DELTA_REACH
 from echo_shared.settings import SECRET, SecretText
 
 

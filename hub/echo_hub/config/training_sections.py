@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from echo_hub.config.section import Precision, Section
-from echo_shared.adapter import ATTENTION, FEED_FORWARD, PROJECTIONS, lora_scaling
+from echo_shared.delta.adapter import ATTENTION, FEED_FORWARD, PROJECTIONS, lora_scaling
 
 LEAST_TOKENS: Final = 64
 PLAIN_TOKENS: Final = 16_384

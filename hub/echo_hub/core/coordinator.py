@@ -17,14 +17,9 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
-from echo_hub.core import admission
-from echo_hub.core.activation.activation import Activation
-from echo_hub.core.activation.useful import Demand
-from echo_hub.core.admitting import Admitting
-from echo_hub.core.arrivals import unlike_lease
-from echo_hub.core.effects import Effect, FinishRun, LookUpReceipt, ScoreRollout, TellOperator
-from echo_hub.core.evaluating import Evaluating
-from echo_hub.core.events import (
+from echo_hub.core.accounting.arrivals import unlike_lease
+from echo_hub.core.accounting.effects import Effect, FinishRun, LookUpReceipt, ScoreRollout, TellOperator
+from echo_hub.core.accounting.events import (
     CheckAbandoned,
     CheckReturned,
     EvaluationAbandoned,
@@ -53,21 +48,26 @@ from echo_hub.core.events import (
     VersionPublished,
     VersionUnusable,
 )
-from echo_hub.core.groups import GroupOwner, LeasedRollout
-from echo_hub.core.leasing import Leasing
-from echo_hub.core.ledger import Ledger
+from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout
+from echo_hub.core.accounting.ledger import Ledger
+from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.accounting.restoring import restore_failure, restore_rollout
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
+from echo_hub.core.activation.activation import Activation
+from echo_hub.core.activation.useful import Demand
+from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.operating import OVER, PAUSED, answer
-from echo_hub.core.outbox import Outbox
-from echo_hub.core.restoring import restore_failure, restore_rollout
+from echo_hub.core.policy import admission
+from echo_hub.core.policy.admitting import Admitting
+from echo_hub.core.policy.leasing import Leasing
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.training import Training
 from echo_hub.core.trust.trust import Trust
 from echo_hub.core.trust.under_check import Held
-from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState, rollout_id
 
 MAX_RETURNS: Final = 16
 """Returns of one index until its group's owner is told, so that a problem that no node can solve does not stall the

@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from echo_hub.core.admission import SortedIds
-from echo_hub.core.effects import EvaluationDone
+from echo_hub.core.accounting.effects import EvaluationDone
+from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.accounting.ledger import Ledger
+from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, UnfinishedRollout
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
-from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.outbox import Outbox
+from echo_hub.core.policy.admission import SortedIds
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot, UnfinishedRollout
-from echo_shared.draws import derive_seed
-from echo_shared.messages import DropReason
+from echo_shared.sampling.draws import derive_seed
+from echo_shared.wire.messages import DropReason
 
 
 def evaluation_seed(run_seed: int, number: int) -> int:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from echo_hub.core.effects import ActionSettled, SettingRecorded
-from echo_hub.core.events import OperatorAsked
+from echo_hub.core.accounting.effects import ActionSettled, SettingRecorded
+from echo_hub.core.accounting.events import OperatorAsked
 from echo_hub.core.settings import LEASING, CoordinatorSettings
 
 MOST_CHANGES: Final = 1_000

@@ -9,10 +9,10 @@ from operator import itemgetter
 from typing import Final, Literal
 
 from echo_hub.core.activation.settings import ActivationSettings
-from echo_hub.core.curriculum import CurriculumSettings
-from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_hub.core.nodes.node import NodeSettings, Samplers
 from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
+from echo_hub.core.policy.curriculum import CurriculumSettings
+from echo_hub.core.policy.mixture import Mixture, TrainedTask
 from echo_hub.core.trust.settings import TrustSettings
 
 Mode = Literal["colocated", "sequential", "async"]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from echo_hub.core.curriculum import CurriculumStatus
+from echo_hub.core.policy.curriculum import CurriculumStatus
 from echo_hub.core.settings import CoordinatorSettings
-from echo_shared.node_books import TrustStatus
+from echo_shared.records.node import TrustStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

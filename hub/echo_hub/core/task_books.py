@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
 
-from echo_hub.core.groups import RolloutGroup
-from echo_hub.core.mixture import Mixture, TrainedTask
-from echo_shared.books import TaskFigures
+from echo_hub.core.accounting.groups import RolloutGroup
+from echo_hub.core.policy.mixture import Mixture, TrainedTask
+from echo_shared.records.run import TaskFigures
 
 
 class TaskBooks:

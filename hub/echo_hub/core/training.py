@@ -36,9 +36,7 @@ from math import ceil
 from statistics import fmean
 from typing import Final
 
-from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version
-from echo_hub.core.curriculum import Curriculum, CurriculumStatus
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     AnnounceVersion,
     BeginStep,
     GroupsRated,
@@ -47,20 +45,22 @@ from echo_hub.core.effects import (
     TrainStep,
     VersionRecorded,
 )
-from echo_hub.core.events import GroupPrepared, LearnerReady, StepDone
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
-from echo_hub.core.ledger import Ledger
+from echo_hub.core.accounting.events import GroupPrepared, LearnerReady, StepDone
+from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.accounting.ledger import Ledger
+from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.accounting.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.outbox import Outbox
+from echo_hub.core.policy.admission import Outlook, SortedIds, oldest_useful_version
+from echo_hub.core.policy.curriculum import Curriculum, CurriculumStatus
+from echo_hub.core.policy.tempo import Tempo
+from echo_hub.core.policy.usability import Usability
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.task_books import TaskBooks
-from echo_hub.core.tempo import Tempo
 from echo_hub.core.trust.screening import Seen
-from echo_hub.core.usability import Usability
 from echo_shared.errors import LearnerError, LocalProtocolError
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 MAX_SCORER_FAILURES: Final = 3
 """Scorer failures on one turn of an index until its group is dropped, so that a broken problem cannot stall the run.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from echo_hub.dashboard.answers import IDLE
 from echo_hub.dashboard.model import CapacityView, RunView, WorkView
-from echo_shared.node_books import NodeMismatch
+from echo_shared.records.node import NodeMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from echo_hub.dashboard import tables
 from echo_hub.dashboard.responses import whole_number
-from echo_shared.credit_books import (
+from echo_shared.records.credit import (
     BOARD_ORDERS,
     Board,
     BoardKind,

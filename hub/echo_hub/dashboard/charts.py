@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from echo_hub.dashboard import curves
 from echo_hub.dashboard.model import EvaluationView, RunView
-from echo_shared import step_figures
+from echo_shared.records import step_figures
 
 CURVES: Final = "curves"
 """Name of the table at /api/v1/curves."""

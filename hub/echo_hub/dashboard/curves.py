@@ -21,8 +21,8 @@ from aiohttp import web
 
 from echo_hub.dashboard.responses import json_response, whole_number
 from echo_hub.dashboard.source import PagesSource
-from echo_shared import step_figures
-from echo_shared.books import StepRecord
+from echo_shared.records import step_figures
+from echo_shared.records.run import StepRecord
 
 MOST_POINTS: Final = 600
 """Largest number of points, about a chart's width in pixels."""

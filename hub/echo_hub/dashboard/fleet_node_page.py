@@ -19,8 +19,8 @@ from echo_hub.dashboard.responses import html_response, json_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.source import PagesSource
 from echo_hub.dashboard.templating import Template
-from echo_shared.books import EventFilter
-from echo_shared.node_books import NodeRecord
+from echo_shared.records.node import NodeRecord
+from echo_shared.records.run import EventFilter
 
 EVENTS_SHOWN: Final = 20
 MOST_ID: Final = 64

@@ -8,7 +8,7 @@ from math import floor, log10
 from typing import Final, assert_never
 from urllib.parse import quote
 
-from echo_shared.step_figures import Unit
+from echo_shared.records.step_figures import Unit
 
 UNKNOWN: Final = "–"
 _THIN_SPACE: Final = "\u202f"

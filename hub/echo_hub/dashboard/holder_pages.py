@@ -22,7 +22,7 @@ from echo_hub.dashboard.share_picture import SharePicture
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.templating import Template
 from echo_hub.dashboard.work_curve import WorkCurve, work_curve
-from echo_shared.credit_books import Board, BoardKind, BoardQuery, Holder
+from echo_shared.records.credit import Board, BoardKind, BoardQuery, Holder
 
 MEMBERS_SHOWN: Final = 100
 _IDS: Final = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")

@@ -28,7 +28,7 @@ from echo_hub.dashboard.responses import (
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings
 from echo_hub.dashboard.templating import Template
-from echo_shared.credit_books import Board, BoardKind, BoardQuery, CreditStanding
+from echo_shared.records.credit import Board, BoardKind, BoardQuery, CreditStanding
 
 ROWS_PER_ANSWER: Final = 1_000
 """Rows of one JSON answer."""
@@ -146,7 +146,8 @@ class LeaderboardPage:
         )
 
     async def serve_json(self, request: web.Request) -> web.Response:
-        """GET /api/v1/leaderboard?after=N&limit=M&sort=KEY&q=SEARCH: {"leaderboard": [`CreditStanding`, ...], "found": F}"""
+        """GET /api/v1/leaderboard?after=N&limit=M&sort=KEY&q=SEARCH: {"leaderboard": [`CreditStanding`, ...], "found":
+        F}"""
         return await self._serve_json(request, "node", "leaderboard")
 
     async def serve_teams_json(self, request: web.Request) -> web.Response:

@@ -17,7 +17,7 @@ from aiohttp import web
 from echo_hub.dashboard.responses import html_response, json_response, whole_number
 from echo_hub.dashboard.source import PagesSource
 from echo_hub.dashboard.templating import Template
-from echo_shared.books import EventFilter, Severity
+from echo_shared.records.run import EventFilter, Severity
 
 ROWS_SHOWN: Final = 100
 MOST_ROWS: Final = 1_000

@@ -28,10 +28,10 @@ from echo_hub.dashboard.model import (
     RunView,
 )
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
-from echo_shared import step_figures
-from echo_shared.books import StepRecord, VersionRecord
-from echo_shared.health import HubState
-from echo_shared.node_books import TrustStatus
+from echo_shared.records import step_figures
+from echo_shared.records.health import HubState
+from echo_shared.records.node import TrustStatus
+from echo_shared.records.run import StepRecord, VersionRecord
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
 """A valid format version. The library fails on other versions and repeats the requested version in its answer."""

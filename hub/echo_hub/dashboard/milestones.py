@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from echo_shared.credit_books import CreditDay, CreditStanding
+from echo_shared.records.credit import CreditDay, CreditStanding
 
 ROLLOUTS: Final = tuple(10**power for power in range(8))
 TOKENS: Final = tuple(10**power for power in range(4, 13))

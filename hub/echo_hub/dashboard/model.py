@@ -1,6 +1,6 @@
 """All data that the pages read: frozen views of the run.
 
-Stored figures are shown as they are (`echo_shared.books`); a view adds live figures that are not stored. The same
+Stored figures are shown as they are (`echo_shared.records.run`); a view adds live figures that are not stored. The same
 dataclasses are the JSON of /api/v1/, so field names must not change. Times are seconds since the epoch on the hub's
 clock. Durations end in `_s`, sizes in `_bytes`; shares and accuracies are in 0..1. None means not known yet.
 """
@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final
 
-from echo_shared.books import (
+from echo_shared.records.health import Health, HubState
+from echo_shared.records.node import TrustStatus
+from echo_shared.records.run import (
     FLAT,
     Accounting,
     Evaluation,
@@ -21,8 +23,6 @@ from echo_shared.books import (
     StepRecord,
     VersionRecord,
 )
-from echo_shared.health import Health, HubState
-from echo_shared.node_books import TrustStatus
 
 _PUBLIC_DIGITS: Final = 10
 

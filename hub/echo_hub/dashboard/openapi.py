@@ -22,11 +22,11 @@ from echo_hub.dashboard.fleet import COLUMNS, NOT_SAID, STANDINGS, STATES
 from echo_hub.dashboard.model import NodeView, RunView
 from echo_hub.dashboard.responses import json_response
 from echo_hub.dashboard.work_curve import WorkCurve
-from echo_shared.books import RunEvent, StepRecord
-from echo_shared.credit_books import BOARD_ORDERS, CreditDay, CreditStanding, PublicReceipt, RunElsewhere
-from echo_shared.messages.fields import PackedArray
-from echo_shared.node_books import CheckEvidence, NodeOutcome, TrustDecision
-from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage, RolloutSummary
+from echo_shared.records.credit import BOARD_ORDERS, CreditDay, CreditStanding, PublicReceipt, RunElsewhere
+from echo_shared.records.node import CheckEvidence, NodeOutcome, TrustDecision
+from echo_shared.records.rollout import GroupView, RolloutFilter, RolloutsPage, RolloutSummary
+from echo_shared.records.run import RunEvent, StepRecord
+from echo_shared.wire.messages.fields import PackedArray
 
 VERSION: Final = "3.1.0"
 _REF: Final = "#/components/schemas/{model}"

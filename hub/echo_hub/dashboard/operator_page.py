@@ -20,8 +20,8 @@ from echo_hub.dashboard.run_now import run_now
 from echo_hub.dashboard.snapshots import Snapshot
 from echo_hub.dashboard.source import PagesSource
 from echo_hub.dashboard.templating import Template
-from echo_shared import step_figures
-from echo_shared.books import StepRecord
+from echo_shared.records import step_figures
+from echo_shared.records.run import StepRecord
 
 STEPS_SHOWN: Final = 12
 VERSIONS_SHOWN: Final = 8

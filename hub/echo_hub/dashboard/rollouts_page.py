@@ -20,8 +20,8 @@ from aiohttp import web
 from echo_hub.dashboard.responses import html_response, json_response, whole_number
 from echo_hub.dashboard.templating import Template
 from echo_hub.dashboard.token_marks import Colour, legend, marks, summary_of
-from echo_shared.messages import Checked, DropReason, ReceiptState
-from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage
+from echo_shared.records.rollout import GroupView, RolloutFilter, RolloutsPage
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState
 
 ROWS_SHOWN: Final = 50
 MOST_ROWS: Final = 500

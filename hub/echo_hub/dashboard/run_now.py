@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from echo_hub.dashboard.formats import duration
 from echo_hub.dashboard.model import Doing, RunView
-from echo_shared.books import StepRecord
+from echo_shared.records.run import StepRecord
 
 Tone = Literal["good", "waiting", "bad", "over"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from echo_hub.dashboard.formats import count, display_name, percent, rate
 from echo_hub.dashboard.work_curve import WorkCurve
-from echo_shared.credit_books import CreditStanding
+from echo_shared.records.credit import CreditStanding
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from echo_hub.dashboard.model import FleetView, RunView
-from echo_shared.books import EventFilter, RunEvent, StepRecord
-from echo_shared.health import Health
-from echo_shared.node_books import NodeRecord
+from echo_shared.records.health import Health
+from echo_shared.records.node import NodeRecord
+from echo_shared.records.run import EventFilter, RunEvent, StepRecord
 
 
 class Changes:

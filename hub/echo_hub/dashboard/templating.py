@@ -10,7 +10,7 @@ from echo_hub.dashboard import formats
 from echo_hub.dashboard.actions import buttons
 from echo_hub.dashboard.assets import Assets
 from echo_hub.dashboard.fleet import standing_of, state_of, why_idle
-from echo_shared.messages.receipts import check_in_words
+from echo_shared.wire.messages.receipts import check_in_words
 
 
 def environment(assets: Assets) -> jinja2.Environment:

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from echo_hub.dashboard.formats import visible
-from echo_shared.rollout_books import RolloutText, TextPiece
+from echo_shared.records.rollout import RolloutText, TextPiece
 
 Colour = Literal["logprob", "version", "none"]
 

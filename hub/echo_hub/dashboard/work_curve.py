@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from echo_shared.credit_books import StepShare
+from echo_shared.records.credit import StepShare
 
 WIDE: Final = 1_000.0
 HIGH: Final = 200.0

@@ -8,15 +8,15 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from echo_hub.core.events import VersionPublished, VersionUnusable
+from echo_hub.core.accounting.events import VersionPublished, VersionUnusable
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.net.distributor import Distributor
 from echo_hub.run.directory import RunDirectory
 from echo_hub.training.own_sampler import OwnSampler
-from echo_shared.adapter import WEIGHTS_FILE, not_finite
+from echo_shared.delta.adapter import WEIGHTS_FILE, not_finite
+from echo_shared.delta.tensors import TensorFile
 from echo_shared.errors import CodecError
-from echo_shared.room import Room
-from echo_shared.tensors import TensorFile
+from echo_shared.files.full_disk import Room
 
 log = logging.getLogger(__name__)
 

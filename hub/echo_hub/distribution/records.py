@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.source import Changes
+from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store.async_store import AsyncStore
 
 

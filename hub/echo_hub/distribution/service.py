@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import assert_never
 
-from echo_hub.core.effects import AnnounceVersion, DistributionAction, PublishVersion
+from echo_hub.core.accounting.effects import AnnounceVersion, DistributionAction, PublishVersion
 from echo_hub.distribution.publishing import Publishing
 from echo_hub.distribution.records import DistributionRecords
 from echo_hub.driving.shared import Shared

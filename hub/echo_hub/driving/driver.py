@@ -25,8 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     ACTIONS,
     RECORDS,
     Action,
@@ -40,7 +39,8 @@ from echo_hub.core.effects import (
     TrainStep,
     TrustDecided,
 )
-from echo_hub.core.events import Event, Tick
+from echo_hub.core.accounting.events import Event, Tick
+from echo_hub.core.coordinator import Coordinator
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.driving.garbage import Garbage
@@ -48,8 +48,8 @@ from echo_hub.driving.progress import RunProgress
 from echo_hub.operation.events import decision_line
 from echo_hub.scoring.backlog import Backlog
 from echo_hub.store.async_store import AsyncStore
-from echo_shared.books import RunEvent
 from echo_shared.errors import StorageError
+from echo_shared.records.run import RunEvent
 
 log = logging.getLogger(__name__)
 

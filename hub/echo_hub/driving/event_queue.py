@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     Event,
     GroupPrepared,
     LeaseGivenBack,

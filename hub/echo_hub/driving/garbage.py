@@ -23,7 +23,7 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-from echo_shared.process_memory import left_bytes, own_bytes
+from echo_shared.process.process_memory import left_bytes, own_bytes
 
 EVERY: Final = 500
 """Events; each leaves some ten objects."""

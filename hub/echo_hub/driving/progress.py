@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.messages import RefusalCode
 
 
 class RunProgress:

@@ -18,8 +18,8 @@ from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
-from echo_shared.identity import Identity
-from echo_shared.supervised import SupervisedChild
+from echo_shared.process.supervised import SupervisedChild
+from echo_shared.signing.identity import Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.restating import restated
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.tasks.rewards import SCORE, RewardBounds
-from echo_shared.books import EvaluationKind
 from echo_shared.errors import ScorerError
-from echo_shared.rewards import all_equal, components_of
+from echo_shared.records.rewards import all_equal, components_of
+from echo_shared.records.run import EvaluationKind
 
 GOOD: Final = (0.05, 0.6)
 """Solve rates from which GRPO learns well."""

@@ -3,9 +3,9 @@
 Every completion of an evaluation comes from exactly the named version. The draws of problem n are seeded by the run's
 seed and n, never by the version, so that versions are compared on the same random numbers.
 
-Two small interfaces: a `Generator` samples completions; a `AnswerScorer` answers each completion with a reward or with an
-environment's reply. For evaluations on nodes the coordinator does both (`echo_hub.evaluation.by_nodes`). Both kinds of
-evaluation produce attempts (`echo_hub.evaluation.figures`).
+Two small interfaces: a `Generator` samples completions; a `AnswerScorer` answers each completion with a reward or with
+an environment's reply. For evaluations on nodes the coordinator does both (`echo_hub.evaluation.by_nodes`). Both kinds
+of evaluation produce attempts (`echo_hub.evaluation.figures`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluating import evaluation_seed
-from echo_hub.core.leasing import turn_seed
+from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.evaluation.figures import Attempt, summary, with_headline
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
 from echo_hub.tasks.rewards import RewardBounds
-from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.records.run import Evaluation, EvaluationKind
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import FinishReason
 
 Ids = NDArray[np.int32]
 Played = tuple[int, Sequence[Ids], int]

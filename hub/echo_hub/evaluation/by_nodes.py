@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from echo_hub.config.task_sections import ChosenSet
-from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
+from echo_hub.core.accounting.events import EvaluationAbandoned, EvaluationWanted
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.driving.progress import RunProgress
 from echo_hub.evaluation.figures import Attempt, summary, with_headline
@@ -26,8 +26,8 @@ from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import EvaluatedEpisode, read_evaluated
 from echo_hub.tasks.rewards import RewardBounds
-from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
+from echo_shared.records.run import Evaluation, EvaluationKind
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
-from echo_shared.books import Evaluation
+from echo_shared.records.run import Evaluation
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from echo_hub.cluster.model_processes import ModelProcess, Program, process_of
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner import frames, unquantized
 from echo_hub.learner.settings import LearnerSettings
-from echo_shared.backoff import Restarts, backoff_s
-from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.process.backoff import Restarts, backoff_s
+from echo_shared.process.child import ChildExited
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 log = logging.getLogger(__name__)
 

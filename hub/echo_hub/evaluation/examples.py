@@ -9,7 +9,7 @@ from typing import Final
 from echo_hub.evaluation.by_hub import Episode, HeldOut, Watch
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
-from echo_shared.books import EvaluationKind
+from echo_shared.records.run import EvaluationKind
 
 EXAMPLES: Final = 3
 """Examples per version and evaluation set."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_hub.tasks.rewards import RewardBounds
-from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
-from echo_shared.rewards import components_of, mean_components
+from echo_shared.records.rewards import components_of, mean_components
+from echo_shared.records.run import Evaluation, EvaluationKind
 
 log = logging.getLogger(__name__)
 

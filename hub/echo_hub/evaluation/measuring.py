@@ -11,7 +11,7 @@ from echo_hub.evaluation.by_nodes import PATIENCE_DEADLINES, NodeEvaluations
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
-from echo_shared.books import Evaluation
+from echo_shared.records.run import Evaluation
 
 
 class Measuring:

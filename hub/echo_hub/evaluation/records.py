@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from echo_hub.core.effects import ActionSettled
+from echo_hub.core.accounting.effects import ActionSettled
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.progress import RunProgress
 from echo_hub.evaluation.due import DueVersions
 from echo_hub.store.actions import settle_action
 from echo_hub.store.async_store import AsyncStore
-from echo_shared.books import Evaluation
+from echo_shared.records.run import Evaluation
 
 
 class EvaluationRecords:

@@ -21,9 +21,9 @@ from echo_hub.learner import determinism, frames
 from echo_hub.learner.drawing import Drawing
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
-from echo_shared.answering import serve
-from echo_shared.child import Frame, ParentPipe
-from echo_shared.torch_draws import draw, most_likely
+from echo_shared.process.answering import serve
+from echo_shared.process.child import Frame, ParentPipe
+from echo_shared.sampling.torch_draws import draw, most_likely
 
 
 class Drawer:

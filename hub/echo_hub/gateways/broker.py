@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_shared.errors import ConfigError, ConnectError
 from echo_shared.installation import how_to_install
-from echo_shared.messages import MAX_FRAME_BYTES
+from echo_shared.wire.messages import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from echo_hub.core.effects import RolloutReceipt
+from echo_hub.core.accounting.effects import RolloutReceipt
 from echo_hub.gateways.items import ItemKind
 from echo_hub.gateways.sessions import GatewaySessions
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.send_queue import Rank
-from echo_shared.codec import encode
-from echo_shared.messages import Checked, FromHub, ReceiptState, RefusalCode
+from echo_shared.wire.codec import encode
+from echo_shared.wire.messages import Checked, FromHub, ReceiptState, RefusalCode
 
 ELSEWHERE: Final = "This node has connected again elsewhere."
 

@@ -21,9 +21,9 @@ from echo_hub.gateways.sessions import GatewayLine
 from echo_hub.gateways.subjects import Subjects, beacon
 from echo_hub.net.gateway import Inbox
 from echo_hub.net.nonces import Nonces
-from echo_shared.codec import encode
 from echo_shared.errors import CodecError, ConnectError, LocalProtocolError, RefusedError
-from echo_shared.identity import Identity
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import encode
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from echo_hub.gateways.hub_line import HubLine
 from echo_hub.gateways.items import Item, ItemKind, node_fields, refusal_of, rollout_item
 from echo_hub.gateways.uplink import GatewayUplink
 from echo_hub.net.gateway import Gateway, NodeInfo
-from echo_shared.codec import decode_from_hub, encode
 from echo_shared.errors import LocalProtocolError, RefusedError
-from echo_shared.messages import (
+from echo_shared.wire.codec import decode_from_hub, encode
+from echo_shared.wire.messages import (
     MAX_BATCHED,
     Checked,
     FromNode,

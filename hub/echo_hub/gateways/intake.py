@@ -17,9 +17,9 @@ from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.items import Item, ItemKind, rollout_of
 from echo_hub.gateways.sealing import Seal
 from echo_hub.net.gateway import Inbox
-from echo_shared.codec import decode_from_node
 from echo_shared.errors import CodecError, EchoError
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.codec import decode_from_node
+from echo_shared.wire.messages import RefusalCode
 
 log = logging.getLogger(__name__)
 

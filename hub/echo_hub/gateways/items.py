@@ -19,7 +19,7 @@ import numpy as np
 
 from echo_hub.net.gateway import NodeInfo
 from echo_shared.errors import RefusedError
-from echo_shared.messages import FinishReason, Rollout, VersionSpan
+from echo_shared.wire.messages import FinishReason, Rollout, VersionSpan
 
 Item = list[Any]
 """A Kind, then the fields listed with that kind."""

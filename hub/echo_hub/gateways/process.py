@@ -24,8 +24,8 @@ from echo_hub.net.gateway import Gateway
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.server import Server, address
 from echo_shared.errors import ConfigError
-from echo_shared.identity import Identity
-from echo_shared.messages import RefusalCode
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import RefusalCode
 
 log = logging.getLogger(__name__)
 

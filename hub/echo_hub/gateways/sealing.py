@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgpack
 
 from echo_shared.errors import CodecError
-from echo_shared.identity import Identity
+from echo_shared.signing.identity import Identity
 
 MAC_BYTES: Final = 16
 

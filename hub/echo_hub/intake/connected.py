@@ -6,8 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     LeaseGivenBack,
     NodeConnected,
     NodeDisconnected,
@@ -15,6 +14,7 @@ from echo_hub.core.events import (
     RolloutArrived,
     RolloutsBegun,
 )
+from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.intake.partials import FinishedPartial, Partials
@@ -27,7 +27,8 @@ from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.tracker import Tracker
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_shared.errors import LocalProtocolError, RefusedError
-from echo_shared.messages import (
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import (
     CheckResult,
     Fetched,
     FromNode,
@@ -45,7 +46,6 @@ from echo_shared.messages import (
     TeamWanted,
     Welcome,
 )
-from echo_shared.rollout_books import RolloutPayload
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from echo_hub.gateways.sealing import secret_of
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.limits import ConnectionLimits
 from echo_hub.net.nonces import Nonces
-from echo_shared.identity import Identity
+from echo_shared.signing.identity import Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

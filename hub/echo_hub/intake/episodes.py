@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.effects import DrawnTurn
+from echo_hub.core.accounting.effects import DrawnTurn
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.leasing import turn_seed
+from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
@@ -34,7 +34,7 @@ from echo_hub.store.reading import (
     read_payloads,
 )
 from echo_hub.verify.drawn import DrawnRollout
-from echo_shared.messages import FinishReason
+from echo_shared.wire.messages import FinishReason
 
 PROMPTS: Final = 256
 """Number of problems by which the rounding of engines is measured."""

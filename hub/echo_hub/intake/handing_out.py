@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from echo_hub.config.task_sections import SamplingConfig
-from echo_hub.core.effects import RevokeLease, SendLease
+from echo_hub.core.accounting.effects import RevokeLease, SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
@@ -22,8 +22,8 @@ from echo_hub.net.live_nodes import LiveNode, NodeSender
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import AnsweredTurn, read_turns
-from echo_shared.messages import ArtefactOffer, Lease, LeasedPrefix, LeaseRevoked
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.wire.messages import ArtefactOffer, Lease, LeasedPrefix, LeaseRevoked
 
 
 class Offers(Protocol):

@@ -15,10 +15,10 @@ from echo_hub.net.client_address import origin_of
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.known_nodes import read_counted_names
-from echo_shared.books import CountedName
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode
-from echo_shared.messages.shown_names import looks_of
+from echo_shared.records.run import CountedName
+from echo_shared.wire.messages import RefusalCode
+from echo_shared.wire.messages.shown_names import looks_of
 
 LOOK_S: Final = 30.0
 """Seconds after which the names are read from the database again."""

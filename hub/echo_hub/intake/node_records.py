@@ -9,8 +9,8 @@ from echo_hub.driving.resources import Resources
 from echo_hub.intake.teams import change_own_team
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.reading import read_receipts
-from echo_shared.contribution import sign
-from echo_shared.messages import Receipt, Team, TeamWanted
+from echo_shared.records.contribution import sign
+from echo_shared.wire.messages import Receipt, Team, TeamWanted
 
 
 class NodeRecords:

@@ -28,11 +28,13 @@ from typing import Final
 
 import numpy as np
 
-from echo_hub.core.effects import SendLease
+from echo_hub.core.accounting.effects import SendLease
+from echo_hub.core.accounting.snapshot import UnfinishedRollout
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.snapshot import UnfinishedRollout
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds
-from echo_shared.messages import (
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.sampling.version_spans import Spans, between, grown, num_tokens, problem
+from echo_shared.wire.messages import (
     MAX_PREFIX_TOKENS,
     MAX_VERSION_SPANS,
     LeasedPrefix,
@@ -41,8 +43,6 @@ from echo_shared.messages import (
     RolloutPart,
     rollout_id,
 )
-from echo_shared.rollout_books import DrawnSpan
-from echo_shared.version_spans import Spans, between, grown, num_tokens, problem
 
 BUDGET_BYTES: Final = 128 * 2**20
 """Sixteen million tokens."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from echo_hub.core import effects
-from echo_hub.core.effects import LookUpReceipt, SendTrained
+from echo_hub.core.accounting import effects
+from echo_hub.core.accounting.effects import LookUpReceipt, SendTrained
 from echo_hub.net.live_nodes import NodeSender
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import read_receipts
-from echo_shared.messages import MAX_BATCHED, Receipts, ReceiptState
-from echo_shared.messages import Receipt as ReceiptMessage
+from echo_shared.wire.messages import MAX_BATCHED, Receipts, ReceiptState
+from echo_shared.wire.messages import Receipt as ReceiptMessage
 
 LOOK_UPS_WAITING: Final = 4_096
 WAIT_S: Final = 2.0

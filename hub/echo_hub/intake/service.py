@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import assert_never
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     AnnounceVersion,
     IntakeAction,
     LookUpReceipt,
@@ -33,7 +33,7 @@ from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.scorer import Scorer
 from echo_hub.training.service import TrainingService
 from echo_hub.verify.by_nodes import NodeChecks
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.messages import RefusalCode
 
 
 class IntakeService:

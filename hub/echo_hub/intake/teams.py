@@ -7,7 +7,7 @@ import time
 
 from echo_hub.store.store import Store
 from echo_hub.store.teams import change_team, read_own_team
-from echo_shared.messages import Team, TeamWanted
+from echo_shared.wire.messages import Team, TeamWanted
 
 
 async def change_own_team(store: Store, node_id: str, wanted: TeamWanted) -> Team:

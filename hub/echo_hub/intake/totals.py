@@ -11,7 +11,7 @@ from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.live_nodes import NodeSender
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.credits import Credit, read_credits
-from echo_shared.messages import DroppedCount, Totals
+from echo_shared.wire.messages import DroppedCount, Totals
 
 FIRST_S: Final = 2.0
 """Seconds until new nodes get their totals, all of them together."""

@@ -23,8 +23,8 @@ import aiohttp
 from echo_hub.config.judge_section import LlmJudgeConfig
 from echo_hub.judges.asking import Asked, messages, verdict
 from echo_hub.judges.base import FIRST_S, LIMIT_S, Absence, Counts
-from echo_shared.backoff import backoff_s
 from echo_shared.errors import ConfigError, ScorerError
+from echo_shared.process.backoff import backoff_s
 
 MOST_BYTES: Final = 4 * 2**20
 """Limit on the size of an answer."""

@@ -20,10 +20,10 @@ from typing import Final
 from echo_hub.config.judge_section import RewardModelConfig
 from echo_hub.judges.asking import Asked
 from echo_hub.judges.base import FIRST_S, LIMIT_S, Absence, Counts
-from echo_shared.backoff import backoff_s
-from echo_shared.child import ChildExited
 from echo_shared.errors import EchoError, ScorerError
-from echo_shared.supervised import Command, SupervisedChild
+from echo_shared.process.backoff import backoff_s
+from echo_shared.process.child import ChildExited
+from echo_shared.process.supervised import Command, SupervisedChild
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from echo_hub.config.judge_section import RewardModelConfig
 from echo_hub.run.base_model import resolve_base
-from echo_shared.answering import serve
-from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import ConfigError, ScorerError
-from echo_shared.torch_precision import multiplies
+from echo_shared.process.answering import serve
+from echo_shared.process.child import Frame, ParentPipe
+from echo_shared.sampling.torch_precision import multiplies
 
 DETAIL_CHARACTERS: Final = 500
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.config.objective_defaults import Advantage
-from echo_shared.rewards import all_equal
+from echo_shared.records.rewards import all_equal
 
 STD_EPSILON: Final = 1e-4
 """Added to a standard deviation before dividing rewards by it. Source: GRPOTrainer of TRL."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from echo_hub.learner.packing import Rows
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_shared.draws import all_uniforms
+from echo_shared.sampling.draws import all_uniforms
 
 _ROW_FILL: Final = 0.75
 """Rows in one rectangle fill at least this share of it; attention cost grows with the square of the row length."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import StepTold
-from echo_shared.files import atomic_directory
+from echo_shared.files.atomic import atomic_directory
 
 log = logging.getLogger(__name__)
 

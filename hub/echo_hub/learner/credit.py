@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from echo_hub.config.objective_defaults import Advantage
 from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.learner.advantages import STD_EPSILON, advantages, centred, standard_deviation
-from echo_shared.rewards import of_each_turn, returns
+from echo_shared.records.rewards import of_each_turn, returns
 
 Values = list[NDArray[np.float64]]
 

@@ -19,11 +19,11 @@ from functools import cache
 from typing import Any
 
 from echo_hub.learner.settings import StepTold, TrainingGroup, TrainingRollout
-from echo_shared.child import Frame
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import pack_payload, unpack_payload
-from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
+from echo_shared.process.child import Frame
+from echo_shared.records.rollout import pack_payload, unpack_payload
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
+from echo_shared.wire.messages import FinishReason
 
 _ERRORS: dict[str, type[EchoError]] = {cls.default_code: cls for cls in (ConfigError, LearnerError, StorageError)}
 

@@ -25,8 +25,8 @@ from typing import Final
 import psutil
 
 from echo_hub.config.section import Section
-from echo_shared.child import describe_end
 from echo_shared.errors import LearnerError
+from echo_shared.process.child import describe_end
 
 log = logging.getLogger(__name__)
 

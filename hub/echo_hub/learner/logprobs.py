@@ -9,8 +9,8 @@ which has the shape of the hidden vectors. The backward pass only scales it. Thi
 recomputing the logits would need three. Only one chunk of logits exists at a time.
 
 The same probabilities give each token's interval of the cumulative distribution, which must contain the u that drew the
-token (`echo_shared.draws`). A large vocabulary is summed in blocks, and only the token's own block element by element.
-This reads each chunk once more, which is cheap compared with two products.
+token (`echo_shared.sampling.draws`). A large vocabulary is summed in blocks, and only the token's own block element by
+element. This reads each chunk once more, which is cheap compared with two products.
 
 The policy's entropy at each position is log Σ exp z - Σ z exp z / Σ exp z for logits z. The second sum needs both z and
 exp z, so it is computed for a few rows at a time, without a second chunk. If the entropy is trained, the pass also
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from echo_shared import torch_draws
+from echo_shared.sampling import torch_draws
 
 CHUNK_ELEMENTS: Final = {"cpu": 2**23, "cuda": 2**27, "mps": 2**25}
 """Logits held at once, by device. 32 MiB in float32 on a CPU, whose caches are small. 512 MiB on CUDA, where a

@@ -36,11 +36,11 @@ from echo_hub.learner.device import resolve_device
 from echo_hub.learner.logprobs import Screened, intervals, screened_logprobs, selected_logprobs
 from echo_hub.learner.ranks import ALONE, TrainingRanks
 from echo_hub.learner.settings import LearnerSettings
-from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
-from echo_shared.draws import derive_seed
+from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE
 from echo_shared.errors import LearnerError
 from echo_shared.installation import how_to_install
-from echo_shared.torch_precision import multiplies
+from echo_shared.sampling.draws import derive_seed
+from echo_shared.sampling.torch_precision import multiplies
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ _PROCESSED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_
 
 
 class Policy:
-    """Create it with `load`. `model` is in eval mode (no dropout) and works with `echo_shared.torch_sampler`."""
+    """Create it with `load`. `model` is in eval mode (no dropout) and works with
+    `echo_shared.sampling.torch_sampler`."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.step import accumulate_gradient
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_shared.out_of_memory import ran_out
+from echo_shared.process.out_of_memory import ran_out
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import frames, unquantized
 from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
-from echo_shared.child import ChildExited, Frame
-from echo_shared.room import Room
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
+from echo_shared.files.full_disk import Room
+from echo_shared.process.child import ChildExited, Frame
+from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 WORKER: Final = "echo_hub.learner.serve"
 LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0)

@@ -27,8 +27,8 @@ from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.frames import pack_error, unpack_error
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_shared.child import HEADER_BYTES, Frame, pack_frame, unpack_frame
 from echo_shared.errors import EchoError, LearnerError
+from echo_shared.process.child import HEADER_BYTES, Frame, pack_frame, unpack_frame
 
 SILENCE: Final = timedelta(minutes=30)
 """Longest wait for another rank. The end of a process is noticed within a second; this limit is for a host that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 
 def batches(requests: Sequence[GroupRequest], budget_tokens: int) -> Iterator[slice]:

@@ -1,7 +1,7 @@
 """The learner's process: `python -m echo_hub.learner.serve`, controlled by `echo_hub.learner.process`.
 
-Commands are executed one at a time, in order, by the `LearnerWorker`. A refused command changes nothing (LearnerError). Any
-other failure ends the process; the next process starts from the newest checkpoint.
+Commands are executed one at a time, in order, by the `LearnerWorker`. A refused command changes nothing (LearnerError).
+Any other failure ends the process; the next process starts from the newest checkpoint.
 
 With several processes (`echo_hub.learner.launch`), rank 0 talks to the hub, refuses invalid commands and owns the run
 directory. Every rank executes the accepted commands.
@@ -24,9 +24,9 @@ from echo_hub.learner import frames
 from echo_hub.learner.launch import end_with
 from echo_hub.learner.ranks import ALONE, TrainingRanks
 from echo_hub.learner.worker import LearnerWorker
-from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
-from echo_shared.heartbeat import Heartbeat
+from echo_shared.process.child import Frame, ParentPipe
+from echo_shared.process.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 

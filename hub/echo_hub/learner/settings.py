@@ -15,8 +15,8 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.section import Precision, Section
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import FinishReason
 
 
 class LearnerSettings(Section):
@@ -92,7 +92,7 @@ class TrainingRollout(RolloutPayload):
     """NaN if not known yet."""
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
     """[turns, 3], for each turn in order: seed and index of its draws, and its number of drawn tokens
-    (`echo_shared.draws.uniforms`). With no rows, the draws are unknown and all tokens count as one turn."""
+    (`echo_shared.sampling.draws.uniforms`). With no rows, the draws are unknown and all tokens count as one turn."""
     turn_rewards: NDArray[np.float64] = field(default_factory=no_turn_rewards)
     """[turns - 1]: the part of `reward` earned by each turn except the last, which earned the rest. Empty if they
     earned nothing."""

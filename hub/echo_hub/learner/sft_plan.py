@@ -18,8 +18,8 @@ from pydantic import Field
 
 from echo_hub.config.section import Section
 from echo_hub.config.training_sections import TrainingConfig
-from echo_shared.draws import derive_seed
 from echo_shared.errors import LearnerError
+from echo_shared.sampling.draws import derive_seed
 
 
 class TokenizedDemonstration(Protocol):

@@ -40,7 +40,7 @@ from echo_hub.learner.ranks import TrainingRanks
 from echo_hub.learner.screen import Findings
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.weighting import WeightedGroup, WeightedStep, weigh
-from echo_shared import step_figures as figures
+from echo_shared.records import step_figures as figures
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +85,9 @@ def screened_step(
     """Train version `learner_version` on `groups`. Groups and metrics are the same at every rank.
 
     `history` is that of the previous outcome. The metrics are mean_reward (before any penalty) and the learner's
-    figures of `echo_shared.step_figures`, by key. Non-finite values, such as the loss or norm of a broken gradient, are
-    omitted with a warning. Metrics over trained tokens exist only if there are any. Metrics of a correction, a KL term
-    or an entropy bonus exist only if the objective has one.
+    figures of `echo_shared.records.step_figures`, by key. Non-finite values, such as the loss or norm of a broken
+    gradient, are omitted with a warning. Metrics over trained tokens exist only if there are any. Metrics of a
+    correction, a KL term or an entropy bonus exist only if the objective has one.
     """
     started = time.perf_counter()
     history, entropy_coefficient = entropy.adapt(history, settings.objective)

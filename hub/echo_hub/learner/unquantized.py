@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from echo_shared.importing import do_without, uncollected
+from echo_shared.process.importing import do_without, uncollected
 
 BLOCKED: Final = ("bitsandbytes", "scipy")
 

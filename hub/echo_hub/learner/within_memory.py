@@ -26,8 +26,8 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.step import StepOutcome, screened_step, smaller
 from echo_shared.errors import LearnerError
-from echo_shared.out_of_memory import ran_out
-from echo_shared.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
+from echo_shared.process.out_of_memory import ran_out
+from echo_shared.records.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
 
 log = logging.getLogger(__name__)
 

@@ -39,15 +39,15 @@ from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, 
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 from echo_hub.learner.writer import CheckpointWriter
-from echo_shared.child import Frame
 from echo_shared.errors import LearnerError
-from echo_shared.files import atomic_directory
-from echo_shared.heartbeat import Heartbeat
-from echo_shared.room import Room
-from echo_shared.sampling import GroupRequest
-from echo_shared.step_figures import EVAL_S, GAP_S, LEARNING_RATE
-from echo_shared.torch_draws import draw, most_likely
-from echo_shared.torch_sampler import Choose
+from echo_shared.files.atomic import atomic_directory
+from echo_shared.files.full_disk import Room
+from echo_shared.process.child import Frame
+from echo_shared.process.heartbeat import Heartbeat
+from echo_shared.records.step_figures import EVAL_S, GAP_S, LEARNING_RATE
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.sampling.torch_draws import draw, most_likely
+from echo_shared.sampling.torch_sampler import Choose
 
 Answer = Callable[[Frame], None]
 """Called with one answer to a command, from any thread."""

@@ -40,7 +40,7 @@ from echo_hub.store.retiring import (
 )
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.files import disk_errors, sync
+from echo_shared.files.atomic import disk_errors, sync
 
 FORMAT: Final = 1
 ROWS_A_FILE: Final = 50_000

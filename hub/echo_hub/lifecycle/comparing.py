@@ -10,9 +10,9 @@ from typing import Any, Final
 from echo_hub.config.sections import HubConfig
 from echo_hub.store.reports import read_evaluations, read_steps
 from echo_hub.store.store import Store
-from echo_shared.books import EvaluationKind, StepRecord
+from echo_shared.records.run import EvaluationKind, StepRecord
+from echo_shared.records.step_figures import SECONDS, STEP_FIGURES, TRAIN_S, Better
 from echo_shared.settings import without_secrets
-from echo_shared.step_figures import SECONDS, STEP_FIGURES, TRAIN_S, Better
 
 STEPS_A_READ: Final = 1_000
 _BARS: Final = "▁▂▃▄▅▆▇█"

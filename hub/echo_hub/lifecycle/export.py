@@ -23,8 +23,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import read_start
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
-from echo_shared.books import Evaluation
 from echo_shared.errors import ConfigError
+from echo_shared.records.run import Evaluation
 
 
 def export_adapter(

@@ -40,7 +40,7 @@ from echo_hub.store.beginnings import first_group_behind
 from echo_hub.store.settling import read_settings
 from echo_hub.views.live import with_stored
 from echo_shared.errors import ConfigError
-from echo_shared.files import atomic_directory, disk_errors
+from echo_shared.files.atomic import atomic_directory, disk_errors
 
 KEPT: Final = (
     *("model.base", "model.start_from", "training.lora_rank", "training.lora_alpha"),

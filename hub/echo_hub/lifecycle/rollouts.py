@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.mixture import Mixture
+from echo_hub.core.policy.mixture import Mixture
 from echo_hub.learner.credit import EpisodeRewards, turn_advantages
 from echo_hub.learner.weighting import overlong_penalty
 from echo_hub.run.base_model import PromptCodec
@@ -36,8 +36,7 @@ from echo_hub.store.browsing import (
 from echo_hub.store.changing import key_of
 from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.store import Store
-from echo_shared.messages import rollout_id
-from echo_shared.rollout_books import (
+from echo_shared.records.rollout import (
     GroupRecord,
     GroupView,
     RolloutFilter,
@@ -49,6 +48,7 @@ from echo_shared.rollout_books import (
     RolloutView,
     TextPiece,
 )
+from echo_shared.wire.messages import rollout_id
 
 TOKENS_READ: Final = 400_000
 """Approximate number of tokens decoded for one answer."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from echo_shared.errors import ConfigError
 from echo_shared.installation import how_to_install
-from echo_shared.messages import FinishReason
-from echo_shared.messages.fields import PackedArray
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload, RolloutSummary
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload, RolloutSummary
+from echo_shared.wire.messages import FinishReason
+from echo_shared.wire.messages.fields import PackedArray
 
 if TYPE_CHECKING:
     from echo_hub.lifecycle.rollouts import WholeRollout

@@ -52,7 +52,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.store.beginnings import LINEAGE
 from echo_hub.store.database import read_meta
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.files import atomic_directory, disk_errors, write_private
+from echo_shared.files.atomic import atomic_directory, disk_errors, write_private
 
 _FROM: Final = "from"
 _IDENTITY: Final = (

@@ -26,7 +26,7 @@ from echo_hub.store.database import holds_run, read_meta, write_meta
 from echo_hub.store.elsewhere import read_run_credit, take_in
 from echo_hub.store.reports import read_newest_step
 from echo_shared.errors import EchoError
-from echo_shared.run_credit import NodeCredit, RunCredit
+from echo_shared.records.run_credit import NodeCredit, RunCredit
 
 log = logging.getLogger(__name__)
 

@@ -32,9 +32,9 @@ from echo_hub.run.start import (
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.beginnings import LINEAGE, Beginning, begin_at
 from echo_hub.store.database import read_meta
-from echo_shared.adapter import CONFIG_FILE
+from echo_shared.delta.adapter import CONFIG_FILE
 from echo_shared.errors import ConfigError, EchoError
-from echo_shared.files import atomic_directory
+from echo_shared.files.atomic import atomic_directory
 
 
 async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start | None:

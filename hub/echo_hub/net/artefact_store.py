@@ -23,14 +23,14 @@ from typing import Final
 from pydantic import ValidationError
 
 from echo_shared import delta
-from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name
+from echo_shared.artefacts.hashed_files import describe_file, describe_files, verify_files
+from echo_shared.artefacts.manifest import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name
+from echo_shared.artefacts.sealing import seal
 from echo_shared.errors import CodecError, ConfigError, SwarmError
-from echo_shared.files import disk_errors, sync, write_private
-from echo_shared.hashed_files import describe_file, describe_files, verify_files
-from echo_shared.messages import RunKey
-from echo_shared.sealing import seal
+from echo_shared.files.atomic import disk_errors, sync, write_private
 from echo_shared.swarm import make_torrent, read_torrent
 from echo_shared.swarm.torrent import TorrentLayout
+from echo_shared.wire.messages import RunKey
 
 log = logging.getLogger(__name__)
 

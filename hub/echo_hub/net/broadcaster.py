@@ -15,12 +15,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
-from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, SendPiece
-from echo_hub.core.spread.windows import BroadcastPaths
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.send_queue import Rank
-from echo_shared.messages import FromHub, Have, Links, Piece
+from echo_hub.spread.broadcast import CHECK_S, Broadcast, SendPiece
+from echo_hub.spread.windows import BroadcastPaths
 from echo_shared.swarm.torrent import TorrentLayout
+from echo_shared.wire.messages import FromHub, Have, Links, Piece
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from echo_hub.net import turns
 from echo_hub.net.progress import Progress, progress
 from echo_hub.net.turnstile import Turnstile
 from echo_shared.errors import RefusedError
-from echo_shared.frame_gate import FrameGate
+from echo_shared.wire.frame_gate import FrameGate
 
 HANDSHAKE_S: Final = 10.0
 HEAD_S: Final = 20.0

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Final, Protocol, assert_never
 
 from echo_hub.config.serving_sections import DisseminationConfig
-from echo_hub.core.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
-from echo_hub.core.spread.neighbours import Neighbours
-from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import reaches
+from echo_hub.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
+from echo_hub.spread.neighbours import Neighbours
+from echo_hub.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_shared.errors import RefusedError, StorageError, SwarmError
-from echo_shared.messages import (
+from echo_shared.wire.messages import (
     MAX_MESH,
     MAX_PIECE_BYTES,
     ArtefactOffer,

@@ -1,9 +1,9 @@
 """Authenticate nodes by HTTP, before their connection becomes a websocket.
 
 The first request carries the node's Hello and is answered with the hub's Challenge. The second carries Hello and Proof
-(`echo_shared.credentials`). Protocol version, nonce, signature, invite and bans are checked here. Nothing is stored
-between the two requests: a refused client costs the hub one request of a few kilobytes. An authenticated node waits for
-its turn (`turnstile`), because opening a session costs far more than these checks.
+(`echo_shared.wire.credentials`). Protocol version, nonce, signature, invite and bans are checked here. Nothing is
+stored between the two requests: a refused client costs the hub one request of a few kilobytes. An authenticated node
+waits for its turn (`turnstile`), because opening a session costs far more than these checks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from echo_hub.net.nonces import Nonces
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import Penalties
 from echo_hub.net.turnstile import Turnstile
-from echo_shared.codec import decode_from_node, encode
-from echo_shared.credentials import REFUSED_TYPE, Credentials, challenge_header
 from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
-from echo_shared.identity import Identity, node_id
-from echo_shared.messages import Hello, Proof, RefusalCode, Refused
-from echo_shared.sessions import HubSession
+from echo_shared.signing.identity import Identity, node_id
+from echo_shared.wire.codec import decode_from_node, encode
+from echo_shared.wire.credentials import REFUSED_TYPE, Credentials, challenge_header
+from echo_shared.wire.messages import Hello, Proof, RefusalCode, Refused
+from echo_shared.wire.sessions import HubSession
 
 log = logging.getLogger(__name__)
 

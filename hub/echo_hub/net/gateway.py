@@ -31,10 +31,10 @@ from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import HARMLESS, Fault, Penalties
 from echo_hub.net.send_queue import Rank
 from echo_hub.net.silence import Silence
-from echo_shared.congestion import LossPool
 from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.congestion import LossPool
+from echo_shared.wire.messages import (
     MAX_FRAME_FROM_NODE_BYTES,
     FromHub,
     FromNode,
@@ -42,7 +42,7 @@ from echo_shared.messages import (
     RefusalCode,
     Welcome,
 )
-from echo_shared.sessions import HubSession, SessionState
+from echo_shared.wire.sessions import HubSession, SessionState
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from echo_shared.artefacts import Manifest
-from echo_shared.messages import SharedMemory
-from echo_shared.shared_memory import AVAILABLE, MemorySegment
+from echo_shared.artefacts.manifest import Manifest
+from echo_shared.swarm.shared_memory import AVAILABLE, MemorySegment
+from echo_shared.wire.messages import SharedMemory
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Final
 
-from echo_shared.books import Invite
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode
+from echo_shared.records.run import Invite
+from echo_shared.wire.messages import RefusalCode
 
 _DO: Final = "Ask the hub's operator for another invite, then: echo-node join URL --token TOKEN"
 

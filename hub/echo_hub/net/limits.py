@@ -34,7 +34,7 @@ from echo_hub.net.client_address import client_ip, place_of
 from echo_hub.net.connection import READ_BYTES, Account, CloseReason, Connection, Stage
 from echo_hub.net.turnstile import Turnstile
 from echo_shared.errors import RefusedError, RemoteProtocolError
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.messages import RefusalCode
 
 HANDSHAKES_PER_S: Final = 250.0
 MOST_HANDSHAKES: Final = 1_024

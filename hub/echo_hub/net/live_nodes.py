@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from echo_hub.net.gateway import NodeInfo
-from echo_shared.messages import FromHub, Standby, StandbyReason
+from echo_shared.wire.messages import FromHub, Standby, StandbyReason
 
 
 class NodeSender(Protocol):

@@ -11,9 +11,9 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from echo_hub.net.send_queue import SendQueue
-from echo_shared.congestion import LossPool, LossWatch
-from echo_shared.sessions import HubSession
-from echo_shared.sockets import keep_unsent_short
+from echo_shared.wire.congestion import LossPool, LossWatch
+from echo_shared.wire.sessions import HubSession
+from echo_shared.wire.sockets import keep_unsent_short
 
 log = logging.getLogger(__name__)
 

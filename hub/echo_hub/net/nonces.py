@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Final
 
 from echo_shared.errors import RefusedError
-from echo_shared.messages import Hello, RefusalCode
+from echo_shared.wire.messages import Hello, RefusalCode
 
 VALID_S: Final = 30.0
 MOST_USED: Final = 65_536

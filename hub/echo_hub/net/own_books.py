@@ -19,10 +19,10 @@ from aiohttp import hdrs, web
 from echo_hub.net.address_rate import AddressRate
 from echo_hub.net.door import TurnedAway
 from echo_hub.net.gateway import Gateway, Inbox
-from echo_shared.codec import decode_from_node, encode
-from echo_shared.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, BOOKS_TEAM, MOST_RECEIPTS, REFUSED_TYPE
 from echo_shared.errors import RefusedError, RemoteProtocolError
-from echo_shared.messages import FromNode, Receipt, Receipts, ReceiptsWanted, RefusalCode, Team, TeamWanted
+from echo_shared.wire.codec import decode_from_node, encode
+from echo_shared.wire.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, BOOKS_TEAM, MOST_RECEIPTS, REFUSED_TYPE
+from echo_shared.wire.messages import FromNode, Receipt, Receipts, ReceiptsWanted, RefusalCode, Team, TeamWanted
 
 IN_ALL_PER_S: Final = 20.0
 OF_ONE_PER_S: Final = 1.0

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode
-from echo_shared.sockets import is_loopback
+from echo_shared.wire.messages import RefusalCode
+from echo_shared.wire.sockets import is_loopback
 
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 600.0

@@ -21,11 +21,11 @@ from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.tracker import Tracker
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.keys import RunKeys
-from echo_shared.artefacts import sign_offer
+from echo_shared.artefacts.manifest import sign_offer
 from echo_shared.errors import SwarmError
-from echo_shared.identity import Identity
-from echo_shared.messages import ArtefactOffer, RunKey, Way
+from echo_shared.signing.identity import Identity
 from echo_shared.swarm import Swarm
+from echo_shared.wire.messages import ArtefactOffer, RunKey, Way
 
 WEB_SEED_PATH: Final = "/artefacts/"
 """URL prefix of the web seed (`echo_hub.net.artefact_routes`); passkey, carrier name and file path follow."""

@@ -26,11 +26,10 @@ from aiohttp import web
 
 from echo_hub.net.client_address import client_ip, hub_host
 from echo_hub.net.passkey_use import PasskeyUse
-from echo_shared import bencode
 from echo_shared.errors import RefusedError, RemoteProtocolError
-from echo_shared.identity import Identity
-from echo_shared.messages import RefusalCode
-from echo_shared.swarm import PeerAddress
+from echo_shared.signing.identity import Identity
+from echo_shared.swarm import PeerAddress, bencode
+from echo_shared.wire.messages import RefusalCode
 
 INTERVAL_S: Final = 120
 """Announce interval of nodes, in seconds. The hub itself reports new peers, so this only keeps the list fresh."""

@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from typing import Final, Generic, TypeVar
 
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.messages import RefusalCode
 
 STRANGERS_TURN: Final = 4
 """Every fourth turn goes to an unknown node, if one waits."""

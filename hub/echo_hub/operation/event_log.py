@@ -7,7 +7,7 @@ from typing import Protocol
 
 from echo_hub.operation.events import event_of
 from echo_hub.operation.log_lines import EXTRA
-from echo_shared.books import RunEvent
+from echo_shared.records.run import RunEvent
 
 
 class Notes(Protocol):

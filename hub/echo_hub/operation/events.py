@@ -15,10 +15,10 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any, Final
 
-from echo_hub.core.effects import TrustDecided
+from echo_hub.core.accounting.effects import TrustDecided
 from echo_hub.core.trust.standing import Decision
-from echo_shared.books import RunEvent, Severity
-from echo_shared.messages.fields import printable_line
+from echo_shared.records.run import RunEvent, Severity
+from echo_shared.wire.messages.fields import printable_line
 
 MOST_CHARACTERS: Final = 500
 MOST_OF_SUBJECT: Final = 64

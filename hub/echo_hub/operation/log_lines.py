@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_hub.config.operation_sections import LogConfig
-from echo_shared.log_file import LogFile
+from echo_shared.logs.log_file import LogFile
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from echo_hub.operation.problems import ProblemKind, RunProblem
-from echo_shared.health import Health, HubState
+from echo_shared.records.health import Health, HubState
 
 STARTING: Final = "The learner is starting."
 NO_NODES: Final = "No node is connected."

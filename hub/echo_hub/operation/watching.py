@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation.problems import AlertThresholds, Change, RunObservation, RunProblem, RunProblems
-from echo_shared.books import StepRecord
 from echo_shared.errors import StorageError
+from echo_shared.records.run import StepRecord
 
 log = logging.getLogger(__name__)
 

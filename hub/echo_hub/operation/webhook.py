@@ -14,8 +14,8 @@ import aiohttp
 
 from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation.alert import AboutRun, Alert, payload, signature
-from echo_shared.backoff import backoff_s
 from echo_shared.errors import ConnectError
+from echo_shared.process.backoff import backoff_s
 
 ATTEMPTS: Final = 5
 FIRST_S: Final = 2.0

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from echo_hub.config.training_sections import LearnerConfig
-from echo_hub.core.events import NodePardoned
+from echo_hub.core.accounting.events import NodePardoned
 from echo_hub.core.status import StatusSource
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.run.directory import RunDirectory
@@ -18,7 +18,7 @@ from echo_hub.store.invites import read_invites, read_num_invites
 from echo_hub.store.known_nodes import note_still_here, read_banned_nodes
 from echo_hub.store.standings import read_wanted_pardons
 from echo_hub.store.tallies import read_useful_nodes
-from echo_shared.books import Invite
+from echo_shared.records.run import Invite
 
 log = logging.getLogger(__name__)
 

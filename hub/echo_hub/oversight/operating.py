@@ -26,9 +26,9 @@ from echo_hub.store.events import read_events
 from echo_hub.store.reports import read_steps
 from echo_hub.views.alarms import alarms
 from echo_hub.views.run import MomentSource, broken_now, common_faults, goes_on_with, lacks_nodes, waits_for
-from echo_shared.books import EventFilter, StepRecord
 from echo_shared.errors import EchoError, StorageError
-from echo_shared.messages.fields import printable_line
+from echo_shared.records.run import EventFilter, StepRecord
+from echo_shared.wire.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 

@@ -39,8 +39,8 @@ from echo_hub.actions.requests import (
     request_of,
     taking_back,
 )
-from echo_hub.core.effects import ActionSettled
-from echo_hub.core.events import NodeVouchedFor, OperatorAsked
+from echo_hub.core.accounting.effects import ActionSettled
+from echo_hub.core.accounting.events import NodeVouchedFor, OperatorAsked
 from echo_hub.core.operating import PUBLISH_NOW, LiveSetting
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.actions import ActionResult, ForbiddenError, NoSuchActionError

@@ -29,7 +29,7 @@ from typing import Any, Final
 import echo_shared
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.files import disk_errors
+from echo_shared.files.atomic import disk_errors
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"

@@ -25,7 +25,7 @@ from echo_hub.run.gguf_base import SUFFIX, gguf_in, unpacked
 from echo_hub.run.template_files import DEFAULT, TEMPLATES_FOLDER, TOOL_USE, read_map, read_templates
 from echo_hub.run.thinking import CLOSE, OPEN, ends_in_thought, without_thinking
 from echo_shared.errors import ConfigError
-from echo_shared.messages.fields import MAX_TOKENS
+from echo_shared.wire.messages.fields import MAX_TOKENS
 
 BUILTIN: Final = {"builtin:tiny": "tiny_base", "builtin:small": "small_base"}
 """Base models included in Echo, by directory name in `echo_hub/assets`."""

@@ -29,7 +29,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from echo_shared.errors import ConfigError
-from echo_shared.strict_json import texts_in
+from echo_shared.files.strict_json import texts_in
 
 _LOOKS_LIKE_ONE: Final = re.compile(r"<\|.+\|>|<｜.+｜>", re.DOTALL)
 

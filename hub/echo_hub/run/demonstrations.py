@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.chat_template import Message
 from echo_shared.errors import ConfigError
-from echo_shared.strict_json import read_json
+from echo_shared.files.strict_json import read_json
 
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _FIELDS: Final = {"role", "content", "name", "tool_call_id"}

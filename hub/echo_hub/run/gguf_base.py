@@ -22,7 +22,7 @@ from typing import Any, Final
 import platformdirs
 
 from echo_shared.errors import ConfigError
-from echo_shared.files import atomic_directory
+from echo_shared.files.atomic import atomic_directory
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,5 @@
-"""The run's keys, with which `echo_shared.sealing` encrypts published files. Only the run's members have them.
+"""The run's keys, with which `echo_shared.artefacts.sealing` encrypts published files. Only the run's members have
+them.
 
 Keys are numbered consecutively; new files are sealed with the newest. Barring a node creates a new key, so that the
 node cannot read later publications. It could already read the earlier ones.
@@ -16,10 +17,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from echo_shared.artefacts.sealing import KEY_BYTES, new_key
 from echo_shared.errors import StorageError
-from echo_shared.files import disk_errors, write_private
-from echo_shared.messages import RunKey
-from echo_shared.sealing import KEY_BYTES, new_key
+from echo_shared.files.atomic import disk_errors, write_private
+from echo_shared.wire.messages import RunKey
 
 _HexKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 

@@ -6,9 +6,9 @@ from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.siblings import siblings_of
-from echo_shared import key_file
 from echo_shared.errors import ConfigError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
+from echo_shared.signing import key_file
 
 
 def make_run(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from echo_hub.run.directory import RunDirectory
-from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
+from echo_shared.signing import key_file
 
 
 def siblings_of(directory: RunDirectory) -> list[RunDirectory]:

@@ -8,7 +8,7 @@
 Version 0 is the base model in every run. The initial adapter is the next version: 1 for an adapter from elsewhere, K
 for a fork of another run at its version K. Steps continue from there.
 
-The adapter may come from a stranger. It is therefore read like network input (`echo_shared.adapter`), only from
+The adapter may come from a stranger. It is therefore read like network input (`echo_shared.delta.adapter`), only from
 safetensors, and must fit the base model and the run's LoRA settings.
 """
 
@@ -29,10 +29,18 @@ from safetensors.numpy import save
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
-from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE, Adapter, load_adapter, lora_scaling, plain_name
+from echo_shared.delta.adapter import (
+    CONFIG_FILE,
+    PROJECTIONS,
+    WEIGHTS_FILE,
+    Adapter,
+    load_adapter,
+    lora_scaling,
+    plain_name,
+)
+from echo_shared.delta.tensors import TensorFile
 from echo_shared.errors import CodecError, ConfigError, StorageError
-from echo_shared.files import atomic_directory, disk_errors
-from echo_shared.tensors import TensorFile
+from echo_shared.files.atomic import atomic_directory, disk_errors
 
 RECORD: Final = "start.json"
 ADAPTER: Final = "adapter"

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
 from echo_shared.errors import RemoteProtocolError
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import FinishReason
 
 LOGPROB_SLACK: Final = 1e-3
 """Nats above zero that rounding in a backend may cause."""

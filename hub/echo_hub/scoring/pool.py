@@ -33,9 +33,9 @@ from echo_hub.judges.asking import Asked
 from echo_hub.judges.judges import Judges
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.processes import Processes, ScoringProcess, answer_s, processes_of
-from echo_shared.backoff import Restarts, backoff_s
-from echo_shared.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, describe_end
 from echo_shared.errors import ScorerError
+from echo_shared.process.backoff import Restarts, backoff_s
+from echo_shared.process.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, describe_end
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Final
 
-from echo_hub.core.events import GroupPrepared
+from echo_hub.core.accounting.events import GroupPrepared
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.scoring.problems import Problems
 

@@ -1,8 +1,8 @@
 """Problem of each group: its prompt's token ids, its seed, and the reward or next turn after a completion.
 
 A group's problem is a pure function of (run seed, group id), so prompts are not stored; a restart samples equal ones.
-In a run with several tasks, the group's task follows from the same two values (`echo_hub.core.mixture`). Groups of
-evaluations use held-out problems; the number in their id counts through all evaluation sets.
+In a run with several tasks, the group's task follows from the same two values (`echo_hub.core.policy.mixture`). Groups
+of evaluations use held-out problems; the number in their id counts through all evaluation sets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import ChosenSet
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.mixture import Mixture
+from echo_hub.core.policy.mixture import Mixture
 from echo_hub.judges.asking import Asked
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.task_problems import CACHED_PROBLEMS, EnvironmentReply, Response, TaskProblems
@@ -26,7 +26,7 @@ from echo_hub.scoring.weighing import Weighing
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.rewards import RewardBounds
 from echo_hub.tasks.stream import HeldOutProblems
-from echo_shared.draws import derive_seed
+from echo_shared.sampling.draws import derive_seed
 
 
 class Problems:

@@ -15,8 +15,8 @@ from echo_hub.cluster.actor import PID
 from echo_hub.cluster.link import RayLink
 from echo_hub.cluster.parcel import PACKAGES, Parcel
 from echo_hub.config.sections import HubConfig
-from echo_shared.child import Frame
-from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
+from echo_shared.process.child import Frame
+from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 GRACE_S: Final = 5.0
 """Seconds after the time limit before a process is killed from outside; it normally ends itself."""

@@ -11,18 +11,18 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.effects import FirstTurn
-from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
+from echo_hub.core.accounting.effects import FirstTurn
+from echo_hub.core.accounting.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.scoring.backlog import Backlog
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_shared.errors import RemoteProtocolError, ScorerError
-from echo_shared.messages import DropReason
-from echo_shared.messages.fields import printable_line
-from echo_shared.rewards import components_of
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rewards import components_of
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import DropReason
+from echo_shared.wire.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 

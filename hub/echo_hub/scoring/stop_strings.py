@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.events import RolloutArrived
+from echo_hub.core.accounting.events import RolloutArrived
 from echo_hub.run.base_model import PromptCodec
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload
-from echo_shared.sampling import FinishedRollout
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload
+from echo_shared.sampling.interface import FinishedRollout
+from echo_shared.wire.messages import FinishReason
 
 Ids = NDArray[np.int32]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.permutation import permuted
+from echo_hub.core.policy.permutation import permuted
 from echo_hub.judges.asking import Asked
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.weighing import Weighing

@@ -29,9 +29,9 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.weighing import Weighing
 from echo_hub.tasks.rewards import RewardBounds
-from echo_shared.draws import derive_seed
 from echo_shared.errors import ScorerError
-from echo_shared.rewards import components_of
+from echo_shared.records.rewards import components_of
+from echo_shared.sampling.draws import derive_seed
 
 AnswerKind = Literal["empty", "copied", "line", "random", "another", "reference", "tagged"]
 FREE: Final[tuple[AnswerKind, ...]] = ("empty", "copied", "line", "random")

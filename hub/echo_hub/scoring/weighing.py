@@ -24,7 +24,7 @@ from echo_hub.tasks.components import Format, Length, Tagged, TextComponent
 from echo_hub.tasks.environments.base import Ending, Environment
 from echo_hub.tasks.rewards import COMPONENT_NAME, MAX_REWARD, SCORE, RewardBounds
 from echo_shared.errors import ConfigError, ScorerError
-from echo_shared.rewards import Reward
+from echo_shared.records.rewards import Reward
 
 MOST_COMPONENTS: Final = 32
 _ANY: Final = RewardBounds(lowest=-MAX_REWARD, highest=MAX_REWARD)

@@ -29,8 +29,8 @@ from echo_hub.scoring.warden import end_with
 from echo_hub.tasks.awaited import LOOP_ANSWERS_S
 from echo_hub.tasks.math_answers import is_equal
 from echo_hub.tasks.stream import HeldOutProblems
-from echo_shared.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 from echo_shared.errors import ConfigError, EchoError
+from echo_shared.process.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from sqlalchemy import make_url
 from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import TrainingConfig
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.curriculum import CurriculumSettings
-from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_hub.core.operating import restored
+from echo_hub.core.policy.curriculum import CurriculumSettings
+from echo_hub.core.policy.mixture import Mixture, TrainedTask
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.driving.resources import Resources
 from echo_hub.intake.partials import partials_of
@@ -58,15 +58,15 @@ from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
 from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.views.live import configured
-from echo_shared import key_file
-from echo_shared.abandonable import abandonable
-from echo_shared.codec import check_codec
 from echo_shared.errors import DATABASE_AWAY, ConfigError, StorageError
-from echo_shared.identity import Identity, fingerprint
-from echo_shared.room import Room
+from echo_shared.files.full_disk import Room
+from echo_shared.process.abandonable import abandonable
+from echo_shared.process.supervised import SupervisedChild
 from echo_shared.settings import secrets_of
-from echo_shared.supervised import SupervisedChild
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import Identity, fingerprint
 from echo_shared.swarm import SwarmSettings, open_swarm
+from echo_shared.wire.codec import check_codec
 
 log = logging.getLogger(__name__)
 

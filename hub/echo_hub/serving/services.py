@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import assert_never
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     Action,
     AnnounceVersion,
     BeginStep,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
+from echo_hub.core.accounting.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
 from echo_hub.simulator.node import SimulatedNode
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 
 class Accounts:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from math import inf, nextafter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
+from echo_hub.core.accounting.effects import Effect
+from echo_hub.core.accounting.events import Event, Tick
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import Effect
-from echo_hub.core.events import Event, Tick
 
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
 """Objects that exist once, regardless of the number of coordinators."""

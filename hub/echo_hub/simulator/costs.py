@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from echo_hub.core.accounting.effects import CostAccrued, TellStandby
 from echo_hub.core.activation.settings import ActivationSettings
-from echo_hub.core.effects import CostAccrued, TellStandby
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.scenario import Scenario
 

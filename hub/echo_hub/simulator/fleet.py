@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from echo_hub.core.effects import RevokeLease, SendLease
-from echo_hub.core.events import (
+from echo_hub.core.accounting.effects import RevokeLease, SendLease
+from echo_hub.core.accounting.events import (
     Event,
     LeaseGivenBack,
     NodeConnected,
@@ -39,7 +39,7 @@ from echo_hub.simulator.spans import Spans
 from echo_hub.simulator.spreading import Spreading
 from echo_hub.simulator.tokens import TokenCounts
 from echo_hub.simulator.work import MadeUp, SimulatedWork
-from echo_shared.messages import rollout_id
+from echo_shared.wire.messages import rollout_id
 
 _NOTHING: Final[Mapping[int, Spans]] = MappingProxyType({})
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 HOUR_S: Final = 3600.0
 

@@ -6,7 +6,8 @@ start when that is done. A rollout continued from another node first recomputes 
 `ends_at`, unless it was stopped before or got another end time.
 
 If the run interrupts completions (`moves`), a lease begins with the node's newest version. When a newer one arrives,
-`echo_shared.moving_on` decides whether to switch: prompts and sampled tokens are then recomputed in their slots.
+`echo_shared.sampling.moving_on` decides whether to switch: prompts and sampled tokens are then recomputed in their
+slots.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from math import inf
 
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.spans import Spans, first, grown, num_tokens
-from echo_shared.messages import MAX_VERSION_SPANS
-from echo_shared.moving_on import MovingOn
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.sampling.moving_on import MovingOn
+from echo_shared.wire.messages import MAX_VERSION_SPANS
 
 
 @dataclass(slots=True, kw_only=True)

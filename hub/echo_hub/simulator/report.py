@@ -11,7 +11,7 @@ from echo_hub.simulator.core_cost import held_bytes
 from echo_hub.simulator.hours import HourFigures
 from echo_hub.simulator.rule import demand_of, needed_staleness, pool_of, useful_rollouts
 from echo_hub.simulator.world import World
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

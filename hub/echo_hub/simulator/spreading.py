@@ -21,15 +21,15 @@ from typing import Final
 
 import numpy as np
 
-from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, SendPiece
-from echo_hub.core.spread.neighbours import Neighbours
-from echo_hub.core.spread.way_choice import PUSHED, Circumstances, choose_way, estimates
-from echo_hub.core.spread.windows import BroadcastPaths
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.lines import Downlink, SimulatedUplink
 from echo_hub.simulator.node import SimulatedNode
-from echo_shared.messages import MAX_MESH, Way
-from echo_shared.relay_tree import split
+from echo_hub.spread.broadcast import CHECK_S, Broadcast, SendPiece
+from echo_hub.spread.neighbours import Neighbours
+from echo_hub.spread.way_choice import PUSHED, Circumstances, choose_way, estimates
+from echo_hub.spread.windows import BroadcastPaths
+from echo_shared.wire.messages import MAX_MESH, Way
+from echo_shared.wire.relay_tree import split
 
 APPLY_S: Final = 0.12
 """Seconds from a node's last piece to its verified version, plus TCP's slow start; measured with 0.5 MB on clean

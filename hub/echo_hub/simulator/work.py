@@ -1,7 +1,8 @@
 """The content of simulated work: what is sampled, its reward, and the effect of training.
 
-The world decides when things happen; a `SimulatedWork` decides what they contain. The default is `MadeUp`: meaningless tokens
-and rewards that differ within a group. Another `SimulatedWork` may sample from a model and train it, in virtual time.
+The world decides when things happen; a `SimulatedWork` decides what they contain. The default is `MadeUp`: meaningless
+tokens and rewards that differ within a group. Another `SimulatedWork` may sample from a model and train it, in virtual
+time.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
-from echo_hub.core.events import GroupPrepared
+from echo_hub.core.accounting.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
+from echo_hub.core.accounting.events import GroupPrepared
 from echo_hub.simulator.node import Sampling
 from echo_hub.simulator.scenario import Scenario
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import FinishReason
 
 Record = RolloutReceived | RolloutsDropped | ScoreRecorded | StepPlanned
 

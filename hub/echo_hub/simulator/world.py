@@ -18,8 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     ActionSettled,
     AnnounceVersion,
     BeginStep,
@@ -61,7 +60,7 @@ from echo_hub.core.effects import (
     TrustDecided,
     VersionRecorded,
 )
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     Event,
     LearnerReady,
     RolloutScored,
@@ -69,8 +68,9 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
+from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.core_cost import MeteredCore

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from echo_hub.dashboard.source import Changes
 from echo_hub.sinks.reading import Entry, EntryReader, Position
-from echo_shared.abandonable import abandonable
-from echo_shared.room import Room
+from echo_shared.files.full_disk import Room
+from echo_shared.process.abandonable import abandonable
 
 log = logging.getLogger(__name__)
 

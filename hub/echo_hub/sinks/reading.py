@@ -1,6 +1,6 @@
 """Entries for other programs, read from the store: one for each step and each evaluation, in order.
 
-    train/*         the figures of `echo_shared.step_figures`, and the mean reward
+    train/*         the figures of `echo_shared.records.step_figures`, and the mean reward
     reward/*        the mean of each reward component, if there are several
     rollouts/*      the step's batch: number, tokens, staleness, and rollouts trained per second
     drops/*         rollouts dropped since the previous step, by reason
@@ -21,7 +21,7 @@ from typing import Final
 from echo_hub.store.browsing import read_batch_rewards
 from echo_hub.store.reports import read_evaluations, read_newest_step, read_steps
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation, EvaluationKind, StepRecord
+from echo_shared.records.run import Evaluation, EvaluationKind, StepRecord
 
 DISTRIBUTION: Final = "distribution/"
 SAMPLES: Final = "samples"

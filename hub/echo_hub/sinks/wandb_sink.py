@@ -20,7 +20,7 @@ import numpy as np
 from echo_hub.config.sections import HubConfig
 from echo_hub.sinks.reading import SAMPLES, Entry, Position, SampleText
 from echo_shared.errors import ConfigError, EchoError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 from echo_shared.installation import how_to_install
 from echo_shared.settings import without_secrets
 

@@ -24,12 +24,12 @@ from echo_hub.actions.requests import (
     RevokeToken,
     Unban,
 )
-from echo_hub.core.effects import ActionSettled
+from echo_hub.core.accounting.effects import ActionSettled
 from echo_hub.store import invites, standings
 from echo_hub.store.known_nodes import ban_nodes, unban_nodes
 from echo_hub.store.settling import read_settings, settle
 from echo_hub.store.tables import actions, api_tokens, live_settings, nodes, run_meta, trust
-from echo_shared.books import Invite
+from echo_shared.records.run import Invite
 
 DAY_S: Final = 86_400.0
 _CONFIGURED: Final = "configured_settings"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, insert, select, update
 
-from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store.bulk import among
 from echo_hub.store.old_fetches import FetchMark, forget_old_fetches, newest_forgotten
 from echo_hub.store.tables import fetches, versions

@@ -19,12 +19,12 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from echo_hub.core.effects import Record
+from echo_hub.core.accounting.effects import Record
 from echo_hub.store.lost_commits import finding_out
 from echo_hub.store.store import Store
-from echo_shared.books import RunEvent
 from echo_shared.errors import DATABASE_AWAY, DISK_FULL, StorageError
-from echo_shared.room import Room
+from echo_shared.files.full_disk import Room
+from echo_shared.records.run import RunEvent
 
 OTHERS_SHARE: Final = 2.0
 """Pause after each part of counting a large step, as a multiple of the part's duration. Other writes run meanwhile."""

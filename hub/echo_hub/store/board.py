@@ -30,7 +30,7 @@ from echo_hub.store.tables import (
     teams,
 )
 from echo_hub.store.tallies import EVALUATED, TRAINED
-from echo_shared.credit_books import (
+from echo_shared.records.credit import (
     Board,
     BoardKind,
     BoardQuery,
@@ -42,7 +42,7 @@ from echo_shared.credit_books import (
     StepShare,
     WorkKinds,
 )
-from echo_shared.messages import MAX_GROUP_SIZE, rollout_id
+from echo_shared.wire.messages import MAX_GROUP_SIZE, rollout_id
 
 DAYS_SHOWN: Final = 366
 PUBLIC_DIGITS: Final = 10

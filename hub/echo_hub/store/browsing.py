@@ -19,8 +19,8 @@ from echo_hub.store.payload_rows import NAMES, payload_of
 from echo_hub.store.reading import in_parts
 from echo_hub.store.retired import read_last
 from echo_hub.store.tables import IS_CHECKED, groups, kept, nodes, payloads, rollouts, steps, versions
-from echo_shared.messages import Checked, rollout_id
-from echo_shared.rollout_books import GroupRecord, RolloutFilter, RolloutPayload, RolloutSummary
+from echo_shared.records.rollout import GroupRecord, RolloutFilter, RolloutPayload, RolloutSummary
+from echo_shared.wire.messages import Checked, rollout_id
 
 LOOKED_AT: Final = 20_000
 """Rollouts on which one search tests its conditions, at most."""

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Table, select
 
 from echo_hub.store.tables import checking, nodes, tallies, trust
 from echo_hub.store.tallies import EVALUATED, TRAINED
-from echo_shared.contribution import Contribution, moment
+from echo_shared.records.contribution import Contribution, moment
 
 
 def read_contribution(

@@ -11,7 +11,7 @@ from echo_hub.store.bulk import among
 from echo_hub.store.changing import key_of
 from echo_hub.store.reading import StoredPayload, in_parts, read_payloads
 from echo_hub.store.tables import groups, rollouts
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

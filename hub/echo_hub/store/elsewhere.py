@@ -13,8 +13,8 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 from echo_hub.store.board import ranked
 from echo_hub.store.credit import ensure, in_parts
 from echo_hub.store.tables import credit, credit_elsewhere, runs_elsewhere
-from echo_shared.run_credit import NodeCredit, RunCredit
-from echo_shared.signed_document import moment
+from echo_shared.records.run_credit import NodeCredit, RunCredit
+from echo_shared.signing.signed_document import moment
 
 Taken = Literal["new", "newer", "known"]
 """Result of an import: the run's first export, a newer one, or one no newer than the stored one (not imported)."""

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import events
-from echo_shared.books import EventFilter, RunEvent, Severity
+from echo_shared.records.run import EventFilter, RunEvent, Severity
 
 KEPT: Final = 2_000
 """Events kept of each kind, by default."""

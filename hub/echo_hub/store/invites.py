@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from echo_hub.store.known_nodes import ban_nodes
 from echo_hub.store.tables import invites, nodes
-from echo_shared.books import Invite
+from echo_shared.records.run import Invite
 
 
 def add_invite(connection: Connection, invite: Invite) -> bool:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select, update
 from echo_hub.store.bulk import among
 from echo_hub.store.tables import nodes
 from echo_hub.store.tallies import read_useful_nodes
-from echo_shared.books import CountedName
+from echo_shared.records.run import CountedName
 
 SEEN_A_STATEMENT: Final = 64
 

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from echo_hub.store.tables import run_meta
 from echo_shared.errors import DATABASE_AWAY, StorageError
-from echo_shared.room import Room
+from echo_shared.files.full_disk import Room
 
 LAST_WRITE: Final = "last_write"
 _ROW: Final = run_meta.c.key == LAST_WRITE

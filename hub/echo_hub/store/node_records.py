@@ -15,7 +15,7 @@ from echo_hub.store.browsing import newest_of_node
 from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.standings import STORED
 from echo_hub.store.tables import nodes, tallies, trust, trust_log
-from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
+from echo_shared.records.node import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
 
 DECISIONS: Final = 50
 ROLLOUTS: Final = 10

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from sqlalchemy import JSON, BigInteger, Column, Double, LargeBinary, String, Text
 from sqlalchemy.types import TypeEngine
 
-from echo_shared.messages import FinishReason
-from echo_shared.messages.fields import PackedArray
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload, pack_spans, unpack_spans
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload, pack_spans, unpack_spans
+from echo_shared.wire.messages import FinishReason
+from echo_shared.wire.messages.fields import PackedArray
 
 
 def ids_of(stored: bytes | None) -> NDArray[np.int32]:

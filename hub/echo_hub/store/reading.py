@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
-from echo_hub.core.leasing import turn_seed
+from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among
 from echo_hub.store.changing import key_of
 from echo_hub.store.payload_rows import NAMES, ids_of, payload_of
 from echo_hub.store.tables import WITH_PAYLOAD, groups, payloads, rollouts, steps
 from echo_shared.errors import StorageError
-from echo_shared.messages import (
+from echo_shared.records.rewards import Reward
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import (
     MAX_GROUP_SIZE,
     Checked,
     DropReason,
@@ -29,8 +31,6 @@ from echo_shared.messages import (
     ReceiptState,
     rollout_id,
 )
-from echo_shared.rewards import Reward
-from echo_shared.rollout_books import RolloutPayload
 
 _Key = TypeVar("_Key")
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select
 
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
 from echo_hub.store.tables import rollouts, steps
-from echo_shared.messages import ReceiptState
+from echo_shared.wire.messages import ReceiptState
 
 IN_FLIGHT: Final = "in flight"
 

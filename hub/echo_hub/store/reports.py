@@ -1,4 +1,4 @@
-"""Read models of `echo_shared.books` from the tables: counts of receipts and of fetches. Reads only."""
+"""Read models of `echo_shared.records.run` from the tables: counts of receipts and of fetches. Reads only."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from echo_hub.store.tallies import (
     dropped_of,
     final_so_far,
 )
-from echo_shared.books import (
+from echo_shared.records.run import (
     Accounting,
     CostTotals,
     Evaluation,
@@ -62,8 +62,8 @@ from echo_shared.books import (
     TaskFigures,
     VersionRecord,
 )
-from echo_shared.messages import ReceiptState
-from echo_shared.step_figures import figures_of
+from echo_shared.records.step_figures import figures_of
+from echo_shared.wire.messages import ReceiptState
 
 _IS_USEFUL: Final = tallies.c.outcome.in_((TRAINED, EVALUATED)) & (tallies.c.rollouts > 0)
 

@@ -29,7 +29,7 @@ from echo_hub.store.retired import RetiredMark, StepSpan, note_last
 from echo_hub.store.store import Store
 from echo_hub.store.tables import IS_OPEN, IS_UNFINISHED, WITH_PAYLOAD, actions, groups, payloads, rollouts, steps
 from echo_shared.errors import LocalProtocolError, StorageError
-from echo_shared.messages import ReceiptState, rollout_id
+from echo_shared.wire.messages import ReceiptState, rollout_id
 
 STEPS_AT_ONCE: Final = 1_000
 """Steps that one call reads, at most."""

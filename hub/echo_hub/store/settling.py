@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from echo_hub.core.effects import ActionSettled, SettingRecorded
+from echo_hub.core.accounting.effects import ActionSettled, SettingRecorded
 from echo_hub.store.tables import actions, live_settings
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from echo_hub.core.effects import TrustDecided
+from echo_hub.core.accounting.effects import TrustDecided
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative, Sums
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass

@@ -17,9 +17,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 
-from echo_hub.core.effects import Record
+from echo_hub.core.accounting.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
-from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store import lost_commits, reports
 from echo_hub.store.arrivals import write_news
 from echo_hub.store.changing import key_of
@@ -40,7 +40,7 @@ from echo_hub.store.tables import evaluations, nodes, rollouts, set_evaluations,
 from echo_hub.store.touched import Touched
 from echo_hub.store.training import count_trained, uncounted_steps
 from echo_hub.store.writing import write
-from echo_shared.books import Evaluation, RunEvent, VersionRecord
+from echo_shared.records.run import Evaluation, RunEvent, VersionRecord
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 from sqlalchemy import Connection, Table, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from echo_hub.core.effects import NodeCost
+from echo_hub.core.accounting.effects import NodeCost
 from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.tables import (
@@ -28,7 +28,7 @@ from echo_hub.store.tables import (
     tallies,
     version_tallies,
 )
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.wire.messages import DropReason, ReceiptState
 
 Transport = Literal["swarm", "web_seed", "shared_memory", "inline", "broadcast"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, delete, func, insert, select
 from echo_hub.store.board import read_holder
 from echo_hub.store.credit import ensure, team_holder
 from echo_hub.store.tables import credit, credit_days, credit_steps, nodes, team_members, teams
-from echo_shared.credit_books import Holder
 from echo_shared.errors import RefusedError
-from echo_shared.messages import Team, TeamWanted
-from echo_shared.messages.shown_names import fault_of, looks_of
+from echo_shared.records.credit import Holder
+from echo_shared.wire.messages import Team, TeamWanted
+from echo_shared.wire.messages.shown_names import fault_of, looks_of
 
 MOST_TEAMS: Final = 10_000
 

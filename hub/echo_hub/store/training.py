@@ -15,14 +15,14 @@ from typing import Final
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from echo_hub.core.effects import StepTrained
+from echo_hub.core.accounting.effects import StepTrained
 from echo_hub.store.bulk import among
 from echo_hub.store.changing import check_changed, key_of
 from echo_hub.store.credit import grant
 from echo_hub.store.tables import rollouts, steps, uncounted
 from echo_hub.store.tallies import TRAINED, dropped_of, final_so_far, tally_leases
 from echo_shared.errors import LocalProtocolError
-from echo_shared.messages import ReceiptState
+from echo_shared.wire.messages import ReceiptState
 
 COUNTED_AT_ONCE: Final = 512
 """Rollouts whose rows change in one transaction, which then takes a few milliseconds."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, exists, func, select
 
-from echo_hub.core.curriculum import REMEMBERED, GroupResult
+from echo_hub.core.accounting.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup, evaluation_ids
-from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
+from echo_hub.core.policy.curriculum import REMEMBERED, GroupResult
 from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
 from echo_hub.store.bulk import among
@@ -26,8 +26,8 @@ from echo_hub.store.tables import (
     steps,
     versions,
 )
-from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
-from echo_shared.rollout_books import unpack_spans
+from echo_shared.records.rollout import unpack_spans
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState, rollout_id
 
 
 def read_snapshot(connection: Connection) -> CoordinatorSnapshot:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     ActionSettled,
     CheckingCredited,
     CheckRecorded,
@@ -51,8 +51,8 @@ from echo_hub.store.tallies import (
     tally_costs,
 )
 from echo_hub.store.training import train
-from echo_shared.messages import DropReason, ReceiptState
-from echo_shared.rewards import mean_components
+from echo_shared.records.rewards import mean_components
+from echo_shared.wire.messages import DropReason, ReceiptState
 
 _FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _KEY = (rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))

@@ -26,7 +26,7 @@ from echo_hub.tasks.math_answers import Understanding, Verdict, judge, understan
 from echo_hub.tasks.math_forms import Form
 from echo_hub.tasks.options import TaskOptions
 from echo_shared.errors import ConfigError
-from echo_shared.strict_json import read_json
+from echo_shared.files.strict_json import read_json
 
 _SHOWN_CHARACTERS: Final = 200
 _READ_LINES: Final = 1_000

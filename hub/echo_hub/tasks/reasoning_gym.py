@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from echo_hub.tasks.answers import announced_answer, tagged_answer
 from echo_hub.tasks.base import Problem
-from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
+from echo_shared.sampling.draws import derive_seed
 
 _SUM: Final = re.compile(r"[\d\s+\-*/().]*")
 _CAPITALS: Final = re.compile(r"[A-Z]+")

@@ -15,7 +15,7 @@ from typing import Final, SupportsFloat
 from echo_hub.tasks.base import BoundedTask, Task
 from echo_hub.tasks.environments.base import Environment
 from echo_shared.errors import ConfigError, ScorerError
-from echo_shared.rewards import components_of
+from echo_shared.records.rewards import components_of
 
 MAX_REWARD: Final = 1e6
 """Largest absolute reward of any task, because the learner squares differences of rewards in float32."""

@@ -21,8 +21,8 @@ from typing import Final
 
 from echo_hub.tasks.base import FileTask, NumberedTask, Problem, Task
 from echo_hub.tasks.environments.base import Environment
-from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
+from echo_shared.sampling.draws import derive_seed
 
 MAX_ATTEMPTS: Final = 1_000
 """Attempts to draw one problem before the task counts as too small."""
@@ -43,7 +43,7 @@ class HeldOutProblems:
 
 
 Order = Callable[..., int]
-"""Signature of `echo_hub.core.permutation.permuted`: the item at a place, for a size and a key."""
+"""Signature of `echo_hub.core.policy.permutation.permuted`: the item at a place, for a size and a key."""
 
 
 class ProblemStream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.core.events import NodeConnected, NodeReported
+from echo_hub.core.accounting.events import NodeConnected, NodeReported
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.driving.event_queue import EventQueue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import assert_never
 
-from echo_hub.core.effects import BeginStep, EvaluationDone, FinishRun, HandOver, TrainingAction, TrainStep
+from echo_hub.core.accounting.effects import BeginStep, EvaluationDone, FinishRun, HandOver, TrainingAction, TrainStep
 from echo_hub.distribution.service import DistributionService
 from echo_hub.driving.shared import Shared
 from echo_hub.evaluation.by_nodes import NodeEvaluations

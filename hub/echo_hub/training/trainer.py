@@ -21,8 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
-from echo_hub.core.effects import PlannedGroup
-from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
+from echo_hub.core.accounting.effects import PlannedGroup
+from echo_hub.core.accounting.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.dashboard.source import Changes
@@ -33,15 +33,15 @@ from echo_hub.learner.process import Learner, StepUnderWay
 from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
-from echo_shared.backoff import Restarts
-from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
-from echo_shared.messages import rollout_id
-from echo_shared.rollout_books import RolloutPayload
-from echo_shared.room import Room
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.step_figures import HELD_BACK, TRAIN_S
-from echo_shared.supervised import SupervisedChild
+from echo_shared.files.full_disk import Room
+from echo_shared.process.backoff import Restarts
+from echo_shared.process.child import ChildExited
+from echo_shared.process.supervised import SupervisedChild
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.records.step_figures import HELD_BACK, TRAIN_S
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import rollout_id
 
 log = logging.getLogger(__name__)
 

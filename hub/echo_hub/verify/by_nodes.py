@@ -12,18 +12,18 @@ from typing import Final
 
 import numpy as np
 
-from echo_hub.core.effects import SendCheck
-from echo_hub.core.events import CheckAbandoned, CheckReturned
+from echo_hub.core.accounting.effects import SendCheck
+from echo_hub.core.accounting.events import CheckAbandoned, CheckReturned
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.pairs import PeerFinding
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.net.live_nodes import NodeSender
 from echo_hub.verify.drawn import DrawnRollout
 from echo_hub.verify.verifier import CheckedRollouts
-from echo_shared import draws
-from echo_shared.messages import MAX_VERSION_SPANS, CheckLease, CheckResult
-from echo_shared.messages.fields import MAX_TOKENS
-from echo_shared.version_spans import Spans, grown
+from echo_shared.sampling import draws
+from echo_shared.sampling.version_spans import Spans, grown
+from echo_shared.wire.messages import MAX_VERSION_SPANS, CheckLease, CheckResult
+from echo_shared.wire.messages.fields import MAX_TOKENS
 
 MOST_OUT: Final = 64
 """Maximum number of unanswered checks of a node. If there are more, answers to the oldest are ignored."""

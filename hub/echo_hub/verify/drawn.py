@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_shared.child import Frame
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.process.child import Frame
+from echo_shared.records.rollout import RolloutPayload
 
 NodeEvidence = tuple[str, Evidence]
 """The node that drew a span, and the evidence about it."""

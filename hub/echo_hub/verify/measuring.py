@@ -23,10 +23,10 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.verify.emulation import emulating
-from echo_shared import draws
 from echo_shared.errors import LearnerError
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.torch_sampler import sample_groups
 
 COMPLETION_TOKENS: Final = 64
 """Longest completion, in tokens."""
@@ -136,7 +136,7 @@ def _examined(
 def _drawn(true_NV: Tensor, emulated_NV: Tensor, temperature: float, generator: np.random.Generator) -> _Drawn:
     """Draw tokens from the emulated logits [N, V], and examine them under the true logits [N, V].
 
-    Draws like `echo_shared.draws.draw`, with `DRAWS` uniforms for each row, and sums each distribution once.
+    Draws like `echo_shared.sampling.draws.draw`, with `DRAWS` uniforms for each row, and sums each distribution once.
     """
     true_NV, emulated_NV = (
         (exact(logits).double() / temperature).log_softmax(dim=1) for logits in (true_NV, emulated_NV)

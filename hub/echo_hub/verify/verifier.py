@@ -37,10 +37,10 @@ from echo_hub.learner import unquantized
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, unpack_spans
-from echo_shared.backoff import Restarts, backoff_s
-from echo_shared.child import ChildExited
 from echo_shared.errors import EchoError, LearnerError
-from echo_shared.rollout_books import pack_payload
+from echo_shared.process.backoff import Restarts, backoff_s
+from echo_shared.process.child import ChildExited
+from echo_shared.records.rollout import pack_payload
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echo_hub.core.events import CheckAbandoned, NumericsMeasured, RolloutChecked
+from echo_hub.core.accounting.events import CheckAbandoned, NumericsMeasured, RolloutChecked
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.verify.drawn import NodeEvidence

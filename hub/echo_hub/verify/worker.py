@@ -38,11 +38,11 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence
 from echo_hub.verify.emulation import in_float32
 from echo_hub.verify.measuring import contexts, measured
-from echo_shared import draws
-from echo_shared.answering import serve
-from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, LearnerError
-from echo_shared.rollout_books import unpack_payload
+from echo_shared.process.answering import serve
+from echo_shared.process.child import Frame, ParentPipe
+from echo_shared.records.rollout import unpack_payload
+from echo_shared.sampling import draws
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from echo_shared.books import StepRecord
-from echo_shared.step_figures import (
+from echo_shared.records.run import StepRecord
+from echo_shared.records.step_figures import (
     FITTED_TOKENS,
     GRAD_NORM,
     GROUPS_LEFT_OUT,

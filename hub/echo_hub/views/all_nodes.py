@@ -19,7 +19,7 @@ from echo_hub.store.reports import read_leaderboard, read_under_way
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
 from echo_hub.views.nodes import ConnectedNode, node_view
-from echo_shared.books import NodeTotals
+from echo_shared.records.run import NodeTotals
 
 MOST_NODES: Final = 10_000
 """Nodes known to the pages, in addition to connected ones. New keys are free, and the database keeps every node ever

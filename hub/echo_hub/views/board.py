@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from echo_hub.store.board import read_board, read_credited_node, read_public_receipt, read_shares
 from echo_hub.store.store import Store
 from echo_hub.store.teams import read_team
-from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, StepShare
+from echo_shared.records.credit import Board, BoardQuery, Holder, PublicReceipt, StepShare
 
 LEAST_S: Final = 2.0
 """Shortest validity of an answer, in seconds."""

@@ -8,7 +8,7 @@ from typing import Final
 from echo_hub.dashboard.model import EvaluationView
 from echo_hub.store.reports import read_evaluations
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation, EvaluationKind
+from echo_shared.records.run import Evaluation, EvaluationKind
 
 EVALUATIONS_SHOWN: Final = 120
 

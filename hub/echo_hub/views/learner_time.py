@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from echo_shared.books import StepRecord
-from echo_shared.step_figures import EVAL_S, SECONDS
+from echo_shared.records.run import StepRecord
+from echo_shared.records.step_figures import EVAL_S, SECONDS
 
 REASONS: Final = ("rollouts", "hand_off", "evaluation", "down", "start")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from echo_hub.dashboard.model import NodeView
-from echo_shared.books import NodeTotals
+from echo_shared.records.run import NodeTotals
 
 
 class ConnectedNode(Protocol):

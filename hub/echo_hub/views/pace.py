@@ -27,14 +27,14 @@ from typing import Final
 from echo_hub.config.sections import CostConfig, HubConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.spread.holdings import quantile
+from echo_hub.spread.holdings import quantile
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread, read_node_kinds, read_recent_rollouts, read_spreads
 from echo_hub.store.reports import read_newest_step, read_steps
 from echo_hub.store.store import Store
 from echo_hub.views.learner_time import usual_hand_off_s
-from echo_shared.books import StepRecord
-from echo_shared.messages import DropReason
-from echo_shared.step_figures import SECONDS
+from echo_shared.records.run import StepRecord
+from echo_shared.records.step_figures import SECONDS
+from echo_shared.wire.messages import DropReason
 
 STEPS_READ: Final = 64
 ROLLOUTS_READ: Final = 20_000

@@ -19,9 +19,9 @@ from echo_hub.store.store import Store
 from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.nodes import ConnectedNode
 from echo_hub.views.run import Moment, MomentSource, RunViews, health
-from echo_shared.books import EventFilter, RunEvent, StepRecord
-from echo_shared.health import Health
-from echo_shared.node_books import NodeRecord
+from echo_shared.records.health import Health
+from echo_shared.records.node import NodeRecord
+from echo_shared.records.run import EventFilter, RunEvent, StepRecord
 
 WINDOW_S: Final = 30.0
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Final
 
-from echo_hub.core.spread.holdings import quantile
 from echo_hub.dashboard.model import LengthsView, WorkView
+from echo_hub.spread.holdings import quantile
 from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, LengthCount, read_batch_ages, read_lengths
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
-from echo_shared.messages import ReceiptState
+from echo_shared.wire.messages import ReceiptState
 
 READ_EVERY_S: Final = 10.0
 ROLLOUTS_READ: Final = 5_000

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.curriculum import CurriculumStatus
-from echo_hub.core.spread.holdings import DistributionStatus
+from echo_hub.core.policy.curriculum import CurriculumStatus
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.dashboard.model import (
     CostView,
@@ -22,6 +21,7 @@ from echo_hub.dashboard.model import (
 )
 from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_hub.operation.state import health_of
+from echo_hub.spread.holdings import DistributionStatus
 from echo_hub.store.events import read_events
 from echo_hub.store.reports import (
     read_accounting,
@@ -37,8 +37,8 @@ from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinn
 from echo_hub.views.live import configured, with_live
 from echo_hub.views.recent_work import RecentWorkViews
 from echo_hub.views.versions import VersionViews, dissemination_view
-from echo_shared.books import EventFilter
-from echo_shared.health import Health
+from echo_shared.records.health import Health
+from echo_shared.records.run import EventFilter
 
 EVENTS_KEPT: Final = 50
 """Newest events shown, of all kinds."""

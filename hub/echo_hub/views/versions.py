@@ -6,9 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from echo_hub.core.spread.holdings import VersionProgress
 from echo_hub.dashboard.model import DisseminationView, VersionView
 from echo_hub.run.directory import RunDirectory
+from echo_hub.spread.holdings import VersionProgress
 from echo_hub.store.store import Store
 
 VERSIONS_SHOWN: Final = 30

@@ -14,7 +14,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from echo_shared.errors import CodecError
-from echo_shared.files import Readable
+from echo_shared.files.atomic import Readable
 
 LEVEL: Final = 1
 """zstd level; levels 3 and 9 are slower and do not compress the output of `arrays` further."""

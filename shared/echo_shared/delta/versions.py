@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_shared.delta.arrays import PATTERNS, Patterns, decode_array, encode_array
 from echo_shared.delta.frames import MAX_CONTENT_BYTES, FrameReader, FrameWriter, damaged
+from echo_shared.delta.tensors import TensorLayout, read_layout
 from echo_shared.errors import CodecError
-from echo_shared.files import Readable, disk_errors
-from echo_shared.tensors import TensorLayout, read_layout
+from echo_shared.files.atomic import Readable, disk_errors
 
 MAGIC: Final = b"EchoDlt1"
 MAX_FILES: Final = 256

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 import libtorrent as lt
 
-from echo_shared import bencode
 from echo_shared.errors import CodecError, LocalProtocolError, SwarmError
+from echo_shared.swarm import bencode
 from echo_shared.swarm.base import (
     FetchStats,
     OnProgress,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_shared.errors import StorageError
-from echo_shared.files import disk_error, disk_errors
+from echo_shared.files.atomic import disk_error, disk_errors
 
 _CANNOT: Final = "A fetched file cannot be written or read."
 

@@ -13,10 +13,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from echo_shared import bencode
 from echo_shared.errors import CodecError, SwarmError
-from echo_shared.file_names import is_portable_name
-from echo_shared.files import disk_errors
+from echo_shared.files.atomic import disk_errors
+from echo_shared.files.file_names import is_portable_name
+from echo_shared.swarm import bencode
 
 BLOCK_BYTES: Final = 16 * 1024
 """Request size of BitTorrent clients."""

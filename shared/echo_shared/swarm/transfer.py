@@ -10,11 +10,11 @@ from typing import Final
 import libtorrent as lt
 
 from echo_shared.errors import EchoError, SwarmError
-from echo_shared.messages.fields import printable_line
 from echo_shared.swarm.base import OnProgress, PeerAddress
 from echo_shared.swarm.disk import storage_error
 from echo_shared.swarm.torrent import TorrentLayout
 from echo_shared.swarm.tracker_answers import TrackerAnswers
+from echo_shared.wire.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 

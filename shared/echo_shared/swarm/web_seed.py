@@ -20,8 +20,7 @@ from typing import Final
 from urllib.parse import quote
 
 from echo_shared.errors import CodecError, LocalProtocolError, SwarmError
-from echo_shared.messages.fields import printable_line
-from echo_shared.rate_cap import RateCap
+from echo_shared.process.threads import in_thread
 from echo_shared.swarm.base import (
     FetchStats,
     OnProgress,
@@ -33,7 +32,8 @@ from echo_shared.swarm.base import (
 )
 from echo_shared.swarm.piece_file import PieceFile
 from echo_shared.swarm.torrent import TorrentLayout, read_torrent
-from echo_shared.threads import in_thread
+from echo_shared.wire.messages.fields import printable_line
+from echo_shared.wire.rate_cap import RateCap
 
 log = logging.getLogger(__name__)
 

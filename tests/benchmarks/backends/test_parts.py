@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.backends.parts import Reference
 from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.sampling.torch_sampler import sample_groups
 
 
 def test_identical_and_not() -> None:

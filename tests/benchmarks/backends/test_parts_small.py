@@ -15,7 +15,7 @@ from echo_hub.tasks.registry import make_task
 from echo_node.backends.base import Engine, EngineSettings
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine
 from echo_node.backends.torch_engine import TorchEngine
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 BASE = resolve_base("builtin:small")
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.capacity.migration import cut
 from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.sampling.torch_sampler import sample_groups
 
 
 def test_cut_completions_continue_to_the_same_end() -> None:

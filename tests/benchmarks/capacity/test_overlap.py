@@ -24,8 +24,8 @@ from benchmarks.capacity.overlap import (
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.views.pace import RunPace
-from echo_shared.books import StepRecord
-from echo_shared.step_figures import SECONDS
+from echo_shared.records.run import StepRecord
+from echo_shared.records.step_figures import SECONDS
 
 PACE = RunPace(
     workload=Workload(

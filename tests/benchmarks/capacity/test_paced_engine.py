@@ -11,7 +11,7 @@ from typing import cast
 
 from benchmarks.capacity.paced_engine import TOKEN_S, PacedEngine
 from echo_node.backends.base import Engine, EngineEvent
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 
 class _ThreeSteps:

@@ -12,8 +12,8 @@ from echo_hub.learner import step
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import resolve_base
-from echo_shared.messages import FinishReason
-from echo_shared.step_figures import TRAIN_S
+from echo_shared.records.step_figures import TRAIN_S
+from echo_shared.wire.messages import FinishReason
 
 
 def test_a_step_takes_the_given_time_and_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:

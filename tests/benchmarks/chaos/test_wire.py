@@ -13,8 +13,8 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
 from benchmarks.chaos.wire import Frames, Wire
-from echo_shared.codec import encode
-from echo_shared.messages import DropReason, Receipt, Receipts, ReceiptState
+from echo_shared.wire.codec import encode
+from echo_shared.wire.messages import DropReason, Receipt, Receipts, ReceiptState
 
 REQUEST = b"GET /node HTTP/1.1\r\nHost: x\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n\r\n"
 ANSWER = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"

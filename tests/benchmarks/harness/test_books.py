@@ -12,7 +12,7 @@ from echo_hub.store.board import read_board
 from echo_hub.store.reports import read_accounting, read_leaderboard, read_newest_step, read_num_nodes, read_steps
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.credit_books import BoardQuery
+from echo_shared.records.credit import BoardQuery
 
 NOW = 1_780_000_000.0
 SHORT_RUN = """

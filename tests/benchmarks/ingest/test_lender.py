@@ -7,9 +7,9 @@ import pytest
 from benchmarks.ingest.cases import FRAMES, MOST_TOKENS
 from benchmarks.ingest.lender import VARIANTS, Completions
 from echo_hub.scoring.checks import SamplingBounds, check_payload
-from echo_shared.codec import decode_from_node
-from echo_shared.messages import Rollout
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.codec import decode_from_node
+from echo_shared.wire.messages import Rollout
 
 LEASE = {"lease_id": 12, "group_id": 7, "policy_version": 3}
 

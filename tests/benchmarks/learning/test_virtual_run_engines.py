@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.learning import cases
 from benchmarks.learning.virtual_run import Learning, NodeEngine, by_policy
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 
 def in_order(rollouts: Iterable[FinishedRollout]) -> list[FinishedRollout]:

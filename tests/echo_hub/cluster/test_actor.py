@@ -11,13 +11,13 @@ import pytest
 
 from echo_hub.cluster.actor import ChildHost
 from echo_hub.cluster.parcel import Parcel, source_hash
-from echo_shared.child import HEADER_BYTES, pack_frame, unpack_frame
+from echo_shared.process.child import HEADER_BYTES, pack_frame, unpack_frame
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="machines for scorers run Linux")
 
 ECHO = """
 import os, sys
-from echo_shared.child import ParentPipe
+from echo_shared.process.child import ParentPipe
 
 pipe = ParentPipe()
 pipe.send({"value": os.getcwd(), "opening": pipe.receive()})
@@ -104,7 +104,7 @@ async def test_a_child_that_never_answers_is_ended_on_its_machine(
 
 READS = """
 from pathlib import Path
-from echo_shared.child import ParentPipe
+from echo_shared.process.child import ParentPipe
 
 pipe = ParentPipe()
 pipe.send({"value": pipe.receive()})

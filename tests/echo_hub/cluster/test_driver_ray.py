@@ -12,7 +12,7 @@ from echo_hub.cluster import link as links
 from echo_hub.cluster.link import ChildLost, RayChild, RayLink
 from echo_hub.cluster.parcel import Parcel
 from echo_hub.config.scoring_sections import RayConfig
-from echo_shared.supervised import Command
+from echo_shared.process.supervised import Command
 from tests.echo_hub.cluster.test_actor import ECHO
 from tests.ray_cluster import WITHIN_S, RayCluster, kill
 

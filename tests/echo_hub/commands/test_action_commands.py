@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from echo_hub.actions.requests import TABLE
 from echo_hub.commands.action_commands import me
 from echo_hub.config.file import load_config
-from echo_hub.core.effects import ActionSettled
+from echo_hub.core.accounting.effects import ActionSettled
 from echo_hub.dashboard.access.api_tokens import hash_of
 from echo_hub.main import app
 from echo_hub.run.directory import RunDirectory

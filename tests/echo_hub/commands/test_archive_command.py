@@ -23,7 +23,7 @@ from echo_hub.store.reading import read_receipts
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.rollout_books import RolloutFilter
+from echo_shared.records.rollout import RolloutFilter
 from tests.echo_hub.written_steps import evaluated, train
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")

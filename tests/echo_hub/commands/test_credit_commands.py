@@ -18,11 +18,12 @@ from echo_hub.store.board import read_board
 from echo_hub.store.database import write_meta
 from echo_hub.store.store import Store
 from echo_hub.store.teams import change_team, read_own_team
-from echo_shared import key_file, run_credit
-from echo_shared.credit_books import BoardQuery
 from echo_shared.errors import CodecError, ConfigError
-from echo_shared.identity import fingerprint
-from echo_shared.messages import TeamWanted
+from echo_shared.records import run_credit
+from echo_shared.records.credit import BoardQuery
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import fingerprint
+from echo_shared.wire.messages import TeamWanted
 from tests.echo_hub.store.conftest import Records
 
 

@@ -22,8 +22,8 @@ from echo_hub.operation.log_lines import logged_to_file, path_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
-from echo_shared.books import RunEvent, Severity
 from echo_shared.errors import ConfigError
+from echo_shared.records.run import RunEvent, Severity
 from tests.echo_hub.operation.receivers import Hook, webhook
 
 own = logging.getLogger("echo_hub.test")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from echo_hub.config.file import load_config
-from echo_hub.core.effects import GroupOpened, RolloutsLeased
+from echo_hub.core.accounting.effects import GroupOpened, RolloutsLeased
 from echo_hub.main import app
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory

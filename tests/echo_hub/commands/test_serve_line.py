@@ -13,7 +13,7 @@ from echo_hub.commands import serve_line as serve_line_module
 from echo_hub.commands.serve_line import DONE, ServeLine, line_of
 from echo_hub.dashboard.model import RunState, RunView
 from echo_shared.errors import StorageError
-from echo_shared.health import Health, HubState
+from echo_shared.records.health import Health, HubState
 
 VIEW = RunView(
     as_of=1.0,

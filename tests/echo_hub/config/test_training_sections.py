@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.config.training_sections import TrainingConfig
-from echo_shared.adapter import PROJECTIONS
+from echo_shared.delta.adapter import PROJECTIONS
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, SendPiece
-from echo_hub.core.spread.windows import BroadcastPaths
-from echo_shared.relay_tree import split
+from echo_hub.spread.broadcast import CHECK_S, Broadcast, SendPiece
+from echo_hub.spread.windows import BroadcastPaths
+from echo_shared.wire.relay_tree import split
 
 PACKET_BYTES = 8 * 1024
 SENDING_AT_ONCE = 4

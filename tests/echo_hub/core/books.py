@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     Effect,
     RolloutsLeased,
 )
-from echo_hub.core.events import GroupPrepared
-from echo_hub.core.ledger import Ledger
+from echo_hub.core.accounting.events import GroupPrepared
+from echo_hub.core.accounting.ledger import Ledger
+from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.training import Training
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import FinishReason
 
 PAYLOAD = RolloutPayload(
     completion_ids=np.array([1], np.int32),

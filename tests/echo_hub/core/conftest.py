@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import Effect, PrepareGroup, RolloutReceipt, ScoreRollout, SendLease, SendReceipts
-from echo_hub.core.events import (
+from echo_hub.core.accounting.effects import Effect, PrepareGroup, RolloutReceipt, ScoreRollout, SendLease, SendReceipts
+from echo_hub.core.accounting.events import (
     Event,
     GroupPrepared,
     LearnerReady,
@@ -22,10 +21,11 @@ from echo_hub.core.events import (
     StepDone,
     VersionPublished,
 )
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
+from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot
-from echo_shared.messages import FinishReason, rollout_id
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import FinishReason, rollout_id
 
 _T = TypeVar("_T")
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.coordinator import MAX_RETURNS
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     GroupDropped,
     LookUpReceipt,
     PrepareGroup,
@@ -21,7 +20,7 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
 )
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     GroupPrepared,
     LeaseGivenBack,
     NodeConnected,
@@ -30,10 +29,11 @@ from echo_hub.core.events import (
     RolloutScored,
     Tick,
 )
-from echo_hub.core.leasing import turn_seed
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
+from echo_hub.core.coordinator import MAX_RETURNS
 from echo_hub.core.nodes.conduct import MAX_REST_S
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
-from echo_shared.messages import DropReason, ReceiptState
+from echo_hub.core.policy.leasing import turn_seed
+from echo_shared.wire.messages import DropReason, ReceiptState
 
 BenchOf = Callable[..., Any]
 

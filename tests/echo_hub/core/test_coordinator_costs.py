@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from echo_hub.core.accounting.effects import CostAccrued, FinishRun, SendLease, TellStandby
+from echo_hub.core.accounting.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, Tick
 from echo_hub.core.activation.settings import ActivationSettings
-from echo_hub.core.effects import CostAccrued, FinishRun, SendLease, TellStandby
-from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, Tick
-from echo_shared.messages import StandbyReason
+from echo_shared.wire.messages import StandbyReason
 
 
 def run_with(bench: Callable[..., Any], cap: float, **settings: Any) -> Any:

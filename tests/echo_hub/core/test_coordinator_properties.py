@@ -43,10 +43,8 @@ from hypothesis.stateful import (
 
 from echo_hub.actions.records import ActionOutcome, Actor
 from echo_hub.actions.requests import Resume
-from echo_hub.core import effects
-from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.curriculum import CurriculumSettings
-from echo_hub.core.effects import (
+from echo_hub.core.accounting import effects
+from echo_hub.core.accounting.effects import (
     RECORDS,
     AnnounceVersion,
     BeginStep,
@@ -83,9 +81,7 @@ from echo_hub.core.effects import (
     TrainStep,
     TrustDecided,
 )
-from echo_hub.core.evaluating import evaluation_seed
-from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     CheckAbandoned,
     CheckReturned,
     EvaluationAbandoned,
@@ -112,10 +108,14 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
-from echo_hub.core.leasing import turn_seed
-from echo_hub.core.mixture import TrainedTask
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.evaluating import evaluation_seed
+from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.operating import restored
+from echo_hub.core.policy.curriculum import CurriculumSettings
+from echo_hub.core.policy.leasing import turn_seed
+from echo_hub.core.policy.mixture import TrainedTask
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.pairs import PeerFinding
@@ -127,8 +127,9 @@ from echo_hub.store.reports import read_accounting
 from echo_hub.store.settling import read_settings
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.books import Evaluation, EvaluationKind
-from echo_shared.messages import (
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload
+from echo_shared.records.run import Evaluation, EvaluationKind
+from echo_shared.wire.messages import (
     Checked,
     DropReason,
     FinishReason,
@@ -137,7 +138,6 @@ from echo_shared.messages import (
     StandbyReason,
     rollout_id,
 )
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 from tests.echo_hub.core.trust.simulated import evidence
 
 

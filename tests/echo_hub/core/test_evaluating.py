@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     EvaluationDone,
     FinishRun,
     GroupDropped,
@@ -15,19 +15,19 @@ from echo_hub.core.effects import (
     ScoreRollout,
     SendLease,
 )
-from echo_hub.core.evaluating import evaluation_seed
-from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     EvaluationAbandoned,
     EvaluationWanted,
     LeaseGivenBack,
     RolloutRejected,
     Tick,
 )
-from echo_hub.core.leasing import EVALUATION_SHARE
-from echo_hub.core.snapshot import CoordinatorSnapshot, UnfinishedRollout
-from echo_shared.draws import derive_seed
-from echo_shared.messages import DropReason, ReceiptState
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, UnfinishedRollout
+from echo_hub.core.evaluating import evaluation_seed
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.policy.leasing import EVALUATION_SHARE
+from echo_shared.sampling.draws import derive_seed
+from echo_shared.wire.messages import DropReason, ReceiptState
 
 BY_NODES = {"evaluation_problems": 2, "evaluation_samples": 3, "run_seed": 5}
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup, evaluation_ids
-from echo_shared.messages.fields import Count
+from echo_shared.wire.messages.fields import Count
 
 
 @given(version=st.integers(0, 2**31 - 1), greedy=st.booleans(), number=st.integers(0, 99_999))

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.core.effects import ActionSettled, GroupOpened, RolloutsDropped, SendLease, SettingRecorded, TellOperator
-from echo_hub.core.events import OperatorAsked, Tick
+from echo_hub.core.accounting.effects import (
+    ActionSettled,
+    GroupOpened,
+    RolloutsDropped,
+    SendLease,
+    SettingRecorded,
+    TellOperator,
+)
+from echo_hub.core.accounting.events import OperatorAsked, Tick
 from echo_hub.core.operating import PUBLISH_NOW, LiveSetting, RefusedChange, answer, restored, take
 from echo_hub.core.settings import CoordinatorSettings
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 BASE = CoordinatorSettings(
     mode="async",

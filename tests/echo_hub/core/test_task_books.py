@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
-from echo_hub.core.mixture import Mixture, TrainedTask
+from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.policy.mixture import Mixture, TrainedTask
 from echo_hub.core.task_books import TaskBooks
-from echo_shared.books import TaskFigures
+from echo_shared.records.run import TaskFigures
 
 MIXTURE = Mixture.of(0, [1, 1, 0])
 TASKS = (TrainedTask(key="sums"), TrainedTask(key="games", solved_at=10.0), TrainedTask(key="exam"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     AnnounceVersion,
     BeginStep,
     FinishRun,
@@ -27,7 +27,7 @@ from echo_hub.core.effects import (
     TrainStep,
     VersionRecorded,
 )
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     LearnerLost,
     LearnerReady,
     NodeReported,
@@ -37,11 +37,11 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.training import MAX_FLAT_BATCHES, MAX_REDRAWS
 from echo_shared.errors import LocalProtocolError
-from echo_shared.messages import DropReason, ReceiptState, rollout_id
+from echo_shared.wire.messages import DropReason, ReceiptState, rollout_id
 from tests.echo_hub.core.conftest import PAYLOAD
 
 BenchOf = Callable[..., Any]

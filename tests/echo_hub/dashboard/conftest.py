@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from echo_hub.actions.records import ActionRecord, Actor, ApiToken
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.effects import StandingRecorded, TellOperator
+from echo_hub.core.accounting.effects import StandingRecorded, TellOperator
 from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.dashboard.access.credentials import OperatorCredentials
 from echo_hub.dashboard.access.guard import Guard, Visits
@@ -39,7 +39,11 @@ from echo_hub.dashboard.tables import sort_rows
 from echo_hub.evaluation.due import DueVersions
 from echo_hub.oversight.operator_desk import Desk
 from echo_hub.run.directory import RunDirectory
-from echo_shared.books import (
+from echo_shared.records.credit import Board, BoardQuery, CreditStanding, Holder, PublicReceipt, StepShare, WorkKinds
+from echo_shared.records.health import Health, HubState
+from echo_shared.records.node import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision, TrustStatus
+from echo_shared.records.rollout import RolloutSummary
+from echo_shared.records.run import (
     Accounting,
     EventFilter,
     NodeTotals,
@@ -48,10 +52,6 @@ from echo_shared.books import (
     StepRecord,
     VersionRecord,
 )
-from echo_shared.credit_books import Board, BoardQuery, CreditStanding, Holder, PublicReceipt, StepShare, WorkKinds
-from echo_shared.health import Health, HubState
-from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision, TrustStatus
-from echo_shared.rollout_books import RolloutSummary
 from tests.echo_hub.dashboard.scripted_views import (
     ROLLOUTS,
     STARTED,

@@ -17,7 +17,7 @@ from echo_hub.dashboard.pages import routes
 from echo_hub.store.store import Store
 from echo_hub.store.teams import change_team
 from echo_hub.views.board import HubBoard
-from echo_shared.messages import TeamWanted
+from echo_shared.wire.messages import TeamWanted
 from tests.echo_hub.store.conftest import Records
 
 DAY = 86_400.0

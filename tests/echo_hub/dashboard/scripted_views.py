@@ -12,9 +12,9 @@ from echo_hub.dashboard.model import (
     NodeView,
     WorkView,
 )
-from echo_shared.books import Evaluation, EvaluationKind, StepRecord
-from echo_shared.node_books import NodeMismatch, TrustStatus
-from echo_shared.step_figures import STEP_FIGURES
+from echo_shared.records.node import NodeMismatch, TrustStatus
+from echo_shared.records.run import Evaluation, EvaluationKind, StepRecord
+from echo_shared.records.step_figures import STEP_FIGURES
 
 STARTED = 1_780_000_000.0
 STEP_S = 4.0

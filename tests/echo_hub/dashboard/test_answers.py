@@ -9,7 +9,7 @@ from echo_hub.dashboard.answers import FED, STARVED, answers, fed, learning, wel
 from echo_hub.dashboard.curves import Trend
 from echo_hub.dashboard.model import Doing
 from echo_hub.dashboard.run_now import run_now
-from echo_shared.node_books import TrustStatus
+from echo_shared.records.node import TrustStatus
 
 RISING = Trend(now=0.7, before=0.5, steps=12, direction="rising")
 

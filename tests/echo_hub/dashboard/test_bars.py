@@ -14,7 +14,7 @@ from echo_hub.dashboard.bars import (
 )
 from echo_hub.dashboard.model import LengthsView, WorkView
 from echo_hub.views.learner_time import REASONS
-from echo_shared.node_books import NodeMismatch
+from echo_shared.records.node import NodeMismatch
 
 
 async def test_the_segments_cover_the_whole_bar(source: Any) -> None:

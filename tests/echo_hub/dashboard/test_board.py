@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from echo_hub.dashboard.board import MOST_SEARCHED, AboutView, board_query, page_links, sort_of
-from echo_shared.credit_books import Board, BoardQuery
+from echo_shared.records.credit import Board, BoardQuery
 
 
 def test_a_query_is_read_from_the_address() -> None:

@@ -10,7 +10,7 @@ from aiohttp import ClientSession
 
 from echo_hub.dashboard import curves
 from echo_hub.dashboard.curves import MOST_POINTS, Curves, Trend
-from echo_shared.books import StepRecord
+from echo_shared.records.run import StepRecord
 
 
 def step(number: int, **figures: float | None) -> StepRecord:

@@ -26,7 +26,7 @@ from echo_hub.dashboard.fleet import (
     why_idle,
 )
 from echo_hub.dashboard.model import NodeView, RunState
-from echo_shared.books import NodeTotals
+from echo_shared.records.run import NodeTotals
 from tests.echo_hub.dashboard.scripted_views import fleet_of
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from echo_hub.core.effects import CheckRecorded, StandingRecorded, TrustDecided
+from echo_hub.core.accounting.effects import CheckRecorded, StandingRecorded, TrustDecided
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.store.node_records import read_node_record
 from echo_hub.store.store import Store
-from echo_shared.books import RunEvent, Severity
-from echo_shared.messages import Checked
+from echo_shared.records.run import RunEvent, Severity
+from echo_shared.wire.messages import Checked
 from tests.echo_hub.dashboard.public_parts import fill, open_store, served
 from tests.echo_hub.dashboard.test_pages import browser  # noqa: F401
 

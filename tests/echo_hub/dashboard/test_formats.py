@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_hub.dashboard import formats
-from echo_shared.step_figures import Unit
+from echo_shared.records.step_figures import Unit
 
 
 @pytest.mark.parametrize(

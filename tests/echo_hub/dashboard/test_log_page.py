@@ -7,7 +7,7 @@ from aiohttp import ClientSession
 
 from echo_hub.dashboard import log_page
 from echo_hub.dashboard.log_page import WrongLogQueryError, event_filter_of
-from echo_shared.books import EventFilter
+from echo_shared.records.run import EventFilter
 
 
 async def test_events_show_strangers_input_as_plain_text(

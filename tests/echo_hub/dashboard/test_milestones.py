@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echo_hub.dashboard.milestones import milestones
-from echo_shared.credit_books import CreditDay, CreditStanding
+from echo_shared.records.credit import CreditDay, CreditStanding
 
 STANDING = CreditStanding(
     kind="node",

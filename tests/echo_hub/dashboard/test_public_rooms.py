@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import CheckRecorded, RolloutsDropped
+from echo_hub.core.accounting.effects import CheckRecorded, RolloutsDropped
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.dashboard.board import AboutView
 from echo_hub.dashboard.public_rooms import WHAT_IT_MEANS
 from echo_hub.store.reading import read_receipts
 from echo_hub.store.store import Store
-from echo_shared.messages import DropReason, ReceiptState
-from echo_shared.messages.receipts import Checked
+from echo_shared.wire.messages import DropReason, ReceiptState
+from echo_shared.wire.messages.receipts import Checked
 from tests.echo_hub.dashboard.public_parts import fill, open_store, served
 from tests.echo_hub.store.conftest import Records
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from echo_hub.dashboard.responses import json_response, jsonable
-from echo_shared.books import FLAT
+from echo_shared.records.run import FLAT
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.store.retired import StepSpan
 from echo_hub.store.retiring import read_final_keys, read_first_mark, read_ripe, retire
 from echo_hub.store.store import Store
-from echo_shared.rollout_books import RolloutFilter
+from echo_shared.records.rollout import RolloutFilter
 from tests.echo_hub.dashboard.test_pages import CHROMIUM, CHROMIUM_FLAGS, Tags
 from tests.echo_hub.written_rollouts import NODE, TEXTS, codec_of_bytes, write_rollouts
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from echo_hub.dashboard.share_picture import HEIGHT, WIDTH, SharePicture, _drawable, draw
 from echo_hub.dashboard.work_curve import work_curve
-from echo_shared.credit_books import StepShare
+from echo_shared.records.credit import StepShare
 from tests.echo_hub.dashboard.conftest import HOSTILE_NAMES
 from tests.echo_hub.dashboard.test_milestones import STANDING
 

@@ -7,8 +7,8 @@ import pytest
 
 from echo_hub.dashboard import token_marks
 from echo_hub.dashboard.token_marks import legend, marks, summary_of
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import RolloutPayload, RolloutText, TextPiece
+from echo_shared.records.rollout import RolloutPayload, RolloutText, TextPiece
+from echo_shared.wire.messages import FinishReason
 
 
 def drawn(*pieces: tuple[str, float, int], tokens: int = 1) -> RolloutText:

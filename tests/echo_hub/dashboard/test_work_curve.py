@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.dashboard.work_curve import work_curve
-from echo_shared.credit_books import StepShare
+from echo_shared.records.credit import StepShare
 
 POINTS = [{"step": 2.0, "mean_reward": 0.25}, {"step": 4.0, "mean_reward": None}, {"step": 5.0, "mean_reward": 0.75}]
 

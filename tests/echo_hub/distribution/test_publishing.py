@@ -10,8 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from echo_hub.config.serving_sections import DisseminationConfig
-from echo_hub.core.events import VersionPublished, VersionUnusable
-from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.core.accounting.events import VersionPublished, VersionUnusable
 from echo_hub.distribution.publishing import Publishing
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.net.broadcaster import Broadcaster
@@ -23,11 +22,12 @@ from echo_hub.net.send_queue import Rank
 from echo_hub.net.tracker import Tracker
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
-from echo_shared import key_file
+from echo_hub.spread.holdings import Arrival, Release
 from echo_shared.errors import RefusedError
-from echo_shared.messages import FromHub, RefusalCode
-from echo_shared.room import Room
+from echo_shared.files.full_disk import Room
+from echo_shared.signing import key_file
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
+from echo_shared.wire.messages import FromHub, RefusalCode
 from tests.small_disk import SmallDisk
 
 

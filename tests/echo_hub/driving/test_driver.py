@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     Action,
     AnnounceVersion,
     BeginStep,
@@ -25,7 +25,7 @@ from echo_hub.core.effects import (
     TrainStep,
     TrustDecided,
 )
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     GroupPrepared,
     LearnerReady,
     NodeConnected,
@@ -44,9 +44,9 @@ from echo_hub.store.events import read_events
 from echo_hub.store.reading import read_payloads, read_receipts
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.books import EventFilter, RunEvent
 from echo_shared.errors import LocalProtocolError, StorageError
-from echo_shared.messages import ReceiptState
+from echo_shared.records.run import EventFilter, RunEvent
+from echo_shared.wire.messages import ReceiptState
 
 Drive = Callable[..., Awaitable[Any]]
 

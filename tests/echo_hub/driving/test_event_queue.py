@@ -4,7 +4,14 @@ import asyncio
 
 import pytest
 
-from echo_hub.core.events import Event, NodeConnected, NodeDisconnected, NodeReported, RolloutScored, StepDone
+from echo_hub.core.accounting.events import (
+    Event,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutScored,
+    StepDone,
+)
 from echo_hub.driving import event_queue as event_queue_module
 from echo_hub.driving.event_queue import EventQueue
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.driving.progress import RunProgress
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.messages import RefusalCode
 
 
 @pytest.mark.parametrize("published_first", [True, False])

@@ -20,8 +20,8 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.stream import HeldOutProblems
 from echo_shared.errors import ScorerError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import FinishReason
 
 BASE = resolve_base("builtin:small")
 OWN = """

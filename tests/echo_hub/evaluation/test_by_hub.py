@@ -20,10 +20,10 @@ from echo_hub.evaluation.by_hub import (
     evaluate_sets,
 )
 from echo_hub.tasks.rewards import RewardBounds
-from echo_shared.books import EvaluationKind
 from echo_shared.errors import ScorerError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.records.run import EvaluationKind
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import FinishReason
 
 Answer = float | Ids | ScorerError
 

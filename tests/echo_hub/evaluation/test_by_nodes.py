@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from echo_hub.config.task_sections import ChosenSet
+from echo_hub.core.accounting.events import EvaluationAbandoned, EvaluationWanted, Event
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted, Event
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.driving.progress import RunProgress
 from echo_hub.evaluation import by_nodes
@@ -18,9 +18,9 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import EvaluatedEpisode, read_evaluated
 from echo_hub.tasks.rewards import RewardBounds
 from echo_node.backends.draw_rows import draw_rows
-from echo_shared import draws
-from echo_shared.books import EvaluationKind
-from echo_shared.rewards import Reward
+from echo_shared.records.rewards import Reward
+from echo_shared.records.run import EvaluationKind
+from echo_shared.sampling import draws
 from tests.echo_hub.net.test_distributor import node_info
 
 
@@ -179,7 +179,7 @@ def test_every_engine_treats_the_greedy_temperature_as_argmax() -> None:
     """Include neighbours in float32; of exactly equal logits, either may be chosen."""
     import torch
 
-    from echo_shared.torch_draws import draw
+    from echo_shared.sampling.torch_draws import draw
 
     rng = np.random.default_rng(0)
     temperatures = np.full(64, GREEDY_TEMPERATURE)
@@ -208,8 +208,8 @@ async def test_leases_of_that_temperature_give_the_greedy_completions_of_the_bas
     from echo_hub.config.sections import HubConfig
     from echo_hub.run.base_model import PromptCodec, resolve_base
     from echo_hub.scoring.problems import Problems
-    from echo_shared.sampling import GroupRequest
-    from echo_shared.torch_sampler import greedy, sample_groups
+    from echo_shared.sampling.interface import GroupRequest
+    from echo_shared.sampling.torch_sampler import greedy, sample_groups
 
     config = HubConfig.model_validate({"evaluation": {"problems": 64}})
     base = resolve_base(config.model.base)

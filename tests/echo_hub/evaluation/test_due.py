@@ -9,7 +9,7 @@ from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.evaluation.due import DueVersions, Evaluations, is_due
 from echo_hub.run.directory import RunDirectory
-from echo_shared.books import Evaluation, EvaluationKind
+from echo_shared.records.run import Evaluation, EvaluationKind
 
 
 class Run:

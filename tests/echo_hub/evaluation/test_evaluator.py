@@ -15,7 +15,7 @@ import pytest
 from echo_hub.evaluation import evaluator as evaluators
 from echo_hub.evaluation.evaluator import Evaluator, evaluator_of
 from echo_shared.errors import LearnerError
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 from tests.echo_hub.verify.conftest import Versions, _one_thread, base_dir, versions
 from tests.ray_cluster import kill
 

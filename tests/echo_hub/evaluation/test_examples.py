@@ -11,7 +11,7 @@ from echo_hub.evaluation.examples import AnswerExample, choosing, transcript
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.rewards import RewardBounds
-from echo_shared.books import EvaluationKind
+from echo_shared.records.run import EvaluationKind
 
 CONFIG = HubConfig.model_validate({"evaluation": {"problems": 8}})
 CODEC = PromptCodec.of_run(CONFIG, resolve_base(CONFIG.model.base))

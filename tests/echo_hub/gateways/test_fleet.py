@@ -15,8 +15,8 @@ from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.subjects import Subjects
 from echo_hub.net.gateway import NodeInfo
-from echo_shared.identity import Identity
-from echo_shared.messages import Piece, RefusalCode, Rollout
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import Piece, RefusalCode, Rollout
 from tests.echo_hub.gateways.world import RUN_ID, World, hear_receipts, rollout, worlds
 from tests.echo_hub.net.gateway_parts import DEADLINE_S, Book, revoked, status
 

@@ -14,9 +14,9 @@ from echo_hub.gateways.sessions import GatewayLine
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.server import Server
-from echo_shared.codec import encode
-from echo_shared.identity import Identity
-from echo_shared.messages import LeaseReturned
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import encode
+from echo_shared.wire.messages import LeaseReturned
 from tests.echo_hub.gateways.world import rollout
 from tests.echo_hub.net.gateway_parts import Book
 

@@ -5,7 +5,7 @@ import msgpack
 from echo_hub.gateways.items import node_fields, node_of, refusal_item, refusal_of, rollout_item, rollout_of
 from echo_hub.net.gateway import NodeInfo
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode, Rollout, VersionSpan
+from echo_shared.wire.messages import RefusalCode, Rollout, VersionSpan
 from tests.echo_hub.gateways.world import rollout
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from echo_hub.gateways.sealing import Seal, secret_of
 from echo_shared.errors import CodecError
-from echo_shared.identity import Identity
+from echo_shared.signing.identity import Identity
 
 
 def test_a_sealed_message_opens_only_with_its_key_and_subject() -> None:

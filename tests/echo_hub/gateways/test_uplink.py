@@ -15,7 +15,7 @@ from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.uplink import AROUND_BYTES, GatewayUplink
-from echo_shared.identity import Identity
+from echo_shared.signing.identity import Identity
 from tests.echo_hub.net.gateway_parts import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())

@@ -23,8 +23,8 @@ from echo_hub.gateways.sealing import secret_of
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.server import Server
-from echo_shared.identity import Identity
-from echo_shared.messages import FinishReason, FromHub, Receipts, Rollout, Welcome
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import FinishReason, FromHub, Receipts, Rollout, Welcome
 from tests.echo_hub.net.gateway_parts import DEADLINE_S, Book, Node, node_at
 
 RUN_ID = "run-0"

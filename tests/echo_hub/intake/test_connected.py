@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import SendLease
-from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
+from echo_hub.core.accounting.effects import SendLease
+from echo_hub.core.accounting.events import (
+    Event,
+    LeaseGivenBack,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutArrived,
+)
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.intake.connected import ConnectedNodes
@@ -20,9 +27,10 @@ from echo_hub.net.live_nodes import LiveNode, LiveNodes
 from echo_hub.net.peer_log import BURST
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.stop_strings import NO_STRINGS
-from echo_shared.books import Invite
 from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
-from echo_shared.messages import (
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.records.run import Invite
+from echo_shared.wire.messages import (
     ArtefactOffer,
     CheckResult,
     Fetched,
@@ -42,7 +50,6 @@ from echo_shared.messages import (
     VersionSpan,
     Welcome,
 )
-from echo_shared.rollout_books import DrawnSpan
 
 NODE = NodeInfo(
     node_id="a",

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
-from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
-from echo_hub.core.leasing import turn_seed
+from echo_hub.core.accounting.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
+from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.intake.episodes import DrawnRollouts
 from echo_hub.learner.settings import LearnerSettings
@@ -21,10 +21,10 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
 from echo_hub.verify.drawn import NodeEvidence
 from echo_hub.verify.verifier import Verifier, program, verifier_settings
-from echo_shared.messages import DropReason, rollout_id
-from echo_shared.rollout_books import RolloutPayload
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.torch_sampler import sample_groups
+from echo_shared.wire.messages import DropReason, rollout_id
 
 
 def drawn(

@@ -9,7 +9,7 @@ import pytest
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import SamplingConfig
-from echo_hub.core.effects import RevokeLease, SendLease
+from echo_hub.core.accounting.effects import RevokeLease, SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
@@ -18,8 +18,8 @@ from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.live_nodes import LiveNode
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
-from echo_shared.messages import ArtefactOffer, DropReason, FromHub, Lease, LeasedPrefix, LeaseRevoked, VersionSpan
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.wire.messages import ArtefactOffer, DropReason, FromHub, Lease, LeasedPrefix, LeaseRevoked, VersionSpan
 
 Drive = Callable[..., Awaitable[Any]]
 STOP_IDS = (1, 2)

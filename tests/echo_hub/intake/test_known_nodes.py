@@ -10,9 +10,9 @@ from echo_hub.intake.known_nodes import LOOK_S, KnownNodes
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.known_nodes import read_counted_names
-from echo_shared.books import CountedName
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode
+from echo_shared.records.run import CountedName
+from echo_shared.wire.messages import RefusalCode
 
 
 def node(node_id: str, name: str, *, host: str = "192.0.2.7", invite_id: int | None = None) -> NodeInfo:

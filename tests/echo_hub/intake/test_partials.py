@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hub.core.effects import SendLease
+from echo_hub.core.accounting.effects import SendLease
+from echo_hub.core.accounting.snapshot import UnfinishedRollout
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.snapshot import UnfinishedRollout
 from echo_hub.intake.partials import ROLLOUT_BYTES, SPAN_BYTES, FinishedPartial, Partials, PartRefusal, partials_of
 from echo_hub.scoring.checks import SamplingBounds
-from echo_shared import version_spans
-from echo_shared.messages import (
+from echo_shared.sampling import version_spans
+from echo_shared.sampling.version_spans import Spans
+from echo_shared.wire.messages import (
     MAX_VERSION_SPANS,
     FinishReason,
     LeasedPrefix,
@@ -25,7 +26,6 @@ from echo_shared.messages import (
     RolloutPart,
     VersionSpan,
 )
-from echo_shared.version_spans import Spans
 
 BOUNDS = SamplingBounds(vocabulary_size=50, max_tokens=10, stop_ids=frozenset({1, 2}))
 

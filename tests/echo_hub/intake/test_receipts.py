@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import LookUpReceipt, RolloutReceipt, SendLease, SendTrained
+from echo_hub.core.accounting.effects import LookUpReceipt, RolloutReceipt, SendLease, SendTrained
 from echo_hub.intake import receipts as receipts_module
 from echo_hub.intake.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
-from echo_shared.messages import DropReason, FromHub, Receipts, ReceiptState
+from echo_shared.wire.messages import DropReason, FromHub, Receipts, ReceiptState
 
 Drive = Callable[..., Awaitable[Any]]
 

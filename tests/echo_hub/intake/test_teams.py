@@ -7,7 +7,7 @@ import pytest
 from echo_hub.intake.teams import change_own_team
 from echo_hub.store.store import Store
 from echo_shared.errors import RefusedError
-from echo_shared.messages import Team, TeamWanted
+from echo_shared.wire.messages import Team, TeamWanted
 from tests.echo_hub.store.conftest import Records
 
 

@@ -13,7 +13,7 @@ from echo_hub.net.gateway import NodeInfo
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.credits import Credit
 from echo_hub.store.store import Store
-from echo_shared.messages import DroppedCount, FromHub, Totals
+from echo_shared.wire.messages import DroppedCount, FromHub, Totals
 from tests.echo_hub.store.conftest import Records
 
 HEARS = NodeInfo(

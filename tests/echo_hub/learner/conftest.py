@@ -16,7 +16,7 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.section import Precision
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
-from echo_shared.messages import FinishReason
+from echo_shared.wire.messages import FinishReason
 
 VOCABULARY = 40
 

@@ -12,9 +12,9 @@ import torch
 from echo_hub.learner.drawing import Drawing, _fingerprint
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.torch_cache import columns_for, kv_bytes_per_token
-from echo_shared.torch_draws import draw
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.torch_cache import columns_for, kv_bytes_per_token
+from echo_shared.sampling.torch_draws import draw
 
 LENGTH = 24
 

@@ -7,11 +7,11 @@ import pytest
 
 from echo_hub.learner import frames
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
-from echo_shared.child import pack_frame, unpack_frame
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import DrawnSpan
-from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
+from echo_shared.process.child import pack_frame, unpack_frame
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
+from echo_shared.wire.messages import FinishReason
 
 
 def travelled(value: object) -> object:

@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import load_file
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.events import Event, LearnerLost, LearnerReady, StepComputed, StepDone
+from echo_hub.core.accounting.events import Event, LearnerLost, LearnerReady, StepComputed, StepDone
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.due import DueVersions
@@ -30,10 +30,10 @@ from echo_hub.learner.worker import LearnerWorker
 from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
 from echo_hub.training.trainer import Trainer
-from echo_shared.child import Frame
 from echo_shared.errors import LearnerError
-from echo_shared.room import Room
-from echo_shared.sampling import GroupRequest
+from echo_shared.files.full_disk import Room
+from echo_shared.process.child import Frame
+from echo_shared.sampling.interface import GroupRequest
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_hub.learner import logprobs
 from echo_hub.learner.logprobs import intervals, screened_logprobs, selected_logprobs
-from echo_shared import draws
+from echo_shared.sampling import draws
 
 N, H, V = 23, 8, 50
 GENERATOR = torch.Generator().manual_seed(0)

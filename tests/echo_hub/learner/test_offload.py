@@ -10,8 +10,8 @@ from echo_hub.learner.offload import Offload
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_shared.sampling import GroupRequest
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.sampling.torch_sampler import sample_groups
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
 REQUEST = GroupRequest(

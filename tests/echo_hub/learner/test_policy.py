@@ -24,7 +24,7 @@ from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.weighting import WeightedGroup, weigh
-from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter
+from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter
 from echo_shared.errors import LearnerError
 
 MakeGroups = Callable[[int], list[TrainingGroup]]

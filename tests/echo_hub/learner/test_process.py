@@ -18,9 +18,9 @@ from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import process, unquantized
 from echo_hub.learner.process import LIMITS, WORKER, Learner, _command, begun
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
-from echo_shared.child import ChildExited, Death
-from echo_shared.room import Room
-from echo_shared.sampling import GroupRequest
+from echo_shared.files.full_disk import Room
+from echo_shared.process.child import ChildExited, Death
+from echo_shared.sampling.interface import GroupRequest
 from tests.small_disk import SmallDisk
 
 MakeGroups = Callable[[int], list[TrainingGroup]]

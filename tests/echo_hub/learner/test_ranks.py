@@ -15,7 +15,7 @@ import pytest
 
 from echo_hub.learner import frames
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
-from echo_shared.child import pack_frame
+from echo_shared.process.child import pack_frame
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from echo_hub.learner.request_batches import batches
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 
 def request(rollouts: int, prompt: int, max_tokens: int) -> GroupRequest:

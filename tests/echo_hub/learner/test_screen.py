@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echo_hub.learner.screen import Findings, ScreenedTokens, count, impossible
-from echo_shared import draws
+from echo_shared.sampling import draws
 
 
 def tokens(

@@ -21,11 +21,11 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import accumulate_gradient, make_optimizer, screened_step, train_step
 from echo_hub.learner.weighting import weigh
-from echo_shared.draws import derive_seed
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import GroupRequest
-from echo_shared.step_figures import ENTROPY, ENTROPY_COEFFICIENT
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.records.step_figures import ENTROPY, ENTROPY_COEFFICIENT
+from echo_shared.sampling.draws import derive_seed
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.sampling.torch_sampler import sample_groups
+from echo_shared.wire.messages import FinishReason
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
 MakeSettings = Callable[..., LearnerSettings]

@@ -8,7 +8,7 @@ import pytest
 
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.weighting import weigh
-from echo_shared.messages import FinishReason
+from echo_shared.wire.messages import FinishReason
 
 MakeSettings = Callable[..., LearnerSettings]
 

@@ -23,12 +23,12 @@ from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.learner.worker import LearnerWorker
-from echo_shared.adapter import WEIGHTS_FILE
-from echo_shared.child import ChildExited, Frame
+from echo_shared.delta.adapter import WEIGHTS_FILE
 from echo_shared.errors import LearnerError, StorageError
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.step_figures import ENTROPY_COEFFICIENT
-from echo_shared.torch_sampler import greedy, sample_groups
+from echo_shared.process.child import ChildExited, Frame
+from echo_shared.records.step_figures import ENTROPY_COEFFICIENT
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.torch_sampler import greedy, sample_groups
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
 PROMPTS = [np.array([3, 4, 5], dtype=np.int32), np.array([9], dtype=np.int32), np.array([7, 7], dtype=np.int32)]

@@ -21,9 +21,9 @@ from echo_hub.learner.ranks import ALONE, TrainingRanks
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.step import make_optimizer, screened_step
 from echo_hub.learner.weighting import weigh
-from echo_shared.child import HEADER_BYTES, unpack_frame
 from echo_shared.errors import LearnerError, StorageError
-from echo_shared.torch_sampler import greedy
+from echo_shared.process.child import HEADER_BYTES, unpack_frame
+from echo_shared.sampling.torch_sampler import greedy
 
 PROMPTS = [np.array([3, 4, 5], dtype=np.int32), np.array([9], dtype=np.int32)]
 

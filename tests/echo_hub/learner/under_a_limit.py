@@ -21,7 +21,7 @@ from echo_hub.learner.probe import first_cut
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
-from echo_shared.messages import FinishReason
+from echo_shared.wire.messages import FinishReason
 
 SPARE_BYTES = 40 * 2**20
 LENGTH = 200

@@ -21,7 +21,7 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_shared.errors import ConfigError
-from echo_shared.messages import FinishReason
+from echo_shared.wire.messages import FinishReason
 
 CONFIG = HubConfig(
     sampling=SamplingConfig(max_tokens=6),

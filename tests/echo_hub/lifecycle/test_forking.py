@@ -21,8 +21,8 @@ from echo_hub.run.start import ADAPTER, CHECKPOINT, read_start, write_checkpoint
 from echo_hub.store.database import write_meta
 from echo_hub.store.store import Store
 from echo_hub.store.tables import groups, live_settings
-from echo_shared import key_file
 from echo_shared.errors import ConfigError
+from echo_shared.signing import key_file
 from tests.echo_hub.lifecycle.test_starting import adapter_of, made
 
 OPTIMIZER = save({"x/exp_avg": np.ones(3, np.float32)})

@@ -17,7 +17,7 @@ from echo_hub.store.browsing import NEWEST, find_rollouts
 from echo_hub.store.reading import read_receipts
 from echo_hub.store.reports import read_accounting, read_leaderboard
 from echo_hub.store.store import Store
-from echo_shared.rollout_books import RolloutFilter
+from echo_shared.records.rollout import RolloutFilter
 from tests.echo_hub.written_steps import train
 
 

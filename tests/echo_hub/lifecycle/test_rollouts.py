@@ -17,7 +17,7 @@ from echo_hub.lifecycle.rollouts import HubRollouts, RolloutReader
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
-from echo_shared.rollout_books import RolloutFilter
+from echo_shared.records.rollout import RolloutFilter
 from tests.echo_hub.written_rollouts import NODE, OTHER, TEXTS, codec_of_bytes, write_rollouts
 
 ALL = ["3-1", "3-0", "2-1", "2-0", "1-1", "1-0"]

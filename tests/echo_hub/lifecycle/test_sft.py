@@ -19,7 +19,7 @@ from echo_hub.run.start import CHECKPOINT, read_start
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import write_meta
 from echo_hub.store.store import Store
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import ConfigError, StorageError
 from tests.echo_hub.lifecycle.test_forking import parent
 from tests.echo_hub.lifecycle.test_starting import BASE, adapter_of, made

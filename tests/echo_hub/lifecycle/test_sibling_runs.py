@@ -19,8 +19,8 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.board import read_board
 from echo_hub.store.database import write_meta
 from echo_hub.store.store import Store
-from echo_shared import key_file
-from echo_shared.credit_books import BoardQuery
+from echo_shared.records.credit import BoardQuery
+from echo_shared.signing import key_file
 from tests.echo_hub.store.conftest import Records
 
 URL = "http://127.0.0.1:8711"

@@ -14,13 +14,14 @@ from echo_hub.net import artefact_routes, publisher, tracker
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
-from echo_shared import delta, key_file
-from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, open_offer
-from echo_shared.hashed_files import verify_files
-from echo_shared.identity import Identity
-from echo_shared.messages import ArtefactOffer, Way
-from echo_shared.sealing import unseal
+from echo_shared import delta
+from echo_shared.artefacts.hashed_files import verify_files
+from echo_shared.artefacts.manifest import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, open_offer
+from echo_shared.artefacts.sealing import unseal
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import Identity
 from echo_shared.swarm import Swarm, SwarmSettings, opening
+from echo_shared.wire.messages import ArtefactOffer, Way
 
 SwarmOpener = Callable[..., Awaitable[Swarm]]
 

@@ -19,11 +19,11 @@ from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.server import Server
-from echo_shared.codec import decode_from_hub
-from echo_shared.credentials import REFUSED_TYPE, Credentials, challenge_of
 from echo_shared.errors import RefusedError
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import decode_from_hub
+from echo_shared.wire.credentials import REFUSED_TYPE, Credentials, challenge_of
+from echo_shared.wire.messages import (
     ArtefactOffer,
     Challenge,
     FromHub,
@@ -34,8 +34,8 @@ from echo_shared.messages import (
     Refused,
     Welcome,
 )
-from echo_shared.messages import DropReason as Reason
-from echo_shared.sessions import NodeSession
+from echo_shared.wire.messages import DropReason as Reason
+from echo_shared.wire.sessions import NodeSession
 
 DEADLINE_S = 60.0
 OFFER = ArtefactOffer(manifest=b"m", signature=bytes(64), torrent=b"t", web_seed_path="/artefacts/base")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from echo_hub.net.artefact_store import ArtefactStore, Carrier
-from echo_shared.artefacts import PAYLOAD_NAME, SEALED_SUFFIX
+from echo_shared.artefacts.hashed_files import verify_files
+from echo_shared.artefacts.manifest import PAYLOAD_NAME, SEALED_SUFFIX
+from echo_shared.artefacts.sealing import unseal
 from echo_shared.delta import decode
 from echo_shared.errors import CodecError, ConfigError, StorageError, SwarmError
-from echo_shared.hashed_files import verify_files
-from echo_shared.messages import RunKey
-from echo_shared.sealing import unseal
 from echo_shared.swarm import make_torrent
+from echo_shared.wire.messages import RunKey
 
 KEY = RunKey(key_id=3, key=bytes(range(32)))
 

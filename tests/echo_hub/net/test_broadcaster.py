@@ -9,10 +9,10 @@ import pytest
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.send_queue import Rank
-from echo_shared.artefacts import Manifest, ManifestFile
-from echo_shared.messages import FromHub, Have, Links, Piece
+from echo_shared.artefacts.manifest import Manifest, ManifestFile
 from echo_shared.swarm import make_torrent, read_torrent
 from echo_shared.swarm.torrent import piece_hash
+from echo_shared.wire.messages import FromHub, Have, Links, Piece
 
 MakePush = Callable[[], FromHub | None]
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import pytest
 
 from echo_hub.config.serving_sections import DisseminationConfig
-from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.net import distributor as distributor_module
 from echo_hub.net import publisher as publisher_module
 from echo_hub.net.broadcaster import Broadcaster
@@ -20,9 +19,11 @@ from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.live_nodes import LiveNode, LiveNodes
 from echo_hub.net.send_queue import Rank
 from echo_hub.run.directory import RunDirectory
-from echo_shared.artefacts import Manifest, open_offer
+from echo_hub.spread.holdings import Arrival, Release
+from echo_shared.artefacts.manifest import Manifest, open_offer
 from echo_shared.errors import RefusedError
-from echo_shared.messages import (
+from echo_shared.swarm import read_torrent
+from echo_shared.wire.messages import (
     MAX_MESH,
     ArtefactOffer,
     Fetched,
@@ -39,7 +40,6 @@ from echo_shared.messages import (
     Unwanted,
     Way,
 )
-from echo_shared.swarm import read_torrent
 
 _M = TypeVar("_M")
 DEADLINE_S = 60.0

@@ -13,12 +13,12 @@ from websockets.exceptions import InvalidStatus
 
 from echo_hub.net import door, nonces
 from echo_hub.net.invitations import hash_of
-from echo_shared.books import Invite
-from echo_shared.codec import decode_from_hub, encode
-from echo_shared.credentials import Credentials
 from echo_shared.errors import RefusedError
-from echo_shared.identity import Identity
-from echo_shared.messages import PROTOCOL_VERSION, Hello, RefusalCode, Refused, Welcome
+from echo_shared.records.run import Invite
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import decode_from_hub, encode
+from echo_shared.wire.credentials import Credentials
+from echo_shared.wire.messages import PROTOCOL_VERSION, Hello, RefusalCode, Refused, Welcome
 from tests.echo_hub.net.gateway_parts import Hub, MakeHub, hubs, status
 
 

@@ -16,11 +16,11 @@ from echo_hub.net import node_connection, pace, send_queue
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.penalties import Fault
 from echo_hub.net.send_queue import Rank
-from echo_shared import codec
-from echo_shared.codec import encode
 from echo_shared.errors import RefusedError, StorageError
-from echo_shared.message_form import MapForm
-from echo_shared.messages import (
+from echo_shared.wire import codec
+from echo_shared.wire.codec import encode
+from echo_shared.wire.message_form import MapForm
+from echo_shared.wire.messages import (
     MAX_FRAME_FROM_NODE_BYTES,
     FromHub,
     Goodbye,

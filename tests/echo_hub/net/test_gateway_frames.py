@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from echo_hub.net.penalties import Fault
-from echo_shared.messages import PolicyPublished, RefusalCode
+from echo_shared.wire.messages import PolicyPublished, RefusalCode
 from tests.echo_hub.net.gateway_parts import DEADLINE_S, OFFER, Hub, MakeHub, hubs, status
 from tests.websocket_floods import KINDS, flood, raw
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from echo_hub.net.host_memory import HostMemory, _is_own_address
-from echo_shared import shared_memory
-from echo_shared.artefacts import Manifest
-from echo_shared.hashed_files import describe_files
-from echo_shared.messages import SharedMemory
+from echo_shared.artefacts.hashed_files import describe_files
+from echo_shared.artefacts.manifest import Manifest
+from echo_shared.swarm import shared_memory
+from echo_shared.wire.messages import SharedMemory
 
 pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this system or Python has no such memory")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from echo_hub.net.invitations import Invitations, InviteEndedError, hash_of, new_token
-from echo_shared.books import Invite
+from echo_shared.records.run import Invite
 
 ADA = Invite(invite_id=1, name="Ada", token_hash=hash_of("ada"), max_keys=2, created_at=0.0, expires_at=10.0)
 BOB = Invite(invite_id=2, name="Bob", token_hash=hash_of("bob"), max_keys=1, created_at=0.0, expires_at=20.0)

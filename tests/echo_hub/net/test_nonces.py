@@ -3,7 +3,7 @@ import pytest
 from echo_hub.net import nonces
 from echo_hub.net.nonces import VALID_S, Nonces
 from echo_shared.errors import RefusedError
-from echo_shared.messages import Hello
+from echo_shared.wire.messages import Hello
 
 
 def hello(number: int) -> Hello:

@@ -13,8 +13,10 @@ from echo_hub.net import own_books
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.own_books import OwnBooks
 from echo_hub.net.server import Server
-from echo_shared.codec import decode_from_hub, encode
-from echo_shared.credentials import (
+from echo_shared.errors import RefusedError
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import decode_from_hub, encode
+from echo_shared.wire.credentials import (
     BOOKS_CERTIFICATE,
     BOOKS_RECEIPTS,
     BOOKS_TEAM,
@@ -22,9 +24,7 @@ from echo_shared.credentials import (
     Credentials,
     challenge_of,
 )
-from echo_shared.errors import RefusedError
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.wire.messages import (
     Challenge,
     Goodbye,
     Receipt,
@@ -36,7 +36,7 @@ from echo_shared.messages import (
     Team,
     TeamWanted,
 )
-from echo_shared.sessions import NodeSession
+from echo_shared.wire.sessions import NodeSession
 from tests.echo_hub.net.gateway_parts import Book
 
 WANTED = encode(ReceiptsWanted(rollout_ids=("1-0", "1-1")))

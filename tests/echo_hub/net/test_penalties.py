@@ -7,7 +7,7 @@ import pytest
 from echo_hub.net import penalties
 from echo_hub.net.penalties import FORGOTTEN_AFTER_S, LONGEST_OF_ADDRESS_S, LONGEST_S, Penalties
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.messages import RefusalCode
 
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 

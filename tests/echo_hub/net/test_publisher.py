@@ -10,12 +10,13 @@ import pytest
 
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
-from echo_shared import delta, shared_memory
-from echo_shared.artefacts import open_offer
+from echo_shared import delta
+from echo_shared.artefacts.hashed_files import verify_files
+from echo_shared.artefacts.manifest import open_offer
+from echo_shared.artefacts.sealing import CHUNK_BYTES
 from echo_shared.errors import ConfigError, SwarmError
-from echo_shared.hashed_files import verify_files
-from echo_shared.messages import Way
-from echo_shared.sealing import CHUNK_BYTES
+from echo_shared.swarm import shared_memory
+from echo_shared.wire.messages import Way
 
 
 def tree(directory: Path) -> dict[str, bytes]:

@@ -23,9 +23,9 @@ from echo_hub.net.tracker import (
     read_query,
     routes,
 )
-from echo_shared import bencode
 from echo_shared.errors import RefusedError, SwarmError
-from echo_shared.identity import Identity
+from echo_shared.signing.identity import Identity
+from echo_shared.swarm import bencode
 
 TORRENT = bytes(range(236, 256))
 NODES = [f"{number:020x}" for number in range(200)]

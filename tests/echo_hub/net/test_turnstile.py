@@ -6,7 +6,7 @@ import pytest
 
 from echo_hub.net.turnstile import STRANGERS_TURN, FairQueue, Turnstile
 from echo_shared.errors import RefusedError
-from echo_shared.messages import RefusalCode
+from echo_shared.wire.messages import RefusalCode
 
 SOON = 1e9
 """Turns a second: the next one is due in the next turn of the event loop."""

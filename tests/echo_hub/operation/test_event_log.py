@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 
 from echo_hub.operation.event_log import EventLog
-from echo_shared.books import RunEvent, Severity
+from echo_shared.records.run import RunEvent, Severity
 
 
 class Noted:

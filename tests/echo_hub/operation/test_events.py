@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import echo_hub
-from echo_hub.core.effects import TrustDecided
+from echo_hub.core.accounting.effects import TrustDecided
 from echo_hub.core.trust.standing import Decision
 from echo_hub.operation.events import MOST_CHARACTERS, EventKind, decision_line, event_of
-from echo_shared.books import RunEvent, Severity
+from echo_shared.records.run import RunEvent, Severity
 
 HUB = Path(next(iter(echo_hub.__path__)))
 

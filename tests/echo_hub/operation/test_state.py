@@ -6,7 +6,7 @@ import pytest
 
 from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_hub.operation.state import NO_NODES, STARTING, health_of
-from echo_shared.health import HubState
+from echo_shared.records.health import HubState
 
 WELL: dict[str, Any] = {
     "is_finished": False,

@@ -13,8 +13,8 @@ from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation import watching as watching_module
 from echo_hub.operation.problems import Change, ProblemKind, RunObservation, RunProblems
 from echo_hub.operation.watching import Watching, free_bytes, limits_of
-from echo_shared.books import StepRecord
 from echo_shared.errors import StorageError
+from echo_shared.records.run import StepRecord
 
 
 class Run:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from echo_hub.config.training_sections import LearnerConfig
+from echo_hub.core.accounting.effects import StandingRecorded, TrustDecided
+from echo_hub.core.accounting.events import NodePardoned
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import StandingRecorded, TrustDecided
-from echo_hub.core.events import NodePardoned
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.oversight import housekeeping as housekeeping_module
@@ -21,7 +21,7 @@ from echo_hub.store.invites import add_invite, revoke_invite
 from echo_hub.store.known_nodes import ban_nodes, unban_nodes
 from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.standings import read_wanted_pardons, want_pardon
-from echo_shared.books import Invite
+from echo_shared.records.run import Invite
 
 Drive = Callable[..., Awaitable[Any]]
 

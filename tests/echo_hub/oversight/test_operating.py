@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from echo_hub.config.operation_sections import AlertsConfig
-from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.dashboard.model import RunState, RunView
 from echo_hub.operation import watching as watching_module
 from echo_hub.operation.problems import ProblemKind, RunProblems
 from echo_hub.operation.watching import limits_of
 from echo_hub.oversight.operating import Description, Operation, RunObserver, summary
 from echo_hub.run.directory import RunDirectory
+from echo_hub.spread.holdings import DistributionStatus
 from echo_hub.views.run import LEARNER_IS_DOWN, Moment
-from echo_shared.books import Accounting
+from echo_shared.records.run import Accounting
 from tests.echo_hub.operation.receivers import Hook, webhook
 
 VIEW = RunView(

@@ -12,7 +12,7 @@ import pytest
 from echo_hub.actions.records import ActionOutcome, Actor
 from echo_hub.actions.requests import TABLE, Pause, request_of
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.effects import TellOperator
+from echo_hub.core.accounting.effects import TellOperator
 from echo_hub.dashboard.access.credentials import OperatorCredentials
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.dashboard.actions import ForbiddenError, NoSuchActionError

@@ -17,9 +17,9 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import TaskConfig
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.tasks.registry import make_task
+from echo_shared.artefacts.hashed_files import describe_files
 from echo_shared.errors import ConfigError
-from echo_shared.hashed_files import describe_files
-from echo_shared.messages.fields import MAX_TOKENS
+from echo_shared.wire.messages.fields import MAX_TOKENS
 
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}{% endfor %}"

@@ -19,8 +19,8 @@ from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.torch_sampler import sample_groups
 
 PROBLEMS = 32
 

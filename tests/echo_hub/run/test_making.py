@@ -9,8 +9,8 @@ from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
 from echo_hub.run.siblings import siblings_of
-from echo_shared import key_file
 from echo_shared.errors import ConfigError
+from echo_shared.signing import key_file
 
 
 def made(path: Path, *, port: int = 8710, beside: RunDirectory | None = None) -> RunDirectory:

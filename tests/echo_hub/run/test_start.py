@@ -25,9 +25,9 @@ from echo_hub.run.start import (
     read_weights,
     write_checkpoint,
 )
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
+from echo_shared.delta.tensors import TensorFile
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.tensors import TensorFile
 
 BASE = resolve_base("builtin:tiny")
 CONFIG = HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4))

@@ -7,8 +7,8 @@ import pytest
 
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds, check_payload, log_chance
 from echo_shared.errors import RemoteProtocolError
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import FinishReason
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 BOUNDS = SamplingBounds(vocabulary_size=10, max_tokens=4, stop_ids=frozenset({1, 9}))

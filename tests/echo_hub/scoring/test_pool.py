@@ -25,10 +25,10 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.store.reports import read_evaluations
 from echo_hub.store.store import Store
 from echo_hub.tasks.rewards import RewardBounds
-from echo_shared import process_memory
 from echo_shared.errors import ScorerError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.process import process_memory
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import FinishReason
 from tests.echo_hub.scoring.conftest import Opens, pool_processes
 
 CODEC = PromptCodec.load(resolve_base("builtin:tiny"))

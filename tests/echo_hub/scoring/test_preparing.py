@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.events import GroupPrepared
+from echo_hub.core.accounting.events import GroupPrepared
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring import preparing

@@ -11,7 +11,7 @@ import pytest
 
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, TaskConfig
-from echo_hub.core.mixture import Mixture
+from echo_hub.core.policy.mixture import Mixture
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import EnvironmentReply, TaskProblems

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
-from echo_hub.core.effects import FirstTurn
-from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
+from echo_hub.core.accounting.effects import FirstTurn
+from echo_hub.core.accounting.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring import backlog as backlog_module
@@ -22,8 +22,8 @@ from echo_hub.scoring.pool import PART_CALLS, ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer, ScoringJob, Verdict
 from echo_shared.errors import ScorerError
-from echo_shared.messages import DropReason, FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import DropReason, FinishReason
 from tests.echo_hub.judge_endpoint import HANGS, FakeEndpoint
 from tests.echo_hub.scoring.conftest import Opens
 

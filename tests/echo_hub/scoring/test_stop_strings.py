@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echo_hub.core.events import RolloutArrived
+from echo_hub.core.accounting.events import RolloutArrived
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_shared.errors import RemoteProtocolError
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload
-from echo_shared.sampling import FinishedRollout
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload
+from echo_shared.sampling.interface import FinishedRollout
+from echo_shared.wire.messages import FinishReason
 from tests.echo_hub.written_rollouts import codec_of_bytes
 
 CODEC = codec_of_bytes()

@@ -16,7 +16,7 @@ from echo_hub.tasks.environments.base import Ending
 from echo_hub.tasks.environments.guess import make_guess
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ConfigError, ScorerError
-from echo_shared.rewards import components_of
+from echo_shared.records.rewards import components_of
 
 PROBLEM = Problem(prompt="1+1=", metadata={"answer": "2"})
 

@@ -11,7 +11,7 @@ import numpy as np
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.worker import DETAIL_CHARACTERS
-from echo_shared.child import Child
+from echo_shared.process.child import Child
 
 
 @asynccontextmanager

@@ -22,9 +22,9 @@ from echo_hub.store.events import read_events
 from echo_hub.store.reports import read_evaluated_versions
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.books import EventFilter, RunEvent, Severity
 from echo_shared.errors import StorageError
-from echo_shared.step_figures import LEARNING_RATE
+from echo_shared.records.run import EventFilter, RunEvent, Severity
+from echo_shared.records.step_figures import LEARNING_RATE
 from tests.echo_hub.judge_endpoint import FakeEndpoint
 
 TRAINING = TrainingConfig(steps=2, groups_per_step=2, group_size=2, lora_rank=2)

@@ -15,7 +15,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.core.snapshot import CoordinatorSnapshot
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.serving import opening
@@ -24,8 +24,8 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import write_meta
 from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
-from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
+from echo_shared.signing import key_file
 
 
 async def test_held_out_problems_are_fixed_because_training_avoids_them(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
+from echo_hub.core.accounting.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
 from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
-from echo_shared.messages import DropReason, FinishReason
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload
+from echo_shared.wire.messages import DropReason, FinishReason
 
 
 def node(number: int, width: int) -> SimulatedNode:

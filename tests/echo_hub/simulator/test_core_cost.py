@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from echo_hub.core.accounting.events import NodeConnected, Tick
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.events import NodeConnected, Tick
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.simulator.core_cost import MeteredCore, held_bytes
 
 

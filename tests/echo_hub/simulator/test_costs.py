@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import CostAccrued, NodeCost, TellStandby
+from echo_hub.core.accounting.effects import CostAccrued, NodeCost, TellStandby
 from echo_hub.simulator.costs import Costs
-from echo_shared.messages import StandbyReason
+from echo_shared.wire.messages import StandbyReason
 
 RENTED = {"rented_share": 1.0, "price_per_hour": 36.0}
 

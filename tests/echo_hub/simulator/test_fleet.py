@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from echo_hub.core.effects import RevokeLease, SendLease
-from echo_hub.core.events import (
+from echo_hub.core.accounting.effects import RevokeLease, SendLease
+from echo_hub.core.accounting.events import (
     Event,
     LeaseGivenBack,
     NodeConnected,
@@ -20,8 +20,8 @@ from echo_hub.core.events import (
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.fleet import SimulatedFleet
 from echo_hub.simulator.scenario import Scenario
-from echo_shared.messages import DropReason
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.wire.messages import DropReason
 
 _T = TypeVar("_T")
 

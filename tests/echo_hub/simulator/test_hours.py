@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.simulator.hours import Hours
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 
 def test_hour_by_hour() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from echo_hub.simulator.node import HeldLease, Moves, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits
-from echo_shared.messages import MAX_VERSION_SPANS
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.wire.messages import MAX_VERSION_SPANS
 
 TRAITS = Traits(width=2, capacity=4, s_per_token=0.5, prefill_s=1.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0)
 

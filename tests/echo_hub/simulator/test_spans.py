@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_hub.simulator.spans import first, grown, num_tokens
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
 
 
 def span(node_id: str, policy_version: int, count: int) -> DrawnSpan:

@@ -11,8 +11,8 @@ from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.spreading import APPLY_S, Spreading, piece_bytes_for
-from echo_shared.messages import Way
 from echo_shared.swarm import torrent
+from echo_shared.wire.messages import Way
 
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 MBIT = 1e6 / 8

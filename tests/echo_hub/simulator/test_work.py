@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import RolloutReceived, SendLease, StepPlanned
+from echo_hub.core.accounting.effects import RolloutReceived, SendLease, StepPlanned
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import MadeUp, Record
 from echo_hub.simulator.world import World
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
 
 ScenarioOf = Callable[..., Scenario]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import Effect
+from echo_hub.core.accounting.effects import Effect
 from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import CARRY_OUT, World
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 Simulated = Callable[..., tuple[World, SimulationReport]]
 UNRULY: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from echo_hub.sinks.following import Following
 from echo_hub.sinks.reading import Entry, EntryReader, Position
 from echo_hub.store.store import Store
 from echo_shared.errors import DATABASE_AWAY
-from echo_shared.room import Room
+from echo_shared.files.full_disk import Room
 from tests.echo_hub.written_steps import train
 
 

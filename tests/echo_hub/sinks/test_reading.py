@@ -7,7 +7,7 @@ import pytest
 from echo_hub.sinks import reading as module
 from echo_hub.sinks.reading import EntryReader, Position, SampleText
 from echo_hub.store.store import Store
-from echo_shared.books import TaskFigures
+from echo_shared.records.run import TaskFigures
 from tests.echo_hub.written_steps import evaluated, train
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     GroupOpened,
     Record,
     RolloutReceived,
@@ -19,8 +19,8 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.store.store import Store
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import FinishReason
 
 
 class Records:

@@ -19,7 +19,7 @@ from echo_hub.actions.requests import (
     SetMaxStaleness,
     Unban,
 )
-from echo_hub.core.effects import ActionSettled, SettingRecorded, StandingRecorded
+from echo_hub.core.accounting.effects import ActionSettled, SettingRecorded, StandingRecorded
 from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.store.actions import (
     DAY_S,

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from echo_hub.core.effects import VersionRecorded
-from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.core.accounting.effects import VersionRecorded
+from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store.reports import read_versions_by_transport
 from echo_hub.store.store import Store
-from echo_shared.messages import Fetched, Way
+from echo_shared.wire.messages import Fetched, Way
 
 
 def arrival(

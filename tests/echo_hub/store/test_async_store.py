@@ -17,8 +17,8 @@ from echo_hub.store.reading import read_receipts
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
 from echo_shared.errors import StorageError
-from echo_shared.messages import ReceiptState
-from echo_shared.room import Room
+from echo_shared.files.full_disk import Room
+from echo_shared.wire.messages import ReceiptState
 from tests.small_disk import SmallDisk
 
 

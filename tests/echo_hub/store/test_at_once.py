@@ -8,7 +8,7 @@ from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.database import open_to_read
 from echo_hub.store.store import Store
 from echo_hub.store.tables import events, nodes
-from echo_shared.books import RunEvent, Severity
+from echo_shared.records.run import RunEvent, Severity
 
 AWKWARD = """it's "so", \\ and \u202e\n[1, 2]"""
 

@@ -13,8 +13,8 @@ from echo_hub.store.board import find_node, read_board, read_credited_node, read
 from echo_hub.store.reading import read_receipts
 from echo_hub.store.store import Store
 from echo_hub.store.tables import credit, nodes
-from echo_shared.credit_books import BOARD_ORDERS, BoardQuery
-from echo_shared.messages import ReceiptState
+from echo_shared.records.credit import BOARD_ORDERS, BoardQuery
+from echo_shared.wire.messages import ReceiptState
 
 DAY = 86_400.0
 NAMES = {"a1": "zoe", "b2": "Zoe", "c3": "100%_sure", "d4": "apple", "e5": "apple", "f6": "\u202eevil"}

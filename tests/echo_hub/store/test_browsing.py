@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, text
 
-from echo_hub.core.effects import CheckRecorded, GroupDropped, RolloutsDropped
+from echo_hub.core.accounting.effects import CheckRecorded, GroupDropped, RolloutsDropped
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store import browsing
 from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards, read_group
 from echo_hub.store.store import Store
 from echo_hub.store.tables import rollouts
-from echo_shared.messages import Checked, DropReason
-from echo_shared.rollout_books import RolloutFilter
+from echo_shared.records.rollout import RolloutFilter
+from echo_shared.wire.messages import Checked, DropReason
 
 
 @pytest.fixture

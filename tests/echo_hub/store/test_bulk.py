@@ -12,7 +12,7 @@ from echo_hub.store.database import open_to_write
 from echo_hub.store.store import Store
 from echo_hub.store.tables import groups, metadata, payloads, rollouts, team_members
 from echo_hub.store.writing import _RECEIVE
-from echo_shared.messages import FinishReason, ReceiptState
+from echo_shared.wire.messages import FinishReason, ReceiptState
 
 ROWS = [
     {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from echo_hub.core.effects import RolloutsDropped
+from echo_hub.core.accounting.effects import RolloutsDropped
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.store import Store
-from echo_shared.contribution import moment
-from echo_shared.identity import Identity
-from echo_shared.messages import DropReason
+from echo_shared.records.contribution import moment
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import DropReason
 
 HUB, NODE = Identity.generate(), Identity.generate()
 

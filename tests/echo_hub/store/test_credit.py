@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
+from echo_hub.core.accounting.effects import RolloutReceived, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
 from echo_hub.store.credit import RUN, kind_of, team_holder
 from echo_hub.store.recent_average import average
 from echo_hub.store.store import Store
 from echo_hub.store.tables import credit, credit_days, credit_steps, rollouts
-from echo_shared.messages import DropReason
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.wire.messages import DropReason
 
 DAY = 86_400.0
 

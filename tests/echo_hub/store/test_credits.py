@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import RolloutsDropped
+from echo_hub.core.accounting.effects import RolloutsDropped
 from echo_hub.store import credits as credits_module
 from echo_hub.store.board import read_board
 from echo_hub.store.credits import Credit, read_credits
 from echo_hub.store.store import Store
-from echo_shared.credit_books import BoardQuery
-from echo_shared.messages import DropReason
+from echo_shared.records.credit import BoardQuery
+from echo_shared.wire.messages import DropReason
 
 
 def join(store: Store, node_id: str, name: str) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import RolloutsDropped, ScoreRecorded
+from echo_hub.core.accounting.effects import RolloutsDropped, ScoreRecorded
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store.drawing import read_draws
 from echo_hub.store.store import Store
-from echo_shared.messages import DropReason
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.wire.messages import DropReason
 
 
 def test_a_draw_has_its_groups_seed_and_its_node(store: Store, records: Any) -> None:

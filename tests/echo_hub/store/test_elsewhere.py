@@ -10,10 +10,10 @@ import pytest
 from echo_hub.store.board import read_board, read_credited_node
 from echo_hub.store.elsewhere import read_known_hubs, read_run_credit, take_in
 from echo_hub.store.store import Store
-from echo_shared.credit_books import BoardQuery, RunElsewhere
-from echo_shared.identity import Identity
-from echo_shared.run_credit import NodeCredit, RunCredit
-from echo_shared.signed_document import moment
+from echo_shared.records.credit import BoardQuery, RunElsewhere
+from echo_shared.records.run_credit import NodeCredit, RunCredit
+from echo_shared.signing.identity import Identity
+from echo_shared.signing.signed_document import moment
 
 HUB = Identity.generate()
 

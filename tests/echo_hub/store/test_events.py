@@ -6,8 +6,8 @@ import pytest
 
 from echo_hub.store.events import read_events
 from echo_hub.store.store import Store
-from echo_shared.books import EventFilter, RunEvent, Severity
 from echo_shared.errors import StorageError
+from echo_shared.records.run import EventFilter, RunEvent, Severity
 
 
 def event(kind: str, text: str = "x", **fields: object) -> RunEvent:

@@ -6,7 +6,7 @@ from echo_hub.store.invites import add_invite, read_came_by, read_invites, read_
 from echo_hub.store.known_nodes import read_banned_nodes
 from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.store import Store
-from echo_shared.books import Invite
+from echo_shared.records.run import Invite
 
 ADA = Invite(name="Ada", token_hash="a" * 64, max_keys=2, created_at=1.0, expires_at=9.5)
 BOB = Invite(name="Bob", token_hash="b" * 64, max_keys=1, created_at=2.0, expires_at=9.5)

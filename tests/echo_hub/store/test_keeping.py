@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 from sqlalchemy.event import listen, remove
 
-from echo_hub.core.effects import RolloutsDropped, RolloutsEvaluated
+from echo_hub.core.accounting.effects import RolloutsDropped, RolloutsEvaluated
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store import keeping
 from echo_hub.store.browsing import read_group, read_tokens
@@ -16,8 +16,8 @@ from echo_hub.store.keeping import Keeping, KeptTotals, read_kept_totals
 from echo_hub.store.reading import read_payloads
 from echo_hub.store.store import Store
 from echo_hub.store.tables import kept, rollouts
-from echo_shared.books import Evaluation, EvaluationKind
-from echo_shared.messages import DropReason
+from echo_shared.records.run import Evaluation, EvaluationKind
+from echo_shared.wire.messages import DropReason
 
 
 def not_kept(store: Store) -> dict[int, str | None]:

@@ -17,14 +17,14 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from benchmarks.harness.postgresql import PostgreSQL
-from echo_hub.core.effects import Record
+from echo_hub.core.accounting.effects import Record
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import open_to_write, read_meta, write_meta
 from echo_hub.store.lost_commits import is_away
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
 from echo_shared.errors import DATABASE_AWAY, StorageError
-from echo_shared.room import Room
+from echo_shared.files.full_disk import Room
 
 SOCKET = ".s.PGSQL.5432"
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from echo_hub.core.effects import CheckRecorded, RolloutsDropped, StandingRecorded, TrustDecided
+from echo_hub.core.accounting.effects import CheckRecorded, RolloutsDropped, StandingRecorded, TrustDecided
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.store.node_records import ROLLOUTS, read_node_record
 from echo_hub.store.store import Store
-from echo_shared.messages import Checked, DropReason
-from echo_shared.node_books import NodeOutcome
+from echo_shared.records.node import NodeOutcome
+from echo_shared.wire.messages import Checked, DropReason
 
 EVIDENCE = Evidence(draws=(1, 1, 0, 0, 0, 1), claims=(1, 0, 1, 1, 0, 0), mismatch_kl=0.6, bias=0.2)
 

@@ -9,15 +9,15 @@ from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import OperationalError
 
-from echo_hub.core.effects import VersionRecorded
-from echo_hub.core.spread.holdings import Arrival
+from echo_hub.core.accounting.effects import VersionRecorded
+from echo_hub.spread.holdings import Arrival
 from echo_hub.store import arrivals, old_fetches
 from echo_hub.store.old_fetches import KEPT_VERSIONS
 from echo_hub.store.reports import read_versions_by_transport
 from echo_hub.store.store import Store
 from echo_hub.store.tables import fetches, versions
 from echo_shared.errors import StorageError
-from echo_shared.messages import Fetched
+from echo_shared.wire.messages import Fetched
 
 VERSIONS = KEPT_VERSIONS + 5
 

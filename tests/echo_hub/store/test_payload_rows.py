@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from echo_hub.store.payload_rows import NAMES, columns, payload_of, row_of
-from echo_shared.messages import CONTENT, FinishReason, Rollout
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload
-from echo_shared.sampling import FinishedRollout
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload
+from echo_shared.sampling.interface import FinishedRollout
+from echo_shared.wire.messages import CONTENT, FinishReason, Rollout
 
 PAYLOAD = RolloutPayload(
     completion_ids=np.array([3, 2**31 - 1], np.int32),

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from sqlalchemy.event import listen
 
-from echo_hub.core.curriculum import GroupResult
-from echo_hub.core.effects import GroupDropped, GroupOpened, GroupsRated, RolloutsDropped, VersionRecorded
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
+from echo_hub.core.accounting.effects import GroupDropped, GroupOpened, GroupsRated, RolloutsDropped, VersionRecorded
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
+from echo_hub.core.policy.curriculum import GroupResult
 from echo_hub.store.reading import read_payloads, read_receipts, read_turns
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.messages import MAX_BATCHED, MAX_GROUP_SIZE, DropReason, Receipt, ReceiptState
+from echo_shared.wire.messages import MAX_BATCHED, MAX_GROUP_SIZE, DropReason, Receipt, ReceiptState
 
 
 def test_an_empty_store_is_a_new_run(store: Store) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.spread.holdings import Arrival
+from echo_hub.spread.holdings import Arrival
 from echo_hub.store.recent import (
     ARRIVALS_READ,
     NodeKind,
@@ -15,7 +15,7 @@ from echo_hub.store.recent import (
     read_spreads,
 )
 from echo_hub.store.store import Store
-from echo_shared.messages import Fetched
+from echo_shared.wire.messages import Fetched
 
 
 def arrival(node_id: str, version: int, broadcast_s: float | None) -> Arrival:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from echo_hub.core.effects import RolloutsDropped
+from echo_hub.core.accounting.effects import RolloutsDropped
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, read_batch_ages, read_lengths
 from echo_hub.store.store import Store
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 
 def test_lengths_of_received_rollouts_are_counted_by_outcome(store: Store, records: Any) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.effects import RolloutsDropped, VersionRecorded
-from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.core.accounting.effects import RolloutsDropped, VersionRecorded
+from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store.known_nodes import ban_nodes, note_still_here, read_banned_nodes, unban_nodes
 from echo_hub.store.reports import (
     read_accounting,
@@ -20,8 +20,8 @@ from echo_hub.store.reports import (
 )
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, TRANSPORTS
-from echo_shared.books import Evaluation, EvaluationKind, NumNodes
-from echo_shared.messages import DropReason, Fetched, Way
+from echo_shared.records.run import Evaluation, EvaluationKind, NumNodes
+from echo_shared.wire.messages import DropReason, Fetched, Way
 
 
 def join(store: Store, node_id: str, now: float, name: str = "") -> None:

@@ -10,7 +10,13 @@ from sqlalchemy import Connection, func, select, text
 from sqlalchemy.event import listen, remove
 
 from echo_hub.actions.records import ActionOutcome
-from echo_hub.core.effects import CheckRecorded, GroupDropped, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
+from echo_hub.core.accounting.effects import (
+    CheckRecorded,
+    GroupDropped,
+    RolloutsDropped,
+    RolloutsEvaluated,
+    ScoreRecorded,
+)
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store import retiring
 from echo_hub.store.actions import read_action_log
@@ -27,11 +33,11 @@ from echo_hub.store.retiring import FACTS, Copies, read_final_keys, read_first_m
 from echo_hub.store.store import Store
 from echo_hub.store.tables import kept, rollouts
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.books import Evaluation, EvaluationKind
-from echo_shared.credit_books import BoardQuery
 from echo_shared.errors import LocalProtocolError, StorageError
-from echo_shared.messages import Checked, DropReason
-from echo_shared.rollout_books import RolloutFilter
+from echo_shared.records.credit import BoardQuery
+from echo_shared.records.rollout import RolloutFilter
+from echo_shared.records.run import Evaluation, EvaluationKind
+from echo_shared.wire.messages import Checked, DropReason
 
 STEPS = 6
 IDS = [f"{step}-{index}" for step in range(1, STEPS + 1) for index in (0, 1)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from echo_hub.core.effects import SettingRecorded
+from echo_hub.core.accounting.effects import SettingRecorded
 from echo_hub.store.settling import read_settings
 from echo_hub.store.store import Store
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from echo_hub.core.effects import CheckRecorded, CoarseClassesRecorded, RolloutsDropped, StandingRecorded, TrustDecided
+from echo_hub.core.accounting.effects import (
+    CheckRecorded,
+    CoarseClassesRecorded,
+    RolloutsDropped,
+    StandingRecorded,
+    TrustDecided,
+)
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
@@ -17,8 +23,8 @@ from echo_hub.store.standings import read_wanted_pardons, want_pardon
 from echo_hub.store.store import Store
 from echo_hub.store.tables import trust, trust_log
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.messages import Checked, DropReason
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.wire.messages import Checked, DropReason
 
 ROW = StandingRow(
     node_id="a",

@@ -18,16 +18,16 @@ from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
 from echo_hub.store.teams import remove_team
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.credit_books import BoardQuery
 from echo_shared.errors import StorageError
+from echo_shared.records.credit import BoardQuery
 
 WRITER = """
 import sys
 import numpy as np
-from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsLeased
-from echo_shared.rollout_books import RolloutPayload
+from echo_hub.core.accounting.effects import GroupOpened, RolloutReceived, RolloutsLeased
+from echo_shared.records.rollout import RolloutPayload
 from echo_hub.store.store import Store
-from echo_shared.messages import FinishReason
+from echo_shared.wire.messages import FinishReason
 
 payload = RolloutPayload(
     completion_ids=np.arange(64, dtype=np.int32), behavior_logprobs=np.zeros(64, np.float32),

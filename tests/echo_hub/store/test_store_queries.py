@@ -19,7 +19,7 @@ from sqlalchemy.event import listen, remove
 import echo_hub
 from echo_hub.actions.records import Actor
 from echo_hub.actions.requests import Ban, MakeInvite, MakeToken, Pardon, Pause, RevokeInvite, RevokeToken, Unban
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     RECORDS,
     ActionSettled,
     CheckingCredited,
@@ -38,9 +38,9 @@ from echo_hub.core.effects import (
     TrustDecided,
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow
+from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store import browsing, old_fetches, training
 from echo_hub.store.actions import (
     begin_settings,
@@ -103,11 +103,11 @@ from echo_hub.store.tables import metadata
 from echo_hub.store.tallies import read_useful_nodes
 from echo_hub.store.teams import change_team, read_own_team, read_team, remove_team
 from echo_hub.store.unfinished import read_snapshot
-from echo_shared.books import Evaluation, EvaluationKind, EventFilter, Invite, RunEvent
-from echo_shared.credit_books import BoardQuery
-from echo_shared.messages import Checked, DropReason, Fetched, TeamWanted, Way
-from echo_shared.rollout_books import RolloutFilter
-from echo_shared.run_credit import NodeCredit, RunCredit
+from echo_shared.records.credit import BoardQuery
+from echo_shared.records.rollout import RolloutFilter
+from echo_shared.records.run import Evaluation, EvaluationKind, EventFilter, Invite, RunEvent
+from echo_shared.records.run_credit import NodeCredit, RunCredit
+from echo_shared.wire.messages import Checked, DropReason, Fetched, TeamWanted, Way
 
 ADA: Final = Invite(name="Ada", token_hash="a", max_keys=1, created_at=1.0, expires_at=2.0)
 FEW, MANY = 20, 320

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     CheckingCredited,
     CostAccrued,
     NodeCost,
@@ -22,9 +22,9 @@ from echo_hub.store.recent import read_node_kinds
 from echo_hub.store.reports import read_accounting, read_costs, read_leaderboard
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, Source, main_transport, read_useful_nodes
-from echo_shared.books import CostTotals
-from echo_shared.messages import DropReason
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.records.run import CostTotals
+from echo_shared.wire.messages import DropReason
 
 
 def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:

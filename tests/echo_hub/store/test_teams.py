@@ -10,9 +10,9 @@ from echo_hub.store import teams
 from echo_hub.store.board import read_board
 from echo_hub.store.store import Store
 from echo_hub.store.teams import change_team, name_key, read_own_team, read_team, remove_team
-from echo_shared.credit_books import BoardQuery
 from echo_shared.errors import RefusedError
-from echo_shared.messages import Team, TeamWanted
+from echo_shared.records.credit import BoardQuery
+from echo_shared.wire.messages import Team, TeamWanted
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from echo_hub.core.effects import CheckingCredited, CostAccrued, NodeCost, RolloutsDropped, StandingRecorded
+from echo_hub.core.accounting.effects import CheckingCredited, CostAccrued, NodeCost, RolloutsDropped, StandingRecorded
 from echo_hub.core.trust.standing import StandingRow
 from echo_hub.store.reports import read_under_way
 from echo_hub.store.store import Store
 from echo_hub.store.touched import Touched
-from echo_shared.messages import DropReason
+from echo_shared.wire.messages import DropReason
 
 
 def test_touched_nodes_are_listed_since_a_number() -> None:

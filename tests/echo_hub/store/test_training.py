@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import select
 
-from echo_hub.core.effects import GroupDropped, RolloutReceived, RolloutsDropped, StepTrained
+from echo_hub.core.accounting.effects import GroupDropped, RolloutReceived, RolloutsDropped, StepTrained
 from echo_hub.store import training
 from echo_hub.store.database import open_to_read
 from echo_hub.store.reading import read_payloads, read_receipts
@@ -20,8 +20,8 @@ from echo_hub.store.store import Store
 from echo_hub.store.tables import credit, credit_days, credit_steps, tallies
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.errors import LocalProtocolError
-from echo_shared.messages import DropReason, ReceiptState
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.wire.messages import DropReason, ReceiptState
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sqlalchemy import func, null, select
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     RECORDS,
     GroupDropped,
     RolloutsDropped,
@@ -17,7 +17,7 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.leasing import turn_seed
+from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards
 from echo_hub.store.changing import key_of
 from echo_hub.store.database import open_to_read
@@ -27,10 +27,10 @@ from echo_hub.store.store import Store
 from echo_hub.store.tables import payloads
 from echo_hub.store.unfinished import read_snapshot
 from echo_hub.store.writing import WRITERS
-from echo_shared.books import Accounting, Evaluation, EvaluationKind
 from echo_shared.errors import LocalProtocolError, StorageError
-from echo_shared.messages import DropReason, FinishReason, ReceiptState
-from echo_shared.rollout_books import DrawnSpan, RolloutFilter
+from echo_shared.records.rollout import DrawnSpan, RolloutFilter
+from echo_shared.records.run import Accounting, Evaluation, EvaluationKind
+from echo_shared.wire.messages import DropReason, FinishReason, ReceiptState
 
 
 def test_key_of_a_rollout() -> None:

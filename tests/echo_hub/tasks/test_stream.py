@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.permutation import permuted
+from echo_hub.core.policy.permutation import permuted
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.core.events import NodeConnected, NodeReported
+from echo_hub.core.accounting.events import NodeConnected, NodeReported
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.training.own_sampler import OwnSampler

@@ -8,8 +8,8 @@ import pytest
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.config.training_sections import TrainingConfig
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.run.directory import RunDirectory
 from echo_hub.serving.opening import coordinator_settings
 from echo_hub.training.step_settings import RunStepSettings

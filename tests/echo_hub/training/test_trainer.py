@@ -19,8 +19,8 @@ import pytest
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
-from echo_hub.core.effects import PlannedGroup
-from echo_hub.core.events import Event, LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
+from echo_hub.core.accounting.effects import PlannedGroup
+from echo_hub.core.accounting.events import Event, LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
@@ -33,10 +33,10 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
 from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerState, Trainer
 from echo_shared.errors import LearnerError
-from echo_shared.messages import FinishReason
-from echo_shared.room import Room
-from echo_shared.sampling import GroupRequest
-from echo_shared.supervised import SupervisedChild
+from echo_shared.files.full_disk import Room
+from echo_shared.process.supervised import SupervisedChild
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.wire.messages import FinishReason
 
 BASE = resolve_base("builtin:tiny")
 CODEC = PromptCodec.load(BASE)

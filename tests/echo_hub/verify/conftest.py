@@ -15,9 +15,9 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout
-from echo_shared.rollout_books import DrawnSpan
-from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
+from echo_shared.sampling.torch_sampler import sample_groups
 from tests.echo_hub.learner.conftest import _one_thread, base_dir
 
 __all__ = ["_one_thread", "base_dir"]

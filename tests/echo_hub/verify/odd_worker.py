@@ -11,8 +11,8 @@ from pathlib import Path
 
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence
-from echo_shared.child import ParentPipe
-from echo_shared.rollout_books import unpack_payload
+from echo_shared.process.child import ParentPipe
+from echo_shared.records.rollout import unpack_payload
 
 
 def clean(count: int) -> Evidence:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import SendCheck
-from echo_hub.core.events import CheckAbandoned, CheckReturned, Event
+from echo_hub.core.accounting.effects import SendCheck
+from echo_hub.core.accounting.events import CheckAbandoned, CheckReturned, Event
 from echo_hub.core.trust.evidence import NO_EVIDENCE
 from echo_hub.core.trust.judging import weigh
 from echo_hub.core.trust.numerics import DEFAULTS
@@ -19,9 +19,9 @@ from echo_hub.core.trust.pairs import apart
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.verify.by_nodes import MOST_OUT, NodeChecks, finding_of
 from echo_hub.verify.drawn import DrawnRollout
-from echo_shared import draws
-from echo_shared.messages import CheckLease, CheckResult, FinishReason, VersionSpan
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.sampling import draws
+from echo_shared.wire.messages import CheckLease, CheckResult, FinishReason, VersionSpan
 
 DRAWN = DrawnRollout(
     rollout_id="1-0",

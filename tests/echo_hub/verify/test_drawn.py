@@ -6,9 +6,9 @@ import numpy as np
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack_evidence, unpack_spans
-from echo_shared.child import HEADER_BYTES, pack_frame, unpack_frame
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import DrawnSpan, pack_payload, unpack_payload
+from echo_shared.process.child import HEADER_BYTES, pack_frame, unpack_frame
+from echo_shared.records.rollout import DrawnSpan, pack_payload, unpack_payload
+from echo_shared.wire.messages import FinishReason
 
 
 def test_a_rollout_is_unchanged_by_a_frame() -> None:

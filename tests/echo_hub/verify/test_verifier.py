@@ -24,8 +24,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.verify import verifier
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
 from echo_hub.verify.verifier import NOT_KEPT, TOO_MANY, Verifier, program, verifier_settings
-from echo_shared.messages import FinishReason
-from echo_shared.rollout_books import DrawnSpan
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.wire.messages import FinishReason
 from tests.echo_hub.verify.conftest import VERSIONS, Versions
 from tests.echo_hub.verify.odd_worker import clean
 

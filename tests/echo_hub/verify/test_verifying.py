@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-from echo_hub.core.events import CheckAbandoned, Event, NumericsMeasured, RolloutChecked
+from echo_hub.core.accounting.events import CheckAbandoned, Event, NumericsMeasured, RolloutChecked
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.verifier import Verifier

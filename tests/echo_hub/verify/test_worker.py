@@ -15,12 +15,12 @@ from echo_hub.learner.policy import Policy
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, unpack_spans
 from echo_hub.verify.worker import Examiner
-from echo_shared import draws
 from echo_shared.errors import LearnerError
-from echo_shared.rollout_books import DrawnSpan
-from echo_shared.sampling import Prefix
-from echo_shared.torch_draws import most_likely
-from echo_shared.torch_sampler import sample_groups
+from echo_shared.records.rollout import DrawnSpan
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import Prefix
+from echo_shared.sampling.torch_draws import most_likely
+from echo_shared.sampling.torch_sampler import sample_groups
 from tests.echo_hub.core.trust.simulated import greedy as greedy_evidence
 from tests.echo_hub.verify.conftest import MAX_TOKENS, Versions, as_drawn
 

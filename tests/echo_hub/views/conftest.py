@@ -13,9 +13,8 @@ import pytest
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
-from echo_hub.core.events import LearnerReady
-from echo_hub.core.spread.holdings import DistributionStatus
+from echo_hub.core.accounting.effects import FinishRun, PublishVersion, SendLease, TrainStep
+from echo_hub.core.accounting.events import LearnerReady
 from echo_hub.dashboard.source import Changes
 from echo_hub.intake.connected import ConnectedNodes
 from echo_hub.intake.partials import Partials
@@ -26,12 +25,13 @@ from echo_hub.operation.event_log import EventLog
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.stop_strings import NO_STRINGS
+from echo_hub.spread.holdings import DistributionStatus
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
 from echo_hub.views.versions import VersionViews
-from echo_shared.books import Evaluation, EvaluationKind
-from echo_shared.messages import (
+from echo_shared.records.run import Evaluation, EvaluationKind
+from echo_shared.wire.messages import (
     ArtefactOffer,
     CheckResult,
     Fetched,

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from echo_hub.views.alarms import alarms
-from echo_shared.books import StepRecord
+from echo_shared.records.run import StepRecord
 
 
 def step(**figures: float | None) -> StepRecord:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection
 
-from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
+from echo_hub.core.accounting.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
 from echo_hub.dashboard.model import FleetView
 from echo_hub.store.known_nodes import ban_nodes
 from echo_hub.store.reports import read_leaderboard
@@ -17,9 +17,9 @@ from echo_hub.store.store import Store
 from echo_hub.views import all_nodes, beside
 from echo_hub.views import all_nodes as all_nodes_module
 from echo_hub.views.all_nodes import AllNodes
-from echo_shared.books import NodeTotals
-from echo_shared.messages import DropReason, FinishReason
-from echo_shared.rollout_books import RolloutPayload
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.records.run import NodeTotals
+from echo_shared.wire.messages import DropReason, FinishReason
 
 PATIENCE_S: Final = 30.0
 

@@ -11,8 +11,8 @@ from echo_hub.store.board import read_board
 from echo_hub.store.store import Store
 from echo_hub.views import board as board_module
 from echo_hub.views.board import HubBoard
-from echo_shared.credit_books import Board, BoardQuery
 from echo_shared.errors import StorageError
+from echo_shared.records.credit import Board, BoardQuery
 
 
 class Books(Store):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.views.learner_time import REASONS, learner_time, usual_hand_off_s
-from echo_shared.books import StepRecord
+from echo_shared.records.run import StepRecord
 
 
 def step(number: int, *, planned: float, trained: float, train_s: float, eval_s: float | None = None) -> StepRecord:

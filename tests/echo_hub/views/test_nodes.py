@@ -4,10 +4,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from echo_hub.core.effects import SendLease
+from echo_hub.core.accounting.effects import SendLease
 from echo_hub.views.nodes import node_view
-from echo_shared.books import Accounting, NodeTotals
-from echo_shared.messages import LeaseReturned
+from echo_shared.records.run import Accounting, NodeTotals
+from echo_shared.wire.messages import LeaseReturned
 
 
 def totals(node_id: str) -> NodeTotals:

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from echo_hub.core.effects import SendLease
+from echo_hub.core.accounting.effects import SendLease
 from echo_hub.dashboard.pages import routes
 from echo_hub.operation.state import NO_NODES
 from echo_hub.oversight.operator_access import guard_of
@@ -22,10 +22,10 @@ from echo_hub.store.store import Store
 from echo_hub.views import all_nodes
 from echo_hub.views.board import HubBoard
 from echo_hub.views.run import LEARNER_IS_DOWN
-from echo_shared import step_figures
-from echo_shared.books import EventFilter
-from echo_shared.health import Health, HubState
-from echo_shared.step_figures import Chart, StepFigure
+from echo_shared.records import step_figures
+from echo_shared.records.health import Health, HubState
+from echo_shared.records.run import EventFilter
+from echo_shared.records.step_figures import Chart, StepFigure
 
 
 async def test_an_empty_run_has_empty_tables(hub: Any) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from echo_hub.core.curriculum import CurriculumSettings
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     AnnounceVersion,
     CostAccrued,
     FinishRun,
@@ -19,8 +18,9 @@ from echo_hub.core.effects import (
     TellStandby,
     TrainStep,
 )
-from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
-from echo_hub.core.mixture import TrainedTask
+from echo_hub.core.accounting.events import LearnerReady, OperatorAsked, StepDone
+from echo_hub.core.policy.curriculum import CurriculumSettings
+from echo_hub.core.policy.mixture import TrainedTask
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.dashboard.model import Doing, Readiness, RunState
 from echo_hub.operation.problems import ProblemKind, RunProblem
@@ -41,9 +41,9 @@ from echo_hub.views.run import (
     goes_on_with,
     waits_for,
 )
-from echo_shared.books import Accounting
-from echo_shared.health import HubState
-from echo_shared.node_books import NodeMismatch, TrustStatus
+from echo_shared.records.health import HubState
+from echo_shared.records.node import NodeMismatch, TrustStatus
+from echo_shared.records.run import Accounting
 
 
 async def test_a_run_before_its_first_step(hub: Any) -> None:

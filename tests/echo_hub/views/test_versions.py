@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from echo_hub.core.spread.holdings import Arrival, DistributionStatus, Release, VersionProgress
 from echo_hub.dashboard.model import DisseminationView
+from echo_hub.spread.holdings import Arrival, DistributionStatus, Release, VersionProgress
 from echo_hub.store.tallies import SOURCES, TRANSPORTS
 from echo_hub.views.versions import dissemination_view
-from echo_shared.messages import Fetched, Way
+from echo_shared.wire.messages import Fetched, Way
 
 
 async def test_versions_and_how_they_reached_the_nodes(hub: Any) -> None:

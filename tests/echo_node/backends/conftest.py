@@ -17,8 +17,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from echo_node.backends.base import EngineEvent
-from echo_shared import draws
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VOCABULARY = 100

@@ -14,10 +14,10 @@ import pytest
 from echo_node.backends.base import Engine, EngineSettings, GroupFailed
 from echo_node.backends.registry import NAMES, choose, make_engine
 from echo_node.host import hardware
-from echo_shared import draws
 from echo_shared.errors import BackendError, CodecError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import GroupRequest, Prefix
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import GroupRequest, Prefix
+from echo_shared.wire.messages import FinishReason
 
 WIDTH = 6
 EXACT = [name for name in NAMES if name != "vllm"]

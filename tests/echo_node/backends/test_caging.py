@@ -25,7 +25,7 @@ from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.cage.guards import GUARDS
 from echo_node.host.cage.leeway import BY_NAME
 from echo_shared.errors import BackendError
-from echo_shared.supervised import ChildLimits
+from echo_shared.process.supervised import ChildLimits
 from tests.echo_node.prying_worker import ATTEMPTS, LINUX
 from tests.homeless import USER, run_homeless
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_node.backends.draw_rows import draw_rows
-from echo_shared import draws
+from echo_shared.sampling import draws
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 100, 1_024, 1_025, 5_000, 150_000])

@@ -18,10 +18,10 @@ from echo_node.backends.frames import (
     rollouts_from_frame,
     rollouts_to_frame,
 )
-from echo_shared.child import pack_frame, unpack_frame
 from echo_shared.errors import CodecError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
+from echo_shared.process.child import pack_frame, unpack_frame
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest, Prefix
+from echo_shared.wire.messages import FinishReason
 
 
 def through_the_pipe(frame: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from echo_node.backends.base import NO_WEIGHTS
 from echo_node.backends.gguf_convert import convert_model, find_model, read_shape, write_adapter
 from echo_node.backends.kv_layout import KvLayout
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError, StorageError
 
 LENGTH = 150

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from echo_node.backends.kv_layout import KvLayout, KvPlanner
 from echo_shared.errors import BackendError
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 
 def request(prompt: int, max_tokens: int, group_size: int = 8) -> GroupRequest:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from echo_node.backends import kv_layout, llama_cpp_engine
 from echo_node.backends.base import EngineSettings, GroupFailed
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine
-from echo_shared.sampling import GroupRequest, Prefix
+from echo_shared.sampling.interface import GroupRequest, Prefix
 
 
 def open_engine(base: Path, derived: Path, **settings: Any) -> LlamaCppEngine:

@@ -12,7 +12,7 @@ from echo_node.backends.base import OUT_OF_MEMORY
 from echo_node.backends.gguf_convert import convert_model, read_shape, write_adapter
 from echo_node.backends.kv_layout import KvLayout
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError
 
 OPTIONS = ModelOptions(batch_tokens=64, threads=1, exact=True, num_layers=4)

@@ -28,7 +28,7 @@ from echo_node.backends.process import DIED, EngineChild
 from echo_node.backends.registry import BackendChoice
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError, ConfigError
-from echo_shared.supervised import ChildLimits
+from echo_shared.process.supervised import ChildLimits
 
 WIDTH = 6
 

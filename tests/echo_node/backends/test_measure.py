@@ -15,8 +15,8 @@ from echo_node.backends import registry
 from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed, PreparedPolicy
 from echo_node.backends.measure import measure, widths_up_to
 from echo_shared.errors import BackendError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import FinishReason
 
 
 @pytest.mark.parametrize(

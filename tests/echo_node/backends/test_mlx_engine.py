@@ -22,7 +22,7 @@ from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
 from echo_node.backends.mlx_engine import MlxEngine
 from echo_node.backends.mlx_model import MlxModel
 from echo_shared.errors import BackendError
-from echo_shared.sampling import GroupRequest
+from echo_shared.sampling.interface import GroupRequest
 
 
 def open_engine(base: Path, **settings: Any) -> MlxEngine:

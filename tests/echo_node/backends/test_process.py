@@ -32,11 +32,11 @@ from echo_node.backends.process import (
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_node.core import effects, events
 from echo_node.core.work import WorkLoop
-from echo_shared import draws
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
-from echo_shared.messages import PolicyPublished, Rollout
-from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
-from echo_shared.supervised import ChildLimits
+from echo_shared.process.supervised import ChildLimits
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, Prefix
+from echo_shared.wire.messages import PolicyPublished, Rollout
 from tests.echo_node.core.loop_parts import here, lease, offer, welcome
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_node.backends import scoring
-from echo_shared import draws
+from echo_shared.sampling import draws
 
 
 @given(st.integers(2, 300), st.data(), st.integers(1, 64), st.integers(1, 2**20))

@@ -27,11 +27,11 @@ from echo_node.backends.vllm_engine import (
     read_shapes,
     write_adapter,
 )
-from echo_shared import draws
-from echo_shared.adapter import load_adapter
+from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, Prefix
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import FinishedRollout, Prefix
+from echo_shared.wire.messages import FinishReason
 
 VOCABULARY = 3_000
 

@@ -28,11 +28,11 @@ from echo_node.backends.process import (
     WorkerNews,
 )
 from echo_node.backends.registry import BackendChoice
-from echo_shared import process_memory
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
-from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.scoring import Scored, ScoreRequest
-from echo_shared.supervised import ChildLimits
+from echo_shared.process import process_memory
+from echo_shared.process.supervised import ChildLimits
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
 TALK, MUSE = 8, 9

@@ -16,13 +16,13 @@ from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_node.host.spool import Spool
 from echo_node.main import app
-from echo_shared import key_file
-from echo_shared.contribution import sign
 from echo_shared.errors import CodecError, ConfigError
-from echo_shared.identity import Identity, fingerprint
-from echo_shared.messages import Checked, DropReason, Receipt, ReceiptState
+from echo_shared.records.contribution import sign
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import Identity, fingerprint
+from echo_shared.wire.messages import Checked, DropReason, Receipt, ReceiptState
 from tests.echo_node.host.test_spool import receipts, spooled
-from tests.echo_shared.test_contribution import contribution
+from tests.echo_shared.records.test_contribution import contribution
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_node.main import app
 from echo_shared.errors import ConfigError, RefusedError
-from echo_shared.messages import Team
+from echo_shared.wire.messages import Team
 
 
 @pytest.fixture

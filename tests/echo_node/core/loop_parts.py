@@ -9,7 +9,8 @@ import numpy as np
 from echo_node.core.effects import Effect, SendMessage
 from echo_node.core.events import ArtefactReady, EngineReady, Event, RolloutsFinished
 from echo_node.core.work import WorkLoop
-from echo_shared.messages import (
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout
+from echo_shared.wire.messages import (
     ArtefactOffer,
     Fetched,
     FinishReason,
@@ -19,7 +20,6 @@ from echo_shared.messages import (
     RolloutParts,
     Welcome,
 )
-from echo_shared.sampling import DrawnPart, FinishedRollout
 
 E = TypeVar("E")
 M = TypeVar("M")

@@ -6,7 +6,7 @@ import pytest
 
 from echo_node.core.agreement import Agreement, compare
 from echo_node.host.spool import STATES
-from echo_shared.messages import Checked, DropReason, Receipt, ReceiptState
+from echo_shared.wire.messages import Checked, DropReason, Receipt, ReceiptState
 
 
 def hubs(state: str, reason: DropReason | None = None, checked: Checked = Checked.NO) -> Receipt:

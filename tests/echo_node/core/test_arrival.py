@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from echo_node.core.arrival import amount, arrival
-from echo_shared.messages import Fetched
+from echo_shared.wire.messages import Fetched
 
 
 @pytest.mark.parametrize(

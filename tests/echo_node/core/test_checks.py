@@ -8,8 +8,8 @@ import numpy as np
 
 from echo_node.core.checks import Checks
 from echo_node.core.effects import Effect, ScoreCompletion, SendMessage
-from echo_shared.messages import MAX_CHECKS, CheckLease, CheckResult, VersionSpan
-from echo_shared.scoring import Scored
+from echo_shared.sampling.scoring import Scored
+from echo_shared.wire.messages import MAX_CHECKS, CheckLease, CheckResult, VersionSpan
 
 HERE = frozenset({0, 3, 4})
 

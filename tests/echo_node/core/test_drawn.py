@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from echo_node.core.drawn import DrawnByLease
-from echo_shared.codec import decode_from_node, encode
-from echo_shared.messages import (
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout
+from echo_shared.sampling.version_spans import Spans
+from echo_shared.wire.codec import decode_from_node, encode
+from echo_shared.wire.messages import (
     MAX_GROUP_SIZE,
     FinishReason,
     Lease,
@@ -16,9 +18,7 @@ from echo_shared.messages import (
     RolloutParts,
     VersionSpan,
 )
-from echo_shared.messages.fields import MAX_TOKENS
-from echo_shared.sampling import DrawnPart, FinishedRollout
-from echo_shared.version_spans import Spans
+from echo_shared.wire.messages.fields import MAX_TOKENS
 from tests.echo_node.core.loop_parts import lease
 
 

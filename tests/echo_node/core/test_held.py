@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_node.core.held import MAX_DEATHS, SUSPECT_DEATHS, HeldLeases, Unfinished
-from echo_shared.messages import Lease
+from echo_shared.wire.messages import Lease
 from tests.echo_node.core.loop_parts import lease
 
 

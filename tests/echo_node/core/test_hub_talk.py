@@ -2,7 +2,7 @@ from typing import Any
 
 from echo_node.core.effects import ForgetLease, SendMessage
 from echo_node.core.hub_talk import HubTalk
-from echo_shared.messages import Goodbye, LeaseReturned, NodeStatus
+from echo_shared.wire.messages import Goodbye, LeaseReturned, NodeStatus
 
 RETURNED = LeaseReturned(lease_id=4, indices=(0, 3), reason="no")
 SAID = [SendMessage(message=RETURNED), ForgetLease(lease_id=4)]

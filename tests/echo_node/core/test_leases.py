@@ -5,7 +5,7 @@ from typing import TypeVar
 from echo_node.core.effects import CancelLease, Effect, ForgetLease, SendMessage, SpoolLease, SubmitGroup
 from echo_node.core.hub_talk import HubTalk
 from echo_node.core.leases import Leases
-from echo_shared.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, RolloutParts
+from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, RolloutParts
 from tests.echo_node.core.loop_parts import continued, drawn, ended, interruptible, lease, shown
 
 M = TypeVar("M")

@@ -2,7 +2,7 @@ import pytest
 
 from echo_node.core.notices import QUARANTINED, REFUSED, TITLES, notice_of_end, notice_of_standby
 from echo_shared.errors import ConnectError, RefusedError
-from echo_shared.messages import RefusalCode, Standby, StandbyReason
+from echo_shared.wire.messages import RefusalCode, Standby, StandbyReason
 
 
 @pytest.mark.parametrize("code", [*RefusalCode, "hub_key_changed"])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from echo_node.core.own_line import GROWTH, LEAST_SHARE, LOOK_S, SHARE, OwnLine
-from echo_shared.sent import Sent
+from echo_shared.wire.sent import Sent
 
 DELAY_S = 0.06
 MOST_QUEUE_S = 0.1

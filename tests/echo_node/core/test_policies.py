@@ -13,8 +13,8 @@ from echo_node.core.effects import (
     SendMessage,
 )
 from echo_node.core.policies import KEPT, KEPT_OFFERS, OnDisk, PolicyVersions
-from echo_shared.artefacts import Manifest, ManifestFile
-from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
+from echo_shared.artefacts.manifest import Manifest, ManifestFile
+from echo_shared.wire.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
 
 
 def offer(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:

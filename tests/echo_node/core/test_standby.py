@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echo_node.core.standby import SENTENCES, WORKS_AGAIN, sentence
-from echo_shared.messages import Standby, StandbyReason
+from echo_shared.wire.messages import Standby, StandbyReason
 
 
 def test_every_reason_has_a_sentence() -> None:

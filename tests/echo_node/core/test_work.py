@@ -38,7 +38,8 @@ from echo_node.core.events import (
     Tick,
 )
 from echo_node.core.work import DRAIN_S, HANDLERS
-from echo_shared.messages import (
+from echo_shared.sampling.scoring import Scored
+from echo_shared.wire.messages import (
     MAX_CHECKS,
     CheckLease,
     CheckResult,
@@ -58,7 +59,6 @@ from echo_shared.messages import (
     VersionSpan,
     Way,
 )
-from echo_shared.scoring import Scored
 from tests.echo_node.core.loop_parts import WIDTH, Node, fetched, finished, here, lease, offer, welcome
 from tests.echo_node.core.test_policies import offer as real_offer
 

@@ -25,7 +25,7 @@ from echo_node.core.events import (
 from echo_node.core.manners import Hold, HoldReason
 from echo_node.core.work import LAST_WORDS_S
 from echo_node.core.yielding import YIELD_S
-from echo_shared.messages import LeaseReturned, NodeStatus, PolicyPublished, RolloutParts
+from echo_shared.wire.messages import LeaseReturned, NodeStatus, PolicyPublished, RolloutParts
 from tests.echo_node.core.loop_parts import WIDTH, Node, drawn, finished, here, lease, shown, welcome
 from tests.echo_node.core.test_policies import offer as real_offer
 

@@ -23,7 +23,7 @@ from echo_node.core.events import (
 )
 from echo_node.core.work import LAST_WORDS_S
 from echo_shared.errors import POLICY_UNUSABLE
-from echo_shared.messages import DropReason, LeaseReturned, LeaseRevoked, PolicyPublished, RolloutParts
+from echo_shared.wire.messages import DropReason, LeaseReturned, LeaseRevoked, PolicyPublished, RolloutParts
 from tests.echo_node.core.loop_parts import (
     WIDTH,
     Node,

@@ -38,7 +38,7 @@ from echo_node.core.events import (
 )
 from echo_node.core.manners import Hold, HoldReason
 from echo_node.core.work import LAST_WORDS_S
-from echo_shared.messages import (
+from echo_shared.wire.messages import (
     ArtefactOffer,
     DropReason,
     LeaseReturned,

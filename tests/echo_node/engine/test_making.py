@@ -18,7 +18,7 @@ from echo_node.engine.supervisor import EngineFiles, place_of, settings_of
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here, write_marker
 from echo_node.host.paths import NodePaths
-from echo_shared.messages import Fetched
+from echo_shared.wire.messages import Fetched
 from tests.echo_node.host.test_artefact_files import manifest_of
 
 PATIENCE_S = 60.0

@@ -34,12 +34,12 @@ from echo_node.host.artefact_files import content_here, let_stand_in, write_mark
 from echo_node.host.cage.guards import GUARDS
 from echo_node.host.cage.leeway import SEALED
 from echo_node.host.hardware import Hardware
-from echo_shared.artefacts import Manifest
+from echo_shared.artefacts.hashed_files import describe_file
+from echo_shared.artefacts.manifest import Manifest
 from echo_shared.errors import BackendError
-from echo_shared.hashed_files import describe_file
-from echo_shared.messages import Fetched, LeaseReturned
-from echo_shared.sampling import GroupRequest
-from echo_shared.supervised import ChildLimits
+from echo_shared.process.supervised import ChildLimits
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.wire.messages import Fetched, LeaseReturned
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 

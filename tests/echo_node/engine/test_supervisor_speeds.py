@@ -33,7 +33,7 @@ from echo_node.engine.supervisor import (
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
-from echo_shared.supervised import ChildLimits
+from echo_shared.process.supervised import ChildLimits
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 

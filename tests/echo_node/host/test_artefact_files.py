@@ -16,11 +16,11 @@ from echo_node.host.artefact_files import (
     read_marker,
     write_marker,
 )
-from echo_shared.artefacts import Manifest
+from echo_shared.artefacts.hashed_files import describe_files
+from echo_shared.artefacts.manifest import Manifest
 from echo_shared.errors import StorageError
-from echo_shared.files import sync
-from echo_shared.hashed_files import describe_files
-from echo_shared.messages import Fetched
+from echo_shared.files.atomic import sync
+from echo_shared.wire.messages import Fetched
 
 MIB = 2**20
 REPORT = Fetched(info_hash=bytes(range(20)), policy_version=3, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)

@@ -11,10 +11,10 @@ import pytest
 from echo_node.host import artefact_files
 from echo_node.host.artefact_files import read_marker, write_marker
 from echo_node.host.base_forms import conversion_bytes, drop_replaced, keep_one_form, largest_base_bytes, want_weights
-from echo_shared.artefacts import Manifest
+from echo_shared.artefacts.hashed_files import describe_files
+from echo_shared.artefacts.manifest import Manifest
 from echo_shared.errors import StorageError
-from echo_shared.hashed_files import describe_files
-from echo_shared.messages import Fetched
+from echo_shared.wire.messages import Fetched
 
 REPORT = Fetched(info_hash=bytes(20), policy_version=None, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)
 CONTENT, OTHER_CONTENT = "0" * 32, "1" * 32

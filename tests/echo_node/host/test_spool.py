@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from echo_node.core.effects import ForgetLease, RecordReceipts, SpoolLease, SpoolRollout
 from echo_node.host.spool import MAX_ASKED, RESEND_BATCH, Spool
 from echo_shared.errors import StorageError
-from echo_shared.messages import Checked, DropReason, FinishReason, Receipt, ReceiptState, Rollout, rollout_id
+from echo_shared.wire.messages import Checked, DropReason, FinishReason, Receipt, ReceiptState, Rollout, rollout_id
 
 
 def rollout(lease_id: int, index: int, length: int = 3) -> Rollout:

@@ -12,7 +12,7 @@ from echo_node.core.troubles import TroubleCode
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.host.trouble_log import TroubleLog
-from echo_shared.messages import FinishReason, Rollout
+from echo_shared.wire.messages import FinishReason, Rollout
 from tests.small_disk import mounted, needs_mounts
 
 

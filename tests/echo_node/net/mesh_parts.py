@@ -12,11 +12,11 @@ from typing import Final
 
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.receiver import Receiver
-from echo_shared import relay_tree
-from echo_shared.identity import Identity
-from echo_shared.messages import FromNode, Have, MeshPeer, Piece, RunKey
+from echo_shared.signing.identity import Identity
 from echo_shared.swarm import make_torrent, read_torrent
 from echo_shared.swarm.torrent import TorrentLayout
+from echo_shared.wire import relay_tree
+from echo_shared.wire.messages import FromNode, Have, MeshPeer, Piece, RunKey
 
 PATIENCE_S: Final = 60.0
 LOOPBACK: Final = "127.0.0.1"

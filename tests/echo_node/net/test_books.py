@@ -11,11 +11,11 @@ from aiohttp import web
 
 from echo_node.host.address import HubAddress
 from echo_node.net.books import HubBooks
-from echo_shared.contribution import sign
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
-from echo_shared.identity import Identity
-from echo_shared.messages import Receipt, Receipts, ReceiptState, RefusalCode, Standby, Team
-from tests.echo_shared.test_contribution import contribution
+from echo_shared.records.contribution import sign
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import Receipt, Receipts, ReceiptState, RefusalCode, Standby, Team
+from tests.echo_shared.records.test_contribution import contribution
 
 ME = Identity.generate()
 

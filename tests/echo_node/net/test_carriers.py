@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.net.carriers import SERVED, Carriers
-from echo_shared.artefacts import PAYLOAD_NAME, Manifest, ManifestFile
+from echo_shared.artefacts.manifest import PAYLOAD_NAME, Manifest, ManifestFile
 from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
 from echo_shared.swarm.torrent import TorrentLayout
 

@@ -24,11 +24,11 @@ from echo_node.host.clock import read_clocks
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.lending.pairing import Pairing
 from echo_node.net.client import HubClient, Introduction
-from echo_shared.credentials import Credentials, challenge_header
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
-from echo_shared.identity import Identity
 from echo_shared.installation import how_to_upgrade
-from echo_shared.messages import (
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.credentials import Credentials, challenge_header
+from echo_shared.wire.messages import (
     FromHub,
     Mesh,
     NodeStatus,
@@ -37,7 +37,7 @@ from echo_shared.messages import (
     RefusalCode,
     Welcome,
 )
-from echo_shared.sessions import UPGRADE_NODE, HubSession
+from echo_shared.wire.sessions import UPGRADE_NODE, HubSession
 from tests.echo_node.waiting import until
 
 STATUS = NodeStatus(activity="waiting", capacity=1, policy_version=0, tokens_per_s=0.0)

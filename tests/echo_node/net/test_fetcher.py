@@ -21,13 +21,12 @@ from echo_node.net import fetcher as fetcher_module
 from echo_node.net.fetcher import UNREADABLE, Fetcher, Source
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.receiver import Receiver
-from echo_shared import shared_memory
-from echo_shared.artefacts import Manifest, open_offer, sign_offer
+from echo_shared.artefacts.manifest import Manifest, open_offer, sign_offer
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
-from echo_shared.identity import Identity
-from echo_shared.messages import ArtefactOffer, Fetched, FromNode, RunKey, Way
-from echo_shared.shared_memory import MemorySegment
-from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent
+from echo_shared.signing.identity import Identity
+from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent, shared_memory
+from echo_shared.swarm.shared_memory import MemorySegment
+from echo_shared.wire.messages import ArtefactOffer, Fetched, FromNode, RunKey, Way
 from tests.echo_node.conftest import write_adapter
 
 

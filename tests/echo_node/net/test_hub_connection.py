@@ -10,11 +10,11 @@ from websockets.exceptions import InvalidStatus, InvalidURI
 
 from echo_node.host.address import HubAddress
 from echo_node.net.hub_connection import connection_to
-from echo_shared.codec import encode
-from echo_shared.credentials import Credentials
 from echo_shared.errors import ConnectError
-from echo_shared.identity import Identity
-from echo_shared.messages import Hello
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import encode
+from echo_shared.wire.credentials import Credentials
+from echo_shared.wire.messages import Hello
 
 HELLO = Hello(protocol_version=1, software_version="1", node_key=Identity.generate().public_key, nonce=bytes(32))
 CREDENTIALS = Credentials(hello=encode(HELLO))

@@ -20,11 +20,11 @@ from websockets.exceptions import ConnectionClosed
 from echo_node.net import mesh as mesh_module
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.mesh_proof import Handshake
-from echo_shared import relay_tree
-from echo_shared.codec import encode
 from echo_shared.errors import SwarmError
-from echo_shared.identity import Identity
-from echo_shared.messages import (
+from echo_shared.signing.identity import Identity
+from echo_shared.wire import relay_tree
+from echo_shared.wire.codec import encode
+from echo_shared.wire.messages import (
     MAX_PIECE_BYTES,
     LeaseRevoked,
     MeshPeer,

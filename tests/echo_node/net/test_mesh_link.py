@@ -17,7 +17,7 @@ from benchmarks.dissemination.wan.homes import WanSet, open_wan
 from benchmarks.dissemination.wan.network import Home
 from echo_node.net import mesh_link
 from echo_node.net.mesh_link import Link, SendCap
-from echo_shared.rate_cap import BURST_S
+from echo_shared.wire.rate_cap import BURST_S
 
 PATIENCE_S = 60.0
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_shared.errors import RemoteProtocolError
-from echo_shared.identity import Identity
+from echo_shared.signing.identity import Identity
 
 KEY, OLD_KEY = secrets.token_bytes(32), secrets.token_bytes(32)
 ALICE, BOB, EVE = Identity.generate(), Identity.generate(), Identity.generate()

@@ -12,8 +12,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
 
 from echo_node.net.mesh_proof import Handshake
-from echo_shared.identity import Identity
-from echo_shared.messages import MeshPeer
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import MeshPeer
 from tests.echo_node.net.mesh_parts import KEY, LOOPBACK, PATIENCE_S, News, Node
 from tests.websocket_floods import KINDS, flood, raw
 

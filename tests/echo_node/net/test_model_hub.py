@@ -12,9 +12,9 @@ from aiohttp import web
 
 from echo_node.net import model_hub
 from echo_node.net.fetcher import Fetcher
-from echo_shared.artefacts import Manifest, open_offer
+from echo_shared.artefacts.hashed_files import describe_files
+from echo_shared.artefacts.manifest import Manifest, open_offer
 from echo_shared.errors import SwarmError
-from echo_shared.hashed_files import describe_files
 from tests.echo_node.net.test_fetcher import make_fetcher, restarted, same_files, swarm
 
 constants = pytest.importorskip("huggingface_hub.constants")

@@ -8,9 +8,9 @@ import pytest
 
 from echo_node.net import receiver as receiver_module
 from echo_node.net.receiver import Received
-from echo_shared import relay_tree
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError
-from echo_shared.messages import Have, Piece
+from echo_shared.wire import relay_tree
+from echo_shared.wire.messages import Have, Piece
 from tests.echo_node.net.mesh_parts import PATIENCE_S, Artefact, News, Node, make_artefact, way
 
 PEER, OTHER = "a" * 20, "b" * 20

@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from echo_shared import bencode
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
-from echo_shared.swarm import FetchStats, Swarm, SwarmSettings, bittorrent, opening
+from echo_shared.swarm import FetchStats, Swarm, SwarmSettings, bencode, bittorrent, opening
 from echo_shared.swarm.bittorrent import BitTorrentSwarm
 
 Opener = Callable[..., Awaitable[Swarm]]

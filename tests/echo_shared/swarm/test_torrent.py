@@ -4,8 +4,8 @@ from pathlib import Path
 import libtorrent as lt
 import pytest
 
-from echo_shared import bencode
 from echo_shared.errors import CodecError, SwarmError
+from echo_shared.swarm import bencode
 from echo_shared.swarm.torrent import FileSlice, make_torrent, piece_bytes_for, read_torrent
 
 

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from echo_shared.errors import LocalProtocolError, StorageError, SwarmError
-from echo_shared.rate_cap import BURST_S
 from echo_shared.swarm import SwarmSettings, make_torrent
 from echo_shared.swarm.web_seed import WebSeedSwarm, _batches
+from echo_shared.wire.rate_cap import BURST_S
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from echo_shared import codec
-from echo_shared.codec import encode
 from echo_shared.errors import CodecError
-from echo_shared.messages import Goodbye, specimens
+from echo_shared.wire import codec
+from echo_shared.wire.codec import encode
+from echo_shared.wire.messages import Goodbye, specimens
 from scripts.ci.counted import REFUSED, count
 
 

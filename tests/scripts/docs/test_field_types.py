@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from echo_shared.messages.fields import InfoHash, RolloutId, Seed, TokenIds
+from echo_shared.wire.messages.fields import InfoHash, RolloutId, Seed, TokenIds
 from scripts.docs.field_types import default, in_words, models_in, number, of_field
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echo_shared.step_figures import STEP_FIGURES
+from echo_shared.records.step_figures import STEP_FIGURES
 from scripts.docs.metrics import families, page
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
-from echo_shared import messages
+from echo_shared.wire import messages
 from scripts.docs.protocol import page, parts_of
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from echo_shared.messages import Checked, DropReason, ReceiptState, StandbyReason
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState, StandbyReason
 from scripts.docs.rollouts import page
 
 

@@ -40,17 +40,17 @@ from typing import Final
 
 import numpy as np
 
+from echo_hub.core.accounting.effects import TellStandby
+from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.activation.choice import Bools, Floats, cheapest
 from echo_hub.core.activation.meter import CostMeter
 from echo_hub.core.activation.priced import Priced
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
 from echo_hub.core.activation.useful import Demand
-from echo_hub.core.effects import TellStandby
-from echo_hub.core.lengths import CompletionLengths
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.outbox import Outbox
-from echo_shared.messages import StandbyReason
+from echo_hub.core.policy.lengths import CompletionLengths
+from echo_shared.wire.messages import StandbyReason
 
 ROUND_S: Final = 5.0
 """Length of a round over all nodes, with priced nodes present."""

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from math import fsum, inf
 from typing import Final
 
-from echo_hub.core.effects import CostAccrued, NodeCost
+from echo_hub.core.accounting.effects import CostAccrued, NodeCost
 
 ACCRUE_S: Final = 5.0
 """Shortest time between two records of a node's cost, in seconds."""

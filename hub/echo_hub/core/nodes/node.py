@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from echo_hub.core.nodes.pace import NodePace
-from echo_shared.messages import StandbyReason
+from echo_shared.wire.messages import StandbyReason
 
 HUB_NODE_ID: Final = "hub"
 """Node id of the learner as its own sampler in co-located mode. No other node's id looks like this."""

@@ -26,7 +26,7 @@ from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings, Place
 from echo_hub.core.nodes.origins import Origins
 from echo_hub.core.nodes.queues import ReadyQueues
 from echo_hub.core.nodes.strangers import Strangers
-from echo_shared.messages import MAX_BATCHED
+from echo_shared.wire.messages import MAX_BATCHED
 
 REMEMBERED: Final = 65_536
 """Number of proven nodes whose window and pace are kept after they left. The longest absent are forgotten first."""

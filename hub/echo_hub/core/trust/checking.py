@@ -28,8 +28,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
-from echo_hub.core.effects import SendCheck
-from echo_hub.core.outbox import Outbox
+from echo_hub.core.accounting.effects import SendCheck
+from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import added, weigh
 from echo_hub.core.trust.numerics import Honest, NumericsClass

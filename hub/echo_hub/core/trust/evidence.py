@@ -33,7 +33,7 @@ from echo_hub.core.trust.likelihood import (
     edge_curves,
     greedy_curves,
 )
-from echo_shared.draws import nats_outside
+from echo_shared.sampling.draws import nats_outside
 
 DRAW_EDGES: Final = (0.001, 0.05, 0.2, 0.5, 1.0)
 """Upper edges of the classes of draws, in nats of log-odds outside the interval; the last class has no edge."""

@@ -7,9 +7,9 @@ answer a forged one. Rollouts in a step's batch are consumed and stay.
 
 from __future__ import annotations
 
-from echo_hub.core.groups import LeasedRollout
-from echo_hub.core.ledger import Ledger
-from echo_shared.messages import DropReason, ReceiptState
+from echo_hub.core.accounting.groups import LeasedRollout
+from echo_hub.core.accounting.ledger import Ledger
+from echo_shared.wire.messages import DropReason, ReceiptState
 
 _NOT_ITS_OWN = "It continues the tokens of another node, which is not trusted."
 

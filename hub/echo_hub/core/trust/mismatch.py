@@ -12,7 +12,7 @@ from heapq import nlargest
 from typing import Final
 
 from echo_hub.core.trust.screening import Seen
-from echo_shared.node_books import NodeMismatch
+from echo_shared.records.node import NodeMismatch
 
 STEPS: Final = 16
 """Number of steps that count."""

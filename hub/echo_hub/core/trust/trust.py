@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable
 from math import log
 from typing import Final
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     ActionSettled,
     CheckingCredited,
     CheckRecorded,
@@ -42,12 +42,18 @@ from echo_hub.core.effects import (
     TellStandby,
     TrustDecided,
 )
-from echo_hub.core.events import CheckAbandoned, CheckReturned, NodeVouchedFor, NumericsMeasured, RolloutChecked
-from echo_hub.core.groups import LeasedRollout
-from echo_hub.core.ledger import Ledger
+from echo_hub.core.accounting.events import (
+    CheckAbandoned,
+    CheckReturned,
+    NodeVouchedFor,
+    NumericsMeasured,
+    RolloutChecked,
+)
+from echo_hub.core.accounting.groups import LeasedRollout
+from echo_hub.core.accounting.ledger import Ledger
+from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.outbox import Outbox
 from echo_hub.core.trust.checking import Checking, CheckOutcome
 from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
@@ -74,8 +80,8 @@ from echo_hub.core.trust.shopping import Edges, Shopping, edges, weigh
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_hub.core.trust.standings import Standings
 from echo_hub.core.trust.under_check import Check, Held, UnderCheck
-from echo_shared.messages import Checked, DropReason, StandbyReason
-from echo_shared.node_books import TrustStatus
+from echo_shared.records.node import TrustStatus
+from echo_shared.wire.messages import Checked, DropReason, StandbyReason
 
 DOUBT: Final = 0.5
 """Share of the alarm threshold from which a node is suspect."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from echo_hub.core.effects import CheckRollout, HastenChecks
+from echo_hub.core.accounting.effects import CheckRollout, HastenChecks
+from echo_hub.core.accounting.events import RolloutContinued, RolloutScored
+from echo_hub.core.accounting.groups import LeasedRollout
+from echo_hub.core.accounting.ledger import Ledger
+from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.events import RolloutContinued, RolloutScored
-from echo_hub.core.groups import LeasedRollout
-from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.outbox import Outbox
 from echo_hub.core.trust.checking import Checking
 from echo_hub.core.trust.forgetting import Forgetting
-from echo_shared.messages import ReceiptState
+from echo_shared.wire.messages import ReceiptState
 
 Held = RolloutScored | RolloutContinued
 

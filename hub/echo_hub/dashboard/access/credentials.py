@@ -21,7 +21,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from echo_shared.errors import ConfigError
-from echo_shared.files import write_private
+from echo_shared.files.atomic import write_private
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
 from echo_hub.tasks.options import TaskOptions
-from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
+from echo_shared.sampling.draws import derive_seed
 
 Place = tuple[int, int]
 """(row, column)."""

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.harness.hostile.engine import ATTACK, FORGED, SHARE, HostileEngine
 from benchmarks.harness.hostile.falsifications import FALSIFICATIONS, Problems
 from echo_node.backends.base import Engine, EngineEvent, GroupFailed
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from tests.benchmarks.harness.hostile.test_falsifications import BASE, request, rollout
 
 

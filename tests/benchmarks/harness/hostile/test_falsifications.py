@@ -17,8 +17,8 @@ from benchmarks.harness.hostile.falsifications import (
 )
 from echo_hub.run.base_model import resolve_base
 from echo_node.backends.base import EngineEvent, GroupFailed
-from echo_shared.messages import FinishReason
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.wire.messages import FinishReason
 
 BASE = Path(resolve_base("builtin:tiny"))
 VOCABULARY = json.loads((BASE / "tokenizer.json").read_text())["model"]["vocab"]

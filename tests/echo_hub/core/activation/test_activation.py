@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echo_hub.core.accounting.effects import CostAccrued, TellStandby
+from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.activation import activation as activation_module
 from echo_hub.core.activation.activation import (
     GIFTS_ROUND_S,
@@ -28,12 +30,10 @@ from echo_hub.core.activation.activation import (
 )
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
 from echo_hub.core.activation.useful import Demand
-from echo_hub.core.effects import CostAccrued, TellStandby
-from echo_hub.core.lengths import CompletionLengths
 from echo_hub.core.nodes.node import Node, NodeSettings
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.outbox import Outbox
-from echo_shared.messages import StandbyReason
+from echo_hub.core.policy.lengths import CompletionLengths
+from echo_shared.wire.messages import StandbyReason
 
 SETTINGS = NodeSettings(samplers="by_version", lease_size=8, deadline_s=60.0, first_window=4, unproven_most=64)
 TOKENS = 100

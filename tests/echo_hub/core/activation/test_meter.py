@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
+from echo_hub.core.accounting.effects import CostAccrued, NodeCost
 from echo_hub.core.activation.meter import A_SECOND, ACCRUE_S, AT_ONCE, LONGEST_S, CostMeter
-from echo_hub.core.effects import CostAccrued, NodeCost
 
 
 def dollars(records: list[CostAccrued | None]) -> float:

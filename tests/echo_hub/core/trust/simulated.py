@@ -1,8 +1,8 @@
 """Evidence made by hand and by simulated engines: honest ones that round, and forgers.
 
 An engine's logits are the policy's plus noise. The noise is Student's t with four degrees of freedom, like normal noise
-whose size differs between positions. The engine samples from its own logits by the rule of `echo_shared.draws`. Its
-tokens are then examined under the policy's logits.
+whose size differs between positions. The engine samples from its own logits by the rule of
+`echo_shared.sampling.draws`. Its tokens are then examined under the policy's logits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import Alternative, against, judged
 from echo_hub.core.trust.numerics import Honest
 from echo_hub.core.trust.standing import Standing
-from echo_shared import draws
+from echo_shared.sampling import draws
 
 VOCABULARY: Final = 64
 HALF: Final = -np.log(2.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     CheckingCredited,
     CheckRecorded,
     CheckRollout,
@@ -19,7 +19,7 @@ from echo_hub.core.effects import (
     StandingRecorded,
     TrustDecided,
 )
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     CheckAbandoned,
     CheckReturned,
     NodeConnected,
@@ -28,8 +28,8 @@ from echo_hub.core.events import (
     RolloutScored,
     Tick,
 )
-from echo_hub.core.outbox import Outbox
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
+from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_hub.core.trust import checking
 from echo_hub.core.trust.checking import Checking, CheckOutcome
 from echo_hub.core.trust.evidence import Evidence
@@ -38,7 +38,7 @@ from echo_hub.core.trust.numerics import Numerics, NumericsClass
 from echo_hub.core.trust.pairs import PeerFinding
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
-from echo_shared.messages import Checked, DropReason, ReceiptState
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState
 from tests.echo_hub.core.trust.simulated import HALF
 
 TORCH = NumericsClass("torch", "f32", "cpu")

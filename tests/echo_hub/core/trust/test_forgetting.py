@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from echo_hub.core.effects import RevokeLease, RolloutsDropped, SendLease
-from echo_hub.core.events import RolloutScored
+from echo_hub.core.accounting.effects import RevokeLease, RolloutsDropped, SendLease
+from echo_hub.core.accounting.events import RolloutScored
 from echo_hub.core.trust.forgetting import Forgetting
-from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.wire.messages import DropReason, ReceiptState
 
 
 def ends(bench) -> dict[str, DropReason]:

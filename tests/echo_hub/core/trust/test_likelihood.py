@@ -32,7 +32,7 @@ from echo_hub.core.trust.likelihood import (
     edge_curves,
     greedy_curves,
 )
-from echo_shared import draws
+from echo_shared.sampling import draws
 from tests.echo_hub.core.trust.simulated import HALF, VOCABULARY
 
 U = (np.arange(4_000) + 0.5) / 4_000

@@ -30,7 +30,7 @@ from echo_hub.core.trust.numerics import (
     default,
 )
 from echo_node.config import BackendName, PrecisionName
-from echo_shared.messages.engines import BACKENDS, PRECISIONS
+from echo_shared.wire.messages.engines import BACKENDS, PRECISIONS
 from tests.echo_hub.core.trust.simulated import engine, rollouts
 
 TORCH = NumericsClass("torch", "bf16", "cuda")

@@ -10,7 +10,7 @@ from echo_hub.core.trust.judging import alarm
 from echo_hub.core.trust.likelihood import bounded_log_odds
 from echo_hub.core.trust.numerics import DEFAULTS, NumericsClass, default
 from echo_hub.core.trust.pairs import FLOOR, PeerFinding, apart, contradiction
-from echo_shared import draws
+from echo_shared.sampling import draws
 from tests.echo_hub.core.trust.simulated import logits
 
 F32 = default(NumericsClass("torch", "f32", "cpu"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import (
+from echo_hub.core.accounting.effects import (
     ActionSettled,
     CheckRecorded,
     CheckRollout,
@@ -27,8 +27,7 @@ from echo_hub.core.effects import (
     TellStandby,
     TrustDecided,
 )
-from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.events import (
+from echo_hub.core.accounting.events import (
     CheckAbandoned,
     EvaluationWanted,
     LearnerReady,
@@ -43,7 +42,8 @@ from echo_hub.core.events import (
     StepDone,
     Tick,
 )
-from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
+from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
+from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative
@@ -54,8 +54,8 @@ from echo_hub.core.trust.rate import is_drawn, share_checked
 from echo_hub.core.trust.screening import Seen
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
-from echo_shared.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
-from echo_shared.rollout_books import DrawnSpan, RolloutPayload
+from echo_shared.records.rollout import DrawnSpan, RolloutPayload
+from echo_shared.wire.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
 from tests.echo_hub.core.trust.simulated import engine, evidence, greedy, rollouts
 
 SETTINGS = TrustSettings(enabled=True, secret=b"secret", first_checked=2)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.effects import CheckRollout, HastenChecks
-from echo_hub.core.events import RolloutScored
+from echo_hub.core.accounting.effects import CheckRollout, HastenChecks
+from echo_hub.core.accounting.events import RolloutScored
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.under_check import UnderCheck

@@ -1,0 +1,496 @@
+"""The coordinator's outputs: records to commit, then actions to carry out, in this order.
+
+The shell commits all records of one turn in one transaction, then carries out the turn's actions. So the store has
+every ack and lease that nodes have seen. A crash between the two loses only actions. The coordinator repeats lost
+actions when it is rebuilt from the store.
+
+`BeginStep` alone does not wait for the commit: its results stay invisible until the `TrainStep` of the same turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.numerics import CoarseClass
+from echo_hub.core.trust.standing import Decision, StandingRow
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.records.run import TaskFigures
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState, StandbyReason
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def _effect(kind: type[T]) -> type[T]:
+    """Make a dataclass that type checkers see as frozen. At run time the class is a plain slotted dataclass:
+    constructing one takes half the time of a frozen one, and each event creates several."""
+    return dataclass(slots=True, kw_only=True)(kind)
+
+
+@_effect
+class GroupOpened:
+    """Record: the group exists. Its problem is number `group_id` of the task's training stream."""
+
+    group_id: int
+    seed: int
+    prompt: int | None = None
+    """Key of the group's prompt; None if unknown."""
+
+
+@_effect
+class GroupsRated:
+    """Record: pass rates of complete groups, for curricula that choose later problems by them."""
+
+    pass_rates: tuple[tuple[int, float], ...]
+    """Pairs of group id and pass rate, 0 .. 1."""
+
+
+@_effect
+class GroupDropped:
+    """Record: the group will never be trained. Its unfinished rollouts are dropped by records of their own."""
+
+    group_id: int
+    reason: DropReason
+
+
+@_effect
+class RolloutsLeased:
+    """Record: one row for each index, in state `leased`. `deadline` is in seconds since the epoch."""
+
+    lease_id: int
+    node_id: str
+    group_id: int
+    indices: tuple[int, ...]
+    turn: int = 0
+    """Turn of the episode. Later turns have one index per lease, because each episode has its own prompt."""
+    policy_version: int
+    deadline: float
+
+
+@_effect
+class RolloutReceived:
+    """Record: leased → received, with the payload."""
+
+    rollout_id: str
+    received_at: float
+    payload: RolloutPayload
+
+
+@_effect
+class ScoreRecorded:
+    """Record: received → scored. It carries the episode's reward if the rollout ended its episode, else the
+    environment's answer (`observation_ids`). Both are None if the scorer failed in an evaluation."""
+
+    rollout_id: str
+    reward: float | None
+    observation_ids: NDArray[np.int32] | None = None
+    components: Mapping[str, float] | None = None
+    turn_reward: float = 0.0
+    """Reward of this turn alone, if the environment answered it."""
+
+
+@_effect
+class RolloutsEvaluated:
+    """Record: scored → evaluated, for all turns of one evaluation episode."""
+
+    rollout_ids: tuple[str, ...]
+
+
+@_effect
+class RolloutsDropped:
+    """Record: any unfinished state → dropped."""
+
+    rollout_ids: tuple[str, ...]
+    reason: DropReason
+    detail: str = ""
+
+
+@_effect
+class StepPlanned:
+    """Record: the batch of step `step`, written before training. `rollout_ids` are in training order."""
+
+    step: int
+    group_ids: tuple[int, ...]
+    rollout_ids: tuple[str, ...]
+    staleness: tuple[int, ...]
+    """Staleness of each group, in the order of `group_ids`: `step` - 1 minus the version of its oldest rollout."""
+    planned_at: float
+    by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
+    """Figures per task, if the run has several tasks."""
+
+
+@_effect
+class StepTrained:
+    """Record: the step is in a checkpoint, and its rollouts move scored → trained. `metrics` come from the learner."""
+
+    step: int
+    rollout_ids: tuple[str, ...]
+    metrics: Mapping[str, float]
+    trained_at: float
+    node_ids: tuple[str, ...] = ()
+    """Node of each rollout's lease, to save the store a lookup. Empty: look nodes up by lease."""
+    drawn_by_several: tuple[str, ...] = ()
+    """Rollouts with tokens from nodes other than the lease's node."""
+
+
+@_effect
+class VersionRecorded:
+    """Record: the version is published. A rebuilt hub announces this version."""
+
+    policy_version: int
+    published_at: float
+
+
+class NodeCost(NamedTuple):
+    """Cost of one node's active time."""
+
+    node_id: str
+    active_s: float
+    dollars: float
+
+
+@_effect
+class CostAccrued:
+    """Record: costs of nodes since the previous CostAccrued record that names them."""
+
+    nodes: tuple[NodeCost, ...]
+
+
+@_effect
+class CheckRecorded:
+    """Record: the rollout was checked. Its state does not change."""
+
+    rollout_id: str
+    checked: Checked
+
+
+@_effect
+class StandingRecorded:
+    """Record: the hub's new trust standing of a node."""
+
+    row: StandingRow
+
+
+@_effect
+class CoarseClassesRecorded:
+    """Record: all numerics classes that dissimilar nodes have shown to be coarser than measured."""
+
+    classes: tuple[CoarseClass, ...]
+
+
+@_effect
+class CheckingCredited:
+    """Record: the node recomputed `num_tokens` tokens of another node's rollout, and its finding was accepted."""
+
+    node_id: str
+    num_tokens: int
+
+
+@_effect
+class TrustDecided:
+    """Record: a trust decision about a node, for the log."""
+
+    node_id: str
+    decision: Decision
+    reason: str
+    rollout_id: str = ""
+    """Rollout that led to the decision; empty if none did."""
+    evidence: Evidence | None = None
+    """Evidence from checking that rollout."""
+    decided_at: float
+
+
+@_effect
+class SettingRecorded:
+    """Record: an operator changed this setting, and a rebuilt hub keeps the new value. `stored` is JSON-compatible."""
+
+    setting: str
+    stored: Any
+
+
+@_effect
+class ActionSettled:
+    """Record: outcome of an operator's action that has none yet. `before` and `after` are JSON-compatible."""
+
+    number: int
+    done: bool
+    before: Any = None
+    after: Any = None
+    detail: str = ""
+    """Reason for a refusal."""
+
+
+Record = (
+    GroupOpened
+    | GroupsRated
+    | GroupDropped
+    | RolloutsLeased
+    | RolloutReceived
+    | ScoreRecorded
+    | RolloutsEvaluated
+    | RolloutsDropped
+    | StepPlanned
+    | StepTrained
+    | VersionRecorded
+    | CostAccrued
+    | CheckRecorded
+    | StandingRecorded
+    | CoarseClassesRecorded
+    | CheckingCredited
+    | TrustDecided
+    | SettingRecorded
+    | ActionSettled
+)
+
+
+@_effect
+class PrepareGroup:
+    """Action: sample and tokenise problem number `group_id`, then answer with GroupPrepared."""
+
+    group_id: int
+
+
+@_effect
+class SendLease:
+    """Action: send the lease to the node. `deadline_s` is relative to now. Turn 0 uses the group's prompt. A later turn
+    has one index; its prompt is that episode's whole conversation so far."""
+
+    node_id: str
+    lease_id: int
+    group_id: int
+    indices: tuple[int, ...]
+    turn: int = 0
+    seed: int
+    policy_version: int
+    deadline_s: float
+    may_move_on: bool = False
+    """True if the node may continue these completions with newer versions."""
+    goes_on: tuple[tuple[int, int], ...] = ()
+    """Pairs of index and earlier lease id, for completions that resume. The earlier lease has the same index, turn and
+    seed, so its tokens are the beginning of this completion. Its version is the same, or older where completions may be
+    interrupted. A lease that is sent again resumes from itself."""
+
+
+@_effect
+class RevokeLease:
+    """Action: tell the node to stop working on this lease."""
+
+    node_id: str
+    lease_id: int
+    reason: DropReason
+
+
+class RolloutReceipt(NamedTuple):
+    """Current state of one rollout, as sent to its node."""
+
+    rollout_id: str
+    state: ReceiptState
+    drop_reason: DropReason | None = None
+    checked: Checked = Checked.NO
+
+
+@_effect
+class SendReceipts:
+    """Action: send receipts to the node. They are discarded silently if the node is not connected."""
+
+    node_id: str
+    receipts: tuple[RolloutReceipt, ...]
+
+
+@_effect
+class SendTrained:
+    """Action: tell each node which of its rollouts are trained. Both tuples have one element per rollout, in training
+    order."""
+
+    rollout_ids: tuple[str, ...]
+    node_ids: tuple[str, ...]
+
+
+@_effect
+class LookUpReceipt:
+    """Action: answer with the store's receipt for a finished rollout, or for one without a lease to this node."""
+
+    node_id: str
+    rollout_id: str
+
+
+class DrawnTurn(NamedTuple):
+    """Received rollout that is the first turn of its episode."""
+
+    rollout_id: str
+    node_id: str
+    policy_version: int
+    """Version named by the lease."""
+    rollout_index: int
+    group_seed: int
+    attempt: int
+    """Number of earlier scorer failures on this index; it selects the sampling seed."""
+    payload: RolloutPayload
+
+
+class FirstTurn(NamedTuple):
+    """First turn of an episode, before any answer of the environment."""
+
+    group_id: int
+    payload: RolloutPayload
+
+
+@_effect
+class ScoreRollout:
+    """Action: check and score a committed rollout, then answer RolloutScored, RolloutContinued or RolloutRejected."""
+
+    rollout_id: str
+    first_turn: FirstTurn | None = field(default=None, compare=False)
+    """Payload to score, if still in memory. None: load it from the store."""
+
+
+@_effect
+class CheckRollout:
+    """Action: recompute a committed rollout, then answer RolloutChecked or CheckAbandoned."""
+
+    rollout_id: str
+    is_urgent: bool
+    """True if the rollout is held until its check ends. Otherwise the check may wait to be computed in a batch."""
+
+
+@_effect
+class MeasureNumerics:
+    """Action: measure how coarsely engines with this rounding sample from this version, then answer NumericsMeasured.
+    The measurement precedes all checks that are requested after it."""
+
+    rounding: str
+    """One of the values of `echo_hub.core.trust.numerics.ROUNDINGS`."""
+    policy_version: int
+
+
+@_effect
+class HastenChecks:
+    """Action: compute all batched checks now, because a rollout among them is held."""
+
+
+@_effect
+class SendCheck:
+    """Action: have this node recompute another node's committed rollout, then answer CheckReturned. The answer is
+    CheckAbandoned if no node can do the check. `deadline_s` is relative to now."""
+
+    node_id: str
+    rollout_id: str
+    deadline_s: float
+
+
+@_effect
+class HandOver:
+    """Action: give a fully received group to the learner ahead of the step that may train it. The group has no known
+    invalid rollout; rewards may be missing. One of the next steps takes the group, or none does. `rollout_ids` are in
+    training order. A second HandOver of the same group replaces its rollouts."""
+
+    group_id: int
+    rollout_ids: tuple[str, ...]
+    first_turns: tuple[DrawnTurn, ...] | None = field(default=None, compare=False)
+    """All first turns in training order, if still in memory. None: load them from the store."""
+
+
+class PlannedGroup(NamedTuple):
+    """Group of a step's batch."""
+
+    group_id: int
+    rollout_ids: tuple[str, ...]
+    """Same order as in HandOver."""
+    rewards: tuple[float, ...]
+    """Reward of each episode, in order."""
+
+
+@_effect
+class BeginStep:
+    """Action: let the learner compute this step while the records of its turn are still being committed. The learner
+    must keep no result until the TrainStep of the same turn arrives. TrainStep follows once the store has the plan. The
+    learner has most of the batch already, from HandOver. BeginStep may arrive before the TrainStep of an earlier step.
+    A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep."""
+
+    step: int
+    batch: tuple[PlannedGroup, ...]
+
+
+@_effect
+class TrainStep:
+    """Action: give the learner the planned batch of this step, unless BeginStep did, and have it keep the result. The
+    learner may still be computing the previous step. It answers with StepComputed and then StepDone. Steps come in
+    order, and at most two are outstanding without StepDone."""
+
+    step: int
+
+
+@_effect
+class PublishVersion:
+    """Action: sign and seed the learner's adapter of this version, then answer VersionPublished."""
+
+    policy_version: int
+
+
+@_effect
+class AnnounceVersion:
+    """Action: announce a published version to every node."""
+
+    policy_version: int
+
+
+@_effect
+class EvaluationDone:
+    """Action: every episode of this version's evaluation has ended, so its figures can be read from the store."""
+
+    policy_version: int
+
+
+@_effect
+class TellStandby:
+    """Action: tell the node why it gets no work. `reason` None: the node may get work again."""
+
+    node_id: str
+    reason: StandbyReason | None
+    detail: str = ""
+
+
+@_effect
+class TellOperator:
+    """Action: wake the caller that waits for operator action `number`; its outcome is in the database."""
+
+    number: int
+
+
+@_effect
+class FinishRun:
+    """Action: the last step is trained and published, and no more training leases follow."""
+
+
+IntakeAction = (
+    PrepareGroup
+    | SendLease
+    | RevokeLease
+    | SendReceipts
+    | SendTrained
+    | LookUpReceipt
+    | ScoreRollout
+    | SendCheck
+    | AnnounceVersion
+    | TellStandby
+)
+"""Actions of `echo_hub.intake`. The unfinished rollouts there take notice of announced versions."""
+TrainingAction = HandOver | BeginStep | TrainStep | EvaluationDone | FinishRun
+"""Actions of `echo_hub.training`."""
+DistributionAction = PublishVersion | AnnounceVersion
+"""Actions of `echo_hub.distribution`."""
+OversightAction = CheckRollout | MeasureNumerics | HastenChecks | PublishVersion | TellOperator
+"""Actions of `echo_hub.oversight`. The verifier there counts published versions."""
+Action = IntakeAction | TrainingAction | DistributionAction | OversightAction
+
+Effect = Record | Action
+RECORDS = Record.__args__
+"""The record types, for isinstance."""
+ACTIONS = Action.__args__
+"""The action types, for isinstance."""

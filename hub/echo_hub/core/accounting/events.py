@@ -1,0 +1,310 @@
+"""Inputs of the coordinator. Each event is a fact from the outside world; the coordinator answers with effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
+from echo_hub.core.trust.pairs import PeerFinding
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import DropReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConnected:
+    """A node has proven its identity and was welcomed. It gets no work until it reports a capacity."""
+
+    node_id: str
+    cost_per_hour: float = 0.0
+    """US dollars per hour, including power where that is counted; 0 = a gift."""
+    origin: str = ""
+    """Network address or address range that the node connects from; many keys there may be one person's. Empty =
+    unknown."""
+    invite: str = ""
+    """Invite that the node used. All keys of one invite count as one person's, at any address. Empty = no invite."""
+    numerics: NumericsClass = NOT_SAID
+    """Numerics that the node claims for its engine. Its precision usually arrives with a later report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDisconnected:
+    """The connection is gone. The node's leases stay, because it may come back with finished rollouts in its spool."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReported:
+    """A node's report of the work it accepts.
+
+    `capacity`: rollouts the node is willing to hold. `policy_version`: newest version the node can sample from; None =
+    none. `precision`: precision of the engine's weights; empty = not reported. `checks`: maximum number of concurrent
+    recomputations for checks.
+    """
+
+    node_id: str
+    capacity: int
+    policy_version: int | None
+    precision: str = ""
+    checks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPrepared:
+    """The problem of a group requested by `PrepareGroup` is sampled and tokenised."""
+
+    group_id: int
+    seed: int
+    prompt: int | None = None
+    """Key of the prompt, equal each time the same prompt comes again; None if unknown."""
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutArrived:
+    """A node sent a rollout, perhaps repeatedly. The core does not read `payload`; the committed record carries it."""
+
+    node_id: str
+    rollout_id: str
+    lease_id: int
+    group_id: int
+    index: int
+    policy_version_start: int
+    policy_version_end: int
+    payload: RolloutPayload
+    problem: str = ""
+    """Contradiction between the completion and its lease; empty = none found."""
+    is_unattributed: bool = False
+    """True if the rollout resumes tokens sent before the hub's restart, whose sampling node is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutScored:
+    """The rollout passed the checks and has its reward: its episode has ended."""
+
+    rollout_id: str
+    reward: float
+    components: Mapping[str, float] | None = None
+    """Named parts of the reward; None if the task's score is the only part. The core only copies them to the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutContinued:
+    """The rollout passed the checks and the environment answered, so the episode continues.
+
+    `observation_ids` are all tokens between this turn and the next. The core only copies them to the record.
+    """
+
+    rollout_id: str
+    observation_ids: NDArray[np.int32]
+    turn_reward: float = 0.0
+    """Part of the episode's reward that this turn earned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRejected:
+    """The rollout failed the checks, or could not be scored."""
+
+    rollout_id: str
+    reason: DropReason
+    detail: str
+    killed_scorer: bool = False
+    """True if scoring failed because the completion ended the scorer's process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutChecked:
+    """The verifier recomputed the rollout. `spans`: sampling nodes in order, each with evidence about its tokens."""
+
+    rollout_id: str
+    spans: tuple[tuple[str, Evidence], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsMeasured:
+    """The verifier sampled tokens with this rounding and examined them. `evidence` is None if the verifier could
+    not."""
+
+    rounding: str
+    policy_version: int
+    evidence: Evidence | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReturned:
+    """A node answered SendCheck after recomputing the rollout. `finding` is None if the node could not decide."""
+
+    node_id: str
+    rollout_id: str
+    finding: PeerFinding | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAbandoned:
+    """The verifier cannot check this rollout, which then counts as unchecked."""
+
+    rollout_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePardoned:
+    """The operator lets a quarantined node start over."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorAsked:
+    """An operator asked to change a setting or to publish a version (`core.operating`).
+
+    ActionSettled with the same `number` follows.
+    """
+
+    number: int
+    what: str
+    value: str | float = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeVouchedFor:
+    """An operator declared a node trusted, or withdrew that. ActionSettled with the same `number` follows."""
+
+    number: int
+    node_id: str
+    is_trusted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseGivenBack:
+    """The node will not finish these indices of its lease."""
+
+    node_id: str
+    lease_id: int
+    indices: tuple[int, ...]
+    reason: str
+    unusable_version: int | None = None
+    """Version that the node's engine cannot use, if that is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsBegun:
+    """The hub holds the first sampled tokens of these unfinished rollouts."""
+
+    rollout_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerReady:
+    """The learner is up, with this version's checkpoint loaded.
+
+    `metrics` maps steps to the metrics that the checkpoint keeps. Only steps that the hub may not know about are
+    included.
+    """
+
+    policy_version: int
+    metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    screens: Mapping[int, StepScreen] = field(default_factory=dict)
+    """Screening results by step, for the same steps as `metrics`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerLost:
+    """The learner process ended, and every TrainStep it was given is lost.
+
+    In co-located mode its leases are lost as well. LearnerReady follows once it is up again.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepComputed:
+    """The learner has computed step `step` and is free for the next one.
+
+    Nothing is written yet, so the step may still be lost. StepDone follows once it is safe.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """Step `step` is trained, and exported and checkpointed where that is due.
+
+    The learner may already compute the next step. Without an earlier StepComputed, the step counts as computed now.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    screen: StepScreen = field(default_factory=StepScreen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPublished:
+    """The version's artefact is signed and seeded."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionUnusable:
+    """The hub found that no engine can use this version's adapter, so the version is not published."""
+
+    policy_version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationWanted:
+    """Nodes are to evaluate this version, which they can fetch. EvaluationDone follows.
+
+    After a restart the event is sent again.
+    """
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationAbandoned:
+    """The evaluation of this version by nodes was cancelled."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed: check the deadlines."""
+
+
+Event = (
+    NodeConnected
+    | NodeDisconnected
+    | NodeReported
+    | GroupPrepared
+    | RolloutArrived
+    | RolloutScored
+    | RolloutContinued
+    | RolloutRejected
+    | RolloutChecked
+    | NumericsMeasured
+    | CheckReturned
+    | CheckAbandoned
+    | NodePardoned
+    | OperatorAsked
+    | NodeVouchedFor
+    | LeaseGivenBack
+    | RolloutsBegun
+    | LearnerReady
+    | LearnerLost
+    | StepComputed
+    | StepDone
+    | VersionPublished
+    | VersionUnusable
+    | EvaluationWanted
+    | EvaluationAbandoned
+    | Tick
+)

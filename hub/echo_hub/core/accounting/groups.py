@@ -1,0 +1,309 @@
+"""State of unfinished work: one rollout, one index and one group. The ledger owns and changes these objects.
+
+A group's owner decides what happens to the group: see `GroupOwner`.
+
+Each index of a group is one *episode*. In a single-turn task an episode is one rollout. With an environment it is one
+rollout per turn. Turns are leased one after the other, because each turn's prompt contains the whole conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from echo_hub.core.accounting.effects import DrawnTurn
+from echo_hub.core.nodes.node import Node
+from echo_hub.core.policy.admission import SortedIds
+from echo_shared.records.rewards import all_equal, of_each_turn, returns
+from echo_shared.records.rollout import RolloutPayload
+from echo_shared.wire.messages import ReceiptState
+
+
+@dataclass(slots=True, eq=False)
+class LeasedRollout:
+    """One leased, unfinished rollout: `leased`, `received` or `scored`."""
+
+    rollout_id: str
+    lease_id: int
+    node_id: str
+    group_id: int
+    index: int
+    policy_version: int
+    """Version named by the lease. The node samples with this version or, where completions may be interrupted, newer
+    ones."""
+    turn: int = 0
+    """Turn of the episode; 0 = the first."""
+    state: ReceiptState = ReceiptState.LEASED
+    num_tokens: int = 0
+    """Sampled tokens; 0 until received."""
+    reward: float | None = None
+    """Reward of the episode, if this turn ended it."""
+    deadline: float = 0.0
+    leased_at: float = 0.0
+    received_at: float | None = None
+    """None if not received, or received before a restart."""
+    expected_tokens: float = 0.0
+    """Completion length expected at leasing time."""
+    overdue: bool = False
+    """True once the deadline has passed."""
+    late: bool = False
+    """True if the node takes longer than expected or has left. Another node may then lease the index too."""
+    oldest_version: int = 0
+    """Oldest version that sampled any of its tokens.
+
+    Before receipt this is a lower bound: the lease's version, or the oldest one of the completion it resumes.
+    """
+    drawn_by: tuple[str, ...] = ()
+    """Other nodes known to have sampled the rollout's beginning."""
+    is_begun: bool = False
+    """True if the hub holds tokens of the unfinished rollout, including resumed ones."""
+    is_checked: bool = False
+    """True if the rollout was selected to be recomputed (`trust`)."""
+    is_held: bool = False
+    """True if `trust` keeps the scored rollout out of batches."""
+    components: Mapping[str, float] | None = None
+    """Named parts of the reward, until they are recorded."""
+    turn_reward: float = 0.0
+    """Part of the episode's reward that this turn earned, if the environment answered it."""
+    payload: RolloutPayload | None = None
+    """Payload of a first turn, kept until its group is handed to the learner."""
+
+    @property
+    def drawers(self) -> tuple[str, ...]:
+        """Return all nodes that sampled tokens of the rollout."""
+        return (*self.drawn_by, self.node_id)
+
+    @property
+    def in_time(self) -> bool:
+        """True if the rollout is leased and within its deadline."""
+        return self.state is ReceiptState.LEASED and not self.overdue
+
+
+def oldest_of(rollouts: Iterable[LeasedRollout]) -> int | None:
+    """Return the oldest version that sampled any of these rollouts; None if there are none."""
+    return min((rollout.oldest_version for rollout in rollouts), default=None)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One index of a group. Several nodes may hold its current turn; the first valid result wins."""
+
+    turns: tuple[LeasedRollout, ...] = ()
+    """Scored turns that the environment has answered, in order."""
+    winner: LeasedRollout | None = None
+    """Rollout that won the current turn: received, or scored as the last of its episode."""
+    leased: tuple[LeasedRollout, ...] = ()
+    """Rollouts of the current turn that nodes hold."""
+    failed_on: tuple[str, ...] = ()
+    """Nodes that returned the index, let it expire or failed at it, latest last. Other nodes are tried first."""
+    begun: LeasedRollout | None = None
+    """Newest rollout of the current turn and seed whose sampled tokens another node may resume.
+
+    It may have been returned already. A stranger's rollout never replaces one of a proven node with the same version.
+    """
+    failed_draws: tuple[int, ...] = ()
+    """Turn of each completion that the scorer failed on. Each was sampled with a seed of its own."""
+    num_returns: int = 0
+    evaluated: bool = False
+    """True if, in an evaluation, the episode has ended and its rollouts are finished."""
+
+    @property
+    def turn(self) -> int:
+        """Return the number of the current turn."""
+        return len(self.turns)
+
+    @property
+    def scorer_failures(self) -> int:
+        """Return how many completions of the current turn the scorer failed on."""
+        return self.failed_draws.count(len(self.turns)) if self.failed_draws else 0
+
+    @property
+    def wants_lease(self) -> bool:
+        if self.evaluated or self.winner is not None:
+            return False
+        return not self.leased or all(rollout.overdue or rollout.late for rollout in self.leased)
+
+    @property
+    def is_won(self) -> bool:
+        """True if a further result of the current turn would be a duplicate."""
+        return self.evaluated or self.winner is not None
+
+    @property
+    def received(self) -> tuple[LeasedRollout, ...]:
+        """Return all received turns, in order."""
+        return self.turns if self.winner is None else (*self.turns, self.winner)
+
+    def blame(self, node_id: str) -> None:
+        """Record a failure on this node as the latest one."""
+        self.failed_on = (*(node for node in self.failed_on if node != node_id), node_id)
+
+
+@dataclass(slots=True, eq=False)
+class RolloutGroup:
+    """The episodes of one prompt.
+
+    A group is `complete` once all episodes are scored and no rollout is held. A complete group has no leases.
+    """
+
+    group_id: int
+    seed: int
+    slots: list[Slot]
+    owner: GroupOwner
+    num_ended: int = 0
+    """Number of ended and scored episodes."""
+    num_held: int = 0
+    """Number of rollouts that no step may take yet."""
+    num_tokens: int = 0
+    """Sampled tokens of all received rollouts."""
+    unleased: set[int] = field(default_factory=set)
+    """Indices that want a lease."""
+    asked_for: bool = True
+    """False: the group is not leased until its owner asks for it."""
+    prompt: int | None = None
+    """Key by which the same prompt is recognised later; None if the prompt does not repeat."""
+    prompt_tokens: int = 0
+    expected_tokens: float = 0.0
+    """Completion length expected when the group was opened."""
+    num_redraws: int = 0
+    """How often received rollouts became too old before the group was complete, and were sampled again."""
+    oldest_version: int | None = None
+    """Oldest version of all received rollouts, earlier turns included. None before the first."""
+    oldest_leased: int | None = None
+    """Oldest version of all leased and received rollouts."""
+    is_plain: bool = True
+    """True if every index that wants a lease is at its first turn and has failed on no node."""
+    _failures: frozenset[tuple[str, ...]] | None = None
+    """Cached `failures`; None = not computed."""
+
+    @property
+    def failures(self) -> frozenset[tuple[str, ...]]:
+        """Return each distinct tuple of nodes that an index wanting a lease has failed on."""
+        if self._failures is None:
+            self._failures = frozenset(self.slots[index].failed_on for index in self.unleased)
+        return self._failures
+
+    def note_wants(self) -> None:
+        """Discard the cached `failures` after a change of the wanted indices or of their failed nodes."""
+        self._failures = None
+
+    @property
+    def complete(self) -> bool:
+        return self.num_ended == len(self.slots) and not self.num_held
+
+    @property
+    def has_come_in(self) -> bool:
+        """True if the current turn of every episode is received.
+
+        The group is complete if each of these turns ends its episode and passes its checks.
+        """
+        return all(slot.winner is not None for slot in self.slots)
+
+    @property
+    def received(self) -> list[LeasedRollout]:
+        """Return all received rollouts, ordered by index and turn."""
+        return [rollout for slot in self.slots for rollout in slot.received]
+
+    @property
+    def received_ids(self) -> list[str]:
+        """Return the ids of the received rollouts, ordered by index and turn: the training order."""
+        ids: list[str] = []
+        for slot in self.slots:
+            if slot.turns:
+                ids += [turn.rollout_id for turn in slot.turns]
+            if slot.winner is not None:
+                ids.append(slot.winner.rollout_id)
+        return ids
+
+    def take_first_turns(self) -> tuple[DrawnTurn, ...] | None:
+        """Return the received first turns with their payloads, and release the payloads.
+
+        Return None if a payload is missing.
+        """
+        taken: list[DrawnTurn] = []
+        for slot in self.slots:
+            won = slot.winner
+            if won is not None and won.payload is not None and not slot.turns:
+                of_lease = (won.rollout_id, won.node_id, won.policy_version, won.index)
+                taken.append(DrawnTurn(*of_lease, self.seed, slot.scorer_failures, won.payload))
+                won.payload = None
+        return tuple(taken) if len(taken) == len(self.slots) else None
+
+    @property
+    def rewards(self) -> list[float]:
+        """Return the rewards of all episodes that have one, in index order."""
+        won = [slot.winner.reward for slot in self.slots if slot.winner is not None]
+        return [reward for reward in won if reward is not None]
+
+    @property
+    def still_leased(self) -> list[LeasedRollout]:
+        return [rollout for slot in self.slots for rollout in slot.leased]
+
+    def has_advantage(self, *, discount: float | None = None) -> bool:
+        """Return True if the episodes' rewards differ.
+
+        With a `discount`, compare the episodes' discounted returns turn by turn instead; one difference is enough.
+        """
+        if discount is None:
+            return not all_equal(self.rewards)
+        episodes = [
+            returns(slot.winner.reward, [rollout.turn_reward for rollout in slot.turns], discount=discount)
+            for slot in self.slots
+            if slot.winner is not None and slot.winner.reward is not None
+        ]
+        return not all(map(all_equal, of_each_turn(episodes)))
+
+    def note_age(self, rollout: LeasedRollout) -> None:
+        """Lower `oldest_version` to that of a received rollout."""
+        if self.oldest_version is None or rollout.oldest_version < self.oldest_version:
+            self.oldest_version = rollout.oldest_version
+
+    def take_out(self, rollout: LeasedRollout) -> None:
+        """Remove a received rollout: the current turn's winner, or any turn when the whole group is dropped."""
+        slot = self.slots[rollout.index]
+        self.num_tokens -= rollout.num_tokens
+        self.num_held -= rollout.is_held
+        if slot.winner is rollout:
+            slot.winner = None
+            self.num_ended -= rollout.state is ReceiptState.SCORED
+        else:
+            slot.turns = tuple(other for other in slot.turns if other is not rollout)
+        self.oldest_version = oldest_of(self.received)
+
+
+class GroupOwner(Protocol):
+    """Opener of a group, responsible for its leases, its drops and its end.
+
+    Ledger, leasing and coordinator call a group's owner without knowing its kind. Owners never change a rollout's state
+    themselves; they call the ledger.
+    """
+
+    @property
+    def wanting(self) -> SortedIds:
+        """Return the ids of its groups that have an index wanting a lease. The ledger maintains them."""
+
+    @property
+    def for_learner(self) -> bool:
+        """True if its groups wait in the learner's queues and have a row each in the store.
+
+        The store has only rollouts of other groups, and no step takes such groups.
+        """
+
+    @property
+    def may_move_on(self) -> bool:
+        """True if nodes may continue its completions with the newest published version."""
+
+    def lease_version(self, group: RolloutGroup, node: Node) -> int:
+        """Return the version to name in a lease of this group to this node."""
+
+    def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
+        """Handle a received rollout that ended its episode."""
+
+    def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
+        """Handle a received rollout that could not be scored."""
+
+    def returned_too_often(self, group: RolloutGroup) -> None:
+        """Handle a group with an index that nodes returned at least `MAX_RETURNS` times."""
+
+    def end_run(self) -> None:
+        """Drop all groups that are no longer needed after the last step is trained and published."""

@@ -1,0 +1,94 @@
+"""State that the store gives the coordinator at start: all unfinished work, and the counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from echo_hub.core.policy.curriculum import GroupResult
+from echo_hub.core.trust.numerics import CoarseClass
+from echo_hub.core.trust.standing import StandingRow
+from echo_shared.wire.messages import Checked, ReceiptState
+
+RECENT_STEPS: Final = 8
+"""Number of steps for the average batch size, if batch sizes vary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedRollout:
+    """One leased, unfinished rollout."""
+
+    rollout_id: str
+    lease_id: int
+    node_id: str
+    group_id: int
+    index: int
+    turn: int = 0
+    policy_version: int
+    deadline: float
+    state: ReceiptState
+    num_tokens: int = 0
+    reward: float | None
+    """Reward of the episode. Scored with None: a turn that the environment answered."""
+    turn_reward: float = 0.0
+    """Reward of an answered turn."""
+    oldest_version: int | None = None
+    """Oldest version that sampled any of its tokens, if received; None: the lease's version."""
+    drawn_by: tuple[str, ...] = ()
+    """Other nodes that sampled some of its tokens, if received."""
+    others_held: bool = False
+    """True if another node had an earlier lease of it and may have sampled the resumed tokens."""
+    checked: Checked = Checked.NO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """One group that was not dropped and that no trained step consumed. Groups of planned steps are included."""
+
+    group_id: int
+    seed: int
+    prompt: int | None = None
+    """Key of the prompt; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """Planned batch of one step."""
+
+    step: int
+    group_ids: tuple[int, ...]
+    rollout_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSnapshot:
+    """State at the start; empty for a new run."""
+
+    next_group_id: int = 0
+    next_lease_id: int = 1
+    groups: tuple[GroupRow, ...] = ()
+    rollouts: tuple[UnfinishedRollout, ...] = ()
+    """Unfinished rollouts in leasing order, and so in turn order."""
+    scorer_failures: tuple[tuple[int, int, int], ...] = ()
+    """Group, index and turn of each rollout of these groups that was dropped after a scorer failure."""
+    newest_planned_group: int = -1
+    """Youngest group in any step's batch; -1 = none."""
+    flat_groups: tuple[int, ...] = ()
+    """Groups younger than that one that were dropped because of equal rewards."""
+    results: tuple[GroupResult, ...] = ()
+    """Stored results of the newest groups, oldest first."""
+    trained_steps: int = 0
+    """Number of steps recorded as trained."""
+    planned: tuple[StepRow, ...] = ()
+    """Planned steps after `trained_steps`, in order."""
+    batch_sizes: tuple[int, ...] = ()
+    """Number of groups in each of the newest `RECENT_STEPS` batches, in order."""
+    published_version: int = 0
+    replayable: frozenset[int] = frozenset()
+    """Trained steps whose payloads are still stored, so that a learner with an older checkpoint can repeat them."""
+    evaluated: frozenset[tuple[int, int]] = frozenset()
+    """Group and index of ended evaluation episodes whose evaluation has no recorded result."""
+    standings: tuple[StandingRow, ...] = ()
+    """Trust standings of all nodes that were ever checked."""
+    coarse_classes: tuple[CoarseClass, ...] = ()
+    """Numerics classes that dissimilar nodes have shown to be coarser than measured."""

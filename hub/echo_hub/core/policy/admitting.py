@@ -1,0 +1,83 @@
+"""Preparation and opening of groups: how many are admitted, which problems are requested, and the opening order."""
+
+from __future__ import annotations
+
+from echo_hub.core.accounting.effects import PrepareGroup
+from echo_hub.core.accounting.events import GroupPrepared
+from echo_hub.core.accounting.ledger import Ledger
+from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.policy.admission import room
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.training import Training
+
+
+class Admitting:
+    """Admission of the learner's groups. No group is opened while operators have paused or drained leasing."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, *, training: Training, ledger: Ledger, out: Outbox, next_group_id: int
+    ) -> None:
+        self.outlook = training.outlook
+        """Outlook at the last request for groups."""
+        self._settings = settings
+        self._training = training
+        self._ledger = ledger
+        self._out = out
+        self._next_to_open = next_group_id
+        self._next_to_admit = next_group_id
+        """First group id that is not admitted yet."""
+        self._next_to_prepare = next_group_id
+        self._prepared: dict[int, GroupPrepared] = {}
+        self._stood: tuple[int, ...] = ()
+        """State at the last request for groups."""
+
+    @property
+    def num_preparing(self) -> int:
+        """Return the number of admitted groups whose problem is still being prepared."""
+        return self._next_to_admit - self._next_to_open
+
+    def advance(self, version: int) -> None:
+        """Admit and open groups as far as the staleness bound allows with samples of `version`.
+
+        In lock-step modes nodes are idle until a version is published, so the next step's groups are prepared ahead.
+        """
+        standing = (version, self._training.trained_steps, self._ledger.num_queue_changes)
+        if standing != self._stood and self._settings.leasing == "open":
+            self._stood = standing
+            self.outlook = self._training.outlook
+            waiting = len(self._ledger.waiting) + self.num_preparing
+            self._next_to_admit += room(self._settings, self.outlook, lease_version=version, waiting_groups=waiting)
+            self._prepare()
+            self.open_prepared()
+
+    def prepared(self, event: GroupPrepared) -> None:
+        """Store a requested problem. Other problems are ignored."""
+        if self._next_to_open <= event.group_id < self._next_to_prepare:
+            self._prepared[event.group_id] = event
+            self.open_prepared()
+
+    def open_prepared(self) -> None:
+        """Open admitted groups in id order, whatever the order of preparation, so that a restart knows the next id."""
+        while self._next_to_open < self._next_to_admit and self._settings.leasing == "open":
+            prepared = self._prepared.pop(self._next_to_open, None)
+            if prepared is None:
+                return
+            self._next_to_open += 1
+            if self._training.passes_over(prepared):
+                self._next_to_admit += 1
+                self._prepare()
+            else:
+                self._training.open_group(prepared)
+
+    def change(self, settings: CoordinatorSettings) -> None:
+        """Apply new settings, and admit unopened groups again under them."""
+        self._settings, self._stood = settings, ()
+        self._next_to_admit = self._next_to_open
+
+    def _prepare(self) -> None:
+        """Request the problems of admitted groups and, in lock-step modes, of the following step."""
+        ahead = self._settings.mode != "async" and self._training.next_step < self._settings.steps
+        end = self._next_to_admit + (self.outlook.next_batch if ahead else 0)
+        for group_id in range(self._next_to_prepare, end):
+            self._out.act(PrepareGroup(group_id=group_id))
+        self._next_to_prepare = max(self._next_to_prepare, end)

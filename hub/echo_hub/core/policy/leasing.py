@@ -1,0 +1,452 @@
+"""Assignment of group members to nodes: which node gets which rollouts, and when.
+
+The unit of work is one member of a group. Steps are served in order, and a step's work is released no earlier than
+needed (`tempo`). Within a step, completions that are likely long come first. They go to nodes that sample them within a
+typical rollout's time, so each node gets the longest completions that suit its pace. The rest goes, shortest first, to
+any node that returns it in time, so slow nodes get short completions. A lease is no larger than its node returns in
+time at its measured pace, behind its current work (`terms`). It is large enough that reading a long prompt costs
+little.
+
+A node too slow for the current step works for a later step: slower nodes get a step's work earlier. A group is as old
+as its oldest member, so no node is asked for work that would be stale on return. One exception: if the learner is idle,
+no in-time work is under way and no node is fast enough, any node may take the work.
+
+An index is *late* if its node needs far longer than the longest completions take, or has left. Then another node may
+lease the index too, and the first valid result wins. An index is *overdue* after its deadline: the node has probably
+lost it. An index that failed on a node goes to other nodes first, and to strangers only if no proven node is present.
+The failed node is asked again only if no other candidate exists. A reconnected node is sent its leases again, because
+the dying connection may have lost them.
+
+Tokens that the hub holds of an unfinished index are resumed if a proven node sampled them. The lease names their
+version while that version is fresh enough, or any newer version if completions may be interrupted. For each index, a
+lease names the earlier lease to resume. A lease that is sent again resumes from itself.
+
+Other owners, such as evaluations, share the nodes with training. While both want leases, one of `EVALUATION_SHARE`
+leased rollouts goes to the other owner, counted since that owner last wanted none. Capacity that training does not want
+is used too. So neither side starves, and training waits at most until a node finishes its current work.
+
+First turns of a group's episodes share prompt and seed, so one lease may hold several. Later turns have separate leases
+and seeds. Within a group, the most advanced episodes come first.
+
+After a scorer failure the turn is sampled again with another seed. The same seed would reproduce the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from math import inf
+from typing import Final, Literal
+
+from echo_hub.core.accounting.effects import RolloutsLeased, SendLease
+from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout, RolloutGroup
+from echo_hub.core.accounting.ledger import Ledger
+from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.nodes.node import UNPROVEN, Node
+from echo_hub.core.nodes.ready import Nodes, slowest_token_s, speed_class
+from echo_hub.core.policy.admission import Outlook, oldest_useful_version
+from echo_hub.core.policy.takers import Takers, length_class
+from echo_hub.core.policy.tempo import Tempo
+from echo_hub.core.policy.terms import ANY, EARLIER, SOON_S, TYPICAL, LeaseTerms, is_late, terms_of_step, typical_s
+from echo_hub.core.settings import CoordinatorSettings
+from echo_shared.sampling.draws import derive_seed
+from echo_shared.wire.messages import rollout_id
+
+EVALUATION_SHARE: Final = 4
+"""Divisor of the other owners' share of leased rollouts: one in 4."""
+
+LATE: Final = 1.5
+"""Lateness threshold, as a multiple of the time the longest completions take on a node behind its current work."""
+LATE_S: Final = 2.0
+"""Transit allowance added to the lateness threshold."""
+LEFT_S: Final = 10.0
+"""Time that a disconnected node has to return before its rollouts count as late."""
+SLOWEST_S: Final = 3_600.0
+"""Longest early release: even the slowest node gets a step's work at most this long before the step."""
+AT_ONCE: Final = 64
+"""Number of groups among which the longest are served first, as in StreamRL (arXiv 2504.15930)."""
+YOUNGEST: Final = 16
+"""Number of youngest groups searched for a single turn for a slow node (`lease_turn`)."""
+LOOKED_AT_ONCE: Final = 256
+"""Maximum number of leases examined for lateness in one turn."""
+LEASED_AT_ONCE: Final = 128
+"""Maximum number of leases made in one turn. The next turn, which follows at once, makes the rest."""
+
+
+def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
+    """Return the sampling seed of one turn of a group. `attempt`: number of scorer failures on this turn."""
+    if attempt:
+        return derive_seed(group_seed, turn, attempt)
+    return derive_seed(group_seed, turn) if turn else group_seed
+
+
+class _Share:
+    """Credit of an owner other than training.
+
+    It grows by one with each rollout leased to another owner while this owner wants leases too.
+    """
+
+    def __init__(self, owner: GroupOwner) -> None:
+        self.owner = owner
+        self.due = 0
+
+    def leased(self, owner: GroupOwner, num_rollouts: int) -> None:
+        if owner is self.owner:
+            if self.due > 0:  # Without credit, no other owner wanted the capacity.
+                self.due -= (EVALUATION_SHARE - 1) * num_rollouts
+        elif len(self.owner.wanting):
+            self.due += num_rollouts
+        else:
+            self.due = 0
+
+
+class Leasing:
+    """Leasing for all owners.
+
+    `_watched` is a heap of leases with their original indices, by the time of the next look: for lateness, the
+    deadline, or an absent node. `beside`: the owners of groups other than the learner's.
+    """
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        *,
+        ledger: Ledger,
+        nodes: Nodes,
+        out: Outbox,
+        beside: Iterable[GroupOwner],
+        next_lease_id: int,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._nodes = nodes
+        self._takers = Takers(ledger=ledger, nodes=nodes)
+        self._out = out
+        self._next_lease_id = next_lease_id
+        self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
+        self._release_at = inf
+        self._takes_any = False
+        """True while the learner is idle, no in-time work is under way, and no node is fast enough."""
+        self._may_lease = LEASED_AT_ONCE
+        """Number of leases that this turn may still make."""
+        self._goes_on_at = inf
+        """Start of a turn that ended before all work was leased; otherwise inf."""
+        self._notice_from = -inf
+        """Speed class: until `_release_at`, new capacity of faster nodes is irrelevant."""
+        self._asked: tuple[int, Outlook] | None = None
+        """State at the last complete dispatch, which need not be repeated; None: dispatch again."""
+        self._unsent: set[str] = set()
+        """Reconnected nodes that were not sent their leases again yet."""
+        self._shares = [_Share(owner) for owner in beside]
+
+    @property
+    def due_at(self) -> float:
+        """Return the time of the next timer; inf = none."""
+        return min(self._watched[0][0] if self._watched else inf, self._release_at, self._goes_on_at)
+
+    def change(self, settings: CoordinatorSettings) -> None:
+        """Apply new settings, and cancel pending releases."""
+        self._settings, self._asked = settings, None
+        self._release_at = self._goes_on_at = inf
+
+    def end_run(self) -> None:
+        """Release no more work for future steps."""
+        self._release_at = inf
+
+    def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float) -> None:
+        """Watch the lease's deadline: afterwards its unfinished rollouts are leased again."""
+        heappush(self._watched, (deadline, "overdue", lease_id, indices))
+
+    def begin_turn(self, now: float) -> bool:
+        """Look for late and overdue leases at the start of a turn.
+
+        Return True if unchanged state still allows leases: the last turn left work, or a step's work is due now.
+        """
+        more = now >= self._goes_on_at or now >= self._release_at
+        if more:
+            self._asked = None
+        self._may_lease, self._goes_on_at = LEASED_AT_ONCE, inf
+        if self._watched and self._watched[0][0] <= now:
+            self._look_after(now)
+        return more
+
+    def _look_after(self, now: float) -> None:
+        """Expire leases past their deadline, and mark late ones."""
+        for _ in range(LOOKED_AT_ONCE):
+            if not self._watched:
+                return
+            at, what, lease_id, indices = self._watched[0]
+            still_leased = self._still_leased(lease_id, indices)
+            if at > now and still_leased:
+                return
+            heappop(self._watched)
+            for rollout in still_leased:
+                if what == "overdue":
+                    self._ledger.expire(rollout, now)
+                elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
+                    self._ledger.mark_late(rollout, now, is_slow=what == "late")
+
+    def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
+        """Return the lease's rollouts that are not received and within their deadline."""
+        found = (self._ledger.rollouts.get(rollout_id(lease_id, index)) for index in indices)
+        return [rollout for rollout in found if rollout is not None and rollout.in_time]
+
+    def left(self, node_id: str, now: float) -> None:
+        """Note that the node disconnected, perhaps briefly."""
+        self._unsent.discard(node_id)
+        for lease_id, of_lease in self._held_leases(node_id):
+            heappush(self._watched, (now + LEFT_S, "away", lease_id, tuple(rollout.index for rollout in of_lease)))
+
+    def came(self, node_id: str) -> None:
+        """Note that the node connected."""
+        self._unsent.add(node_id)
+
+    def send_again(self, node_id: str, now: float) -> None:
+        """Send the node its current leases once after a reconnect. A node ignores leases that it still has."""
+        if node_id in self._unsent:
+            self._unsent.discard(node_id)
+            for _, of_lease in self._held_leases(node_id):
+                self._send(of_lease, now)
+
+    def _held_leases(self, node_id: str) -> list[tuple[int, list[LeasedRollout]]]:
+        """Return the node's leases without overdue rollouts, by lease id."""
+        leases: dict[int, list[LeasedRollout]] = {}
+        for rollout in self._ledger.held_by(node_id):
+            if not rollout.overdue:
+                leases.setdefault(rollout.lease_id, []).append(rollout)
+        return sorted(leases.items())
+
+    def dispatch(
+        self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo, num_changes: int
+    ) -> None:
+        """Lease the learner's waiting groups until no suitable node is left.
+
+        `newest_version`: newest version that a lease may name. `num_changes`: a counter that grows with every change of
+        the learner or its next steps.
+        """
+        if self._asked == (self._nodes.num_changes + self._ledger.wants.num_changes + num_changes, outlook):
+            return
+        num_leases = self._next_lease_id
+        self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
+        if self._next_lease_id == num_leases and tempo.waits and not self._ledger.num_under_way:
+            self._takes_any = True
+            self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
+            self._takes_any = False
+        self._asked = (self._nodes.num_changes + self._ledger.wants.num_changes + num_changes, outlook)
+        if not self._may_lease:
+            self._goes_on_at = now
+
+    def _offer(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
+        """Offer the waiting groups to nodes, step by step."""
+        wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
+        self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
+        self._takers.begin()
+        while start < len(wanting) and self._nodes.any_ready and self._may_lease:
+            step = outlook.step_of(waiting.position(wanting[start]))
+            if oldest_useful_version(self._settings, step) > newest_version:
+                break  # Younger groups need at least as new a version.
+            end = outlook.end_of(step)
+            next_steps = waiting[end] if end < len(waiting) else None
+            stop = len(wanting) if next_steps is None else wanting.position(next_steps)
+            terms = terms_of_step(
+                step,
+                stop - start,
+                now,
+                num_wanting=len(wanting),
+                settings=self._settings,
+                ledger=self._ledger,
+                nodes=self._nodes,
+                outlook=outlook,
+                tempo=tempo,
+            )
+            if terms.early_s:
+                self._release_at = min(self._release_at, now + terms.early_s)
+            elif self._takes_any and is_late(step, outlook, tempo):
+                terms = replace(terms, in_s=inf)
+            if terms.not_before_s > SLOWEST_S:
+                break
+            refused: int | None = None
+            if not terms.not_before_s:
+                self._notice_from, self._nodes.heeds_relief = -inf, True
+                refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
+            elif self._any_slow(wanting[start : min(stop, start + AT_ONCE)], terms, now):
+                refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
+            if refused is not None:
+                start += refused
+            else:
+                start = len(wanting) if next_steps is None else wanting.position(next_steps)
+        done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
+        self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._takers.most_avoided)
+
+    def _any_slow(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> bool:
+        """True if some ready node is slow enough for these groups now.
+
+        Otherwise set `_release_at` to the time when the next node will be. Until then only slower nodes need attention.
+        """
+        groups = self._ledger.groups
+        longest = max(self._ledger.expected_tokens(groups[group_id]) for group_id in group_ids)
+        if not longest:
+            self._notice_from = -inf
+            return True
+        needed = speed_class(terms.not_before_s / longest)
+        enough, following = self._nodes.slowest(terms.oldest, needed)
+        self._notice_from = min(self._notice_from, following + 1 if following > UNPROVEN else needed)
+        if following > UNPROVEN:
+            release_s = EARLIER * (terms.not_before_s - longest * slowest_token_s(following))
+            self._release_at = min(self._release_at, now + max(SOON_S, release_s))
+        return enough or self._nodes.unproven_wait
+
+    def _lease_groups(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> int | None:
+        """Lease these groups (at least one).
+
+        First pass: the likely longest groups, each to a node of suitable pace. Second pass: the rest, shortest first,
+        to any node that returns them in time. Return how many groups remain because the free nodes have failed on them;
+        None: no node is left.
+        """
+        expected_tokens = self._ledger.expected_tokens
+        groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=expected_tokens, reverse=True)
+        suited, left = terms, list[RolloutGroup]()
+        longest, shortest = expected_tokens(groups[0]), expected_tokens(groups[-1])
+        if not terms.not_before_s and length_class(longest) > length_class(shortest):
+            suited = replace(terms, suits_s=typical_s(self._ledger, self._nodes) or inf)
+        left.extend(group for group in groups if not self._lease_all(group, suited, now))
+        refused, seen_at = 0, -1
+        for group in reversed(left):
+            if self._lease_all(group, terms, now):
+                continue
+            if not self._may_lease or group.is_plain:
+                return None
+            if seen_at != self._next_lease_id and self._takers.find(group, terms) is None:
+                return None
+            seen_at = self._next_lease_id  # A node has capacity, and keeps it until the next lease.
+            refused += 1
+        return refused
+
+    def _lease_all(self, group: RolloutGroup, terms: LeaseTerms, now: float) -> bool:
+        """Lease all wanted indices of the group. Return False if some are left without a node."""
+        while group.unleased and self._may_lease and self._lease_some(group, terms, now):
+            pass
+        return not group.unleased
+
+    def dispatch_beside(self, now: float, *, within_share: bool) -> None:
+        """Lease groups of other owners: up to their credit (`within_share`), or as much as nodes take."""
+        self._takers.begin()
+        for share in self._shares:
+            wanting, turn = share.owner.wanting, 0
+            if not wanting:
+                continue
+            while turn < len(wanting) and (share.due > 0 or not within_share) and self._nodes.any_ready:
+                if not self._may_lease:
+                    self._goes_on_at = now
+                    return
+                turn += not self._lease_some(self._ledger.groups[wanting[turn]], ANY, now)
+
+    def _lease_some(self, group: RolloutGroup, terms: LeaseTerms, now: float) -> bool:
+        """Make one lease of the group. Return False if no node may take any wanted index."""
+        if not self._takers.any_left(group, terms):
+            return False
+        if group.is_plain:
+            found = self._takers.find(group, terms)
+            if found is None:
+                self._takers.note_nobody(group, terms)
+                return False
+            node, most = found
+            self._lease_to(node, group, tuple(sorted(group.unleased)[:most]), terms, now)
+            return True
+        for index in sorted(group.unleased, key=lambda index: (-group.slots[index].turn, index)):
+            found = self._takers.find(group, terms, self._takers.avoided(group.slots[index], terms.oldest))
+            if found is not None:
+                node, most = found
+                turn = group.slots[index].turn
+                indices = (index,) if turn else self._first_turns(node, group, index, terms)[:most]
+                self._lease_to(node, group, indices, terms, now)
+                return True
+        self._takers.note_nobody(group, terms)
+        return False
+
+    def lease_turn(self, node: Node, now: float) -> str | None:
+        """Lease one member of the youngest possible group to a node that is too slow for all current work.
+
+        Other nodes may take the same member. Return the rollout's id; None: no suitable member.
+        """
+        for group_id in reversed(self._ledger.waiting.last(YOUNGEST)):
+            group = self._ledger.groups[group_id]
+            free = [i for i, slot in enumerate(group.slots) if not slot.is_won and not slot.turn and not slot.leased]
+            if free and group.asked_for and node.free > 0:
+                self._lease_to(node, group, (free[-1],), ANY, now)
+                given = group.slots[free[-1]].leased[-1]
+                self._ledger.mark_late(given, now, is_slow=False)
+                return given.rollout_id
+        return None
+
+    def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: LeaseTerms) -> tuple[int, ...]:
+        """Return the indices for a lease to the node: all at their first turn, with the same seed as index `like`."""
+        attempt = group.slots[like].scorer_failures
+        return tuple(
+            index
+            for index, slot in ((index, group.slots[index]) for index in sorted(group.unleased))
+            if (slot.turn, slot.scorer_failures) == (0, attempt)
+            and node.node_id not in self._takers.avoided(slot, terms.oldest)
+        )
+
+    def _lease_to(
+        self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: LeaseTerms, now: float
+    ) -> None:
+        lease_id = self._next_lease_id
+        self._next_lease_id += 1
+        self._may_lease -= 1
+        for share in self._shares:
+            share.leased(group.owner, len(indices))
+        deadline = now + self._settings.deadline_s
+        late_at = now + self._lateness_s(node, group, len(indices), terms)
+        record = RolloutsLeased(
+            lease_id=lease_id,
+            node_id=node.node_id,
+            group_id=group.group_id,
+            indices=indices,
+            turn=group.slots[indices[0]].turn,
+            policy_version=group.owner.lease_version(group, node),
+            deadline=deadline,
+        )
+        mixes = self._settings.interrupts and group.owner.for_learner
+        goes_on = () if node.is_hub else self._ledger.begun(record, oldest=terms.oldest if mixes else None)
+        leased = self._ledger.lease(record, now, goes_on)
+        self.watch(lease_id, indices, deadline)
+        if late_at < deadline and not node.is_hub:
+            heappush(self._watched, (late_at, "late", lease_id, indices))
+        self._send(leased, now, goes_on)
+
+    def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: LeaseTerms) -> float:
+        """Return how long the node may take before other nodes are asked too."""
+        lengths = self._ledger.lengths
+        if not lengths.long_tokens or not self._nodes.typical_token_s:
+            return inf
+        if node.proven:
+            queued = node.held_tokens + (count - 1) * self._ledger.expected_tokens(group)
+            return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
+        usual_s = typical_s(self._ledger, self._nodes)
+        # Later, another node could not finish it for this step.
+        in_time_s = max(usual_s, terms.left_s - TYPICAL * usual_s)
+        return min(in_time_s, LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s)
+
+    def _send(
+        self, rollouts: Sequence[LeasedRollout], now: float, goes_on: tuple[tuple[int, int], ...] | None = None
+    ) -> None:
+        """Send rollouts of one lease to its node. `goes_on` None: the lease is sent again."""
+        first = rollouts[0]
+        group = self._ledger.groups[first.group_id]
+        self._out.act(
+            SendLease(
+                node_id=first.node_id,
+                lease_id=first.lease_id,
+                group_id=first.group_id,
+                indices=tuple(rollout.index for rollout in rollouts),
+                turn=first.turn,
+                seed=turn_seed(group.seed, first.turn, group.slots[first.index].scorer_failures),
+                policy_version=first.policy_version,
+                deadline_s=first.deadline - now,
+                may_move_on=group.owner.may_move_on,
+                goes_on=goes_on if goes_on is not None else tuple((each.index, each.lease_id) for each in rollouts),
+            )
+        )

@@ -1,0 +1,90 @@
+"""Task of each training group in a mixture: a pure function of the run's seed and the group's id.
+
+Every `BLOCK` consecutive groups contain each task as often as its weight demands, in an order that varies by block. So
+shares are far more even than with independent draws. A group's number among the groups of its task needs no counting:
+
+    weights 3 and 1, a block of 8:   groups   0 1 2 3 4 5 6 7 | 8 ...
+                                     task     0 0 1 0 0 0 1 0 | 0 ...
+                                     number   2 5 1 0 1 4 0 3 | 7 ...    each number of a task once
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Final, NamedTuple
+
+from echo_hub.core.policy.permutation import permuted
+
+BLOCK: Final = 1_000
+"""Number of groups per block; shares are exact to a thousandth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedTask:
+    """One task of a mixture."""
+
+    key: str
+    solved_at: float = 1.0
+    """Lowest reward that counts as solved."""
+    lowest: float = 0.0
+    """Lowest reward of the task."""
+
+    def pass_rate(self, rewards: Sequence[float]) -> float:
+        """Return the group's mean reward scaled to 0 .. 1: exactly 1 if all are solved, exactly 0 if all are lowest."""
+        shares = [(reward - self.lowest) / (self.solved_at - self.lowest) for reward in rewards]
+        return fmean(min(share, 1.0) for share in shares)
+
+
+class GroupPlace(NamedTuple):
+    """Task and number of one group."""
+
+    task: int
+    """Index of the task in the settings."""
+    number: int
+    """Number among the groups of that task: 0, 1, ..., each once, shuffled within a block."""
+
+
+def quotas(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return each task's number of groups per block, by largest remainders.
+
+    A task with nonzero weight gets at least one group.
+    """
+    total = sum(weights)
+    exact = [weight / total * BLOCK for weight in weights]
+    found = [max(int(share), int(weight > 0)) for share, weight in zip(exact, weights, strict=True)]
+    by_remainder = sorted(range(len(weights)), key=lambda task: found[task] - exact[task])
+    while (missing := BLOCK - sum(found)) != 0:
+        if missing > 0:
+            for task in [task for task in by_remainder if weights[task] > 0][:missing]:
+                found[task] += 1
+        else:  # Tiny weights were rounded up, so the largest share gives up a group.
+            found[max(range(len(found)), key=found.__getitem__)] -= 1
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Distribution of groups over tasks."""
+
+    run_seed: int
+    quotas: tuple[int, ...]
+    """Groups of each task per block; the sum is `BLOCK`."""
+
+    @classmethod
+    def of(cls, run_seed: int, weights: Sequence[float]) -> Mixture:
+        return cls(run_seed=run_seed, quotas=quotas(weights))
+
+    def place(self, group_id: int) -> GroupPlace:
+        """Return the place of a training group."""
+        if len(self.quotas) == 1:
+            return GroupPlace(0, group_id)
+        block, at = divmod(group_id, BLOCK)
+        slot = permuted(at, BLOCK, "mixture", self.run_seed, block)
+        ends = list(accumulate(self.quotas))
+        task = bisect_right(ends, slot)
+        quota = self.quotas[task]
+        return GroupPlace(task, block * quota + slot - (ends[task] - quota))

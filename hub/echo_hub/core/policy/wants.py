@@ -1,0 +1,43 @@
+"""Indices that want a lease.
+
+A group's `unleased` holds its indices that want one. An owner's `wanting` holds exactly its groups with such an index.
+Groups that their owner has not asked for want no lease.
+"""
+
+from __future__ import annotations
+
+from echo_hub.core.accounting.groups import RolloutGroup
+
+
+class Wants:
+    """Maintains `unleased` and `wanting`. It must be told of every changed slot."""
+
+    def __init__(self) -> None:
+        self.num_changes = 0
+        """Counter that grows whenever an index may start to want a lease."""
+
+    def note(self, group: RolloutGroup, index: int) -> None:
+        """Update an index after any change of its slot."""
+        group.note_wants()
+        if group.asked_for and group.slots[index].wants_lease:
+            group.unleased.add(index)
+            group.owner.wanting.add(group.group_id)
+            self.num_changes += 1
+        else:
+            self.settle(group, index)
+
+    def note_all(self, group: RolloutGroup) -> None:
+        """Update all indices of a newly requested group, which had no wanted indices before."""
+        group.note_wants()
+        group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
+        if group.unleased:
+            group.owner.wanting.add(group.group_id)
+            self.num_changes += 1
+
+    def settle(self, group: RolloutGroup, index: int) -> None:
+        """Note that the index wants no lease."""
+        group.note_wants()
+        if index in group.unleased:
+            group.unleased.discard(index)
+            if not group.unleased:
+                group.owner.wanting.discard(group.group_id)

@@ -1,0 +1,150 @@
+"""Relay trees over the links between nodes. A tree brings a piece from its root to all other nodes.
+
+A ring of a, b, c, d with equal, idle uplinks:
+
+    a → b, d      both have it when a has sent two copies
+    b → c         the first free node serves the last one
+
+If a were busy with another piece for as long as four copies take, b's tree would leave everything to b, c and d. So
+each uplink carries copies in proportion to its speed, over all pieces together, and nodes wait for few others. Copies
+that a node sends in parallel count as arriving together, because they share its uplink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+from typing import Final
+
+from echo_shared.wire import relay_tree
+
+MOST_IN_A_STAR: Final = 12
+"""Largest fleet with star trees. With more nodes, one node would send too many copies before the last node owns a
+piece."""
+
+FAN_OUT: Final = 3
+"""Copies that a node sends in parallel.
+
+More copies take longer, fewer make the tree deeper. Depth times fan-out, FAN_OUT / log FAN_OUT for many nodes, is
+minimal here. After these copies a node serves further nodes while no source is earlier.
+"""
+
+MOST_DEPTH: Final = 64
+"""Maximum depth at which a node still hands pieces on."""
+
+HOP_S: Final = 0.02
+"""Assumed transit time per hop between two homes, in seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class Tree:
+    """Relay tree. Nodes are numbers; sets of nodes are bit masks."""
+
+    root: int
+    children: dict[int, list[int]]
+    parents: dict[int, int]
+    covers: int
+    """All nodes except the root."""
+    takes_s: float = 0.0
+    """Planned seconds from the root until all nodes have a piece."""
+    kids: dict[int, int] = field(default_factory=dict)
+    """`children` as bit masks."""
+    _packed: bytes | None = None
+
+    def below(self, number: int) -> int:
+        """Return all descendants of the node, as a bit mask."""
+        found = self.kids.get(number, 0)
+        for child in self.children.get(number, ()):
+            found |= self.below(child) if child in self.children else 0
+        return found
+
+    def packed(self, wanting: int) -> bytes:
+        """Return the root's instructions for serving these nodes, as packed `relay_tree`."""
+        if wanting & self.covers != self.covers:
+            return self._pack(wanting)
+        if self._packed is None:
+            self._packed = relay_tree.pack_all(self.root, self.children)
+        return self._packed
+
+    def _pack(self, wanting: int) -> bytes:
+        packed: dict[int, list[tuple[int, int, bytes]]] = {}
+        for number, parent in reversed(self.parents.items()):  # Descendants were inserted after their ancestors.
+            branches = packed.pop(number, ())
+            if branches or wanting >> number & 1:
+                packed.setdefault(parent, []).append((number, len(branches), relay_tree.pack(reversed(branches))))
+        return relay_tree.pack(reversed(packed.get(self.root, [])))
+
+
+def star(root: int, mask: int) -> Tree:
+    """Return a tree in which the root serves all others."""
+    numbers = list(bits(mask))
+    return Tree(root, {root: numbers}, dict.fromkeys(numbers, root), mask, kids={root: mask})
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Yield the numbers in a bit mask."""
+    while mask:
+        bit = mask & -mask
+        mask ^= bit
+        yield bit.bit_length() - 1
+
+
+def grow(
+    root: int,
+    links: Mapping[int, Sequence[int]],
+    *,
+    wanting: Collection[int],
+    free_at: Mapping[int, float],
+    copy_s: Mapping[int, float],
+) -> Tree:
+    """Grow the tree from `root` that serves the wanting nodes earliest, by greedy choice.
+
+    `links`: neighbours by number. `free_at`: seconds until each uplink has finished its work; nodes without an entry
+    hand nothing on. `copy_s`: seconds per copy for each of these nodes.
+    """
+    left = set(wanting)
+    left.discard(root)
+    busy_until = {**dict.fromkeys(left, inf), **free_at}
+    soonest = busy_until.__getitem__
+    children: dict[int, list[int]] = {}
+    parents: dict[int, int] = {}
+    depths = {root: 0}
+    waiting = [(free_at[root], root)]
+    last_at = 0.0
+    while waiting and left:
+        at, node = heappop(waiting)
+        if busy_until[node] > at:
+            heappush(waiting, (busy_until[node], node))
+            continue
+        open_links = [one for one in links[node] if one in left]
+        if not open_links:
+            continue
+        goes_on = len(open_links) > FAN_OUT
+        if goes_on:
+            open_links.sort(key=soonest)
+            del open_links[FAN_OUT:]
+        left.difference_update(open_links)
+        ends_at = busy_until[node] = at + len(open_links) * copy_s[node]
+        children.setdefault(node, []).extend(open_links)
+        depth, there_at = depths[node] + 1, ends_at + HOP_S
+        for child in open_links:
+            parents[child], depths[child] = node, depth
+            if child in free_at and depth < MOST_DEPTH:
+                heappush(waiting, (there_at, child))
+        if goes_on:
+            heappush(waiting, (ends_at, node))
+        last_at = max(last_at, there_at)
+    kids = {node: _mask(numbers) for node, numbers in children.items()}
+    covers = 0
+    for mask in kids.values():
+        covers |= mask
+    return Tree(root, children, parents, covers, last_at, kids)
+
+
+def _mask(numbers: Iterable[int]) -> int:
+    mask = 0
+    for number in numbers:
+        mask |= 1 << number
+    return mask

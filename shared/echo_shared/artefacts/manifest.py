@@ -1,0 +1,158 @@
+"""Signed manifests of artefacts, which are the base model or one policy version.
+
+A node trusts a file only if its manifest is signed with the pinned hub key and the file has the manifest's hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from echo_shared.errors import CodecError, RemoteProtocolError, SwarmError
+from echo_shared.files.file_names import is_portable_name
+from echo_shared.signing import identity
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import ArtefactOffer
+
+ALLOWED_SUFFIXES: Final = frozenset({".safetensors", ".json", ".gguf", ".txt", ".model", ".jinja"})
+"""Weights travel as safetensors or GGUF, everything else as plain text; nothing executable."""
+SEALED_SUFFIX: Final = ".sealed"
+"""Appended to the name of a sealed file."""
+PAYLOAD_NAME: Final = "payload" + SEALED_SUFFIX
+"""The only file of a keyframe or delta carrier: the artefact's files, encoded by `echo_shared.delta` and sealed."""
+
+DELTA_REACH: Final = 4
+"""Number of newest policy versions that every node keeps, so that each can be a delta's parent."""
+
+
+class ManifestFile(BaseModel):
+    """One file of the artefact."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    path: Annotated[str, Field(min_length=1, max_length=255)]
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, value: str) -> str:
+        path = PurePosixPath(value)
+        if path.is_absolute() or ".." in path.parts or "\\" in value or ":" in value or str(path) != value:
+            raise ValueError("a file's path must stay inside the artefact")
+        if not value.isprintable() or not all(map(is_portable_name, path.parts)):
+            raise ValueError("a file's path must be printable and portable between operating systems")
+        if path.suffix not in ALLOWED_SUFFIXES:
+            raise ValueError(f"a file's suffix must be one of {', '.join(sorted(ALLOWED_SUFFIXES))}")
+        return value
+
+
+class Manifest(BaseModel):
+    """The document that the hub signs: an artefact's files, and the carrier that transports them.
+
+    A carrier is a directory of sealed files (`echo_shared.artefacts.sealing`) with its own torrent. One version may
+    have two: a delta against an earlier version, and a keyframe that stands alone.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: Literal[2] = 2
+    kind: Literal["base", "policy"]
+    run_id: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
+    policy_version: Annotated[int, Field(ge=0)]
+    """0 for the base model."""
+    parent: int | None = None
+    """Version that this one was trained from."""
+    carrier: Literal["files", "keyframe", "delta"]
+    """files: each file sealed separately. keyframe, delta: all files in one payload (`echo_shared.delta`)."""
+    delta_parent: Annotated[int, Field(ge=0)] | None = None
+    """Parent version of a delta; None for other carriers."""
+    key_id: Annotated[int, Field(ge=0)]
+    """Id of the run key that sealed the carrier."""
+    info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """Info-hash of the carrier's torrent."""
+    files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
+    """Files of the artefact itself, not of its carrier."""
+    source: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?@[0-9a-f]{40}$", max_length=256)] | None = None
+    """Id and revision of the base model on the model hub, which serves identical files."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Manifest:
+        if (self.carrier == "delta") != (self.delta_parent is not None):
+            raise ValueError("a delta must name its parent, and other carriers must not")
+        if (self.carrier == "files") != (self.kind == "base"):
+            raise ValueError("a base travels as separate files, a policy version as one payload")
+        if len({file.path.casefold() for file in self.files}) < len(self.files):
+            raise ValueError("two files have the same name")
+        return self
+
+    @property
+    def carrier_name(self) -> str:
+        """Name of the carrier's directory. It holds `files` with `SEALED_SUFFIX` for a base, else `PAYLOAD_NAME`."""
+        suffixes = {"files": ".s", "keyframe": ".k", "delta": f".d{self.delta_parent}"}
+        return self.name + suffixes[self.carrier]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def content(self) -> str:
+        """Hash of the artefact's name, files and file hashes (64 hex digits), independent of carrier and key."""
+        return content_of(self.name, self.files)
+
+    def encode(self) -> bytes:
+        """Return the bytes to sign."""
+        return self.model_dump_json().encode()
+
+
+def artefact_name(kind: Literal["base", "policy"], run_id: str, policy_version: int) -> str:
+    """Return the artefact's directory name, which is unique across runs."""
+    safe_run = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)
+    return f"{safe_run}-base" if kind == "base" else f"{safe_run}-v{policy_version:06d}"
+
+
+def content_of(name: str, files: Iterable[ManifestFile]) -> str:
+    """Return `Manifest.content` for these files and this name."""
+    parts = [name, *(f"{file.path}\n{file.size_bytes}\n{file.sha256}" for file in files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
+    """Return the manifest in `offer`. Raises RemoteProtocolError if `hub_key` has not signed it, or it is malformed."""
+    if not identity.verify(hub_key, offer.signature, offer.manifest):
+        raise RemoteProtocolError("A manifest is not signed by the hub.", got=f"{len(offer.manifest)} bytes")
+    try:
+        return Manifest.model_validate_json(offer.manifest)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CodecError("A manifest is not valid.", got=f"{first['loc']}: {first['msg']}") from error
+
+
+def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_path: str) -> ArtefactOffer:
+    """Sign `manifest` and return its offer, without peers."""
+    encoded = manifest.encode()
+    return ArtefactOffer(
+        manifest=encoded,
+        signature=hub.sign(encoded),
+        torrent=torrent,
+        web_seed_path=web_seed_path,
+        delta_parent=manifest.delta_parent,
+    )
+
+
+def verify_hashes(manifest: Manifest, hashes: Mapping[str, str]) -> None:
+    """Compare SHA-256 hashes by file path (hexadecimal) with `manifest`. Raises SwarmError at a difference."""
+    for file in manifest.files:
+        if hashes.get(file.path) != file.sha256:
+            raise SwarmError(
+                "A file of an artefact is missing or differs from the one that the hub signed.",
+                got=f"{file.path} of {manifest.name}",
+                do="It is fetched again automatically; if this repeats, tell the hub's operator.",
+            )

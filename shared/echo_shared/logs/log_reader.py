@@ -1,0 +1,106 @@
+"""Reader of a log's last lines and of new lines, across file rotation.
+
+`node.log` becomes `node.log.1` when it is full, and later `node.log.2`. No file stays open between calls, because
+Windows would not let the writer rename it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from echo_shared.errors import StorageError
+from echo_shared.logs.log_file import KEPT
+from echo_shared.wire.messages.fields import printable
+
+
+class LogReader:
+    """Reads one log from its end; the log may not exist yet. Up to `kept` older files are read.
+
+    Lines are made safe for a terminal, because a log contains text from untrusted peers and libraries.
+    """
+
+    def __init__(self, path: Path, *, kept: int = KEPT) -> None:
+        self._path = path
+        self._kept = kept
+        self._identity: tuple[int, int] | None = None
+        """Identity of the file that was read last."""
+        self._offset = 0
+        self._rest = b""
+        """Start of an incomplete line."""
+
+    def last(self, count: int) -> list[str]:
+        """Return the last `count` lines, oldest first; `more` continues after them. Raises StorageError."""
+        found: list[bytes] = []
+        for path in [self._path, *self._older()]:
+            data = self._read(path, 0)
+            if data is None:
+                continue
+            if path == self._path:
+                whole, self._rest = _cut(data)
+                self._identity, self._offset = _identity(path), len(data)
+            else:
+                whole = data
+            found = whole.splitlines() + found
+            if len(found) >= count:
+                break
+        return [_line(one) for one in found[max(0, len(found) - count) :]]
+
+    def more(self) -> Iterator[str]:
+        """Yield the complete lines that were added since the last call. Raises StorageError."""
+        now = _identity(self._path)
+        if now is None:
+            return
+        if now != self._identity:
+            yield from self._rest_of_former()
+            self._identity, self._offset = now, 0
+        yield from self._read_on(self._path)
+
+    def _rest_of_former(self) -> Iterator[str]:
+        """Yield the remaining lines of the file that has been rotated since the last call."""
+        former = next((path for path in self._older() if self._identity and _identity(path) == self._identity), None)
+        if former is not None:
+            yield from self._read_on(former)
+        if self._rest:
+            yield _line(self._rest)
+            self._rest = b""
+
+    def _read_on(self, path: Path) -> Iterator[str]:
+        data = self._read(path, self._offset)
+        if data:
+            self._offset += len(data)
+            whole, self._rest = _cut(self._rest + data)
+            yield from map(_line, whole.splitlines())
+
+    def _older(self) -> list[Path]:
+        return [self._path.with_name(f"{self._path.name}.{number}") for number in range(1, self._kept + 1)]
+
+    def _read(self, path: Path, offset: int) -> bytes | None:
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(
+                "The log cannot be read.", got=f"{path}: {error.strerror}", do="Make it readable, or delete it."
+            ) from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _cut(data: bytes) -> tuple[bytes, bytes]:
+    """Split into complete lines and the rest."""
+    end = data.rfind(b"\n") + 1
+    return data[:end], data[end:]
+
+
+def _line(data: bytes) -> str:
+    return printable(data.decode("utf-8", "replace"))

@@ -1,0 +1,66 @@
+"""A certificate of contribution: one node's work for one run, from the hub's database, signed with the hub's key.
+
+    {"certificate": {"hub_key": "…", "issued_at": "2026-02-03T04:05:06Z", "trained_tokens": 5120, …}, "signature": "…"}
+
+`echo_shared.signing.signed_document` defines the signature and its check.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from echo_shared.errors import CodecError
+from echo_shared.signing import identity, signed_document
+from echo_shared.signing.identity import Identity
+from echo_shared.signing.signed_document import Key, Moment, Signed, moment
+from echo_shared.wire.messages.fields import Count, Name, NodeId
+
+__all__ = ["MOST_BYTES", "PREFIX", "Contribution", "moment", "sign", "verified"]
+
+PREFIX: Final = b"echo-swarm certificate of contribution 1\0"
+MOST_BYTES: Final = 16_384
+"""Limit on the whole document."""
+_NAME: Final = "certificate"
+
+
+class Contribution(Signed):
+    """Contents of a certificate. A token counts for the node that drew it; all counts are as of `issued_at`."""
+
+    kind: Literal["echo-swarm contribution"] = "echo-swarm contribution"
+    run_id: Name
+    run_name: Name
+    node_id: NodeId
+    node_key: Key
+    node_name: Name
+    first_seen: Moment
+    last_seen: Moment
+    issued_at: Moment
+    trained_rollouts: Count
+    """Rollouts that the policy was trained on."""
+    trained_tokens: Count
+    evaluated_rollouts: Count
+    """Rollouts used to evaluate a version."""
+    evaluated_tokens: Count
+    checks_passed: Count
+    """Rollouts that a check confirmed."""
+    checks_failed: Count
+    others_checked_rollouts: Count
+    """Rollouts of other nodes that this node checked for the hub."""
+    others_checked_tokens: Count
+
+
+def sign(contribution: Contribution, hub: Identity) -> bytes:
+    """Return the signed document as JSON."""
+    return signed_document.sign(contribution, hub, name=_NAME, prefix=PREFIX)
+
+
+def verified(document: bytes) -> Contribution:
+    """Return the contents of a document whose signature matches the key that it names.
+
+    The caller must check that the key is the hub's. Raises CodecError for any other document.
+    """
+    what = "certificate of contribution"
+    said = signed_document.verified(document, Contribution, name=_NAME, prefix=PREFIX, what=what, most_bytes=MOST_BYTES)
+    if identity.node_id(bytes.fromhex(said.node_key)) != said.node_id:
+        raise CodecError("The certificate's node id does not belong to its node key.", got=said.node_id)
+    return said

@@ -1,0 +1,163 @@
+"""Public credit records: the leaderboard of nodes or teams, one of its entries in full, and one receipt.
+
+The pages use these classes without importing the hub. Field names are those of the JSON of /api/v1/leaderboard and
+related routes, so renaming one breaks clients. Times are seconds since the epoch on the hub's clock; days are UTC days
+since 1970-01-01. Nodes and teams choose their names: treat them as hostile input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from echo_shared.records.run import FLAT
+
+BoardKind = Literal["node", "team"]
+BoardOrder = Literal["rank", "name", "rollouts", "tokens", "recent", "streak", "elsewhere", "seen"]
+BOARD_ORDERS: Final[tuple[BoardOrder, ...]] = get_args(BoardOrder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardQuery:
+    """Selects rows of one board."""
+
+    kind: BoardKind = "node"
+    order: BoardOrder = "rank"
+    reverse: bool = False
+    """Reverse the default order: largest numbers first, but lowest ranks and first names first."""
+    search: str = ""
+    """Substring of the name, in any case, or start of a node id."""
+    team: str = ""
+    """Only nodes in the team of this name."""
+    after: int = 0
+    """Number of rows to skip."""
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkKinds:
+    """Kinds of work that earned a node's credit, and checks, which earn none."""
+
+    trained_rollouts: int = 0
+    trained_tokens: int = 0
+    evaluated_rollouts: int = 0
+    others_checked: int = 0
+    """Checks of other nodes' rollouts: counted, but without credit."""
+    others_checked_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditStanding:
+    """Credit of one node or team: rollouts trained on or evaluated."""
+
+    kind: BoardKind
+    rank: int
+    """From 1, by rollouts, among all nodes or all teams."""
+    node: str = ""
+    """Shortest unique start of the node id; empty for a team."""
+    name: str
+    team: str = ""
+    """Current team of the node."""
+    members: int = 0
+    """Members of a team."""
+    rollouts: int
+    tokens: int
+    """Tokens that it drew of rollouts that counted, including parts of rollouts shared with other nodes."""
+    share: float
+    """Fraction of all rollouts that counted."""
+    recent: float
+    """Recent tokens per day: see `echo_hub.store.recent_average`."""
+    steps: int
+    """Number of steps with a rollout of this node or team."""
+    streak_days: int
+    """Consecutive days up to today or yesterday; 0 = the streak has ended."""
+    longest_streak: int
+    first_day: int | None
+    """None: nothing has counted in this run."""
+    last_day: int | None
+    elsewhere_rollouts: int = 0
+    """Rollouts in runs of other hubs, from their signed exports."""
+    elsewhere_tokens: int = 0
+    last_seen: float = 0.0
+    """For a node; 0 = it never connected."""
+    work: WorkKinds = field(default=WorkKinds(), metadata=FLAT)
+    """For a node."""
+
+    @property
+    def all_rollouts(self) -> int:
+        """Sum over all runs that this hub knows."""
+        return self.rollouts + self.elsewhere_rollouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A page of rows of a board."""
+
+    rows: tuple[CreditStanding, ...]
+    num_found: int
+    """Rows that match the query."""
+    num_ranked: int
+    """All rows of the board."""
+    has_elsewhere: bool = False
+    """True: rows include exports of other hubs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditDay:
+    """Credit of one day."""
+
+    day: int
+    rollouts: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunElsewhere:
+    """One imported run of another hub."""
+
+    run_id: str
+    run_name: str
+    rollouts: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """One node or team in full."""
+
+    standing: CreditStanding
+    days: tuple[CreditDay, ...]
+    """Days with credit, in order; only the newest if there are many."""
+    elsewhere: tuple[RunElsewhere, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShare:
+    """Share of a node or team in a range of steps."""
+
+    rollouts: int
+    share: float
+    """Fraction of the tokens that these steps were trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicReceipt:
+    """State of one rollout, as reported to its own node."""
+
+    rollout_id: str
+    state: str
+    """A `ReceiptState` value."""
+    drop_reason: str | None
+    checked: str
+    """A `Checked` value."""
+    node: str
+    """Start of the id of the node that held the lease."""
+    name: str
+    policy_version: int
+    step: int | None
+    """Step whose batch contains its group."""
+    num_tokens: int | None
+    leased_at: float
+    received_at: float | None
+    scored_at: float | None
+    final_at: float | None

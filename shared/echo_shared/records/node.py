@@ -1,0 +1,131 @@
+"""Records of one node in the hub's database: its rollouts' outcomes, check results and trust decisions.
+
+The pages use these classes without importing the hub. Field names are those of the JSON of /api/v1/nodes/ID, so
+renaming one breaks clients. Times are seconds since the epoch on the hub's clock; log-probabilities and log-odds are in
+nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from echo_shared.records.rollout import RolloutSummary
+from echo_shared.records.run import NodeTotals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOutcome:
+    """Count of a node's final rollouts with one outcome."""
+
+    outcome: str
+    """trained, evaluated, or a `DropReason` value."""
+    rollouts: int
+    received: int
+    """Rollouts that arrived at the hub."""
+    tokens: int
+    """Tokens drawn by this node, including its parts of rollouts shared with other nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenClass:
+    """Histogram bin of tokens by deviation."""
+
+    edge: float | None
+    """Upper edge of the bin in nats; the previous bin's edge is the lower one. None: no upper edge."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckEvidence:
+    """Results of recomputing a node's tokens; `echo_hub.core.trust.evidence` defines what is counted."""
+
+    draws: tuple[TokenClass, ...]
+    """Tokens by the distance of the draw from the claimed token's interval, in log-odds. An honest node's tokens fall
+    into the first bins."""
+    claims: tuple[TokenClass, ...]
+    """Tokens by the error of the claimed log-odds."""
+    mismatch_kl: float
+    """Mean over tokens of the k3 estimate of KL(behavior ‖ truth), nats."""
+    bias: float | None
+    """Mean of true minus claimed log-odds, nats; None: no claims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustDecision:
+    """Log entry of one trust decision."""
+
+    number: int
+    decided_at: float
+    decision: str
+    """quarantined, released (by the hub) or pardoned (by the operator)."""
+    reason: str
+    rollout_id: str
+    """Rollout that led to the decision; empty = none."""
+    evidence: CheckEvidence | None
+    """Evidence from that rollout's check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMismatch:
+    """Mismatch between one node's claims and the learner's log-probabilities, over its rollouts of the newest steps."""
+
+    node_id: str
+    kl: float
+    """Mean estimate of KL(claimed ‖ learner) per token, in nats."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustStatus:
+    """Results of all checks. Counts since the hub's start, except for the present numbers of nodes and waiting checks.
+
+    The core makes it, and the pages and metrics show it.
+    """
+
+    checks: Mapping[str, int] = field(default_factory=dict)
+    """Verdicts by class of numerics (backend/precision/device), one for each node that drew a part."""
+    failed_checks: Mapping[str, int] = field(default_factory=dict)
+    """Verdicts against the node, by class of numerics."""
+    abandoned_checks: int = 0
+    """Checks that the verifier could not make."""
+    waiting_checks: int = 0
+    """Rollouts under check."""
+    quarantined: int = 0
+    """Nodes that get no work."""
+    checkers: int = 0
+    """Connected nodes that offer to check others."""
+    opinions: int = 0
+    """Findings of nodes about others' rollouts; several findings about one rollout count each."""
+    disagreements: int = 0
+    """Rollouts whose first two findings contradict each other."""
+    outvoted: int = 0
+    """Findings that two others contradict."""
+    checked_tokens: int = 0
+    """Tokens that nodes computed for checks, prompts included."""
+    mismatch: tuple[NodeMismatch, ...] = ()
+    """Nodes with the largest mismatch with the learner, the largest first."""
+    lagging: tuple[tuple[str, str], ...] = ()
+    """Nodes that likely draw with an older version than they name, each with the reason."""
+    suspended: tuple[str, ...] = ()
+    """Versions and groups that many nodes of a class fail on, so that no node is condemned for them."""
+    coarser: tuple[str, ...] = ()
+    """Classes of numerics whose nodes round more than measured here, with their scales."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """All records of one node. Long lists hold only the newest entries, newest first."""
+
+    totals: NodeTotals
+    public_key: str
+    """Ed25519, hexadecimal; empty = it never joined."""
+    outcomes: tuple[NodeOutcome, ...]
+    """Ordered by number of rollouts, largest first."""
+    shown: CheckEvidence | None
+    """Evidence since its current standing began; None: no evidence that counts."""
+    decisions: tuple[TrustDecision, ...]
+    checked: tuple[RolloutSummary, ...]
+    """Rollouts that were checked."""
+    rollouts: tuple[RolloutSummary, ...]
+    """Rollouts leased to the node."""

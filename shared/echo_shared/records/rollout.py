@@ -1,0 +1,242 @@
+"""Records of single rollouts in the hub's database: a filter, a list row, and one group in full.
+
+The pages use these classes without importing the hub. Field names are those of the JSON of /api/v1/rollouts, so
+renaming one breaks clients. Times are seconds since the epoch on the hub's clock, log-probabilities are in nats. Texts
+come from models and untrusted nodes: treat them as hostile input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_shared.records.run import FLAT
+from echo_shared.wire.messages import Completion, FinishReason, ReceiptState, content_of
+from echo_shared.wire.messages.fields import TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFilter:
+    """Filter for rollouts; all set fields must match. None and "" match any rollout."""
+
+    step: int | None = None
+    """Groups of this step's batch, dropped rollouts included."""
+    group: int | None = None
+    node: str = ""
+    """Id of the node that held the lease."""
+    version: int | None = None
+    """Policy version of the lease."""
+    state: str = ""
+    """A `ReceiptState` value."""
+    drop: str = ""
+    """A `DropReason` value."""
+    check: str = ""
+    """A `Checked` value."""
+    reward_min: float | None = None
+    reward_max: float | None = None
+    tokens_min: int | None = None
+    tokens_max: int | None = None
+    text: str = ""
+    """Substring of the completion, in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """One leased rollout: its receipt, and the time of each state."""
+
+    rollout_id: str
+    group_id: int
+    index: int
+    turn: int
+    """Turn of its episode; 0 = the first, and the only one outside environments."""
+    step: int | None
+    """Step whose batch contains its group."""
+    evaluation: str
+    """Held-out problem, for a rollout of an evaluation; else empty."""
+    task: str = ""
+    """Task key; empty if the run has only one task."""
+    node_id: str
+    node_name: str
+    policy_version: int
+    state: str
+    drop_reason: str | None
+    detail: str
+    """Details of the drop reason."""
+    checked: str
+    reward: float | None
+    components: Mapping[str, float] | None
+    """Components of the reward, unweighted; None: the reward is only the task's score, or missing."""
+    num_tokens: int | None
+    """Number of drawn tokens; None: the rollout has not arrived."""
+    leased_at: float
+    received_at: float | None
+    scored_at: float | None
+    final_at: float | None
+    """Time when it was trained on, evaluated or dropped."""
+    not_kept: str
+    """Retention setting that removed its tokens: share or bytes; else empty."""
+
+    @property
+    def is_in_flight(self) -> bool:
+        """True while a node holds the lease, so that the rollout may still arrive."""
+        return self.state == ReceiptState.LEASED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRow:
+    """A rollout in a list."""
+
+    summary: RolloutSummary = field(metadata=FLAT)
+    text: str | None
+    """Completion with special tokens shown; None: its tokens are not stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsPage:
+    """A page of rollouts, newest lease first."""
+
+    rollouts: tuple[RolloutRow, ...]
+    before: str
+    """Cursor of the next page; empty: this is the last one. A page may be short or empty before the last one, because
+    each request examines a bounded number of rollouts."""
+    kept_rollouts: int
+    """Final rollouts of the run whose tokens are stored. The next fields also count the whole run."""
+    kept_bytes: int
+    left_out_by_share: int
+    deleted_by_bytes: int
+    retired_rollouts: int = 0
+    """Rollouts removed from the database: archived, or deleted by the retention settings."""
+    retired_step: int = 0
+    """Last step whose rollouts were removed; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPiece:
+    """Shortest run of tokens that decodes to text, usually one token."""
+
+    text: str
+    num_tokens: int
+    logprob: float
+    """Sum over its tokens, as reported by the node that drew them."""
+    version: int
+    """Policy version that drew its last token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnSpan:
+    """Consecutive tokens that one node drew with one version."""
+
+    node_id: str
+    policy_version: int
+    num_tokens: int
+
+
+_NO_IDS: Final[NDArray[np.int32]] = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPayload(Completion):
+    """A completion as the hub holds, stores and shows it: with the nodes that drew it and the environment's answer."""
+
+    observation_ids: TokenIds = field(default_factory=lambda: _NO_IDS)
+    """Tokens between this turn and the next; empty after the last turn."""
+    spans: tuple[DrawnSpan, ...] = ()
+    """In token order. Empty: the node that holds the lease drew all tokens, with the lease's version."""
+
+    @classmethod
+    def of(cls, completion: Completion, spans: tuple[DrawnSpan, ...] = ()) -> RolloutPayload:
+        """Return the payload of a node's message or an engine's report."""
+        return cls(*content_of(completion), spans=spans)
+
+    def attributed(self, node_id: str, policy_version: int) -> RolloutPayload:
+        """Return the payload with spans that cover all tokens. Node and version are those of the lease."""
+        if self.spans:
+            return self
+        own = DrawnSpan(node_id=node_id, policy_version=policy_version, num_tokens=len(self.completion_ids))
+        return replace(self, spans=(own,))
+
+
+_Payload = TypeVar("_Payload", bound=RolloutPayload)
+
+
+def pack_payload(payload: RolloutPayload) -> dict[str, Any]:
+    """Return all fields, those of a subclass included, for a frame between the hub's processes."""
+    frame = {each.name: getattr(payload, each.name) for each in fields(payload)}
+    return {**frame, "spans": pack_spans(payload.spans)}
+
+
+def unpack_payload(kind: type[_Payload], frame: Mapping[str, Any]) -> _Payload:
+    """Return the payload in a frame that `pack_payload` made of one of this class."""
+    reason, spans = FinishReason(frame["finish_reason"]), unpack_spans(frame["spans"])
+    return kind(**{**frame, "finish_reason": reason, "spans": spans})
+
+
+def pack_spans(spans: Sequence[DrawnSpan]) -> list[list[str | int]]:
+    """Return node, version and number of tokens of each span."""
+    return [[span.node_id, span.policy_version, span.num_tokens] for span in spans]
+
+
+def unpack_spans(packed: Iterable[Sequence[Any]]) -> tuple[DrawnSpan, ...]:
+    """Return the spans that `pack_spans` packed."""
+    return tuple(
+        DrawnSpan(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in packed
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutText:
+    """Text of a completion and the environment's answer."""
+
+    text: str
+    pieces: tuple[TextPiece, ...]
+    """The pieces concatenate to `text`."""
+    payload: RolloutPayload = field(metadata=FLAT)
+    """Its spans cover all tokens."""
+    observation: str
+    """The environment's answer, masked out of the loss; empty after the last turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutView:
+    """A rollout within its group."""
+
+    summary: RolloutSummary = field(metadata=FLAT)
+    advantage: float | None
+    """Advantage under the run's objective; None: the step's batch does not contain the rollout."""
+    drawn: RolloutText | None
+    """None: its tokens are not stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """One prompt with the times of its group and of the step that trained on it."""
+
+    group_id: int
+    step: int | None
+    opened_at: float | None
+    """None: the group belongs to an evaluation."""
+    drop_reason: str | None
+    staleness: int | None
+    """Optimizer steps from sampling to consumption; None: no step's batch contains the group."""
+    planned_at: float | None
+    trained_at: float | None
+    published_at: float | None
+    """Publication time of the version that the group's step produced."""
+    retired: bool = False
+    """True: its rollouts were removed from the database, archived or deleted by the retention settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView(GroupRecord):
+    """One prompt with all rollouts ever leased for it, by index, turn and lease."""
+
+    evaluation: str
+    task: str = ""
+    """Task key; empty if the run has only one task."""
+    prompt: str
+    """Prompt with special tokens shown."""
+    rollouts: tuple[RolloutView, ...]

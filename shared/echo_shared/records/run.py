@@ -1,0 +1,293 @@
+"""Records of a run in the hub's database, and the form in which the pages show them.
+
+The pages use these classes without importing the hub. Their field names are those of the JSON under /api/v1/, so
+renaming one breaks clients. Times are seconds since the epoch on the hub's clock. Durations end in `_s`, sizes in
+`_bytes`; shares and accuracies lie in 0..1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple
+
+FLAT: Final = MappingProxyType({"flat": True})
+"""Metadata of a field whose own fields, or items, are merged into the enclosing JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounting:
+    """Current state of every rollout ever leased: leased = trained + evaluated + dropped + in flight."""
+
+    leased: int = 0
+    trained: int = 0
+    evaluated: int = 0
+    """Drawn by nodes on held-out problems."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Counts by `DropReason` value."""
+    in_flight: int = 0
+    """Leased, received or scored, but not yet trained on or evaluated."""
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(self.dropped.values())
+
+    @property
+    def balanced(self) -> bool:
+        return self.leased == self.trained + self.evaluated + self.num_dropped + self.in_flight
+
+
+class Severity(StrEnum):
+    """Importance of an event."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvent:
+    """An event of a run, such as a node that joined, a dead learner, or the start of a problem."""
+
+    ALSO_IN_JSON: ClassVar = ("warning",)
+
+    number: int = 0
+    """Assigned by the store; later events have higher numbers."""
+    at: float
+    kind: str = "log"
+    """Such as `node_joined`; `log` = only a log line. At most 32 characters."""
+    severity: Severity = Severity.INFO
+    subject: str = ""
+    """The node or part concerned, such as a node id; at most 64 characters."""
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Details for programs."""
+
+    @property
+    def warning(self) -> bool:
+        """True if an operator should read the event."""
+        return self.severity is not Severity.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Filter for events; empty fields match any event."""
+
+    kind: str = ""
+    severity: str = ""
+    """Lowest severity."""
+    subject: str = ""
+    before: int | None = None
+    """Only events with a lower number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTotals:
+    """Cost of all nodes together while they were active."""
+
+    dollars: float = 0.0
+    active_s: float = 0.0
+    """Sum over the nodes that have a price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invite:
+    """Admits up to `max_keys` nodes of one person, until it expires or is revoked."""
+
+    invite_id: int = 0
+    """Assigned by the store."""
+    name: str
+    token_hash: str
+    max_keys: int
+    created_at: float
+    expires_at: float
+    revoked_at: float | None = None
+
+
+class CountedName(NamedTuple):
+    """Name of a node whose rollouts have counted; `invite_id` is the invite that admitted it."""
+
+    node_id: str
+    name: str
+    invite_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTotals:
+    """One node that ever joined or received a lease.
+
+    The node itself reports `name`, `backend` and `device`: treat them as hostile input.
+    """
+
+    node_id: str
+    name: str
+    backend: str
+    device: str
+    first_seen: float
+    last_seen: float
+    banned_at: float | None = None
+    """None = not banned."""
+    invite: str = ""
+    """Operator's name for the invite that admitted the node; empty = none."""
+    cost_per_hour: float = 0.0
+    """Price that the node asked for when it last joined, in US dollars; 0 = donated."""
+    power_watts: float = 0.0
+    """Power draw that the node reports; 0 = not stated."""
+    cost: float = 0.0
+    """Cost of its active time so far, in US dollars; updated within seconds."""
+    active_s: float = 0.0
+    """Active time that was paid for; not recorded for donated nodes."""
+    trained_rollouts: int = 0
+    trained_tokens: int = 0
+    evaluated_rollouts: int = 0
+    """Rollouts drawn to evaluate a version."""
+    share: float = 0.0
+    """Fraction of all rollouts trained on or evaluated."""
+    received: int = 0
+    """Rollouts that arrived, whatever their final state."""
+    dropped: int = 0
+    others_checked: int = 0
+    """Checks of other nodes' rollouts that this node made and the hub upheld."""
+    others_checked_tokens: int = 0
+    """Tokens of those checks, prompts included."""
+    standing: str = ""
+    """The hub's verdict: new, proven, suspect or quarantined; empty = never checked."""
+    standing_reason: str = ""
+    """Reason for suspect or quarantined."""
+    standing_since: float = 0.0
+    verified_in_a_row: int = 0
+    checks: int = 0
+    """Rollouts of this node whose tokens the hub has recomputed."""
+    failed_checks: int = 0
+    last_checked: float | None = None
+    """None = never checked."""
+    precision: str = ""
+    """Precision of its engine's weights at the last check, as the node reported it; empty = unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumNodes:
+    """Number of nodes in the database."""
+
+    known: int
+    """Nodes that ever joined."""
+    useful: int
+    """Nodes with at least one rollout trained on or evaluated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFigures:
+    """A step's share of one of several tasks."""
+
+    num_groups: int
+    """Groups in the step's batch."""
+    mean_reward: float | None = None
+    """Mean over the episodes of these groups; None = no groups."""
+    share_solved: float | None = None
+    """Share of those episodes with the task's highest reward."""
+    num_flat: int = 0
+    """Groups with equal rewards, which give no gradient, in the batch or dropped since the previous step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One training step. It turned version `step` - 1 into `step`."""
+
+    step: int
+    planned_at: float
+    trained_at: float
+    num_groups: int
+    num_rollouts: int
+    num_tokens: int
+    """Completion tokens."""
+    mean_reward: float
+    staleness_mean: float
+    """Mean over groups."""
+    staleness_max: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Rollouts dropped from the start of the run until this step was trained, by reason."""
+    by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
+    """Figures by task key; empty if the run has only one task."""
+    figures: Mapping[str, float | None] = field(default_factory=dict, metadata=FLAT)
+    """All of `echo_shared.records.step_figures` by key. In JSON they are merged into the step's fields."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each component of the batch's rewards, unweighted; empty = the reward is only the task's score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """One published version and its distribution to the nodes."""
+
+    policy_version: int
+    published_at: float
+    payload_bytes: int | None = None
+    """Size of the transferred payload; None = unknown, as for the next two fields."""
+    carrier: str | None = None
+    """`keyframe` or `delta`."""
+    way: str | None = None
+    """Transport used by the hub: `inline`, `broadcast`, `swarm` or `web_seed`."""
+    dissemination_p50_s: float | None = None
+    """Time from the announcement to a node's report of a complete, intact copy, on the hub's clock.
+
+    This and the next two fields cover the nodes that were connected at the announcement.
+    """
+    dissemination_p95_s: float | None = None
+    dissemination_max_s: float | None = None
+    fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
+    """Number of nodes by the transport that delivered most of the bytes: `swarm`, `web_seed`, `shared_memory`,
+    `inline` or `broadcast`."""
+    bytes_by_transport: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by source: `swarm`, `web_seed`, `shared_memory`, `pushed` by the hub, forwarded by nodes (`mesh`)."""
+
+    @property
+    def num_fetched(self) -> int:
+        return sum(self.fetches_by_transport.values())
+
+
+class EvaluationKind(StrEnum):
+    GREEDY = "greedy"
+    """The most likely token at each position."""
+    SAMPLED = "sampled"
+    """Several completions at the run's temperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Results of one version on the held-out problems; only this version drew the completions."""
+
+    name: str = ""
+    """Name of the evaluation set; empty = the run's own figures, from its only set or the mean of all sets."""
+    policy_version: int
+    kind: EvaluationKind
+    num_problems: int
+    """Problems with at least one scored completion."""
+    samples: int
+    """Completions per problem."""
+    num_unscored: int
+    """Completions on which the scorer failed; excluded from all means."""
+    accuracy: float
+    """Share of a problem's completions that solve it, mean over problems: mean@k."""
+    accuracy_error: float
+    """Standard error of `accuracy`."""
+    pass_at: Mapping[int, float]
+    """k -> probability that at least one of k completions solves a problem, for k = 2, 4, ... and `samples`."""
+    mean_reward: float
+    mean_tokens: float
+    """Drawn tokens per completion, over all turns."""
+    share_truncated: float
+    """Share of completions whose last turn reached the length limit."""
+    seconds: float
+    """Time of the sampling engine; with nodes, from the first lease to the last completion."""
+    evaluated_at: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each component of the rewards over completions; empty = the reward is only the task's score."""
+
+    @property
+    def text(self) -> str:
+        """Summary, such as "greedy 92.4% ± 1.2%" or "mean@8 91.0% ± 1.0%, pass@8 97.1%"."""
+        sampled = self.kind is EvaluationKind.SAMPLED
+        how = f"mean@{self.samples}" if sampled else "greedy"
+        known = f"{self.name}{': ' if self.name else ''}{how} {self.accuracy:.1%} ± {self.accuracy_error:.1%}"
+        return known + "".join(f", pass@{k} {share:.1%}" for k, share in self.pass_at.items() if k == self.samples)

@@ -1,0 +1,160 @@
+"""`draw` and `interval` of `echo_shared.sampling.draws` in torch, for many rows at once, on the logits' device.
+
+Uses the reference's float64 arithmetic. A large vocabulary is summed in blocks, and only the token's block is
+accumulated, so additions have another order: sums differ by parts in 1e16. No function synchronizes with the device.
+
+Dimensions: R rows, V vocabulary, B tokens in a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_BLOCK: Final = 1_024
+_CHUNK_VALUES: Final = {"cpu": 2**17}
+"""Logits per chunk; on a CPU a chunk must fit a core's cache as float64."""
+_DEVICE_CHUNK_VALUES: Final = 2**24
+_LEAST_WEIGHT: Final = 1e-300
+"""Floor for underflowed weights, so that log() stays finite."""
+
+
+def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw one token per row; `u_R` and `temperature_R` are float64.
+
+    Returns ids [R] (int64) and logprobs [R] (float64, nats), on the device of `u_R`; NaN where logits are not finite.
+    """
+    return _in_chunks(_draw, logits_RV, u_R, temperature_R)
+
+
+def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the start of each token's interval in cumulative probability, and the logprobs of `tokens_R` (int64).
+
+    Both [R], float64, on the device of `temperature_R`, where `tokens_R` is too; NaN as in `draw`.
+    """
+    return _in_chunks(_interval, logits_RV, tokens_R, temperature_R)
+
+
+def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Tensor:
+    """Return by how many nats each token is less likely than the most likely one [R], 0 for a greedy choice.
+
+    Devices and types are those of `interval`.
+    """
+    short_R, _ = _in_chunks(_shortfall, logits_RV, tokens_R, temperature_R)
+    return short_R
+
+
+def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most likely token of each row [R] and its log-probability [R] in nats; greedy version of `draw`."""
+    logprobs_R, tokens_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
+    return tokens_R, logprobs_R
+
+
+def _in_chunks(
+    of_rows: Callable[..., tuple[Tensor, Tensor]], logits_RV: Tensor, *by_row: Tensor
+) -> tuple[Tensor, Tensor]:
+    chunk = max(1, _CHUNK_VALUES.get(by_row[0].device.type, _DEVICE_CHUNK_VALUES) // logits_RV.shape[-1])
+    parts = zip(*(torch.split(value, chunk) for value in (logits_RV, *by_row)), strict=True)
+    found = [of_rows(*part) for part in parts]
+    if len(found) == 1:
+        return found[0]
+    first, second = zip(*found, strict=True)
+    return torch.cat(first), torch.cat(second)
+
+
+def _weights(logits_RV: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Return unnormalized probabilities [R, V] and the largest scaled logit [R, 1], on the temperatures' device."""
+    weights_RV = logits_RV.to(device=temperature_R.device, dtype=torch.float64, copy=True).div_(temperature_R[:, None])
+    top_R1 = weights_RV.amax(dim=1, keepdim=True)
+    return weights_RV.sub_(top_R1).exp_(), top_R1
+
+
+def _draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    vocabulary = logits_RV.shape[1]
+    weights_RV, top_R1 = _weights(logits_RV, temperature_R)
+    if vocabulary <= _BLOCK:
+        cumulative_RV = weights_RV.cumsum(dim=1)
+        totals_R1 = cumulative_RV[:, -1:]
+        tokens_R1 = _first_above(cumulative_RV, u_R[:, None] * totals_R1)
+    else:
+        tokens_R1, totals_R1 = _draw_by_blocks(weights_RV, u_R)
+    tokens_R1 = tokens_R1.clamp_(max=vocabulary - 1)  # NaN logits give an index past the end.
+    return tokens_R1.squeeze(1), _logprobs(logits_RV, tokens_R1, temperature_R, top_R1, totals_R1)
+
+
+def _logprobs(logits_RV: Tensor, tokens_R1: Tensor, temperature_R: Tensor, top_R1: Tensor, totals_R1: Tensor) -> Tensor:
+    """Return the log-probabilities of the tokens [R]."""
+    chosen_R1 = logits_RV.gather(1, tokens_R1.to(logits_RV.device)).to(device=top_R1.device, dtype=torch.float64)
+    return (chosen_R1 / temperature_R[:, None] - top_R1 - totals_R1.log()).squeeze(1)
+
+
+def _interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    below_R1, totals_R1, top_R1 = _edges(logits_RV, tokens_R, temperature_R)
+    logprobs_R = _logprobs(logits_RV, tokens_R[:, None], temperature_R, top_R1, totals_R1)
+    return (below_R1 / totals_R1).squeeze(1), logprobs_R
+
+
+def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shortfall [R] and the probability of the most likely token [R]."""
+    weights_RV, _ = _weights(logits_RV, temperature_R)
+    totals_R = weights_RV.sum(dim=1)
+    own_R = weights_RV.gather(1, tokens_R[:, None]).squeeze(1)
+    return -own_R.clamp(min=_LEAST_WEIGHT).log(), totals_R.reciprocal()
+
+
+def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weight of all ids before the token, the weight of all ids, and the largest scaled logit; [R, 1]."""
+    weights_RV, top_R1 = _weights(logits_RV, temperature_R)
+    tokens_R1 = tokens_R[:, None]
+    if weights_RV.shape[1] <= _BLOCK:
+        place_R1, up_to_RB = tokens_R1, weights_RV.cumsum(dim=1)
+        before_R1, totals_R1 = torch.zeros_like(top_R1), up_to_RB[:, -1:]
+    else:
+        blocks = _block_sums(weights_RV).cumsum(dim=1)
+        before_R1, inside_RB = _of_block(weights_RV, blocks, tokens_R1 // _BLOCK)
+        place_R1, up_to_RB = tokens_R1 % _BLOCK, before_R1 + inside_RB.cumsum(dim=1)
+        totals_R1 = blocks[:, -1:]
+    below_R1 = torch.where(place_R1 > 0, up_to_RB.gather(1, (place_R1 - 1).clamp(min=0)), before_R1)
+    return below_R1, totals_R1, top_R1
+
+
+def _draw_by_blocks(weights_RV: Tensor, u_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tokens [R, 1] and total weights [R, 1]."""
+    blocks = _block_sums(weights_RV).cumsum(dim=1)
+    totals_R1 = blocks[:, -1:]
+    target_R1 = u_R[:, None] * totals_R1
+    block_R1 = _first_above(blocks, target_R1).clamp_(max=blocks.shape[1] - 1)
+    before_R1, inside_RB = _of_block(weights_RV, blocks, block_R1)
+    tokens_R1 = block_R1 * _BLOCK + _first_above(before_R1 + inside_RB.cumsum(dim=1), target_R1)
+    return tokens_R1, totals_R1
+
+
+def _block_sums(weights_RV: Tensor) -> Tensor:
+    """Return the sums [R, blocks]; the last block may be short."""
+    vocabulary = weights_RV.shape[1]
+    whole = vocabulary // _BLOCK * _BLOCK
+    sums: Tensor = weights_RV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
+    if whole < vocabulary:
+        sums = torch.cat([sums, weights_RV[:, whole:].sum(dim=1, keepdim=True)], dim=1)
+    return sums
+
+
+def _of_block(weights_RV: Tensor, blocks: Tensor, block_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the total weight before the block [R, 1], and the block's weights [R, B], 0 past the vocabulary.
+
+    `blocks` holds cumulative block sums.
+    """
+    vocabulary = weights_RV.shape[1]
+    before_R1 = blocks.gather(1, (block_R1 - 1).clamp_(min=0)).masked_fill_(block_R1 == 0, 0.0)
+    ids_RB = block_R1 * _BLOCK + torch.arange(_BLOCK, device=weights_RV.device)
+    inside_RB = weights_RV.gather(1, ids_RB.clamp(max=vocabulary - 1)).masked_fill_(ids_RB >= vocabulary, 0.0)
+    return before_R1, inside_RB
+
+
+def _first_above(cumulative_RN: Tensor, target_R1: Tensor) -> Tensor:
+    """Return the first index above the target [R, 1]; if rounding leaves none, the last one with non-zero weight."""
+    last_R1 = torch.searchsorted(cumulative_RN, cumulative_RN[:, -1:].contiguous())
+    return torch.minimum(torch.searchsorted(cumulative_RN, target_R1.contiguous(), right=True), last_R1)

@@ -1,0 +1,412 @@
+"""Sampling with a transformers causal LM: continuous batching, one prefill per prompt, seeded draws.
+
+The learner (co-located mode, evaluation) and the node's torch backend share this code, so both draw the same tokens.
+This module imports torch, as do `torch_draws` and `torch_cache`, on which it builds; import all three lazily.
+
+A prompt is prefilled once for all rollouts of its group; the first token of each is drawn from the prompt's logits. A
+rollout with a prefix is prefilled separately, with prompt and prefix, and continues from there. A rollout that needs
+more tokens gets a row of the batch. The row of a finished rollout goes to the next rollout before the next step; if
+there is none, the last row moves there, so that no step computes unused rows.
+
+The batch's composition changes a row's logits only by rounding: matrix products are blocked by the number of rows, and
+attention sums over the longest row's length. In float32 the rounding is about 1e-6: about one draw in a million differs
+between batches. The same groups submitted in the same way give identical rollouts.
+
+Dimensions: P prompts, R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echo_shared.errors import POLICY_UNUSABLE, BackendError
+from echo_shared.sampling import draws
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.sampling.rollout_table import ActiveRollout, RolloutTable
+from echo_shared.sampling.torch_cache import SlotCache, cache_argument, cache_of, columns_for
+from echo_shared.sampling.torch_draws import draw, most_likely
+from echo_shared.sampling.torch_prefix_cache import PrefixCache, as_past, length_of
+
+PREFILL_TOKENS: Final = 2_048
+"""Limit on the tokens of one prefill, padding included; a longer prompt is prefilled separately."""
+
+Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps (logits [R, V], uniforms [R], temperatures [R]) to token ids [R] and their logprobs [R]."""
+
+
+def sample_groups(
+    model: Any,
+    groups: Sequence[GroupRequest],
+    choose: Choose = draw,
+    *,
+    width: int | None = None,
+    max_cells: int | None = None,
+    prefixes: PrefixCache | None = None,
+) -> Iterator[FinishedRollout]:
+    """Draw all rollouts of `groups` in one batch and yield each when it is finished.
+
+    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. Pass `torch_draws.most_likely` as `choose`
+    for greedy completions. `width`: limit on rollouts in progress, None = all. `max_cells`: limit on the tokens whose
+    keys and values are held. `prefixes`: sequences sampled by this policy, reused by prompts that extend them; new
+    sequences are added. Raises BackendError if logits are not finite.
+    """
+    width = sum(len(group.indices) for group in groups) if width is None else width
+    batch = Batch(model, width=width, max_cells=max_cells, choose=choose, prefixes=prefixes)
+    for finished in batch.sample(iter(groups)):
+        yield from finished
+
+
+def greedy(
+    model: Any,
+    prompts: Sequence[NDArray[np.int32]],
+    *,
+    max_tokens: int,
+    stop_ids: tuple[int, ...],
+) -> list[NDArray[np.int32]]:
+    """Return the greedy completion [T] of each prompt [T], in order; a stop token is its last token."""
+    completions: list[NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)] * len(prompts)
+    groups = [
+        GroupRequest(
+            lease_id=0,
+            group_id=number,
+            indices=(0,),
+            prompt_ids=prompt,
+            seed=0,
+            policy_version=0,
+            temperature=1.0,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    for rollout in sample_groups(model, groups, most_likely):
+        completions[rollout.group_id] = rollout.completion_ids
+    return completions
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """Rollouts of a group that have not started and share their first tokens."""
+
+    group: GroupRequest
+    ids: NDArray[np.int32]
+    """Prompt tokens, then the prefix tokens of a rollout that has a prefix."""
+    indices: tuple[int, ...]
+    started: float = 0.0
+    cache: Any = None
+    """Cache of all prompts prefilled together; None before."""
+    place: int = 0
+    """Row of the prompt in `cache`."""
+    logits: Tensor | None = None
+    """Logits of the first token, [1, V]."""
+
+    @property
+    def num_given(self) -> int:
+        """Number of prefix tokens."""
+        return len(self.ids) - len(self.group.prompt_ids)
+
+
+class _Prefill:
+    """Size of a prefill, padding included."""
+
+    def __init__(self) -> None:
+        self._prompts = self._longest = 0
+
+    def add(self, waiting: _Waiting) -> bool:
+        """Add the prompt and return True if it fits; the first one always fits."""
+        longest = max(self._longest, len(waiting.ids))
+        if self._prompts and (self._prompts + 1) * longest > PREFILL_TOKENS:
+            return False
+        self._prompts, self._longest = self._prompts + 1, longest
+        return True
+
+
+class Batch:
+    """Rollouts in progress, of as many groups as fit."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        width: int,
+        max_cells: int | None = None,
+        choose: Choose = draw,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
+        """`width`: limit on rollouts in progress; `max_cells`: limit on the tokens whose keys and values are held;
+        `prefixes`: see `sample_groups`."""
+        self._model = model
+        self._prefixes = prefixes
+        self._width = width
+        self._max_cells = max_cells
+        self._choose = choose
+        self._draw_device = torch.device("cpu") if model.device.type == "mps" else model.device  # mps has no float64.
+        self._slots = SlotCache(model.device)
+        self._table = RolloutTable()
+        self._waiting: deque[_Waiting] = deque()
+
+    def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[FinishedRollout]]:
+        """Yield the rollouts that each step finished, often none; takes more of `groups` whenever there is capacity.
+
+        `groups` may yield again after it was exhausted. Ends when it is exhausted and no rollout runs. Raises
+        BackendError if logits are not finite.
+        """
+        while True:
+            finished = self._admit(groups)
+            if len(self._table):
+                finished += self._step()
+            elif not finished:
+                return
+            yield finished
+
+    def cancel(self, lease_id: int) -> None:
+        """Drop the lease's rollouts; call between two steps of `sample`."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.group.lease_id != lease_id)
+        self._table.drop(self._table.rows_of(lease_id))
+
+    def news(self) -> list[DrawnPart]:
+        """Return the tokens drawn since the last call; call between two steps of `sample`."""
+        return self._table.news()
+
+    @torch.inference_mode()
+    def _admit(self, groups: Iterator[GroupRequest]) -> list[FinishedRollout]:
+        """Start rollouts until the batch is full, `groups` is exhausted, or a first token finishes some of them."""
+        finished: list[FinishedRollout] = []
+        while not finished and (taken := self._take(groups)):
+            fresh = [waiting for waiting, _ in taken if waiting.cache is None]
+            if fresh:
+                self._prefill(fresh + self._ahead(fresh, groups))
+            finished = self._begin(taken)
+        self._close_gaps()
+        return finished
+
+    def _take(self, groups: Iterator[GroupRequest]) -> list[tuple[_Waiting, tuple[int, ...]]]:
+        """Return the rollouts to start next, limited by free rows and by the size of one prefill."""
+        taken: list[tuple[_Waiting, tuple[int, ...]]] = []
+        running = len(self._table) - len(self._table.free())
+        longest = self._table.longest()
+        prefill = _Prefill()
+        while running < self._width:
+            waiting = self._next_waiting(groups)
+            if waiting is None:
+                break
+            group = waiting.group
+            longest = max(longest, len(group.prompt_ids) + group.max_tokens)
+            fits = waiting.cache is not None or prefill.add(waiting)
+            room = max(0, self._rows_of(longest) - running) if fits else 0
+            begin, waiting.indices = waiting.indices[:room], waiting.indices[room:]
+            if begin:
+                taken.append((waiting, begin))
+                running += len(begin)
+            if waiting.indices:
+                self._waiting.appendleft(waiting)
+                break
+        return taken
+
+    def _ahead(self, fresh: Sequence[_Waiting], groups: Iterator[GroupRequest]) -> list[_Waiting]:
+        """Return waiting groups whose prompts are prefilled together with those of `fresh`.
+
+        A prefill of few tokens costs about one step, because the time goes into calls of the device.
+        """
+        prefill = _Prefill()
+        for waiting in fresh:
+            prefill.add(waiting)
+        ahead: list[_Waiting] = []
+        held = list(self._waiting)
+        rollouts = sum(len(waiting.indices) for waiting in held)
+        while rollouts < self._width // 2 and (group := next(groups, None)) is not None:
+            held += _starts(group)
+            rollouts += len(group.indices)
+        self._waiting = deque(held)
+        for waiting in held:
+            if waiting.cache is None and waiting not in fresh:
+                if not prefill.add(waiting):
+                    break
+                ahead.append(waiting)
+        return ahead
+
+    def _next_waiting(self, groups: Iterator[GroupRequest]) -> _Waiting | None:
+        if not self._waiting and (group := next(groups, None)) is not None:
+            self._waiting.extend(_starts(group))
+        return self._waiting.popleft() if self._waiting else None
+
+    def _rows_of(self, length: int) -> int:
+        """Return how many rows of up to `length` tokens fit; at least 1, because only the device can tell."""
+        if self._max_cells is None:
+            return self._width
+        return min(self._width, max(1, self._max_cells // columns_for(length)))
+
+    def _prefill(self, fresh: Sequence[_Waiting]) -> None:
+        """Compute the prompts in one batch padded on the left; equal prompts are computed once."""
+        started = time.perf_counter()
+        distinct: dict[bytes, int] = {}
+        places = [distinct.setdefault(one.ids.astype("<i4").tobytes(), len(distinct)) for one in fresh]
+        prompts_P = [np.frombuffer(prompt, dtype="<i4") for prompt in distinct]
+        lengths_P = np.array([len(prompt) for prompt in prompts_P])
+        longest = int(lengths_P.max())
+        ids = np.zeros((len(prompts_P), longest), dtype=np.int64)
+        for row, prompt in enumerate(prompts_P):
+            ids[row, longest - len(prompt) :] = prompt
+        positions = np.arange(longest) - (longest - lengths_P)[:, None]
+        # Without padding no mask is passed, so that attention can use its fastest path.
+        mask = _on(self._model.device, positions >= 0) if lengths_P.min() < longest else None
+        past, columns = self._past(prompts_P)
+        logits, cache = self._forward(np.stack([ids, np.maximum(positions, 0)])[:, :, columns:], mask, past)
+        for waiting, place in zip(fresh, places, strict=True):
+            waiting.started, waiting.cache, waiting.place = started, cache, place
+            waiting.logits = logits[place : place + 1]
+
+    def _past(self, prompts_P: Sequence[NDArray[np.int32]]) -> tuple[Any, int]:
+        """Return the cached keys and values of the first columns, padding included, and the number of those columns.
+
+        The computed part is equally long for all prompts, so prompts with longer cached prefixes recompute some of it.
+        """
+        if self._prefixes is None:
+            return None, 0
+        known_P = [self._prefixes.longest(prompt) for prompt in prompts_P]
+        computed = max(len(prompt) - length_of(known) for prompt, known in zip(prompts_P, known_P, strict=True))
+        lengths_P = [max(0, len(prompt) - computed) for prompt in prompts_P]
+        columns = max(lengths_P)
+        return (as_past(known_P, lengths_P, columns), columns) if columns else (None, 0)
+
+    def _begin(self, taken: Sequence[tuple[_Waiting, tuple[int, ...]]]) -> list[FinishedRollout]:
+        """Draw the first tokens, and assign rows to the rollouts that need more."""
+        begun = [(waiting, index) for waiting, indices in taken for index in indices]
+        first_u = [
+            draws.group_uniforms(waiting.group.seed, indices, waiting.num_given + 1)[:, -1]
+            for waiting, indices in taken
+        ]
+        temperatures = [waiting.group.temperature for waiting, _ in begun]
+        logits = torch.cat([_expanded(waiting.logits, len(indices)) for waiting, indices in taken])
+        tokens, logprobs = self._draw(logits, np.stack([np.concatenate(first_u), temperatures]))
+        finished = []
+        staying = []
+        now = time.perf_counter()
+        for number, (waiting, index) in enumerate(begun):
+            if tokens[number] in waiting.group.stop_ids or waiting.group.max_tokens == waiting.num_given + 1:
+                finished.append(_ended_at_once(waiting, index, tokens[number], logprobs[number], now))
+            else:
+                staying.append(number)
+        rows = self._rows_for([begun[number][0] for number in staying])
+        for waiting, members in groupby(zip(rows, staying, strict=True), key=lambda member: begun[member[1]][0]):
+            places, numbers = zip(*members, strict=True)
+            self._table.start(places, waiting.group, [begun[number][1] for number in numbers], waiting.started)
+        self._table.record(np.array(rows, dtype=np.int64), tokens[staying], logprobs[staying], now)
+        return finished
+
+    def _rows_for(self, joining: Sequence[_Waiting]) -> list[int]:
+        """Copy the prompts of `joining` into free rows of the cache and after the last one; return the rows."""
+        if not joining:
+            return []
+        longest = max(len(waiting.group.prompt_ids) + waiting.group.max_tokens for waiting in joining)
+        self._reserve(len(joining), max(longest, self._table.longest()))
+        free, end = self._table.free(), len(self._table)
+        rows = (free + list(range(end, end + len(joining))))[: len(joining)]
+        by_cache: dict[int, list[int]] = {}
+        for number, waiting in enumerate(joining):
+            by_cache.setdefault(id(waiting.cache), []).append(number)
+        for numbers in by_cache.values():
+            self._slots.join(
+                joining[numbers[0]].cache,
+                [joining[number].place for number in numbers],
+                [rows[number] for number in numbers],
+                [len(joining[number].ids) for number in numbers],
+            )
+        return rows
+
+    def _reserve(self, joining: int, longest: int) -> None:
+        slots = self._slots
+        rows = len(self._table) - len(self._table.free()) + joining
+        columns = columns_for(longest)
+        if rows <= slots.rows and columns <= slots.columns:
+            return
+        self._close_gaps()
+        rows = min(self._rows_of(longest), max(rows, 2 * slots.rows) if rows > slots.rows else slots.rows)
+        if self._max_cells is None or rows * slots.columns <= self._max_cells:
+            columns = max(columns, slots.columns)
+        slots.reserve(rows, columns)
+
+    def _close_gaps(self) -> None:
+        if self._table.free():
+            sources, targets = self._table.close_gaps()
+            self._slots.move(sources, targets, len(self._table))
+
+    @torch.inference_mode()
+    def _step(self) -> list[FinishedRollout]:
+        """Draw one token for every row."""
+        rows = np.arange(len(self._table))
+        inputs = np.stack(self._table.next_inputs(rows), dtype=np.int64)
+        mask = self._slots.before_step()
+        logits, _ = self._forward(inputs[:, :, None], mask, self._slots.cache)
+        self._slots.after_step()
+        tokens, logprobs = self._draw(logits, np.stack(self._table.next_draws(rows)))
+        running = list(self._table.rollouts) if self._prefixes is not None else []
+        finished = self._table.record(rows, tokens, logprobs, time.perf_counter())
+        if self._prefixes is not None:
+            for row, rollout in finished.items():
+                states, begun = self._slots.states(row), running[row]
+                if states is not None and begun is not None:
+                    # The last token was drawn but not fed, so its keys and values do not exist.
+                    fed = np.concatenate([begun.group.prompt_ids, rollout.completion_ids[:-1]])
+                    self._prefixes.keep(fed, states)
+        return list(finished.values())
+
+    def _forward(self, inputs: NDArray[np.int64], mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
+        """Run the model on token ids and positions [2, R, T]; return the last tokens' logits [R, V] and the cache."""
+        ids, positions = _on(self._model.device, inputs)
+        output = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            logits_to_keep=1,
+            **cache_argument(cache),
+        )
+        return output.logits[:, -1], cache_of(output)
+
+    def _draw(self, logits: Tensor, drawing: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Draw with uniforms and temperatures [2, R], in one transfer to the device and one back."""
+        u_R, temperature_R = _on(self._draw_device, drawing)
+        tokens_R, logprobs_R = self._choose(logits, u_R, temperature_R)
+        drawn = torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True)
+        if not np.isfinite(drawn[1]).all():
+            raise BackendError(
+                "The model produced logits that are not finite.",
+                do="Check the model's weights.",
+                code=POLICY_UNUSABLE,
+            )
+        return drawn[0].astype(np.int64), drawn[1]
+
+
+def _on(device: torch.device, array: NDArray[Any]) -> Tensor:
+    """Copy to the device; for CUDA asynchronously, from pinned memory."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _starts(group: GroupRequest) -> list[_Waiting]:
+    return [_Waiting(group, ids, indices) for ids, indices in group.starts()]
+
+
+def _ended_at_once(waiting: _Waiting, index: int, token: np.int64, logprob: np.float64, now: float) -> FinishedRollout:
+    """Return a rollout that its first drawn token finished."""
+    before = next((prefix for prefix in waiting.group.prefixes if prefix.index == index), None)
+    ids_T, logprobs_T = np.array([token], np.int32), np.array([logprob], np.float32)
+    if before is not None:
+        ids_T, logprobs_T = np.append(before.ids, ids_T), np.append(before.logprobs, logprobs_T)
+    return ActiveRollout(waiting.group, index, waiting.started, waiting.num_given).finished(ids_T, logprobs_T, now)
+
+
+def _expanded(logits: Tensor | None, rows: int) -> Tensor:
+    assert logits is not None, "the prompt is prefilled"
+    return logits.expand(rows, -1)

@@ -1,0 +1,101 @@
+"""Transfer of artefacts through memory to nodes on the hub's host, without network and torrent. Linux only.
+
+The hub copies an artefact into a memory file (`MemorySegment`), and offers its address to nodes that connect from the
+same host. The memory has no path, so nothing is left behind: the kernel frees it once the hub has closed it or died,
+and the last reader has finished. Only the hub's user can open it.
+
+multiprocessing.shared_memory uses names: a killed hub would leave its segments behind, and before Python 3.13 the first
+reader to exit would remove them for all others (https://github.com/python/cpython/issues/82300).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Final
+
+from echo_shared.artefacts.manifest import Manifest
+from echo_shared.wire.messages import SharedMemory
+
+AVAILABLE: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
+"""True if this system supports a `MemorySegment`: not on macOS and Windows, nor with a Python built for an old
+Linux."""
+
+
+class MemorySegment:
+    """One artefact in memory, its files concatenated in the manifest's order.
+
+    After `close` no new reader can open it; readers that have it open continue to its end.
+    """
+
+    def __init__(self, descriptor: int, address: SharedMemory) -> None:
+        self._descriptor = descriptor
+        self.address = address
+
+    @classmethod
+    def of(cls, manifest: Manifest, directory: Path) -> MemorySegment:
+        """Copy the artefact in `directory` into memory. Blocks. Raises OSError if memory runs out."""
+        assert sys.platform == "linux", "the caller must check AVAILABLE"
+        name = f"echo-{secrets.token_hex(16)}"
+        descriptor = os.memfd_create(name)
+        try:
+            for file in manifest.files:
+                with (directory / file.path).open("rb") as source:
+                    _copy(source.fileno(), descriptor, file.size_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(descriptor, SharedMemory(pid=os.getpid(), descriptor=descriptor, name=name))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def read(address: SharedMemory, manifest: Manifest, directory: Path) -> None:
+    """Copy the artefact at `address` into `directory`; the caller must verify it. Blocks.
+
+    Raises OSError if the hub has closed it, or if this process cannot see the hub's: on another host, as another user,
+    or in a container. The random name is checked, so no unrelated file with the same numbers is opened.
+    """
+    if sys.platform != "linux":
+        raise OSError("Only Linux supports reading another process's memory files.")
+    memory = _open(address)
+    try:
+        for file in manifest.files:
+            path = directory / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as target:
+                _copy(memory, target.fileno(), file.size_bytes)
+    finally:
+        os.close(memory)
+
+
+def _open(address: SharedMemory) -> int:
+    """Open the memory. Check its name before and after opening, because the hub may reuse the number in between."""
+    assert sys.platform == "linux", "the caller has checked the platform"
+    link = Path("/proc", str(address.pid), "fd", str(address.descriptor))
+    _check_name(link, address)
+    descriptor = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # Must not block on a pipe or terminal.
+    try:
+        _check_name(Path("/proc/self/fd", str(descriptor)), address)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_name(link: Path, address: SharedMemory) -> None:
+    if str(link.readlink()) != f"/memfd:{address.name} (deleted)":
+        raise FileNotFoundError(f"{link} is not the memory file {address.name}.")
+
+
+def _copy(source: int, target: int, size_bytes: int) -> None:
+    """Copy within the kernel."""
+    assert sys.platform == "linux", "the callers have checked the platform"
+    while size_bytes:
+        sent = os.sendfile(target, source, None, size_bytes)
+        if sent == 0:
+            raise OSError("The memory file ends too early.")
+        size_bytes -= sent

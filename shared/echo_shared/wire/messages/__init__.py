@@ -1,0 +1,198 @@
+"""Every message that hub and node exchange, with the bounds of each field.
+
+A message is one MessagePack map (`codec`) whose `type` names its class. The codec ignores unknown fields, because a
+newer peer may send more. A wrong type, a missing field or a value out of bounds raises CodecError before any other code
+reads the message. Arrays travel as {dtype, shape, data} with raw little-endian bytes, never as pickle.
+
+Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`. The unions `FromHub` and
+`FromNode` below list every message that each side may send.
+"""
+
+from echo_shared.wire.messages.base import (
+    MAX_BATCHED,
+    MAX_FRAME_BYTES,
+    MAX_FRAME_FROM_NODE_BYTES,
+    MAX_GROUP_SIZE,
+    OLDEST_PROTOCOL_VERSION,
+    PROTOCOL_VERSION,
+    Message,
+)
+from echo_shared.wire.messages.checking import MAX_CHECKS, CheckLease, CheckResult
+from echo_shared.wire.messages.handshake import (
+    MAX_COST_PER_HOUR,
+    MAX_POWER_WATTS,
+    Challenge,
+    Goodbye,
+    Hello,
+    Proof,
+    RefusalCode,
+    Refused,
+    Welcome,
+)
+from echo_shared.wire.messages.leases import (
+    MAX_PREFIX_TOKENS,
+    Lease,
+    LeasedPrefix,
+    LeaseReturned,
+    LeaseRevoked,
+    NodeStatus,
+    Standby,
+    StandbyReason,
+)
+from echo_shared.wire.messages.receipts import (
+    Checked,
+    DroppedCount,
+    DropReason,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    ReceiptsWanted,
+    Totals,
+)
+from echo_shared.wire.messages.rollouts import (
+    CONTENT,
+    MAX_PARTS_TOKENS,
+    MAX_VERSION_SPANS,
+    Completion,
+    FinishReason,
+    Rollout,
+    RolloutPart,
+    RolloutParts,
+    VersionSpan,
+    VersionSpans,
+    content_of,
+    rollout_id,
+)
+from echo_shared.wire.messages.spread import (
+    MAX_HAND_ON_BYTES,
+    MAX_MESH,
+    MAX_PIECE_BYTES,
+    ArtefactOffer,
+    Fetched,
+    Have,
+    KeyframeWanted,
+    KeysRotated,
+    Links,
+    Mesh,
+    MeshPeer,
+    MeshPeers,
+    Peers,
+    Piece,
+    PolicyPublished,
+    RunKey,
+    RunKeys,
+    SharedMemory,
+    Unwanted,
+    Way,
+)
+from echo_shared.wire.messages.teams import MAX_TEAM_NAME, Team, TeamWanted
+
+__all__ = [
+    "CONTENT",
+    "MAX_BATCHED",
+    "MAX_CHECKS",
+    "MAX_COST_PER_HOUR",
+    "MAX_FRAME_BYTES",
+    "MAX_FRAME_FROM_NODE_BYTES",
+    "MAX_GROUP_SIZE",
+    "MAX_HAND_ON_BYTES",
+    "MAX_MESH",
+    "MAX_PARTS_TOKENS",
+    "MAX_PIECE_BYTES",
+    "MAX_POWER_WATTS",
+    "MAX_PREFIX_TOKENS",
+    "MAX_TEAM_NAME",
+    "MAX_VERSION_SPANS",
+    "OLDEST_PROTOCOL_VERSION",
+    "PROTOCOL_VERSION",
+    "ArtefactOffer",
+    "Challenge",
+    "CheckLease",
+    "CheckResult",
+    "Checked",
+    "Completion",
+    "DropReason",
+    "DroppedCount",
+    "Fetched",
+    "FinishReason",
+    "FromHub",
+    "FromNode",
+    "Goodbye",
+    "Have",
+    "Hello",
+    "KeyframeWanted",
+    "KeysRotated",
+    "Lease",
+    "LeaseReturned",
+    "LeaseRevoked",
+    "LeasedPrefix",
+    "Links",
+    "Mesh",
+    "MeshPeer",
+    "MeshPeers",
+    "Message",
+    "NodeStatus",
+    "Peers",
+    "Piece",
+    "PolicyPublished",
+    "Proof",
+    "Receipt",
+    "ReceiptState",
+    "Receipts",
+    "ReceiptsWanted",
+    "RefusalCode",
+    "Refused",
+    "Rollout",
+    "RolloutPart",
+    "RolloutParts",
+    "RunKey",
+    "RunKeys",
+    "SharedMemory",
+    "Standby",
+    "StandbyReason",
+    "Team",
+    "TeamWanted",
+    "Totals",
+    "Unwanted",
+    "VersionSpan",
+    "VersionSpans",
+    "Way",
+    "Welcome",
+    "content_of",
+    "rollout_id",
+]
+
+FromHub = (
+    Challenge
+    | Welcome
+    | Refused
+    | PolicyPublished
+    | Peers
+    | KeysRotated
+    | Mesh
+    | Piece
+    | Unwanted
+    | Lease
+    | LeaseRevoked
+    | CheckLease
+    | Standby
+    | Receipts
+    | Totals
+    | Team
+)
+FromNode = (
+    Hello
+    | Proof
+    | NodeStatus
+    | Fetched
+    | Have
+    | Links
+    | KeyframeWanted
+    | Rollout
+    | RolloutParts
+    | LeaseReturned
+    | CheckResult
+    | ReceiptsWanted
+    | TeamWanted
+    | Goodbye
+)

@@ -1,0 +1,55 @@
+"""Check leases: a node recomputes the token probabilities of another node's completion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from echo_shared.wire.messages.base import Message
+from echo_shared.wire.messages.fields import Logprobs, RolloutId, Shares, TokenIds
+from echo_shared.wire.messages.rollouts import VersionSpans
+
+MAX_CHECKS: Final = 8
+"""Completions that one node is given to check at once."""
+
+
+class CheckLease(Message):
+    """Ask a node to recompute another node's completion with the versions that drew it.
+
+    The lease omits the seed and the claimed log-probabilities, so that a node cannot build its result from them.
+    """
+
+    type: Literal["check_lease"] = "check_lease"
+    rollout_id: RolloutId
+    prompt_ids: TokenIds
+    """Prompt tokens before the completion."""
+    completion_ids: TokenIds
+    versions: Annotated[VersionSpans, Field(min_length=1)]
+    """Versions that drew the completion, in token order."""
+    temperature: Annotated[float, Field(gt=0, le=10)]
+    deadline_s: Annotated[float, Field(gt=0)]
+    """Seconds from sending until the hub asks another node."""
+
+    @model_validator(mode="after")
+    def _has_all(self) -> CheckLease:
+        if not len(self.prompt_ids) or sum(span.num_tokens for span in self.versions) != len(self.completion_ids):
+            raise ValueError("a check needs a prompt, and its versions must cover exactly the completion's tokens")
+        return self
+
+
+class CheckResult(Message):
+    """Token intervals that the checking node computed; both arrays are empty if its engine cannot check."""
+
+    type: Literal["check_result"] = "check_result"
+    rollout_id: RolloutId
+    below: Shares
+    """Start of each token's interval in the cumulative distribution, in token-id order, at the lease's temperature."""
+    logprobs: Logprobs
+    """Width of each token's interval as a log-probability, in nats; one value per token."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> CheckResult:
+        if len(self.below) != len(self.logprobs):
+            raise ValueError("below and logprobs must have the same length")
+        return self

@@ -1,0 +1,122 @@
+"""Handshake between node and hub, from Hello to Welcome, and the messages that end a connection."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from echo_shared.wire.messages.base import Message
+from echo_shared.wire.messages.engines import known_backend
+from echo_shared.wire.messages.fields import (
+    Count,
+    Name,
+    Nonce,
+    PolicyVersion,
+    PublicKey,
+    Signature,
+    Text,
+    printable_line,
+)
+from echo_shared.wire.messages.shown_names import checked_name
+from echo_shared.wire.messages.spread import ArtefactOffer, MeshPeers, RunKeys
+
+MAX_COST_PER_HOUR: Final = 1_000.0
+"""US dollars; no single machine costs more."""
+MAX_POWER_WATTS: Final = 100_000.0
+
+
+class RefusalCode(StrEnum):
+    """Reason why the hub refuses or ends a connection."""
+
+    PROTOCOL_VERSION = "protocol_version"
+    BAD_SIGNATURE = "bad_signature"
+    STALE_PROOF = "stale_proof"
+    """The proof answers a challenge that has expired or was used before."""
+    TOO_SOON = "too_soon"
+    """The hub has no free slot, or the node broke the protocol and must wait before it reconnects."""
+    BAD_TOKEN = "bad_token"
+    BANNED = "banned"
+    ALREADY_CONNECTED = "already_connected"
+    PROTOCOL_ERROR = "remote_protocol"
+    SHUTTING_DOWN = "shutting_down"
+    FINISHED = "finished"
+    NAME_TAKEN = "name_taken"
+    """The name looks like that of another node, which had it first."""
+
+
+class Hello(Message):
+    """First message of a node. Its first three fields keep their meaning in every protocol version."""
+
+    type: Literal["hello"] = "hello"
+    protocol_version: Count
+    software_version: Name
+    node_key: PublicKey
+    nonce: Nonce
+
+
+class Challenge(Message):
+    """The hub's answer to Hello: `signature`, made with `hub_key` over the node's nonce, proves the hub's identity."""
+
+    type: Literal["challenge"] = "challenge"
+    protocol_version: Count
+    software_version: Name
+    hub_key: PublicKey
+    nonce: Nonce
+    signature: Signature
+
+
+class Proof(Message):
+    """The node's signature over the hub's nonce, with the node's description; sent once the hub's key is pinned."""
+
+    type: Literal["proof"] = "proof"
+    signature: Signature
+    name: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(checked_name)]
+    invite_token: Annotated[str, Field(max_length=256)] | None = None
+    backend: Annotated[str, Field(max_length=64), AfterValidator(known_backend)]
+    device: Annotated[str, Field(max_length=128), AfterValidator(printable_line)]
+    swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """TCP port on which the node's BitTorrent peer listens; 0 = none."""
+    mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """TCP port on which other nodes hand pieces on to this one; 0 = none."""
+    cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
+    """Price that the hub's operator pays for an active node, in US dollars; 0 = donated."""
+    power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
+    """Power draw under load; 0 = not stated."""
+    hears_totals: bool = False
+    """True: the node understands Totals."""
+
+
+class Welcome(Message):
+    """The hub accepts the node. `policy` is None while the newest published version is 0, the base model."""
+
+    type: Literal["welcome"] = "welcome"
+    run_id: Name
+    run_name: Name
+    node_id: Name
+    base: ArtefactOffer
+    policy: ArtefactOffer | None
+    policy_version: PolicyVersion
+    tracker_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
+    heartbeat_s: Annotated[float, Field(gt=0, le=600)]
+    run_keys: RunKeys
+    """Keys of all published payloads."""
+    mesh: MeshPeers = ()
+    """Nodes to connect to."""
+
+
+class Refused(Message):
+    """The hub ends the connection, at any moment, and gives the reason; `do` tells the user what to change."""
+
+    type: Literal["refused"] = "refused"
+    code: Name
+    what: Text
+    do: Text = ""
+
+
+class Goodbye(Message):
+    """The node leaves on purpose, after it has returned its leases."""
+
+    type: Literal["goodbye"] = "goodbye"
+    reason: Text = ""

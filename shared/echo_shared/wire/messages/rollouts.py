@@ -1,0 +1,127 @@
+"""Rollouts that a node has drawn: finished completions, and new tokens of unfinished ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from operator import attrgetter
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from echo_shared.wire.messages.base import MAX_GROUP_SIZE, Message
+from echo_shared.wire.messages.fields import MAX_TOKENS, Count, Lax, Logprobs, PolicyVersion, RolloutId, TokenIds
+
+MAX_PARTS_TOKENS: Final = 65_536
+"""Limit on the sum over all parts of one message: half a megabyte, so that it does not block a slow uplink for long."""
+MAX_VERSION_SPANS: Final = 64
+"""Version spans of one completion; a node that reaches the limit finishes with its last version."""
+
+
+class FinishReason(StrEnum):
+    """Reason why a completion ended: STOP = a stop token (kept as last token), LENGTH = `max_tokens` reached."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class VersionSpan(Message):
+    """Consecutive tokens of one completion that one version drew."""
+
+    policy_version: PolicyVersion
+    num_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+VersionSpans = Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_VERSION_SPANS, strict=False)]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished completion, as its engine reports it. Every form of a rollout inherits these fields.
+
+    A new field reaches the engine's report, the spool, the wire, the hub's records and tables, the learner, the pages
+    and the exports. Give it bounds, because any node may send it. Give it a default, because older nodes and spools
+    lack it.
+    """
+
+    completion_ids: TokenIds
+    """[T]. A drawn stop token is the last one."""
+    behavior_logprobs: Logprobs
+    """[T] in nats, under the softmax at the lease's temperature, as the node reports them."""
+    finish_reason: Annotated[FinishReason, Lax]
+    sampling_s: Annotated[float, Field(ge=0)]
+    """Seconds from the start of the prompt's prefill to the last token."""
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields of this class by name, without those of subclasses."""
+        return dict(zip(CONTENT, content_of(self), strict=True))
+
+
+CONTENT: Final = tuple(field.name for field in fields(Completion))
+"""Names of the fields of `Completion`."""
+content_of: Final = attrgetter(*CONTENT)
+"""Returns these fields' values, of any form, in the order of `Completion`'s parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Leased:
+    """Fields of a rollout's frame before its completion."""
+
+    type: Literal["rollout"] = "rollout"
+    rollout_id: RolloutId
+    lease_id: Count
+    group_id: Count
+    index: Count
+    policy_version_start: PolicyVersion
+    """Version that drew the first token."""
+    policy_version_end: PolicyVersion
+    """Version that drew the last token."""
+
+
+# The order of the bases sets the order of a frame's fields: the last base comes first. Message is frozen, too, which
+# mypy cannot know.
+class Rollout(Message, Completion, _Leased):  # type: ignore[misc]
+    """One finished completion with its lease and the versions that drew it."""
+
+    num_given: Count = 0
+    """Number of leading tokens that came from the lease's prefix; this node drew the rest."""
+    versions: VersionSpans = ()
+    """Versions that drew it, in token order; empty = one version drew all of it."""
+
+
+class RolloutPart(Message):
+    """New tokens of one unfinished completion, from token number `start`, all drawn by one version."""
+
+    lease_id: Count
+    index: Count
+    start: Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
+    """0 after a reconnect: the part then repeats the completion from its first token, leased prefix included."""
+    policy_version: PolicyVersion
+    ids: TokenIds
+    logprobs: Logprobs
+    """Nats; one value per token."""
+
+
+def _parts_in_bounds(parts: tuple[RolloutPart, ...]) -> tuple[RolloutPart, ...]:
+    if sum(len(part.ids) for part in parts) > MAX_PARTS_TOKENS:
+        raise ValueError(f"the parts of a message may have {MAX_PARTS_TOKENS} tokens in all")
+    return parts
+
+
+class RolloutParts(Message):
+    """New tokens of rollouts that the node is still drawing.
+
+    The node does not spool parts: tokens lost on the way are sent again after a reconnect, or drawn again.
+    """
+
+    type: Literal["rollout_parts"] = "rollout_parts"
+    parts: Annotated[
+        tuple[RolloutPart, ...],
+        Field(min_length=1, max_length=MAX_GROUP_SIZE, strict=False),
+        AfterValidator(_parts_in_bounds),
+    ]
+
+
+def rollout_id(lease_id: int, index: int) -> str:
+    """Return the id of one leased rollout, which is the same on node, hub and leaderboard."""
+    return f"{lease_id}-{index}"

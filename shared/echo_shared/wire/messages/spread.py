@@ -1,0 +1,177 @@
+"""Distribution of the base model and the policy versions: offers, keys, peers, pieces, and acknowledgements."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from echo_shared.wire.messages.base import MAX_BATCHED, Message
+from echo_shared.wire.messages.fields import Count, InfoHash, Lax, NodeId, Peer, PieceIndex, PolicyVersion, Signature
+
+MAX_MESH: Final = 32
+"""Limit on a node's connections to other nodes; a larger fleet connects at random."""
+MAX_HAND_ON_BYTES: Final = 48 * 1024
+"""Limit on a piece's route; enough for 16,384 nodes."""
+MAX_PIECE_BYTES: Final = 256 * 1024
+"""Limit on a piece in a message; artefacts with larger pieces go through the swarm."""
+
+
+class Way(StrEnum):
+    """Transport of an artefact from the hub to a node."""
+
+    INLINE = "inline"
+    """The hub sends every piece to every node over the websocket."""
+    BROADCAST = "broadcast"
+    """The hub sends most pieces to one node each; that node forwards them to the others over open connections."""
+    SWARM = "swarm"
+    """BitTorrent, with the hub and other nodes as peers."""
+    WEB_SEED = "web_seed"
+    """Plain HTTP from the hub."""
+
+
+class RunKey(Message):
+    """One of the run's keys that encrypt payloads: see `echo_shared.artefacts.sealing`."""
+
+    key_id: Count
+    key: Annotated[bytes, Field(min_length=32, max_length=32)]
+
+
+RunKeys = Annotated[tuple[RunKey, ...], Field(max_length=256, strict=False)]
+
+
+class MeshPeer(Message):
+    """A peer to connect to, with its address for incoming pieces."""
+
+    node_id: NodeId
+    host: Annotated[str, Field(max_length=255)]
+    port: Annotated[int, Field(ge=0, le=65535)]
+    """0 = the peer accepts no connections; it connects to this node if it can."""
+    number: Annotated[int, Field(ge=0, le=65_535)]
+    """Number that stands for the peer in `Piece.hand_on`."""
+
+
+MeshPeers = Annotated[tuple[MeshPeer, ...], Field(max_length=MAX_MESH, strict=False)]
+
+
+class SharedMemory(Message):
+    """Location of an artefact in the hub's memory, for a node on the same host: see
+    `echo_shared.swarm.shared_memory`."""
+
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
+    descriptor: Annotated[int, Field(ge=0, lt=2**31)]
+    name: Annotated[str, Field(pattern=r"^echo-[0-9a-f]{32}$")]
+
+
+class ArtefactOffer(Message):
+    """Everything that a node needs to fetch and verify one artefact: the base model or one policy version."""
+
+    manifest: Annotated[bytes, Field(max_length=2**20)]
+    """Signed bytes of an `echo_shared.artefacts.manifest.Manifest`."""
+    signature: Signature
+    torrent: Annotated[bytes, Field(max_length=4 * 2**20)]
+    web_seed_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
+    """Path under the node's own passkey; ends in a slash."""
+    way: Annotated[Way, Lax] = Way.SWARM
+    """Transport that the hub uses. If it fails, the node falls back to the swarm, then to the web seed."""
+    delta_parent: PolicyVersion | None = None
+    """Version that the node must hold to decode this one; equals the manifest's. None = none."""
+    peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)] = ()
+    shared_memory: SharedMemory | None = None
+    """Set for a node that connects from the hub's own host."""
+
+
+class PolicyPublished(Message):
+    """A new version is in the swarm."""
+
+    type: Literal["policy_published"] = "policy_published"
+    policy_version: PolicyVersion
+    offer: ArtefactOffer
+
+
+class Peers(Message):
+    """More peers for an artefact that the node is fetching or seeding."""
+
+    type: Literal["peers"] = "peers"
+    info_hash: Annotated[bytes, Field(min_length=20, max_length=20)]
+    peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)]
+
+
+class KeysRotated(Message):
+    """The run's current keys; earlier keys that are missing here are void."""
+
+    type: Literal["keys_rotated"] = "keys_rotated"
+    run_keys: RunKeys
+
+
+class Mesh(Message):
+    """Complete list of the nodes to connect to; replaces the previous list."""
+
+    type: Literal["mesh"] = "mesh"
+    peers: MeshPeers
+
+
+class Piece(Message):
+    """One piece of an artefact, sent by the hub or forwarded by a node. The receiver checks its hash.
+
+    An empty piece, which only the hub sends, asks a node to forward a piece that it has.
+    """
+
+    type: Literal["piece"] = "piece"
+    info_hash: InfoHash
+    index: PieceIndex
+    data: Annotated[bytes, Field(max_length=MAX_PIECE_BYTES)]
+    hand_on: Annotated[bytes, Field(max_length=MAX_HAND_ON_BYTES)] = b""
+    """Route: the nodes to forward the piece to, and their own onward nodes; encoded by
+    `echo_shared.wire.relay_tree`."""
+
+
+class Unwanted(Message):
+    """No node fetches these artefacts any more: stop serving them."""
+
+    type: Literal["unwanted"] = "unwanted"
+    info_hashes: Annotated[tuple[InfoHash, ...], Field(max_length=256, strict=False)]
+
+
+class Fetched(Message):
+    """An artefact has arrived and passed its hash and signature checks."""
+
+    type: Literal["fetched"] = "fetched"
+    info_hash: Annotated[bytes, Field(min_length=20, max_length=20)]
+    policy_version: PolicyVersion | None
+    """None for the base model."""
+    seconds: Annotated[float, Field(ge=0)]
+    swarm_bytes: Count
+    web_seed_bytes: Count
+    shared_memory_bytes: Count = 0
+    pushed_bytes: Count = 0
+    """Pieces sent by the hub over the websocket."""
+    mesh_bytes: Count = 0
+    """Pieces forwarded by other nodes."""
+    model_hub_bytes: Count = 0
+    """Bytes from a model hub."""
+
+
+class Have(Message):
+    """Pieces that have arrived, from the hub or from other nodes, and match their hash."""
+
+    type: Literal["have"] = "have"
+    info_hash: InfoHash
+    pieces: Annotated[tuple[PieceIndex, ...], Field(max_length=MAX_BATCHED, strict=False)]
+    wanted: bool = True
+    """False: the hub need not send the rest; the node has all pieces or uses another transport."""
+
+
+class Links(Message):
+    """Complete list of the nodes that this node is connected to and can forward pieces to."""
+
+    type: Literal["links"] = "links"
+    node_ids: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)]
+
+
+class KeyframeWanted(Message):
+    """The node cannot decode the delta that it was offered: the parent is missing, or the result's hash is wrong."""
+
+    type: Literal["keyframe_wanted"] = "keyframe_wanted"
+    policy_version: PolicyVersion

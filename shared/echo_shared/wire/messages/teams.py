@@ -1,0 +1,60 @@
+"""Teams: a node's request, and the state of its team.
+
+Both travel over HTTP with the node's credentials (`echo_shared.wire.credentials`), so that a command line tool can ask
+while the node is connected.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from echo_shared.wire.messages.base import Message
+from echo_shared.wire.messages.fields import Count, printable_line
+from echo_shared.wire.messages.shown_names import checked_name
+
+MAX_TEAM_NAME: Final = 40
+
+TeamName = Annotated[str, Field(max_length=MAX_TEAM_NAME), AfterValidator(printable_line)]
+"""Characters that steer terminals or change the text direction are replaced, as in a node's name."""
+
+
+class TeamWanted(Message):
+    """Create a team, join one, leave it, or ask for its state. Answered by Team, or refused.
+
+    A node that creates or joins a team leaves its previous one.
+    """
+
+    type: Literal["team_wanted"] = "team_wanted"
+    action: Literal["create", "join", "leave", "show"]
+    name: TeamName = ""
+    """Name of the team to create or join."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shows_what_it_is(cls, values: Any) -> Any:
+        """Check the name of a new team as given, before `TeamName` replaces invisible characters."""
+        if isinstance(values, dict) and values.get("action") == "create" and isinstance(values.get("name"), str):
+            checked_name(values["name"])
+        return values
+
+
+class Team(Message):
+    """The node's current team; every field has its default if the node has none."""
+
+    type: Literal["team"] = "team"
+    name: TeamName = ""
+    is_founder: bool = False
+    """True: this node created the team."""
+    members: Count = 0
+    rollouts: Count = 0
+    """Rollouts trained on or evaluated while their nodes were in the team; `tokens` counts their tokens."""
+    tokens: Count = 0
+    tokens_per_day: Annotated[float, Field(ge=0)] = 0.0
+    """Recent average."""
+    rank: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    """Rank among teams by rollouts; None = no rollout was used yet."""
+    num_ranked: Count = 0
+    page: Annotated[str, Field(max_length=512, pattern=r"^(/[!-~]*)?$")] = ""
+    """Path of the team's page on the hub."""
