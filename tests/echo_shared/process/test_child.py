@@ -329,7 +329,11 @@ async def test_a_reader_that_is_cancelled_in_mid_frame_loses_nothing(start: Star
 
 
 async def test_a_child_ends_when_its_parent_dies_in_mid_frame(tmp_path: Path) -> None:
-    script = "from echo_shared.process.child import ParentPipe\npipe = ParentPipe()\nassert pipe.receive() is None and pipe.ended"
+    script = (
+        "from echo_shared.process.child import ParentPipe\n"
+        "pipe = ParentPipe()\n"
+        "assert pipe.receive() is None and pipe.ended"
+    )
     with (tmp_path / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", script, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log
