@@ -1,6 +1,7 @@
-"""One part in a process of its own: `python -m benchmarks.gpu.part PART SHAPE SEED SECONDS`; its last line is JSON.
+"""One part in a process of its own: `python -m benchmarks.gpu.part PART SHAPE SEED [SECONDS]`; its last line is JSON.
 
-Each part prints its progress on standard error and skips work that does not fit into its seconds.
+`python -m benchmarks.gpu.part --serve` runs the parts that it is told on its standard input, see `running`. Each part
+prints its progress on standard error and skips work that does not fit into its seconds.
 """
 
 from __future__ import annotations
@@ -9,29 +10,22 @@ import json
 import logging
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks import demo
-from benchmarks.gpu import END_TO_END, Work, device_type, works
+from benchmarks import gpu
+from benchmarks.gpu import end_to_end, running
+from benchmarks.gpu.budget import Budget
+from benchmarks.gpu.shapes import SHAPES, Shape, device_type
 from benchmarks.harness.models import matrix_operations_per_s, timed
-from benchmarks.harness.processes import RunFailed
-from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.requests import GROUP_SIZE, PROMPT_TOKENS, texts
-from benchmarks.harness.site import Site, open_site
-from benchmarks.learner import compare
-from benchmarks.learner.cases import Case, make_batch
+from benchmarks.harness.requests import group_request
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner import determinism, packing
@@ -39,52 +33,33 @@ from echo_hub.learner import policy as policy_module
 from echo_hub.learner.cuts import Cuts
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.probe import first_cut
-from echo_hub.learner.settings import LearnerSettings
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 from echo_shared.records.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
 from echo_shared.sampling import draws, torch_draws
+from echo_shared.sampling.draws import derive_seed
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.torch_sampler import sample_groups
+from echo_shared.wire.messages import FinishReason
 
+GROUP_SIZE: Final = 8
+PROMPT_TOKENS: Final = 32
 STEPS: Final = 3
 """The first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
+IMPORTS_S: Final = 15.0
+"""Import time of a part that starts alone without a limit."""
 RESERVE_S: Final = 5.0
 """Seconds kept for work after a loop."""
-ENDING_S: Final = 12.0
-"""Seconds kept for ending the hub and the node."""
-LOOK_S: Final = 0.5
-RUN: Final = {
-    "training": {"steps": 100_000},
-    "sampling": {"max_tokens": 6},
-    "server": {"port": 0},
-}
 
 
-class Budget:
-    """Time budget of a part, which starts with this process."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._began_at = psutil.Process().create_time()
-
-    @property
-    def left_s(self) -> float:
-        return self._limit_s - (time.time() - self._began_at)
-
-    def say(self, what: str) -> None:
-        """Print a progress line."""
-        print(f"  {self._limit_s - self.left_s:.0f} of {self._limit_s:.0f} s: {what}", file=sys.stderr, flush=True)
-
-
-def learner(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
+def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """Time steps that are cut as the learner would cut them."""
     budget.say("the model is made")
-    settings, policy = load(work, seed)
+    settings, policy = load(shape, seed)
     optimizer = make_optimizer(policy, settings.training)
-    case = replace(case_of(work), groups=work.groups)
-    groups = make_batch(case, seed)
+    groups = batch(shape, seed)
     budget.say("the learner looks how it must cut a batch")
     cut = first_cut(policy, settings)
     seconds: list[float] = []
@@ -102,8 +77,9 @@ def learner(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
             )
             seconds.append(took_s)
     step_s = statistics.median(seconds[1:])
-    trained, operations = case.work(seed)
+    trained = sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts)
     budget.say("a matrix product is timed")
+    operations = shape.operations(trained + len(groups) * PROMPT_TOKENS, trained)
     peak = matrix_operations_per_s(policy.device, torch.bfloat16 if policy.device.type == "cuda" else torch.float32)
     return {
         "step_s": step_s,
@@ -119,22 +95,22 @@ def learner(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
     }
 
 
-def sampler(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
+def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """Sample at several widths, swap the adapter, and draw again in float32."""
     budget.say("the model is made")
-    _, policy = load(work, seed)
+    _, policy = load(shape, seed)
     row: dict[str, Any] = {"left_out": []}
     with policy.autocast():
         budget.say("kernels are chosen, memory is allocated")
-        asked = requests(work, seed, GROUP_SIZE)
+        asked = requests(shape, seed, GROUP_SIZE)
         took_s, rollouts = timed(lambda: list(sample_groups(policy.model, asked)))
-        for width in work.widths:
+        for width in shape.widths:
             # Doubling the width less than doubles the time.
             if budget.left_s < 2 * took_s + RESERVE_S:
                 row["left_out"].append(f"width {width}")
                 continue
             budget.say(f"width {width}")
-            asked = requests(work, seed, width)
+            asked = requests(shape, seed, width)
             took_s, rollouts = timed(lambda asked=asked: list(sample_groups(policy.model, asked)))  # type: ignore[misc]
             row[f"tokens_per_s_at_{width}"] = sum(len(rollout.completion_ids) for rollout in rollouts) / took_s
     budget.say("the adapter is swapped")
@@ -167,35 +143,35 @@ def agreement(
     return {"agreement": float(np.concatenate(same).mean()), "compared_rollouts": len(same)}
 
 
-def beside_trl(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
+def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """Compare a step with that of TRL's trainer (`benchmarks.learner`)."""
-    case = case_of(work)
+    from benchmarks.harness.progress import Planned, Progress
+    from benchmarks.learner import compare
+    from benchmarks.learner.cases import Case, shape_of
+
+    case = Case(
+        name="beside TRL",
+        shape=shape_of(max(64, shape.hidden), shape.layers, shape.intermediate, shape.vocabulary),
+        prompt_tokens=PROMPT_TOKENS,
+        longest=shape.completion_tokens,
+        groups=2,
+        precision="float32" if shape.tiny else "bfloat16",
+        steps=3,
+        seconds=60,
+    )
     budget.say("the model is written, both sides load it, then they make a step in turns")
     with tempfile.TemporaryDirectory() as directory:
         return compare(case, Path(directory), seed, Progress([Planned(name=case.name, seconds=case.seconds)]))
 
 
-def case_of(work: Work) -> Case:
-    """Describe a small batch of random tokens."""
-    return Case(
-        name="beside TRL",
-        shape=work.shape,
-        prompt_tokens=PROMPT_TOKENS,
-        longest=work.completion_tokens,
-        precision="bfloat16" if device_type() == "cuda" else "float32",
-        steps=3,
-        seconds=60,
-    )
-
-
-PARTS: Final[dict[str, Callable[[Work, int, Budget], dict[str, Any]]]] = {
+PARTS: Final[dict[str, Callable[[Shape, int, Budget], dict[str, Any]]]] = {
     "learner": learner,
     "sampler": sampler,
     "beside TRL": beside_trl,
 }
 
 
-def load(work: Work, seed: int) -> tuple[LearnerSettings, Policy]:
+def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
     """Load a policy whose base is made on the device, because writing and reading 8B weights takes minutes."""
     kind = device_type()
 
@@ -206,7 +182,7 @@ def load(work: Work, seed: int) -> tuple[LearnerSettings, Policy]:
         torch.set_default_dtype(dtype)
         try:
             with device:
-                return AutoModelForCausalLM.from_config(work.shape.config(), attn_implementation=packing.ATTENTION)
+                return AutoModelForCausalLM.from_config(shape.config(), attn_implementation=packing.ATTENTION)
         finally:
             torch.set_default_dtype(before)
 
@@ -215,7 +191,7 @@ def load(work: Work, seed: int) -> tuple[LearnerSettings, Policy]:
         base_dir=Path(),
         seed=seed,
         temperature=1.0,
-        max_tokens=work.completion_tokens,
+        max_tokens=shape.completion_tokens,
         stop_ids=(),
         training=TrainingConfig(learning_rate=1e-6),
         objective=ObjectiveConfig(),
@@ -228,76 +204,71 @@ def load(work: Work, seed: int) -> tuple[LearnerSettings, Policy]:
     return settings, policy
 
 
-def requests(work: Work, seed: int, width: int) -> list[GroupRequest]:
-    return texts([work.drawn_tokens] * (width // GROUP_SIZE), seed, vocabulary=work.shape.vocabulary)
+def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
+    """Make random tokens. The shortest rollout has an eighth of the longest one's tokens."""
+    rng = np.random.default_rng(seed)
+    lengths = np.linspace(shape.completion_tokens / 8, shape.completion_tokens, shape.groups * GROUP_SIZE)
+    shuffled = rng.permutation(lengths.round().astype(int)).reshape(shape.groups, GROUP_SIZE)
+    return [
+        TrainingGroup(
+            prompt_ids=tokens(rng, shape, PROMPT_TOKENS),
+            rollouts=tuple(
+                TrainingRollout(
+                    completion_ids=tokens(rng, shape, length),
+                    loss_mask=np.ones(length, dtype=bool),
+                    behavior_logprobs=np.full(length, -math.log(shape.vocabulary), dtype=np.float32),
+                    reward=float(rng.random()),
+                    finish_reason=FinishReason.STOP,
+                    sampling_s=0.0,
+                )
+                for length in of_group.tolist()
+            ),
+        )
+        for of_group in shuffled
+    ]
+
+
+def requests(shape: Shape, seed: int, width: int) -> list[GroupRequest]:
+    rng = np.random.default_rng(seed)
+    return [
+        group_request(
+            number,
+            tokens(rng, shape, PROMPT_TOKENS),
+            indices=range(GROUP_SIZE),
+            seed=derive_seed("gpu", seed, number),
+            max_tokens=shape.drawn_tokens,
+        )
+        for number in range(width // GROUP_SIZE)
+    ]
+
+
+def tokens(rng: np.random.Generator, shape: Shape, count: int) -> Any:
+    return rng.integers(0, shape.vocabulary, count).astype(np.int32)
 
 
 def peak_gib() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if device_type() == "cuda" else None
 
 
-def end_to_end(seed: int, budget: Budget) -> dict[str, Any]:
-    """Train with a hub and a node until the budget is used up. Raises RunFailed if one of them ends early."""
-    with tempfile.TemporaryDirectory(prefix="echo-end-to-end-") as scratch:
-        budget.say("the hub starts")
-        with open_site(Path(scratch) / "site", {**RUN, "run": {"name": "gpu", "seed": seed}}) as site:
-            budget.say("the node starts")
-            joined_at = time.time()
-            node = site.node(["--backend", "torch"], env={"ECHO_NODE_MANNERS__GPU": "always"})
-            while budget.left_s > ENDING_S:
-                time.sleep(LOOK_S)
-                for name, process in (("hub", site.hub), ("node", node.process)):
-                    if process.poll() is not None:
-                        raise RunFailed(f"the {name} ended with status {process.returncode}: {_last_words(site)}")
-            status = [
-                sys.executable,
-                "-m",
-                "echo_node",
-                "status",
-                "--json",
-                "--data-dir",
-                str(site.scratch / node.name),
-            ]
-            said = json.loads(subprocess.run(status, check=True, capture_output=True, text=True).stdout)
-        rows = site.rows("SELECT trained_at, num_tokens, metrics FROM steps WHERE trained_at IS NOT NULL ORDER BY step")
-        ((quarantines,),) = site.rows("SELECT count(*) FROM trust_log WHERE decision = 'quarantined'")
-    if len(rows) < 2:
-        raise RunFailed(f"{len(rows)} steps were trained in the time")
-    # Rates leave out the first step, which includes the start of the node.
-    span_s = rows[-1][0] - rows[0][0]
-    return {
-        "seconds_to_first_step": rows[0][0] - joined_at,
-        "steps": len(rows),
-        "tokens_per_s": sum(count for _, count, _ in rows[1:]) / span_s,
-        "step_s": span_s / (len(rows) - 1),
-        "learner_waited": 1 - demo.utilisation([json.loads(metrics) for _, _, metrics in rows]),
-        "quarantines": quarantines,
-        "node": f"{said['backend']} on {said['device']}",
-        "as_asked": said["device"] == _device(),
-        "problems": list(said["problems"].values()),
-    }
+def run(part: str, shape: str, seed: int, limit_s: float) -> dict[str, Any]:
+    """Return the figures of one part and the device. Parts with child processes report peak memory themselves."""
+    budget = Budget(f"{part}, {shape}", limit_s)
+    kind = device_type()
+    device = torch.cuda.get_device_name() if kind == "cuda" else "cpu"
+    if part == end_to_end.PART:
+        return {"device": device, **end_to_end.measure(seed, budget, device=kind)}
+    figures = PARTS[part](SHAPES[shape], seed, budget)
+    return {"device": device, "peak_gib": peak_gib(), **figures}
 
 
-def _last_words(site: Site) -> str:
-    logs = sorted(site.scratch.glob("*.log"))
-    return "; ".join(f"{log.stem}: {log.read_text(errors='replace')[-300:]}" for log in logs)
-
-
-def _device() -> str:
-    return torch.cuda.get_device_name() if device_type() == "cuda" else "cpu"
-
-
-def main(part: str, shape: str, seed: int, limit_s: float) -> None:
-    """Print the figures of one part. A part with child processes reports its peak memory itself."""
+def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    budget = Budget(limit_s)
-    if part == END_TO_END[0]:
-        figures = end_to_end(seed, budget)
-    else:
-        figures = PARTS[part](works()[shape], seed, budget)
-        figures = {"peak_gib": peak_gib(), **figures}
-    print(json.dumps({"device": _device(), **figures}))
+    if sys.argv[1:] == [running.SERVE]:
+        running.serve(run)
+        return
+    part, shape, seed, *limit = sys.argv[1:]
+    print(json.dumps(run(part, shape, int(seed), float(limit[0]) if limit else gpu.PARTS[part] - IMPORTS_S)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    main()

@@ -59,7 +59,7 @@ class Case:
         return tokens, self.shape.operations(tokens + self.groups * self.prompt_tokens, tokens)
 
 
-def _shape(hidden: int, layers: int, intermediate: int, vocabulary: int) -> Shape:
+def shape_of(hidden: int, layers: int, intermediate: int, vocabulary: int) -> Shape:
     heads = hidden // 64
     return Shape(
         hidden=hidden,
@@ -73,13 +73,13 @@ def _shape(hidden: int, layers: int, intermediate: int, vocabulary: int) -> Shap
 
 
 MEDIUM: Final = Case(
-    name="100 M parameters", seconds=75, shape=_shape(768, 12, 2_048, 32_000), prompt_tokens=32, longest=96
+    name="100 M parameters", seconds=75, shape=shape_of(768, 12, 2_048, 32_000), prompt_tokens=32, longest=96
 )
-WIDE: Final = replace(MEDIUM, name="wide vocabulary", shape=_shape(256, 4, 768, 151_936))
+WIDE: Final = replace(MEDIUM, name="wide vocabulary", shape=shape_of(256, 4, 768, 151_936))
 CASES: Final = (
     MEDIUM,
     replace(
-        MEDIUM, name="long prompts", seconds=40, shape=_shape(512, 6, 1_536, 32_000), prompt_tokens=128, longest=64
+        MEDIUM, name="long prompts", seconds=40, shape=shape_of(512, 6, 1_536, 32_000), prompt_tokens=128, longest=64
     ),
     WIDE,
     replace(WIDE, name="wide vocabulary, recomputed layers", seconds=35, checkpointing=True, steps=1),

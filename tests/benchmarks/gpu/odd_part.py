@@ -1,15 +1,25 @@
-"""Parts that behave as their names say."""
+"""Parts that behave by their names, to be run by the server."""
 
 from __future__ import annotations
 
-import sys
+import os
 import threading
+from typing import Any
 
-if __name__ == "__main__":
-    print("output of a library")
-    match sys.argv[1]:
+from benchmarks.gpu import running
+
+
+def run(part: str, shape: str, seed: int, limit_s: float) -> dict[str, Any]:
+    print("what a library prints")
+    match part:
         case "raises":
             raise ValueError("no memory")
+        case "dies":
+            os._exit(9)
         case "hangs":
             threading.Event().wait()
-    print('{"a": 1}')
+    return {"shape": shape, "seed": seed, "limit_s": limit_s, "parent": os.getppid()}
+
+
+if __name__ == "__main__":
+    running.serve(run)
