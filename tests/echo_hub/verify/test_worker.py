@@ -189,7 +189,7 @@ def test_a_version_that_is_gone_is_reported_and_the_others_are_checked(versions:
     ]
     here = versions.drawn(2, 1)
     found = answers(made(), [*gone, *partly, *here], versions.directory)
-    assert all("Version 9 is not at hand" in str(found[one.rollout_id]) for one in (*gone, *partly))
+    assert all("version 9 is gone" in str(found[one.rollout_id]) for one in (*gone, *partly))
     assert all(not isinstance(found[one.rollout_id], str) for one in here)
 
 
