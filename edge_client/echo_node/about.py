@@ -25,21 +25,23 @@ from echo_shared.wire.messages import Totals, Welcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
-    """State since a hub admitted the node. It survives reconnects."""
+    """What the node knows since a hub admitted it with a Welcome; it survives reconnects."""
 
     hub_key: bytes
     welcome: Welcome
     """The hub's latest Welcome."""
     shell: RunShell
     counts_before: Mapping[str, int] = field(default_factory=dict)
-    """Rollouts by state at the opening of the shell."""
+    """Rollouts by state when the run was opened; the growth since then is shown as `since_start`."""
     totals: Totals | None = None
     """Latest totals of this node's key, from the hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """This node's identity and settings. The chooser gives the current engine."""
+    """This node's identity and settings, as it describes itself to the hub and to its user. The chooser gives the
+    current engine.
+    """
 
     me: Identity
     name: str
@@ -86,7 +88,9 @@ class About:
         now: float,
         token_rates: Sequence[float] = (),
     ) -> NodeSnapshot:
-        """Return the snapshot for the user. `now` is `running_s`; `token_rates` come from `TokenHistory`."""
+        """Return the snapshot for the user. `now` comes from `running_s`, the clock for intervals; `token_rates` from
+        `TokenHistory`.
+        """
         about: dict[str, Any] = {
             "pid": os.getpid(),
             "node_id": self.me.node_id,
@@ -137,7 +141,7 @@ class About:
 
 
 def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the increases in final states."""
+    """Return by how much the count of each final state has grown since `before`."""
     final = ("trained", "evaluated", "dropped", "dropped:")
     return {
         key: count - before.get(key, 0)
@@ -147,7 +151,7 @@ def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, in
 
 
 def _as_fields(totals: Totals) -> dict[str, Any]:
-    """Convert to the form of `NodeSnapshot.totals`."""
+    """Return the hub's totals in the form of `NodeSnapshot.totals`."""
     return {
         "trained": totals.trained_rollouts,
         "trained_tokens": totals.trained_tokens,

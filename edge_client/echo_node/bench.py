@@ -42,7 +42,7 @@ CPU_WIDTH: Final = 64
 GPU_WIDTH: Final = 256
 """Largest width to measure, unless the settings name a width."""
 BUSY_SHARE: Final = 0.5
-"""Share of the machine's cores. If other programs want this many, the machine counts as busy."""
+"""Share of the machine's cores. If other programs want this many cores, the machine counts as busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class Bench:
             speeds = Speeds.now(await self._rows(choice, seconds))
         except BackendError as error:
             problem = f"{error.what} {error.got or ''}".strip()
-            if error.code == NO_WEIGHTS:  # Which says nothing of the engine.
+            if error.code == NO_WEIGHTS:  # Missing weights say nothing about the engine.
                 return self._outcome(choice, problem=f"{problem} {error.do}")
             speeds = Speeds.now((), problem)
         else:

@@ -23,7 +23,7 @@ from echo_shared.wire.messages import Totals, Welcome
 log = logging.getLogger(__name__)
 
 OPENING: Final = "opening the run"
-"""Part of the node that is named when a run cannot be opened."""
+"""Name of the node's part that has a trouble when a run cannot be opened."""
 
 OpenShell = Callable[[Welcome, bytes], Awaitable[RunShell]]
 """Open the shell for a Welcome's run and the hub's key. Raises StorageError."""
@@ -91,7 +91,7 @@ class CurrentRun:
 
     def _log(self, welcome: Welcome, hub_key: bytes) -> None:
         if self.welcomed is not None:
-            return  # The client logs reconnects.
+            return  # The client logs when it reconnects.
         known = self._joining.pinned is not None and self._joining.pinned.hub_key == hub_key
         log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
         log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")

@@ -354,7 +354,7 @@ class Daemon:
         await self._tell_shell(event)
         if self._network is not None:
             self._network.look()
-        # Do not let a waiting owner wait for the next tick.
+        # Tick when the engine's time to report is over: the next regular tick would let the owner wait longer.
         asyncio.get_running_loop().call_later(YIELD_S, self._tick)
 
     async def _take_finish(self, event: FinishRequested) -> None:

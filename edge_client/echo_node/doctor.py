@@ -85,9 +85,9 @@ class _Patient:
     config: NodeConfig
     hardware: Hardware
     hub: HubRecord | None
-    """The last joined hub."""
+    """The hub that was joined last; None = none was joined."""
     url: str | None
-    """Another hub to join."""
+    """Address of a hub to examine instead; None = examine the last joined one."""
 
 
 def examine(paths: NodePaths, url: str | None) -> Diagnosis:

@@ -45,7 +45,7 @@ class Lending:
 
 
 class Helper:
-    """A helper machine. `run` lends until a signal arrives."""
+    """A helper machine, which lends its device to one node at a time. `run` lends until a signal arrives."""
 
     def __init__(self, paths: NodePaths, lending: Lending) -> None:
         self._paths = paths

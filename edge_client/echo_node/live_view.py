@@ -38,7 +38,7 @@ COLOURS: Final = {
 }
 """Colours of the states. The state is always in words too."""
 GOES_FIRST: Final = ("hub's key", "asks for", "checked", "keys", "node", "policy", "hub", "page", "lease", "credit")
-"""Rows left out, in this order, on a small terminal; other rows stay."""
+"""Rows left out on a small terminal, the first one first; rows that are not named here always stay."""
 
 
 class LivePanel:
@@ -100,7 +100,7 @@ class View:
         return text
 
     def _beside(self, name: str, options: ConsoleOptions) -> list[RenderableType]:
-        """Return the graphic of a value: a bar or a sparkline."""
+        """Return the graphic that is shown next to a value: a bar or a sparkline."""
         snapshot = self._snapshot
         if name == "lease" and snapshot.held_rollouts:
             return [_bar(snapshot.lease_tokens, snapshot.lease_most_tokens, options)]

@@ -21,7 +21,7 @@ from echo_shared.installation import installed_version
 
 LOOK_S: Final = 1.0
 _RELEASE_EVERY: Final = 30
-"""Look for a new release every so many rounds."""
+"""Number of `run`'s rounds from one search for a newly installed release to the next."""
 _CLOCK: Final = "the clock"
 _ANOTHER_NETWORK: Final = Trouble(TroubleCode.NETWORK_CHANGED, "This machine has changed its network; reconnecting.")
 

@@ -42,7 +42,7 @@ class Tray:
         self._told: Notice | None = self._last_word.load()
         """Last notified message. Messages older than this icon are not shown."""
         self._said = ""
-        """Error of the last button, if any."""
+        """Error of the last pressed button, if any."""
         self._closed = threading.Event()
 
     def run(self) -> None:

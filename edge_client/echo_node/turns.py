@@ -27,7 +27,7 @@ IDLE_S: Final = 300.0
 AGAIN_S: Final = 900.0
 LOOK_S: Final = 2.0
 KEEP_S: Final = 60.0
-"""Working time that is stored at once, in seconds."""
+"""Seconds of working time after which the time is added to the hub's stored share."""
 
 
 _IDLE: Final = ("connecting", "waiting")
@@ -82,19 +82,19 @@ class NodeTurns:
             raise self._refused
 
     def _next(self, before: str | None = None) -> str | None:
-        """Return the hub after `before`. If all hubs lack work, return the one to ask first."""
+        """Return the hub for the turn after that of `before`. If all hubs lack work, return the one to ask first."""
         soonest = sorted(self._away_until.items(), key=lambda one: one[1])
         asked = next((hub for hub, until in soonest if until < math.inf), None)
         return self._with_work(besides=before) or asked
 
     def _with_work(self, *, besides: str | None = None) -> str | None:
-        """Return the next hub that may have work. Raises StorageError."""
+        """Return the next hub that may have work, but not `besides`. Raises StorageError."""
         now = time.monotonic()
         away = {hub for hub, until in self._away_until.items() if until > now}
         return next_hub(self._shares.load(), away=away | {besides} if besides else away, now=time.time())
 
     async def _end_in_time(self, daemon: Daemon, hub: str) -> None:
-        """Count the hub's working time, and end its turn when another hub is due."""
+        """Count the seconds in which the hub gave work, and end its turn when another hub is due."""
         self._away_until.pop(hub, None)
         began = seen = busy_at = time.monotonic()
         had_s = 0.0
@@ -125,7 +125,7 @@ class NodeTurns:
             self._keep(hub, had_s)
 
     def _keep(self, hub: str, seconds: float) -> None:
-        """Store the working time. The file is small, so the write may run on the event loop."""
+        """Add working time to the hub's stored share. The file is small, so the write may run on the event loop."""
         try:
             self._shares.worked(hub, seconds, time.time())
         except StorageError as error:

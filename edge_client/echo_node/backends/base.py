@@ -29,10 +29,10 @@ class EngineSettings:
     kv_cache_bytes: int = 0
     """Memory for the keys and values of all rollouts in progress."""
     helpers: tuple[str, ...] = ()
-    """host:port of devices that each hold a part of the model; llama.cpp only."""
+    """host:port of other machines' devices (`echo-node lend`) that each hold a part of the model; llama.cpp only."""
     doors: tuple[int, ...] = ()
-    """Descriptors of sockets that listen on loopback, one for each helper, for an engine that may open no socket. Set
-    by the worker.
+    """File descriptors of sockets that listen on loopback, one for each entry of `helpers`, because a caged engine may
+    open no socket itself. Set by the worker.
     """
     stream_s: float = 0.0
     """Seconds of sampling between two reports of partial completions and prepared versions to the hub. 0 = no reports:
@@ -83,7 +83,7 @@ class Engine(Protocol):
     precision: str
     """Precision of the weights after `open`: f32, f16, bf16, q8_0 ...; empty = unknown."""
     scores: bool
-    """Whether it can `score`."""
+    """True if the engine can recompute other nodes' completions with `score`."""
     converted: Path | None
     """The file in the derived directory that the engine reads in place of the base model's weights, once it is open;
     None: the engine reads the base model's own files."""

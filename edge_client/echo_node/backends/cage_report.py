@@ -1,7 +1,8 @@
-"""Report the refused calls and files of a GPU's driver at each step of the cage: `echo-node doctor --cage`.
+"""Report for `echo-node doctor --cage` which calls and files each step of the cage refuses to a GPU's driver.
 
-One run on a machine with a card names the guard that blocks the GPU. A child process tries each step, and a supervisor
-records the child's refused calls and opened files.
+The cage limits an engine's process to what it needs; its steps (`host.cage.leeway`) go from narrow to wide. One run on
+a machine with a GPU names the guard that blocks the GPU. A child process enters the cage of each step and starts the
+GPU, while this process records the child's refused calls and opened files.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ _OF_A_THREAD: Final = "/proc/self/task/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """Result of one step."""
+    """Result of starting the engine in the cage of one step."""
 
     step: Leeway
     failure: str
     """Error text; empty = the engine starts."""
     refused: Mapping[str, int]
-    """Refused calls in words, with their counts."""
+    """Number of refused calls, by the call in words."""
     unopened: Sequence[str]
-    """Existing files that the cage does not let the driver open."""
+    """Files that exist, that the driver tried to open, and that the cage refuses."""
     unwatched: str = ""
-    """Reason for missing data on refused calls; empty = complete."""
+    """Reason why refused calls could not be recorded; empty = `refused` is complete."""
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Yield lines for people: one block per step, up to the first step with a working engine."""
+    """Yield lines for people: one block for each step, up to the first step at which the engine starts."""
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
         tried = try_step(choice, step, "\n".join(starts[choice.name]))
@@ -63,7 +64,7 @@ def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) 
 
 
 def try_step(choice: BackendChoice, step: Leeway, code: str) -> Tried:
-    """Run this code in the cage of that step. Blocks for seconds."""
+    """Run `code`, which starts an engine, in the cage of this step. Blocks for seconds."""
     with tempfile.TemporaryDirectory(prefix="echo-cage-", ignore_cleanup_errors=True) as scratch:
         arguments = [choice.name, choice.device, step.name, scratch]
         child = subprocess.Popen(
@@ -101,14 +102,14 @@ def _supervised(child: subprocess.Popen[bytes]) -> tuple[Supervisor | None, str]
     try:
         supervisor = Supervisor(child.pid, int(told))
     except OSError as error:
-        child.kill()  # Its calls wait for a supervisor.
+        child.kill()  # Without a supervisor, the child's refused calls would never return.
         return None, error.strerror or str(error)
     supervisor.run()
     return supervisor, ""
 
 
 def _again(opened: Opened, pid: int) -> Opened:
-    """Return the same file for another process: replace the process's number by "self"."""
+    """Return the file under a path that is valid in another process: "self" in place of this process's number."""
     path = opened.path.replace(f"/proc/{pid}/", "/proc/self/")
     if path.startswith(_OF_A_THREAD):
         thread, _, rest = path.removeprefix(_OF_A_THREAD).partition("/")
@@ -149,7 +150,7 @@ def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> N
         told = printable_line(str(error))
     os.write(1, f"{told}\n".encode())
     try:
-        exec(compile(code, "<start>", "exec"), {})  # Code from `STARTS`.
+        exec(compile(code, "<start>", "exec"), {})  # One of the codes in `gpu_cage.STARTS`.
     except BackendError as error:
         raise SystemExit(printable_line(str(error))) from error
 

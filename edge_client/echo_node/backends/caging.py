@@ -1,7 +1,8 @@
 """The cage of an engine: its files, ports and devices, and the preparation before the process enters the cage.
 
-A hub's input reaches an engine as files and messages. An engine reads the files of its model and its libraries. It
-writes only below the directory of its conversions. An engine with a distributed model also connects to the helpers.
+A hub's input reaches an engine as files and messages. The cage lets an engine read only the files of its model and its
+libraries, and write only below the directory of its conversions. An engine whose model is spread over several machines
+also connects to the helpers, the machines that hold the other parts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class CageTerms:
     policies: Path | None = None
     """Parent directory of the adapters. The base model's directory is always readable."""
     leeway: Leeway = SEALED
-    """Needs of this machine's GPU driver, as found by `gpu_cage`."""
+    """Step of the cage that this machine's GPU driver needs, as found by `gpu_cage`."""
 
     def to_frame(self) -> dict[str, Any]:
         policies = None if self.policies is None else str(self.policies)
@@ -142,8 +143,8 @@ def _prepare(derived_dir: Path, *, gpu: bool) -> None:
 
 
 def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ...]]:
-    """Resolve the helpers' names and open a listening socket for each. Return the new settings and the TCP ports to
-    allow.
+    """Resolve the helpers' names and open a listening loopback socket for each helper. Return the new settings and the
+    TCP ports that the cage must allow.
     """
     addresses = [_found(HelperAddress.parse(helper)) for helper in settings.helpers]
     doors = [socket.create_server((LOOPBACK, 0)) for _ in addresses]

@@ -30,7 +30,7 @@ def group_from_frame(frame: dict[str, Any]) -> GroupRequest:
 
 
 def parts_to_frame(parts: Sequence[DrawnPart]) -> dict[str, Any]:
-    """Pack parts column by column, like `rollouts_to_frame`. `parts` is not empty."""
+    """Pack drawn parts in the form of `rollouts_to_frame`. `parts` is not empty."""
     return {**_columns(parts, _PART_ARRAYS), "lengths": [len(part.ids) for part in parts]}
 
 
@@ -39,7 +39,9 @@ def parts_from_frame(frame: dict[str, Any]) -> Iterator[DrawnPart]:
 
 
 def rollouts_to_frame(rollouts: list[FinishedRollout]) -> dict[str, Any]:
-    """Pack rollouts column by column, arrays concatenated: many rollouts cost little more than one."""
+    """Pack rollouts by field: a list of all rollouts' values, or one concatenated array, so that many rollouts cost
+    little more than one.
+    """
     return {**_columns(rollouts, _ARRAYS), "lengths": [len(rollout.completion_ids) for rollout in rollouts]}
 
 
@@ -49,13 +51,15 @@ def rollouts_from_frame(frame: dict[str, Any]) -> Iterator[FinishedRollout]:
 
 
 def _columns(values: Sequence[DrawnPart] | Sequence[FinishedRollout], arrays: frozenset[str]) -> dict[str, Any]:
-    """Return each field of all values, `arrays` concatenated."""
+    """Return one entry for each field: the list of all values' contents; for the fields in `arrays`, one concatenated
+    array.
+    """
     columns = {field.name: [getattr(value, field.name) for value in values] for field in fields(values[0])}
     return {name: np.concatenate(column) if name in arrays else column for name, column in columns.items()}
 
 
 def _rows(frame: dict[str, Any], arrays: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Return the fields of each value that `_columns` packed."""
+    """Yield the fields of each packed value. The frame's `lengths` say where to cut the concatenated arrays."""
     scalars = [name for name in frame if name not in arrays and name != "lengths"]
     begin = 0
     for row, length in enumerate(frame["lengths"]):
@@ -73,7 +77,7 @@ def score_from_frame(frame: dict[str, Any]) -> ScoreRequest:
 
 
 def error_to_frame(error: EchoError) -> dict[str, Any]:
-    """Build the worker's last frame."""
+    """Build the last frame of a worker: the error that ended it."""
     return {"type": "ended", "code": error.code, "what": error.what, "got": error.got, "do": error.do}
 
 

@@ -33,7 +33,9 @@ from echo_shared.errors import BackendError
 from echo_shared.files.atomic import disk_error, sync
 
 FORMAT: Final = 1
-"""Increase it when the same artefact converts to different bytes."""
+"""Version of the conversion, part of a file's name. Increase it when the same base model converts to different
+bytes.
+"""
 
 _ARCHITECTURES: Final = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
@@ -54,7 +56,7 @@ _K_QUANTS: Final = {
 }
 _Q8_0_BLOCK: Final = 32
 _EXACT_BYTES: Final = 256 * 2**20
-"""Float32 size below which a model runs in float32, exactly."""
+"""Size of a model's weights in float32, in bytes, below which the model runs in float32, exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class ModelShape:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers in the KV cache for one token."""
+        """Return how many numbers the KV cache holds for one token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def in_and_out(self, layer: str) -> tuple[int, int]:
@@ -101,7 +103,7 @@ class ModelFile:
     is_exact: bool
     """True if all weights are float32."""
     precision: str
-    """Empty if the file came with its own precision, other than f32."""
+    """Precision of the weights; empty if the base model's own GGUF file has another one than f32."""
     is_converted: bool = True
     """False if the base model came as this file."""
 

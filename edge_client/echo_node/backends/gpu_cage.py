@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 GPU_UNUSABLE: Final = "gpu_unusable"
 """Error code for a GPU that does not start."""
 RULES: Final = 1
-"""Version of the cage's rules. A new version invalidates all cached steps."""
+"""Version of the cage's rules, stored with each cached step. A new version makes all cached steps invalid."""
 KEPT_S: Final = 7 * 86_400.0
 """Lifetime of a cached step that lacks a guard: a later search may find a narrower one."""
 STARTS: Final[Mapping[str, Sequence[str]]] = {
@@ -119,7 +119,9 @@ class GpuCages:
         return Fit(leeway=step)
 
     def _first(self, choice: BackendChoice, code: str, place: int) -> int | str:
-        """Return the first working step, searching from `place`; or the error without a cage, if that fails too."""
+        """Return the index of the first working step, searching from index `place`; or the error without any cage, if
+        that fails too.
+        """
         if self._try(choice, code, LEEWAYS[place]) is None:
             return place
         if (failure := self._try(choice, code, NO_CAGE)) is not None:
@@ -166,7 +168,7 @@ def _on_cpu(choice: BackendChoice) -> str:
 
 
 def _key(choice: BackendChoice) -> str:
-    """Return the cache key: everything that changes the driver's needs."""
+    """Return the cache key: everything that can change what the driver needs."""
     drivers = [f"{name} {version}" for name in _DRIVERS if (version := _version(name))]
     software = registry.software(choice.name)
     return " | ".join([choice.name, choice.device, software, *drivers, platform.release(), f"rules {RULES}"])

@@ -1,8 +1,8 @@
 """Division of llama.cpp's KV cache: the number of sequences, and the faster of llama.cpp's two arrangements.
 
-Every sequence has `cells` cells of its own, so a started rollout always fits. Separate sequences attend only to their
-own cells. Unified sequences share a prompt's cells but compute over all cells. Unified is faster while cells are few:
-one matrix product reads memory once instead of once per sequence.
+A cell holds one token's keys and values. Every sequence has `cells` cells of its own, so a started rollout always fits.
+Separate sequences attend only to their own cells. Unified sequences share a prompt's cells but compute over all cells.
+Unified is faster while cells are few: one matrix product reads memory once instead of once per sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ CELL_STEP: Final = 256
 """llama.cpp computes attention over a multiple of this number of cells."""
 
 _UNIFIED_GAIN: Final = 3
-"""Cost per rollout of a cell in a separate product, relative to one product over all cells."""
+"""Unified sequences are faster while all cells together are at most this multiple of the cells of one separate
+sequence.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,9 @@ class KvLayout:
     unified: bool
 
     def serves(self, wanted: KvLayout) -> bool:
-        """Return True if this layout serves as well as `wanted`, so that a change gains nothing."""
+        """Return True if this layout has the arrangement of `wanted` and is no smaller, so that a change gains
+        nothing.
+        """
         has_room = self.cells >= wanted.cells and self.sequences >= wanted.sequences
         return has_room and self.unified == wanted.unified
 

@@ -59,10 +59,10 @@ class _Group:
     pending: deque[int]
     """Indices without a slot."""
     home: int
-    """Slot of the prompt. One rollout's tokens may follow the prompt there."""
+    """Slot that holds the prompt's keys and values. One rollout of the group may continue there."""
     prefilled: int = 0
     started: bool = False
-    """True if the home may hold more than the prompt."""
+    """True once a rollout has continued in the home slot, which then holds more than the prompt."""
     first_logits: NDArray[np.float32] | None = None
     """[1, vocabulary], after the whole prompt."""
 
@@ -134,13 +134,13 @@ class LlamaCppEngine:
         """Free all slots and forget all rollouts."""
         sequences = 0 if self._layout is None else self._layout.sequences
         self._table = RolloutTable()
-        """Rows of the table are slots."""
+        """Rollouts in progress: row n of the table is the rollout in slot n."""
         self._numbers = np.arange(sequences)
         self._free = list(range(sequences))
         """Free slots, ascending. They are empty in llama.cpp, except the home of a group with pending rollouts."""
         self._current: _Group | None = None
         self._next: deque[_Start] = deque()
-        """Remaining starts of the current request."""
+        """Starts of the current request that have not become a group yet."""
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._held: GroupRequest | None = None
@@ -206,7 +206,9 @@ class LlamaCppEngine:
         return len(self._numbers) - len(self._free)
 
     def _fill_slots(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
-        """Start rollouts while slots are free and prompts are short, then close the gaps between rows."""
+        """Start rollouts while slots are free, feeding at most _PREFILL_TOKENS prompt tokens. Then close the gaps
+        between rows.
+        """
         room = _PREFILL_TOKENS
         while (group := self._current or (self._next_group(groups, events, room) if room else None)) is not None:
             self._current = group
@@ -221,7 +223,9 @@ class LlamaCppEngine:
         self._close_gaps()
 
     def _next_group(self, groups: Iterator[GroupRequest], events: list[EngineEvent], room: int) -> _Group | None:
-        """Return the next group; None if `groups` is dry or no slot is free."""
+        """Return the next group; None if `groups` is dry or no slot is free. `room`: prompt tokens that may still be
+        fed now.
+        """
         if self._layout is not None and not self._free:
             return None
         if not self._next and (request := self._next_request(groups, events)) is not None:
@@ -300,7 +304,7 @@ class LlamaCppEngine:
             bisect.insort(self._free, mover)
 
     def _prefill(self, group: _Group, room: int) -> int:
-        """Feed the next piece of the prompt. Return the number of tokens fed."""
+        """Feed the next piece of the prompt, at most `room` tokens. Return the number of tokens fed."""
         piece = group.ids[group.prefilled : group.prefilled + room]
         logits = self._llama.feed_prompt(piece, group.prefilled, group.home)
         group.prefilled += len(piece)

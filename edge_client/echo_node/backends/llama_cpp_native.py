@@ -59,7 +59,7 @@ class ModelOptions:
     gpu: bool = False
     helpers: tuple[str, ...] = ()
     doors: tuple[int, ...] = ()
-    """Helpers and their sockets: see `EngineSettings`."""
+    """Listening sockets, one for each helper: see `EngineSettings.doors`."""
 
 
 class LlamaContext:

@@ -35,7 +35,7 @@ from echo_shared.process.child import ParentPipe
 
 _CPU: Final = 0
 _ACCELERATOR: Final = 3
-"""Values of ggml_backend_dev_type. GPUs lie between these two."""
+"""ggml_backend_dev_type of accelerators; GPUs lie between it and _CPU."""
 _NICE: Final = 10
 _LOOK_S: Final = 0.02
 _GIB: Final = 2**30
@@ -162,7 +162,9 @@ class Helpers:
             self._attach(lent)
 
     def _attach(self, lent: Lent) -> None:
-        """Add a helper's devices. Hold its ggml backend, and so its only connection, until `close`."""
+        """Connect to a helper and add its devices. Keep its ggml backend, which holds the only connection to the
+        helper, until `close`.
+        """
         endpoint = f"{LOOPBACK}:{lent.port}".encode()
         self._backends.append(self._ggml.rpc_init(endpoint, 0))
         server = self._ggml.rpc_add_server(endpoint)

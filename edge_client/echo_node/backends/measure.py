@@ -54,7 +54,7 @@ def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: 
         if share_s <= 0.0:
             break
         found = bench.prefill(share_s) if kind == "prefill" else bench.decode(width, share_s)
-        if found is None:  # Later figures take even longer.
+        if found is None:  # Cancelled: later figures would take even longer.
             break
         tokens, seconds = found
         row = {"kind": kind, "width": width, "tokens": tokens, "seconds": seconds}

@@ -47,7 +47,7 @@ class _Group:
     """Indices without a row."""
     started_at: float = 0.0
     prompt: Prompt | None = None
-    """Keys and values of the prompt, between the starts of the first and the last row."""
+    """Keys and values of the prompt, from the start of the group's first row until its last row has started."""
 
     @property
     def length(self) -> int:
@@ -146,8 +146,8 @@ class MlxEngine:
         return None
 
     def _fits(self, length: int) -> bool:
-        """Return True if one more row of `length` fits. Always try a single row: the device reports a lack of
-        memory.
+        """Return True if one more row of `length` tokens fits. A single row is always tried: if memory is short, the
+        device reports it.
         """
         rows = len(self._table) + 1
         return rows <= self._width and (rows == 1 or rows <= self._max_rows(max(length, self._longest)))

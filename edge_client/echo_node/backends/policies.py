@@ -22,12 +22,12 @@ class _Policy:
 
     @property
     def is_ready(self) -> bool:
-        """Return True if the preparation has ended, successfully or not."""
+        """True if the preparation has ended, successfully or not."""
         return self.preparing is None or self.preparing.done()
 
     @property
     def can_be_used(self) -> bool:
-        """Return True if the preparation succeeded. Requires `is_ready`."""
+        """True if the preparation succeeded. Requires `is_ready`."""
         return self.preparing is None or (not self.preparing.cancelled() and self.preparing.exception() is None)
 
     def free(self) -> None:
@@ -44,9 +44,9 @@ class EnginePolicies:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._known: dict[int, _Policy] = {0: _Policy(None)}
         self._untold: set[int] = set()
-        """Known versions that `take_prepared` has not returned."""
+        """Known versions that `take_prepared` has not returned yet."""
         self._dropped: list[_Policy] = []
-        """Versions that wait to be freed."""
+        """Forgotten versions whose adapters are not freed yet."""
         self._used: _Policy | None = None
         self._is_set = False
         """True if the engine samples with `_used`. False after a failed change."""
@@ -121,7 +121,7 @@ class EnginePolicies:
 
     def _free_dropped(self) -> None:
         if not self._is_set:
-            return  # After a failed change, the engine may hold any of them.
+            return  # After a failed change, the engine may still hold any of the dropped adapters.
         done = [policy for policy in self._dropped if policy.is_ready and policy is not self._used]
         self._dropped = [policy for policy in self._dropped if policy not in done]
         for policy in done:

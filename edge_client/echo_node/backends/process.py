@@ -34,7 +34,7 @@ from echo_shared.sampling.scoring import Scored, ScoreRequest
 WORKER: Final = "echo_node.backends.worker"
 
 STOP_TIMEOUT_S: Final = 3.0
-"""Grace period for a worker. Keep it short: a worker holds no unique data."""
+"""Seconds that a worker gets to end by itself before it is killed. A kill loses no data that only the worker has."""
 
 HUGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1"}
 """A setting of PyTorch: put large tensors on huge pages where Linux offers them. Freeing a model of 2.4 GB, when a game
@@ -99,7 +99,7 @@ class EngineChild:
         self.precision = ""
         """Precision of the weights."""
         self.scores = False
-        """Whether it can `score`."""
+        """True if the engine can recompute completions with `score`."""
         self.converted: Path | None = None
         """See `base.Engine`."""
         self.held = Held(by=())
@@ -108,7 +108,9 @@ class EngineChild:
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
         self._told: dict[int, dict[int, int]] = {}
-        """Tokens of unfinished rollouts that `_recent` already counts, by lease and index."""
+        """Number of tokens of each unfinished rollout that the speed measurement `_recent` already counts, by lease and
+        index.
+        """
 
     @classmethod
     async def start(
@@ -236,7 +238,7 @@ class EngineChild:
         return frame
 
     def _untold(self, rollout: FinishedRollout) -> int:
-        """Return the number of the rollout's own tokens without an earlier report."""
+        """Return how many of the rollout's own tokens the speed measurement has not counted yet."""
         of_lease = self._told.get(rollout.lease_id, {})
         told = of_lease.pop(rollout.index, 0)
         if not of_lease:

@@ -42,7 +42,7 @@ class Possibility:
     choice: BackendChoice
     missing: BackendError | None
     on_request: bool
-    """True: never chosen automatically."""
+    """True: used only if the settings name this engine, never chosen automatically."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ class TorchEngine:
 
 
 class _Checked:
-    """Yield the groups that the model can draw, and collect the others as failed."""
+    """Iterator over the groups that the model can draw. It collects the others as failed."""
 
     def __init__(self, groups: Iterator[GroupRequest], *, vocab_size: int, max_positions: int) -> None:
         self._groups = groups

@@ -18,7 +18,9 @@ from torch.nn import functional
 from echo_shared.delta.adapter import PROJECTIONS
 
 _PACKED_PRODUCTS: Final = 2**22
-"""Multiplications per product (of at least 16 rows) below which calling oneDNN costs more than it saves."""
+"""Number of multiplications in one product below which calling oneDNN costs more than it saves; a product counts as at
+least 16 rows.
+"""
 
 Update = tuple[Tensor, Tensor]
 """A [r, in] and B [out, r] of one layer, scaling included."""

@@ -46,15 +46,16 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 _LISTEN_S: Final = 0.05
-"""Interval between two looks for commands during an adapter's preparation."""
+"""Seconds between two checks for the node's commands while the worker waits for an adapter's preparation."""
 
 SLOW_STEP_S: Final = 0.03
-"""Step time from which the worker reports after each step. With faster steps, the engine answers a cancel before the
-node stops it (`core.yielding.YIELD_S`), even if the owner's program slows the next step several times.
+"""Seconds of a step from which the worker reports after each step. With faster steps, the engine answers a cancel
+before the node stops its threads (`core.yielding.YIELD_S`), even if the owner's program slows the next step several
+times.
 """
 
 SCORES_WAIT_S: Final = 5.0
-"""Waiting time of a completion to score after which the running batch drains for it."""
+"""Seconds that a completion waits to be scored before the running batch is drained for it."""
 USELESS: Final = {"torch": ("scipy",)}
 """Modules that a backend's library loads and no engine needs. Transformers loads SciPy for object detection in images.
 """
@@ -63,7 +64,9 @@ _logger = logging.getLogger(__name__)
 
 
 class EngineWorker:
-    """Read commands, write rollouts. As an iterator it yields queued groups, also after it ran dry."""
+    """The worker's loop: read the node's commands, write rollouts. As an iterator it gives queued groups to the engine;
+    after it ran dry, it may give groups again.
+    """
 
     def __init__(
         self, pipe: ParentPipe, engine: Engine, heartbeat: Heartbeat, base_dir: Path, *, stream_s: float
@@ -150,7 +153,9 @@ class EngineWorker:
             self._tell_news(for_hub=for_hub)
 
     def _tell_news(self, *, for_hub: bool) -> None:
-        """Report the tokens of unfinished rollouts. `for_hub`: the node passes these and earlier ones to the hub."""
+        """Report the tokens that unfinished rollouts have drawn since the last report. `for_hub`: the node sends them,
+        and those of earlier reports, to the hub.
+        """
         if not self._stream_s:
             return
         if for_hub:

@@ -1,7 +1,7 @@
 """Compare a rollout's state on this node with its state on the hub.
 
-The hub may be ahead of a node that was offline; that ends by itself. The node is never ahead of the hub, which commits
-first and then sends the receipt. A final state is the same on both.
+The hub may be ahead of a node that was offline, until the node hears from the hub again. The node is never ahead of the
+hub, which commits first and then sends the receipt. A final state is the same on both.
 """
 
 from __future__ import annotations

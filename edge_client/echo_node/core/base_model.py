@@ -1,4 +1,6 @@
-"""The base model's way to this node: fetched, tried again after a failure, told to every hub connection."""
+"""The fetch of the base model: started at the hub's first offer, retried after a failure, and reported on every hub
+connection.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from echo_shared.wire.messages import ArtefactOffer, Fetched
 
 
 class BaseModel:
-    """State of the base model. Each Welcome offers it, and the newest offer counts. One successful fetch ends the
-    task.
+    """State of the base model's fetch. Every Welcome offers the base model; a retry uses the newest offer. After a
+    successful fetch, only `lacks_weights` starts another one.
     """
 
     def __init__(self, jitter: Callable[[], float]) -> None:
-        """`jitter` in [0, 1) spreads the waits, as in `backoff_s`."""
+        """`jitter` returns a value in [0, 1) that spreads the waits before retries, as in `backoff_s`."""
         self.fetched: Fetched | None = None
         """Report of the successful fetch; None before."""
         self._jitter = jitter
@@ -29,7 +31,7 @@ class BaseModel:
         return [FetchArtefact(policy_version=None, offer=offer)] if first else []
 
     def arrived(self, fetched: Fetched) -> bool:
-        """Store the report. Return True if it is the first one."""
+        """Store the report of a successful fetch. Return False, and keep the stored report, if there is one already."""
         first = self.fetched is None
         if first:
             self.fetched = fetched
@@ -46,7 +48,7 @@ class BaseModel:
         self._failures += 1
 
     def due(self, now: float) -> list[FetchArtefact]:
-        """Return the fetch to start now, if a retry is due."""
+        """Return the fetch to start now, if a retry is due at `now`."""
         if self._retry_at is None or self._retry_at > now or self._offer is None:
             return []
         self._retry_at = None

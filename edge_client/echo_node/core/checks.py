@@ -1,9 +1,10 @@
-"""Completions of other nodes that this node recomputes, from the lease to the answer.
+"""Checks: completions of other nodes that this node recomputes for the hub, from the check's lease to the answer.
 
-Each lease gets one answer, given a connection before the deadline. The answer holds the engine's result, or nothing if
-the node cannot compute it. A completion in the engine counts until the engine answers, even after its lease ends. A hub
-can therefore give the engine at most `MAX_CHECKS` at a time. Checks are not stored: the hub asks another node for a
-lost one. A check during which the engine died is not retried.
+Each lease gets one answer, if the node is connected before the deadline. The answer holds the engine's result, or
+nothing if the node cannot compute it. A completion in the engine counts until the engine answers, even after its lease
+ends. A hub can therefore give the engine at most `MAX_CHECKS` at a time.
+
+Checks are not stored: the hub asks another node for a lost one. A check during which the engine died is not retried.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Checks:
         return frozenset(version for held in self._held.values() for version in held.versions)
 
     def take(self, lease: CheckLease, now: float, *, can: bool, on_disk: frozenset[int]) -> list[Effect]:
-        """Accept a lease. Decline it if the node cannot score now, lacks its versions, or has enough checks."""
+        """Accept a check's lease, or decline it: if the node cannot score now (`can` is False), lacks one of its
+        versions on disk, or has MAX_CHECKS checks.
+        """
         held = _Held(lease, now + lease.deadline_s)
         if lease.rollout_id in self._held:
             return []
@@ -73,7 +76,7 @@ class Checks:
         return [SendMessage(message=result)]
 
     def give_up(self) -> list[Effect]:
-        """Decline all checks."""
+        """Decline all checks of this node."""
         return self._decline(list(self._held))
 
     def engine_lost(self) -> list[Effect]:

@@ -12,9 +12,13 @@ from typing import Final
 from echo_node.core.troubles import Trouble, TroubleCode
 
 SLEPT_S: Final = 15.0
-"""Gap between two looks, beyond the planned interval, that counts as sleep: a busy machine causes no gap this long."""
+"""Seconds between two clock readings, beyond the planned interval, that count as sleep: a busy machine causes no gap
+this long.
+"""
 WRONG_S: Final = 120.0
-"""Smallest difference from the hub's time that counts as wrong. A slow answer causes less."""
+"""Seconds between this machine's and the hub's time of day that count as a wrong clock. A slow answer of the hub causes
+less.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,12 @@ class SleepSense:
     """Detector of sleep from repeated clock readings."""
 
     def __init__(self, look_s: float) -> None:
-        """`look_s`: planned interval between two looks."""
+        """`look_s`: planned seconds between two clock readings."""
         self._look_s = look_s
         self._last: float | None = None
 
     def slept_s(self, reading: ClockReading) -> float:
-        """Return the seconds of sleep or standstill since the last look; 0 = none."""
+        """Return the seconds of sleep or standstill since the previous reading; 0 = none."""
         last, self._last = self._last, reading.running
         gap_s = 0.0 if last is None else reading.running - last - self._look_s
         return gap_s if gap_s >= SLEPT_S else 0.0

@@ -66,7 +66,7 @@ class DrawnByLease:
         return sum(len(progress.ids) for rollouts in self._leases.values() for progress in rollouts.values())
 
     def begin(self, lease: Lease, pending: Set[int]) -> None:
-        """Store the prefixes of a new lease with the unsampled indices `pending`."""
+        """Store the prefixes of a new lease. `pending`: its indices that have no finished rollout."""
         given = {prefix.index: prefix for prefix in lease.prefixes}
         self._leases[lease.lease_id] = {
             index: _Progress.behind(given[index], lease) if index in given else _Progress.fresh() for index in pending
@@ -156,7 +156,7 @@ class DrawnByLease:
 
 
 def _next_part(lease_id: int, index: int, progress: _Progress, room: int) -> RolloutPart:
-    """Return the next tokens of one version, at most `room`."""
+    """Return the next tokens drawn with one version, at most `room` tokens."""
     start = progress.num_sent
     span = between(progress.versions, start, len(progress.ids))[0]
     progress.num_sent = start + min(room, span.num_tokens)

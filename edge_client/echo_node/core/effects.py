@@ -26,7 +26,7 @@ class AbandonFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveArtefact:
-    """Delete the files of this version. Its carrier may stay served."""
+    """Delete the files of this version. Its carrier, the sealed files for other nodes, may still be served."""
 
     policy_version: int
 
@@ -37,7 +37,7 @@ class StartEngine:
 
     after_s: float
     max_width: int = 0
-    """Largest width that should fit into memory; 0 = no new limit."""
+    """Largest width (rollouts sampled at once) that should fit into memory; 0 = no new limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,16 @@
-"""The life of the sampling engine: its width, its restarts, and its rests.
+"""The life of the sampling engine: its width (rollouts sampled at once), its restarts, and its rests.
+
+In a rest, the node asks for no work.
 
 Rules:
 
 - an engine that was stopped on purpose restarts at once and counts as no failure; so does an engine that lacks weights,
   after the base model is fetched again;
 - an engine that ran out of memory restarts at once with half the width. At width 1 it counts as dead. If it had worked
-  for `STEADY_S`, it has a leak and keeps its width;
+  for `STEADY_S`, the cause is a leak, and the width stays;
 - an engine that died restarts at once the first time. After consecutive deaths without a finished rollout it waits,
   longer each time;
-- after `MAX_FAILED_GROUPS` consecutive failed groups it rests, longer after each further one.
+- after `MAX_FAILED_GROUPS` failed groups in a row the engine rests, longer after each further one.
 """
 
 from __future__ import annotations
@@ -24,33 +26,35 @@ from echo_shared.errors import DISK_FULL
 from echo_shared.process.backoff import backoff_s
 
 MAX_FAILED_GROUPS: Final = 3
-"""Consecutive failures that count as the engine's fault, not the groups'. The node then rests before it asks for
-more.
+"""Failed groups in a row that count as the engine's fault, not the groups'. The node then asks for no work for a
+while.
 """
 USUAL_WIDTH: Final = 32
 """Assumed width of an engine that ran out of memory before it reported its width."""
 STEADY_S: Final = 1_800.0
-"""Working time after which a lack of memory counts as a leak. Another engine of the same width may work as long."""
+"""Seconds of work after which a lack of memory counts as a leak. The width then stays, because a new engine may work as
+long.
+"""
 
 Blame = Literal["nobody", "the start", "the work"]
-"""Suspected cause of an engine's end: "the work" is the leases that were running; "the start" is independent of
-them.
+"""Suspected cause of an engine's end. "the work": the leases that were running; "the start": the engine had not loaded
+its model.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnding:
-    """Consequences of an engine's end."""
+    """What follows from an engine's end: the next start, and the suspected cause."""
 
     start: StartEngine
     blame: Blame
 
 
 class EngineLife:
-    """State of successive engines, from their reports."""
+    """State of the node's engines, one after another, from their reports."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
-        """`jitter` in [0, 1) spreads the waits, as in `backoff_s`."""
+        """`jitter` returns a value in [0, 1) that spreads the waits before restarts, as in `backoff_s`."""
         self.width = 0
         """Rollouts sampled at once; 0 = no engine is up."""
         self.problem: Trouble | None = None
@@ -69,7 +73,7 @@ class EngineLife:
         return self.width > 0
 
     def is_resting(self, now: float) -> bool:
-        """Return True if the engine rests after failed groups, so that the node must not ask for more."""
+        """Return True while the node must not ask for work, because the engine failed on too many groups in a row."""
         return now < self._rests_until
 
     def ready(self, event: EngineReady, now: float) -> None:

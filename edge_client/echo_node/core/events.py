@@ -1,4 +1,4 @@
-"""Events of a node's work loop: the hub's messages, and facts from the shells."""
+"""Events of a node's work loop: messages from the hub, and facts that the other parts of the node report."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EngineLost:
     what: str
     cause: LossCause = "died"
     width: int = 0
-    """Width of the engine; 0 = chosen by the engine and unknown."""
+    """Width of the engine that ended; 0 = chosen by the engine and unknown."""
     code: str = ""
     """Code of the error that ended it."""
 
@@ -129,7 +129,7 @@ class LeaseFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spooled:
-    """These rollouts are stored on disk, and so are all earlier spool effects."""
+    """These rollouts are stored on disk, and so is everything that the work loop asked to store before them."""
 
     rollouts: tuple[Rollout, ...]
 

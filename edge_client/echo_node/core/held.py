@@ -25,7 +25,7 @@ SUSPECT_DEATHS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """The unfinished rest of a released lease."""
+    """Rollouts of a released lease that are not finished."""
 
     lease_id: int
     indices: tuple[int, ...]
@@ -42,7 +42,7 @@ class _Held:
     due_at: float
     running: bool = False
     version: int = 0
-    """Version with which it runs."""
+    """Policy version with which the engine samples the lease."""
     moving: bool = False
     """True while the engine stops it so that a newer version can continue."""
     deaths: int = 0
@@ -95,7 +95,7 @@ class HeldLeases:
         return True
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> None:
-        """Add a new lease with the unsampled indices `pending`, at least one."""
+        """Add a new lease. `pending`: its indices that have no finished rollout, at least one."""
         assert pending and lease.lease_id not in self._held, "a new lease has rollouts to sample"
         self._held[lease.lease_id] = _Held(lease=lease, pending=set(pending), due_at=now + lease.deadline_s)
 
@@ -110,7 +110,9 @@ class HeldLeases:
         return True
 
     def start(self, version_for: Callable[[Lease], int | None]) -> list[GroupRequest]:
-        """Return the groups that the engine should start now, each with its available version. Mark them as running."""
+        """Return the groups that the engine should start now, and mark their leases as running. `version_for` returns
+        the version to sample a lease with; None = wait.
+        """
         suspects = [held for held in self._held.values() if held.deaths >= SUSPECT_DEATHS]
         ready = [
             (held, version)
@@ -133,7 +135,9 @@ class HeldLeases:
         ]
 
     def move(self, lease_id: int) -> None:
-        """Mark a running lease that the engine is told to stop. It restarts after `stopped`."""
+        """Mark a running lease as moving: the engine was told to stop it, and it restarts with a newer version after
+        `stopped`.
+        """
         self._held[lease_id].moving = True
 
     def is_moving(self, lease_id: int) -> bool:
@@ -151,7 +155,7 @@ class HeldLeases:
             self._held[lease_id].running = self._held[lease_id].moving = False
 
     def engine_ended(self) -> None:
-        """Mark all leases as not running, without blame."""
+        """Mark all leases as not running, after an end of the engine for which no lease is blamed."""
         for held in self._held.values():
             held.running = held.moving = False
 

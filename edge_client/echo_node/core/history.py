@@ -8,9 +8,9 @@ from typing import Final
 
 SPAN_S: Final = 10.0
 LATELY: Final = 6
-"""Number of spans in a minute."""
+"""Number of `SPAN_S` spans in one minute."""
 KEPT: Final = 30
-"""Number of spans in five minutes."""
+"""Number of `SPAN_S` spans in five minutes."""
 
 
 def lately(rates: Sequence[float]) -> float | None:

@@ -9,10 +9,12 @@ from echo_shared.wire.messages import FromNode, LeaseReturned, NodeStatus
 
 
 class HubTalk:
-    """State of the talk with the hub. Methods return the effects to carry out. Nothing is sent without a connection."""
+    """Connection to the hub, and the messages that wait for it. Methods return the effects to carry out. Nothing is
+    sent without a connection.
+    """
 
     def __init__(self, unsaid: Iterable[FromNode]) -> None:
-        """`unsaid`: messages that wait for the first Welcome, like those of `say`."""
+        """`unsaid`: messages that wait for the first Welcome, as if given to `say` before it."""
         self.connected = False
         self._unsaid = list(unsaid)
         self._heartbeat_s = 1.0
@@ -28,7 +30,7 @@ class HubTalk:
         return [effect for message in unsaid for effect in self.send(message)]
 
     def disconnected(self) -> None:
-        """Hold back messages until the next Welcome."""
+        """Send nothing until the next Welcome."""
         self.connected = False
 
     def say(self, message: FromNode) -> list[Effect]:
@@ -39,7 +41,9 @@ class HubTalk:
         return []
 
     def send(self, message: FromNode) -> list[Effect]:
-        """Send now, or drop. After a returned lease, also remove the lease from disk."""
+        """Send now; drop the message without a connection. When a LeaseReturned is sent, also remove its lease from
+        disk.
+        """
         if not self.connected:
             return []
         sent: list[Effect] = [SendMessage(message=message)]

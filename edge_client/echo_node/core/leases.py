@@ -25,11 +25,11 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, R
 
 @dataclass(slots=True)
 class _Leaving:
-    """A lease that the engine was told to cancel."""
+    """A lease that the engine was told to cancel. It goes back to the hub after the engine's last tokens."""
 
     reason: str
     by: float
-    """Time at which the lease is returned without an answer."""
+    """Time at which the lease is returned even without the engine's last tokens."""
 
 
 class Leases:
@@ -93,7 +93,7 @@ class Leases:
         return self._held.renew(lease, now)
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> list[Effect]:
-        """Add a new lease with the unsampled indices `pending`, at least one."""
+        """Add a new lease. `pending`: its indices that have no finished rollout, at least one."""
         self._held.take(lease, pending, now)
         self._drawn.begin(lease, pending)
         return [SpoolLease(lease_id=lease.lease_id, indices=tuple(sorted(pending)))]
@@ -215,7 +215,7 @@ class Leases:
         return self._give_back(self._held.overdue(now), "its deadline has passed", by=by)
 
     def leave(self, now: float) -> list[Effect]:
-        """Give back the leases whose waiting time is over."""
+        """Return to the hub the leases that have waited too long for the engine's last tokens."""
         overdue = [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]
         return [effect for lease_id in overdue for effect in self._return_waiting(lease_id)]
 
@@ -232,7 +232,7 @@ class Leases:
         return effects
 
     def _return_waiting(self, lease_id: int) -> list[Effect]:
-        """Give a waiting lease back to the hub."""
+        """Return to the hub a lease that waited for the engine's last tokens."""
         leaving = self._leaving.pop(lease_id, None)
         if leaving is None:
             return []

@@ -46,7 +46,7 @@ class IconLook:
 
     @property
     def has_bars(self) -> bool:
-        """True if the node pauses. Bars show this without colour."""
+        """True if the icon shows two bars, which mean "paused" without the colour."""
         return self.state in ("paused", "standby", "finishing")
 
 

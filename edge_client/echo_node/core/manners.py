@@ -1,7 +1,9 @@
-"""Rules for using the owner's machine: sensor readings and the time in, holds with plain sentences out.
+"""Rules for using the owner's machine: from sensor readings and the time to holds, the reasons to pause, in plain
+sentences.
 
-A hold begins with the first reading that calls for it. To avoid flicker, a hold from a measured figure ends only after
-CALM_S with the figure well within its limit. Unreported values (None) cause no hold.
+A hold begins with the first reading that calls for it. A hold from a measured figure ends only after CALM_S with the
+figure well within its limit, so that the node does not stop and start in quick alternation. Values that the machine
+does not report (None) cause no hold.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from echo_node.core.schedule import Schedule
 from echo_node.core.traffic import Caps, Traffic
 
 CALM_S: Final = 10.0
-"""Time that a figure must stay within its limit before its hold ends."""
+"""Seconds that a figure must stay well within its limit before its hold ends."""
 COOLER: Final = 8.0
 """Degrees below the limit at which a chip counts as cool again."""
 _GB: Final = 1e9
@@ -173,7 +175,9 @@ FREES_MEMORY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """Result of one rule: a hold begins, an existing hold lasts."""
+    """Result of one rule. `begins`: the figure exceeds its limit. `lasts`: the figure is not far enough below the limit
+    to end a hold.
+    """
 
     reason: HoldReason
     begins: bool
@@ -203,7 +207,9 @@ class Manners:
     def holds(
         self, reading: SensorReading, *, pause: OwnerPause | None, on_gpu: bool, now: float, local: datetime
     ) -> tuple[Hold, ...]:
-        """Return the current holds, most personal first; empty = the node may work. `local` has a time zone."""
+        """Return the current holds, the owner's own wishes first; empty = the node may work. `local` has a time
+        zone.
+        """
         found = [*self._owner_holds(pause, local), *self._state_holds(reading, on_gpu=on_gpu)]
         caps = self._settings.caps
         if reading.traffic is not None and (said := caps.reached(reading.traffic, local.date())) is not None:

@@ -22,41 +22,45 @@ from typing import Final
 from echo_shared.wire.sent import Sent
 
 FEWEST_LINKS: Final = 2
-"""Minimum number of sending links. A single link's queue may lie before the other end, which could slow this node down
-with late answers.
+"""Number of links that must send before their queues count. A single link's queue may lie before the other node, which
+could otherwise slow this node down with late acknowledgements.
 """
 LOOK_S: Final = 0.25
-"""Interval between two looks, in seconds; on a line of 10 Mbit/s that is 200 packets."""
+"""Seconds between two measurements. A line of 10 Mbit/s carries 200 packets in this time."""
 SHARE: Final = 0.87
-"""Share of the measured rate to use: acknowledgements of received data and packet headers need the rest."""
+"""Share of the measured rate to use. The rest is for packet headers and for acknowledgements of received data."""
 GROWTH: Final = 1.02
-"""Growth of the rate per look while no queue is seen and most of the rate is used."""
+"""Factor by which the rate grows at a measurement without a queue, while most of the rate is used."""
 USED_SHARE: Final = 0.7
-"""Minimum used share of the rate before growth: less traffic proves nothing."""
+"""Share of the rate that must be used before the rate grows: less traffic proves nothing about the line."""
 LEAST_SHARE: Final = 0.25
-"""Minimum share of the highest measured rate, for a line whose queue others keep full."""
+"""Smallest rate, as a share of the highest measured one: other programs and devices may keep the line's queue full."""
 REFUTED: Final = 1.25
-"""Factor above the full line's rate that, without a queue, proves a new or faster line."""
+"""Factor above the full line's measured rate. Traffic of this rate without a queue proves a new or faster line."""
 FEWEST_LOOKS, MOST_LOOKS = 2, 8
-"""Number of looks at a full line for its rate: packets arrive in bursts, and lines change."""
+"""Least and greatest number of measurements of a full line whose mean is its rate: packets arrive in bursts, and lines
+change.
+"""
 
 
 class OwnLine:
-    """Estimator of the line's rate. Call `saw` for all links every LOOK_S while any sends."""
+    """Estimator of the rate of this node's internet line. Call `saw` with all links every LOOK_S while any link
+    sends.
+    """
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        """Allowed bytes per second; None: the line was never full."""
+        """Allowed bytes per second; None: no full line was measured."""
         self._carried: deque[float] = deque(maxlen=MOST_LOOKS)
-        """Bytes per second while the line was full."""
+        """Bytes per second in the newest measurements of a full line."""
         self._most = 0.0
         self._links: Mapping[Hashable, Sent] = {}
-        """State of the links at the last look."""
+        """Counters of the links at the last measurement."""
         self._looked_at = 0.0
         self._was_full = False
 
     def saw(self, links: Mapping[Hashable, Sent], now: float) -> None:
-        """Record the traffic of all links at `now`."""
+        """Record the links' counters at `now`, and adjust `rate`."""
         last, took_s, was_full = self._links, now - self._looked_at, self._was_full
         arrived = {name: sent.arrived_bytes - last[name].arrived_bytes for name, sent in links.items() if name in last}
         sending = [name for name, num_bytes in arrived.items() if num_bytes > 0]

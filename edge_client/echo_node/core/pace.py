@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 _MEMORY: Final = 64
-"""Completions in the mean length."""
+"""Number of completions whose mean length is remembered."""
 _SLACK: Final = 0.25
-"""Relative change of the answer that is worth reporting to the hub."""
+"""Relative change of `affordable` that is worth reporting to the hub."""
 
 
 class OwnPace:
-    """Measurements of this node.
+    """Estimate of how many rollouts this node finishes in time, from its speed and the length of its completions.
 
-    A rollout should finish in half of its deadline, so that the node may become twice as slow.
+    A rollout should finish in half of its deadline, so that it is not late if the node becomes half as fast.
     """
 
     def __init__(self) -> None:
         self.tokens_per_s = 0.0
-        """0 = unknown."""
+        """Tokens per second of the engine; 0 = unknown."""
         self._deadline_s = 0.0
         self._mean_tokens = 0.0
         self._completions = 0
@@ -40,7 +40,9 @@ class OwnPace:
         self._mean_tokens += (tokens - self._mean_tokens) / self._completions
 
     def affordable(self, wanted: int) -> int:
-        """Return the smaller of `wanted` and the number of rollouts that fit the deadline, at least 1."""
+        """Return the smaller of `wanted` and the number of rollouts that the node can finish in half of the deadline,
+        at least 1.
+        """
         if self.tokens_per_s == 0.0 or self._deadline_s == 0.0:
             return wanted
         possible = max(1.0, self.tokens_per_s * self._deadline_s / (2.0 * max(1.0, self._mean_tokens)))

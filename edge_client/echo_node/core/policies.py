@@ -38,9 +38,9 @@ from echo_shared.process.backoff import backoff_s
 from echo_shared.wire.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
 
 KEPT: Final = DELTA_REACH
-"""Versions on disk that the hub may publish a delta against."""
+"""Number of newest versions kept on disk: the hub may publish a delta against any of them."""
 LOADED: Final = 2
-"""Newest versions on disk that the engine may keep."""
+"""Number of newest versions on disk that the engine may keep loaded."""
 KEPT_OFFERS: Final = 8
 _PUSHED: Final = (Way.INLINE, Way.BROADCAST)
 
@@ -59,7 +59,7 @@ class PolicyVersions:
     """State of every version that this node knows."""
 
     def __init__(self, *, on_disk: Mapping[int, OnDisk], jitter: Callable[[], float]) -> None:
-        """`on_disk`: versions from before a restart."""
+        """`on_disk`: versions from before a restart. `jitter` spreads the waits before retries, as in `backoff_s`."""
         self.newest_published = 0
         self._jitter = jitter
         self._offers: dict[int, ArtefactOffer] = {}
@@ -68,7 +68,9 @@ class PolicyVersions:
         self._fetching: dict[int, ArtefactOffer] = {}
         """Offers of the running fetches."""
         self._open: list[ArtefactOffer] = []
-        """New offers, and offers whose fetch has just failed or been abandoned."""
+        """Offers that may need an answer (`declined`): new ones, and those whose fetch has just failed or been
+        abandoned.
+        """
         self._missing_bytes: dict[int, int] = {}
         """Missing bytes of running fetches, as far as reported."""
         self._unreadable: dict[int, bytes] = {}
@@ -117,8 +119,8 @@ class PolicyVersions:
         return lease.policy_version not in self._on_disk and lease.policy_version not in self._offers
 
     def _newest(self, versions: Set[int]) -> int | None:
-        """Return the newest published one of these. A restored hub may have published only older versions than this
-        node's.
+        """Return the newest of `versions` that the hub has published. A hub restored from a backup may be behind this
+        node.
         """
         return max((version for version in versions if version <= self.newest_published), default=None)
 
@@ -203,7 +205,7 @@ class PolicyVersions:
         return replaced
 
     def reconcile(self, *, leased: Set[int], engine_up: bool, now: float) -> list[Effect]:
-        """Return the effects that establish the rules above."""
+        """Return the effects that establish this module's rules. `leased`: the versions that held leases need."""
         return [
             *self._fetches(leased, now),
             *(self._loads(leased) if engine_up else ()),
@@ -211,7 +213,7 @@ class PolicyVersions:
         ]
 
     def declined(self) -> list[Effect]:
-        """Return messages that decline new pushes without a fetch."""
+        """Return messages that tell the hub to stop new pushes for which no fetch runs."""
         pushes = {_info_hash_of(offer): offer for offer in self._open if offer.way in _PUSHED}
         self._open.clear()
         if pushes:

@@ -1,4 +1,4 @@
-"""Sentences for the user of a node without work."""
+"""Sentences that tell the user why the hub gives this node no work: the node stands by."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def trouble_of(error: EchoError, *, otherwise: TroubleCode) -> Trouble:
 
 
 class Troubles:
-    """All current troubles, by the part that met them."""
+    """All current troubles, by the part of the node that met them."""
 
     def __init__(self) -> None:
         self._of_part: dict[str, Trouble] = {}

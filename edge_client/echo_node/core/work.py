@@ -106,7 +106,7 @@ class WorkLoop:
         jitter: Callable[[], float],
     ) -> None:
         """State from before a restart: `unfinished` (indices by lease), `unacked` (rollout ids), and versions
-        `on_disk`.
+        `on_disk`. `jitter` returns a value in [0, 1) that spreads waits, as in `backoff_s`.
         """
         self._capacity_factor = capacity_factor
         self._base = BaseModel(jitter)
@@ -162,12 +162,12 @@ class WorkLoop:
 
     @property
     def _has_told(self) -> bool:
-        """True if the engine has reported all tokens of the stopping leases."""
+        """True if the engine has reported all tokens of the leases that it was told to stop."""
         return not (self._leases.any_leaving or (self._yielding.is_renewing and self._leases.any_running))
 
     @property
     def rests(self) -> bool:
-        """True if the owner uses the machine and no work of the node is in progress."""
+        """True while the node pauses for its owner and has completed the pause: no work is in progress."""
         return self._yielding.rests and self._has_told and not self._is_leaving
 
     @property

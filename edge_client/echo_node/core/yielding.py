@@ -1,4 +1,6 @@
-"""States of the sampling engine while the node pauses: stopping, stopped, ended, and resumed.
+"""States of the sampling engine while the node pauses for its owner: stopping, stopped, ended, and resumed.
+
+A hold is a reason to pause. "Told all": the engine has reported all tokens of its rollouts in progress.
 
            hold            told all, or              keep_memory_s, or
     AT WORK ───► LEAVING ─────YIELD_S─────► STILL ───memory is wanted───► ENDING ──EngineLost──► GONE
@@ -22,11 +24,13 @@ YIELD_S: Final = 0.15
 
 
 class Yielding:
-    """State of the engine's pauses. The work loop asks for `due` effects after every event."""
+    """State of the engine while the node pauses for its owner. The work loop asks for `due` effects after every
+    event.
+    """
 
     def __init__(self) -> None:
         self.holds: tuple[Hold, ...] = ()
-        """Current holds; empty = no pause."""
+        """Reasons to pause the node; empty = no pause."""
         self._keep_memory_s = math.inf
         self._exists = False
         """True if an engine runs or is starting."""
@@ -44,7 +48,7 @@ class Yielding:
 
     @property
     def rests(self) -> bool:
-        """True if the node pauses already, until an event or a timer of seconds."""
+        """True while the pause is complete: the engine's threads are stopped, or there is no engine."""
         return bool(self.holds) and not self._is_ending and (self._still_since is not None or not self._exists)
 
     @property

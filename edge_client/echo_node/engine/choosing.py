@@ -64,7 +64,7 @@ class EngineChooser:
         )
 
     def look_again(self) -> None:
-        """Make `until_another` look at once, after the machine has woken up."""
+        """Make `until_another` detect the hardware at once, after the machine has woken up."""
         self._again.set()
 
     async def decide(self) -> BackendChoice:
@@ -87,7 +87,7 @@ class EngineChooser:
         return self.choice
 
     async def until_another(self) -> None:
-        """Look at intervals, until `decide` would choose differently."""
+        """Detect the hardware at intervals, until `decide` would choose another engine or device."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._probe_s):

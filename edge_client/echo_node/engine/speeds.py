@@ -25,7 +25,9 @@ MOST_ENTRIES: Final = 64
 FAILURE_KEPT_S: Final = 86_400.0
 """Time after which a failed engine is tried again: its GPU's driver may be repaired."""
 GOOD_ENOUGH: Final = 0.9
-"""Share of the best rate at which a narrower width is preferred: it needs less memory, and responds sooner."""
+"""Share of the fastest width's rate from which a narrower width is preferred: it needs less memory and answers
+sooner.
+"""
 
 TELLING_WIDTH: Final = 32
 """Smallest width that counts as wide. Figures for narrower widths do not predict the rate of wider ones."""

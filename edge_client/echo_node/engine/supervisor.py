@@ -71,7 +71,7 @@ class EngineFiles:
     base_content: str
     """Id of the base model's content."""
     policies_dir: Path
-    """Directory of adapters."""
+    """Directory that holds the adapters of the policy versions."""
     derived_dir: Path
     log: Path
 
@@ -252,7 +252,7 @@ class EngineSupervisor:
 
     @property
     def held(self) -> Held | None:
-        """The resources to which its cage limits the engine; None if no engine is up."""
+        """Guards of the engine's cage that the system enforces; None if no engine is up."""
         return None if self._child is None else self._child.held
 
     def suspend(self) -> None:

@@ -27,7 +27,7 @@ _MANIFEST: Final = "manifest.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Arguments of an installer, for another run."""
+    """Arguments of the installer that made this copy, to run the installer again."""
 
     origin: SourceKind
     source: str
@@ -37,7 +37,7 @@ class Given:
 
 
 class InstalledCopy:
-    """The environment of this process at its start: `current` may change later."""
+    """The installation that this process runs from, as it was at the start: the link `current` may change later."""
 
     def __init__(self, prefix: Path | None = None) -> None:
         """`prefix`: this interpreter's by default."""

@@ -29,7 +29,7 @@ LONGEST_S: Final = 3_600.0
 """Time limit of an installer, in seconds."""
 _LOOK_S: Final = 0.2
 _MOST_SAID: Final = 300
-"""Maximum characters of the result."""
+"""Longest result of an installer, in characters; longer ones are cut."""
 _CGROUPS: Final = Path("/proc/self/cgroup")
 
 
@@ -93,7 +93,9 @@ def _without_python(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """Poll instead of blocking a thread: a stopping node would have to join the thread."""
+    """Return the exit status of the installer. Poll instead of blocking a thread, which a stopping node would have to
+    join.
+    """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + LONGEST_S
     while (status := process.poll()) is None:

@@ -11,7 +11,7 @@ from typing import Final
 from echo_shared.wire.messages.fields import printable_line
 
 PROBE_S: Final = 120.0
-"""Importing PyTorch from a slow disk takes most of a minute."""
+"""Time limit of a probe in seconds: importing PyTorch from a slow disk takes most of a minute."""
 _MOST_SAID: Final = 200
 
 

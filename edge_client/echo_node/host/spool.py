@@ -2,8 +2,8 @@
 
 States of a row: `leased` (held, unfinished) → `sent` (finished and on disk; sent again until the hub has it) →
 `received` → `scored` → `trained` | `evaluated` | `dropped`. The states after `sent` come only from the hub's receipts.
-The payload is kept from `sent` until the first receipt. A state never goes back. The result of the hub's check is
-stored next to the state.
+The payload (the rollout's tokens) is kept from `sent` until the first receipt. A state never goes back. The result of
+the hub's check is stored next to the state.
 
 Each call is one transaction, durable at its return. A lock serialises calls from any thread.
 """

@@ -22,8 +22,8 @@ _PART: Final = "the count of traffic"
 
 
 class TrafficMeter:
-    """The meter of sent and received bytes, for the event loop. Call `count` for each message; `run` adds the swarm's
-    bytes, and saves.
+    """The meter of sent and received bytes, used on the event loop. Call `count` for each message; `run` adds the
+    swarm's bytes, and saves.
     """
 
     def __init__(self, file: Path, troubles: TroubleLog, *, today: Callable[[], date] = date.today) -> None:

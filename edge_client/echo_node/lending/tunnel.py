@@ -30,7 +30,7 @@ HANDSHAKE_S: Final = 10.0
 START_S: Final = 120.0
 """Time limit for the start of a helper's device server."""
 LEAVING_S: Final = 5.0
-"""Time that a returning node waits for the end of its earlier connection."""
+"""Seconds that a node's new connection waits for the end of its earlier one."""
 REPORT_S: Final = 60.0
 _LINE_BYTES: Final = 4_096
 _TEXT: Final = 512
@@ -73,7 +73,7 @@ class Lent:
 
     port: int
     release: str
-    """Version of the native library; the node needs the same."""
+    """Version of the helper's llama.cpp library. The node needs the same version."""
     free_bytes: tuple[int, ...]
     """Free memory by device."""
 
@@ -272,7 +272,7 @@ async def _accept_one(door: socket.socket, enter: Callable[[asyncio.Transport], 
 
 
 class _Acceptor(asyncio.Protocol):
-    """Pass the transport on."""
+    """Protocol that passes the transport of its connection to `enter`."""
 
     def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:
         self._enter = enter

@@ -92,7 +92,7 @@ Take = Callable[[Piece], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """The node's introduction to the hub."""
+    """What the node tells the hub about itself in the handshake."""
 
     name: str
     invite_token: str | None
@@ -163,7 +163,8 @@ class HubClient:
                 if (error.code in FATAL and not may_be_extended) or (is_of_another_release and not patient):
                     raise _with_command(error) from error
                 patient |= may_be_extended
-                patient |= error.code == RefusalCode.TOO_SOON  # The hub exists and can be asked again.
+                # Refused too soon: the hub exists and can be asked again.
+                patient |= error.code == RefusalCode.TOO_SOON
             except (ConnectError, RemoteProtocolError) as error:
                 failure = error
             if self._welcomed_at is not None:

@@ -41,20 +41,24 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
 FIRST_BAR_S: Final = 10.0
-"""First bar on a node that sent invalid data: on an unencrypted connection, anyone on the path can insert a wrong
-frame.
+"""Seconds for which a node that sent invalid data gets no link, the first time. Short, because on an unencrypted
+connection anyone on the path can insert a wrong frame.
 """
 LONGEST_BAR_S: Final = 600.0
-"""Limit of the bar, which doubles each time. A node without faults for this long restarts at the first value."""
+"""Longest such bar in seconds; each bar is twice as long as the previous one. After this long without faults, a node
+starts at FIRST_BAR_S again.
+"""
 MOST_HALF_OPEN: Final = 32
-"""Maximum of unproven connections; one more closes the oldest."""
+"""Most connections whose node has not proven its identity; one more closes the oldest."""
 MOST_HALF_OPEN_OF_HOST: Final = 8
-"""Maximum of unproven connections from one address, except loopback, where all connections share an address."""
+"""Most unproven connections from one address, except loopback, where all connections share an address."""
 _PING_S: Final = 15.0
 _PONG_S: Final = 60.0
-"""A ping waits behind pieces, which takes a while on a slow uplink with many links."""
+"""Seconds to wait for the answer to a ping. The ping waits behind pieces, which takes a while on a slow uplink with
+many links.
+"""
 _RETRY_FIRST_S: Final = 0.3
-"""First wait before a retry. The other node may learn of a newcomer up to a second later."""
+"""Seconds before the first retry. The other node may hear of this one from the hub up to a second later."""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
@@ -85,18 +89,18 @@ class MeshLinks:
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
         self._named: dict[int, str] = {}
-        """Ids of the peers by number."""
+        """Id of each peer, by the number that the hub gave it."""
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
         """End time and length of each node's bar."""
         self._half_open: dict[Connection, str] = {}
-        """Unproven connections with their addresses, oldest first."""
+        """Connections whose node has not proven its identity, with their addresses, oldest first."""
         self._server: Server | None = None
 
     @property
     def links(self) -> tuple[str, ...]:
-        """Ids of the linked nodes."""
+        """Ids of the nodes with a link to this one."""
         return tuple(sorted(self._links))
 
     async def open(self, host: str, port: int, *, on_piece: OnPiece, on_links: OnLinks) -> None:
@@ -219,7 +223,7 @@ class MeshLinks:
             attempt = max(1, first) if linked else attempt + 1
 
     async def _until_free(self, node_id: str) -> None:
-        """Wait until there is no link and no bar."""
+        """Wait until this node has no link with the other one, and the other one is not barred."""
         while True:
             wait_s = self._barred_for(node_id)
             if (link := self._links.get(node_id)) is not None:
@@ -310,7 +314,9 @@ class MeshLinks:
             raise RemoteProtocolError("A link exists already.", got=node_id)
 
     def _replaces(self, existing: Link, *, opened_here: bool) -> bool:
-        """Prefer the connection opened by the smaller id; of two by the same node, the newer."""
+        """Return True if a new connection replaces the existing one: that of the node with the smaller id wins; of two
+        by the same node, the newer.
+        """
         if existing.opened_here == opened_here:
             return True
         return opened_here == (self._me.node_id < existing.node_id)

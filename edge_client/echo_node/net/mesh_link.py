@@ -24,17 +24,19 @@ from echo_shared.wire.sockets import keep_unsent_short
 log = logging.getLogger(__name__)
 
 MOST_QUEUED_BYTES: Final = 4 * 2**20
-"""Queue limit of a link. The hub bounds the data in transit; excess pieces are dropped, and the hub sends them
-itself.
+"""Most bytes that wait on one link. Further pieces are dropped, and the hub sends them itself. The hub also bounds the
+data in transit.
 """
 UNSENT_BYTES: Final = 64 * 1024
-"""Limit of unsent bytes in the system's buffer of a link."""
+"""Most unsent bytes in the system's buffer of one link."""
 
 
 SENDING_AT_ONCE: Final = 4
-"""Links that send at the same time: one alone cannot fill a line with delay, and with many, each piece takes longer."""
+"""Number of links that send at the same time. A single one cannot fill a line with delay; with many, each piece takes
+longer.
+"""
 TURN_S: Final = 0.15
-"""Length of a turn. A link that takes longer for its frame no longer blocks others."""
+"""Seconds of a link's turn to send. After this time the next link may send, even if the frame is not sent yet."""
 
 
 Rank = tuple[int, int]
@@ -43,8 +45,10 @@ _queued = count()
 
 
 class SendCap:
-    """The cap on all links' sending, in bytes per second, with a count; 0 = only the measured rate of the node's own
-    line (`core.own_line`). Few links send at once: lowest rank first, then in queueing order over all links.
+    """Limit of the rate at which all links send together, and count of the bytes.
+
+    At most SENDING_AT_ONCE links send at the same time: the frame of the lowest rank first, then in queueing order over
+    all links. `bytes_per_s` 0 = only the measured rate of the node's own line is a limit (`core.own_line`).
     """
 
     def __init__(self, bytes_per_s: int, counted: Callable[[int], None] = lambda count_bytes: None) -> None:
@@ -53,7 +57,7 @@ class SendCap:
         self._line = OwnLine()
         self._look_at = 0.0
         self.links: set[Link] = set()
-        """Links that send."""
+        """Links that are connected and may send."""
         self._counted = counted
         self._free = SENDING_AT_ONCE
         self._waiting: list[tuple[Rank, asyncio.Future[None]]] = []
@@ -94,11 +98,13 @@ class SendCap:
 
     @property
     def bytes_per_s(self) -> int:
-        """Current cap in bytes per second; 0 = none."""
+        """Current limit in bytes per second; 0 = none."""
         return self._cap.bytes_per_s
 
     def look(self) -> None:
-        """Measure the own line at intervals, and lower the cap to its rate. Raises nothing."""
+        """Measure the rate of this node's internet line every LOOK_S, and lower the limit to that rate. Raises
+        nothing.
+        """
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return

@@ -26,15 +26,17 @@ from echo_shared.wire.messages import MAX_BATCHED, MAX_MESH, FromNode, Have, Pie
 log = logging.getLogger(__name__)
 
 MOST_EARLY_BYTES: Final = 8 * 2**20
-"""Limit of early pieces, whose announcement may still wait in a queue. The oldest are dropped first."""
+"""Most bytes of early pieces that are kept: those whose artefact's announcement may still wait in a queue. The oldest
+are dropped first.
+"""
 MOST_USELESS_BYTES: Final = 256 * 2**20
-"""Limit of useless bytes from a node that has sent fewer useful ones; beyond it the node is dropped. Useless are
-duplicates, and pieces of complete artefacts. Honest nodes send some, because the hub helps out where they are slow.
+"""Useless bytes (duplicates, and pieces of complete artefacts) for which a node is dropped, unless it has sent more
+useful ones. Honest nodes send some, because the hub sends pieces itself where nodes are slow.
 """
 MOST_SENDERS: Final = 4 * MAX_MESH
 """Maximum of nodes with counted bytes; the oldest counts are dropped."""
 _OVERHEAD_BYTES: Final = 1_024
-"""Weight of a piece besides its data."""
+"""Bytes that an early piece counts in addition to its data."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
 """Maximum of ended artefacts whose pieces are still forwarded at the hub's request."""
@@ -44,10 +46,10 @@ Send = Callable[[FromNode], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Result of one artefact's reception, complete or partial; bytes of new pieces."""
+    """Result of receiving one artefact, complete or partial. Bytes are those of new pieces."""
 
     complete: bool
-    """False: nothing new has come for a while."""
+    """False: no new piece has come for a while."""
     pushed_bytes: int
     """Bytes sent by the hub itself."""
     mesh_bytes: int
@@ -79,7 +81,7 @@ class _Expected:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when complete or failed."""
     unsaid: list[int] = field(default_factory=list)
-    """Pieces that the hub does not know of."""
+    """Received pieces that were not reported to the hub yet."""
     handed_on: set[tuple[int, int]] = field(default_factory=set)
     """(piece, node number) of pieces forwarded at a node's request."""
 

@@ -1,4 +1,6 @@
-"""The rights of a caged process, and the guards that the system enforces."""
+"""The rights of a caged process, and the guards (limits on files, network and other processes) that the system
+enforces.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Cage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The guards of a caged process."""
+    """Guards that the system enforces on a caged process."""
 
     by: tuple[str, ...]
     """Mechanisms of the system; empty = no cage."""

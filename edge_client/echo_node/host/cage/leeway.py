@@ -30,7 +30,7 @@ accept; any: all kinds, which may connect to programs on this machine."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leeway:
-    """One step of the cage."""
+    """One step of the cage: what a GPU's driver may do beyond the narrowest cage."""
 
     name: str
     what: str
@@ -39,9 +39,9 @@ class Leeway:
     system_files: bool = False
     """True if the driver reads all files outside the user's home and writes to /dev/shm and /tmp."""
     file_rules: bool = True
-    """False if Landlock is left out."""
+    """False if this step does without Landlock, which limits files and ports."""
     call_filter: bool = True
-    """False if seccomp is left out."""
+    """False if this step does without seccomp, which limits system calls."""
     lacks: tuple[Guard, ...] = ()
     """Guards that this step gives up."""
 

@@ -39,7 +39,7 @@ _SHARED_PLACES: Final = ("/tmp", "/dev/shm")
 
 
 def enter(cage: Cage) -> Held:
-    """See `entering.enter`."""
+    """Limit this process with Landlock and seccomp, for the rest of its life. See `entering.enter`."""
     leeway = cage.leeway if cage.gpu else SEALED
     if leeway is NO_CAGE:
         return Held.to_nothing(leeway.why)

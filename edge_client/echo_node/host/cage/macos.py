@@ -26,7 +26,7 @@ _USER_CACHE: Final = 65_538
 
 
 def enter(cage: Cage) -> Held:
-    """See `entering.enter`."""
+    """Limit this process with a sandbox profile, for the rest of its life. See `entering.enter`."""
     try:
         _apply(profile(cage, reads=interpreter.directories(), gpu_caches=_gpu_caches() if cage.gpu else ()))
     except (OSError, AttributeError) as error:

@@ -53,7 +53,7 @@ class TokenLabel(ctypes.Structure):
 
 
 def enter(cage: Cage) -> Held:
-    """See `entering.enter`."""
+    """Limit this process with a job and low integrity, for the rest of its life. See `entering.enter`."""
     lacks: dict[Guard, str] = {
         "reading": "Windows cannot keep a running process from reading",
         "network": "Windows cannot keep a running process from the network",

@@ -16,7 +16,7 @@ from echo_node.host.sensors.sysfs import number_of, text_of
 _ENGINES: Final = ("drm-engine-gfx", "drm-engine-compute", "drm-engine-render")
 _NANOSECONDS: Final = 1e9
 SHORTEST_S: Final = 0.5
-"""Minimum seconds between two looks: a process's share needs an interval."""
+"""Minimum seconds between two readings: a process's share of the GPU is measured over an interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class DrmSensors:
         self._proc = proc_root
         self._taken: _Taken | None = None
         self._own: dict[str, float] = {}
-        """Share of each device that this node used between the last two looks."""
+        """Share of each device that this node used between the last two readings."""
 
     def read(self, own: Collection[int], now: float) -> list[GpuReading]:
         """Return one reading for each card with a reporting driver. `own`: processes of this node; `now`: monotonic."""

@@ -11,7 +11,7 @@ class GpuReading:
     """Readings of a GPU; None = not reported by the driver."""
 
     others: float | None = None
-    """Share of the GPU's time that other processes used since the last look."""
+    """Share of the GPU's time that other processes used since the previous reading."""
     celsius: float | None = None
     watts: float | None = None
 

@@ -12,11 +12,13 @@ from typing import Final
 import psutil
 
 SHORTEST_S: Final = 0.5
-"""Minimum seconds between two looks: the system counts in hundredths of a second."""
+"""Minimum seconds between two readings: the system counts processor time in hundredths of a second."""
 
 
 class OthersLoad:
-    """Share of all cores used by other programs than this node since the last look, without those at low priority."""
+    """Share of all cores that other programs used since the previous reading. This node and programs at low priority do
+    not count.
+    """
 
     def __init__(self) -> None:
         self._seen_at = 0.0
@@ -24,7 +26,7 @@ class OthersLoad:
         self._share: float | None = None
 
     def share(self, engines: Iterable[int]) -> float | None:
-        """Return the share; None at the first look. `engines`: processes of this node besides its own."""
+        """Return the share; None at the first reading. `engines`: processes of this node besides its own."""
         now = time.monotonic()
         if self._seen_at and now - self._seen_at < SHORTEST_S:
             return self._share

@@ -28,7 +28,7 @@ class NvidiaSensors:
         self._nvml: Any = None
         self._devices: list[Any] = []
         self._seen: dict[int, int] = {}
-        """The newest sample of each device, in microseconds since the epoch."""
+        """Time of the newest sample of each device, in microseconds since the epoch."""
         self._is_open = False
 
     def read(self, own: Collection[int]) -> list[GpuReading]:
