@@ -33,7 +33,7 @@ _Location = tuple[int | str, ...]
 MASK: Final = "**********"
 """Shown instead of a secret."""
 SECRET_WORDS: Final = frozenset({"password", "passphrase", "secret", "secrets", "token", "tokens", "key", "keys"})
-"""A text whose key contains one of these words is a secret, unless its field is declared otherwise."""
+"""Words of names: a text under a key that contains one of them is a secret, unless its field is declared otherwise."""
 
 
 class Secret:

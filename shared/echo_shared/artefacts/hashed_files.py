@@ -1,4 +1,6 @@
-"""Hashing of an artefact's files on disk, to describe or verify them. Both read every file, so both block."""
+"""Hashing of an artefact's files on disk, to describe or verify them. Every function here reads whole files, so it
+blocks.
+"""
 
 from __future__ import annotations
 

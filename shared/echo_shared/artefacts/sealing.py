@@ -74,8 +74,8 @@ def unseal(source: Path, target: Path, key: bytes) -> str:
 class UnsealingReader:
     """Decrypts `source` in order while it is read; `source` must return fewer bytes than requested only at its end.
 
-    Bytes returned are unchanged and in place. A cut at the end is only detected by a read that returns fewer bytes than
-    requested, so the caller must read up to it.
+    All returned bytes are unchanged and in their place. A `source` that was cut off at its end is noticed only by a
+    read that returns fewer bytes than requested, so the caller must read up to that point.
     """
 
     def __init__(self, source: Readable, key: bytes) -> None:
@@ -83,7 +83,9 @@ class UnsealingReader:
         self._rest = memoryview(b"")
 
     def read(self, count: int, /) -> bytes:
-        """Return the next `count` bytes, or all that remain. Raises CodecError as `unseal`, and errors of `source`."""
+        """Return the next `count` bytes, or all that remain. Raises CodecError like `unseal`, and the errors of
+        `source`.
+        """
         parts = []
         while count:
             if not self._rest:

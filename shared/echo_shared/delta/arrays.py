@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from echo_shared.delta.frames import FrameReader, FrameWriter, damaged
 
 MIN_GROUP: Final = 1024
-"""Elements; a smaller group joins the next one, because each group stores its own code tables."""
+"""Smallest group in elements. A smaller group joins the next one, because each group stores its own code tables."""
 MAX_ESCAPED: Final = 0.02
-"""Largest share of a group's differences that may exceed a packed symbol."""
+"""Largest share of a group's differences that may be too large for a packed symbol."""
 
 Patterns = NDArray[Any]
 """Bit patterns [N] with a dtype of PATTERNS."""
@@ -73,7 +73,9 @@ def _ordered(patterns: Patterns) -> Patterns:
 
 
 def _groups(old: Patterns, dtype: str) -> Iterator[tuple[NDArray[np.intp] | slice, int]]:
-    """Yield the indices and size of each group: elements with one exponent, or with several rare ones."""
+    """Yield the indices and size of each group: elements whose parent values share one exponent, or one of several rare
+    ones.
+    """
     if not old.any():
         yield slice(None), old.size  # All exponents are 0, as without a parent: one group needs no sort.
         return

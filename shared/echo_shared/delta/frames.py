@@ -17,9 +17,9 @@ from echo_shared.errors import CodecError
 from echo_shared.files.atomic import Readable
 
 LEVEL: Final = 1
-"""zstd level; levels 3 and 9 are slower and do not compress the output of `arrays` further."""
+"""zstd's compression level. Levels 3 and 9 are slower and do not compress the output of `arrays` further."""
 MAX_CONTENT_BYTES: Final = 2 << 20
-"""Limit on one frame's content."""
+"""Most bytes of one frame's content."""
 
 _LENGTH: Final = struct.Struct("<I")
 _WINDOW_BYTES: Final = 2 * MAX_CONTENT_BYTES
@@ -39,7 +39,7 @@ class FrameWriter:
         self._stream.write(bytes([value]))
 
     def plain(self, content: bytes) -> None:
-        """Write a length and the uncompressed `content`."""
+        """Write the length of `content`, then `content` itself, uncompressed."""
         self._stream.write(_LENGTH.pack(len(content)) + content)
 
     def frame(self, content: NDArray[np.uint8], *, dictionary: bytes = b"") -> None:

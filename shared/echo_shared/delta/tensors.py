@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from echo_shared.errors import CodecError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Limit of the safetensors format."""
+"""Most bytes of a header, by the safetensors format."""
 
 _STORED: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
@@ -40,7 +40,7 @@ class TensorLayout:
     """Contents of a file's header."""
 
     header_bytes: int
-    """Size of the header and of the length field before it."""
+    """Bytes of the header, including the length field before it."""
     tensors: dict[str, StoredTensor]
 
 

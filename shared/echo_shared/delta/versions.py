@@ -44,7 +44,7 @@ class _Entry(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
     size_bytes: Annotated[int, Field(ge=0, le=1 << 62)]
     header_bytes: Annotated[int, Field(ge=0, le=MAX_HEADER_BYTES)]
-    """Header size of a safetensors file with tensors; 0 for any other file."""
+    """Bytes of the header of a safetensors file with tensors; 0 for any other file."""
 
 
 class _Index(BaseModel):
@@ -185,7 +185,7 @@ def _parents_file(parent: Path | None, name: str) -> _Stored:
 
 
 def _layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> TensorLayout | None:
-    """Return the layout of a file that is a header followed by contiguous tensors; None for any other file."""
+    """Return the tensor layout of a file that is a header followed by tensors without gaps; None for any other file."""
     try:
         layout = read_layout(content, file_bytes=file_bytes, name=name)
     except CodecError:

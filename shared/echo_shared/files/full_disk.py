@@ -1,7 +1,7 @@
 """Retries of writes to a full disk, which block all other work until there is space.
 
-A hub with a full disk thus stops, reports it, and resumes automatically: it leases, acknowledges or trains on nothing
-that was not written. A second `Room` waits in the same way for a database server that is away.
+A hub with a full disk thus stops, reports it, and resumes by itself: it leases, acknowledges or trains on nothing that
+was not written. A second `Room` retries in the same way while the database server cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ RETRY_S: Final = 1.0
 
 
 class Room:
-    """Retries a write while it fails for lack of space. Thread-safe. A failed write must leave nothing behind.
+    """Retries a write while it fails for lack of space. Thread-safe.
 
-    `code` is the code of the StorageErrors to wait for. `full` is called with the error text when the first writer
-    starts to wait, `over` when the last one has finished, from any thread.
+    A failed write must leave nothing behind. `code` is the code of the StorageErrors that are retried. `full` is called
+    with the error text when the first writer starts to wait, `over` when no writer waits any more; both may be called
+    from any thread.
     """
 
     def __init__(
@@ -40,16 +41,18 @@ class Room:
         self._given_up = Event()
         self._lock = Lock()
         self._waiting: dict[object, str] = {}
-        """Waiting writer -> error text."""
+        """Error text of each waiting writer."""
 
     @property
     def lacks(self) -> str:
-        """The disk-full message if a writer is waiting, else ""."""
+        """The disk-full message if any writer is waiting, else ""."""
         with self._lock:
             return next(iter(self._waiting.values()), "")
 
     def elsewhere(self, who: str, said: str) -> None:
-        """Note that another process, `who`, waits for space on the same disk with the error `said`; "" = it stopped."""
+        """Note that another process, `who`, waits for space on the same disk with the error text `said`; "" = it waits
+        no longer.
+        """
         if said:
             self._begin(who, said)
         else:
@@ -77,7 +80,7 @@ class Room:
             self._done(turn)
 
     async def until_done(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Do the same on the event loop."""
+        """Do the same as `until` on the event loop, without blocking it."""
         turn = object()
         try:
             while True:
@@ -92,7 +95,7 @@ class Room:
             self._done(turn)
 
     def _wait(self, turn: object, error: StorageError) -> None:
-        """Register a waiting writer. Raises the error if waiting does not help."""
+        """Register a waiting writer. Raises `error` if waiting cannot help."""
         if error.code != self._code:
             raise error
         self._begin(turn, error.got or error.what)

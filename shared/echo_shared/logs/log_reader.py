@@ -24,10 +24,10 @@ class LogReader:
         self._path = path
         self._kept = kept
         self._identity: tuple[int, int] | None = None
-        """Identity of the file that was read last."""
+        """Identity of the file that the previous call read; another identity means that the log was rotated."""
         self._offset = 0
         self._rest = b""
-        """Start of an incomplete line."""
+        """Last line read so far, without its end, which is not in the file yet."""
 
     def last(self, count: int) -> list[str]:
         """Return the last `count` lines, oldest first; `more` continues after them. Raises StorageError."""
@@ -57,7 +57,7 @@ class LogReader:
         yield from self._read_on(self._path)
 
     def _rest_of_former(self) -> Iterator[str]:
-        """Yield the remaining lines of the file that has been rotated since the last call."""
+        """Yield the unread lines of the file that was the log until it was rotated."""
         former = next((path for path in self._older() if self._identity and _identity(path) == self._identity), None)
         if former is not None:
             yield from self._read_on(former)
@@ -97,7 +97,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Split into complete lines and the rest."""
+    """Split into complete lines and the rest, an incomplete last line."""
     end = data.rfind(b"\n") + 1
     return data[:end], data[end:]
 

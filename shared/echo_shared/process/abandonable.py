@@ -1,4 +1,4 @@
-"""Work in a thread that a stopped command does not wait for."""
+"""Blocking work in a thread that is left behind when its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Result = TypeVar("_Result")
 async def abandonable(function: Callable[..., _Result], *arguments: Any) -> _Result:
     """Return or raise what `function` does, in a thread of its own.
 
-    Unlike asyncio.to_thread, whose threads a process waits for when it ends: once this is cancelled, the thread is left
-    to itself and ends with the process. So `function` must leave nothing behind that has to be closed.
+    Once the call is cancelled, nothing waits for the thread: it ends with the process at the latest. (A process waits
+    at its end for the threads of asyncio.to_thread.) So `function` must leave nothing open that has to be closed.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 
     def tell(setter: Callable[[Any], None], outcome: Any) -> None:
-        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with suppress(RuntimeError):  # The loop is closed, so no caller waits for the result.
             loop.call_soon_threadsafe(lambda: None if done.done() else setter(outcome))
 
     def run() -> None:

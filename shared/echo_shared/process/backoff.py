@@ -15,7 +15,7 @@ def backoff_s(attempt: int, jitter: float, *, first_s: float = 1.0, limit_s: flo
 
 
 class Restarts:
-    """Delays between restarts of a process that keeps dying: longer each time, until the restarts end.
+    """Delays between restarts of a process that keeps dying: each longer than the last, until no restart follows.
 
     Reads no clock: the caller waits, and passes how long the process lived.
     """
@@ -29,9 +29,11 @@ class Restarts:
         jitter: Callable[[], float],
         steady_s: float = math.inf,
     ) -> None:
-        """After `most` deaths in a row no restart follows; a process that lived `steady_s` resets the count."""
+        """After the `most`-th death in a row no restart follows. A process that lived for `steady_s` seconds starts a
+        new row.
+        """
         self.deaths = 0
-        """Deaths in a row."""
+        """Deaths since the process last succeeded or lived for `steady_s`."""
         self._most = most
         self._first_s = first_s
         self._limit_s = limit_s

@@ -42,13 +42,15 @@ LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
 PIPE_BYTES: Final = 2**20
 UNSENT_BYTES: Final = 2**22
-"""Bytes buffered for the child before `send` waits; a pipe takes only a fraction of a large frame at once."""
+"""Bytes buffered for the child before `send` waits; the pipe itself takes only a part of a large frame at once."""
 _READ_BYTES: Final = 256 * 1024
-"""Limit on one read."""
+"""Most bytes of one read from the pipe."""
 ENDING_S: Final = 60.0
-"""Time to exit after the child closed its pipe, then after SIGTERM, before it is killed."""
+"""Seconds that a child gets to exit after it closed its pipe, and again after SIGTERM, before it is killed."""
 _LOOK_S: Final = 1.0
-"""Interval of checks for the child's exit, because its own children may keep the pipes open."""
+"""Seconds between two checks for the child's exit. The pipes may stay open after it, in processes that the child
+started.
+"""
 
 
 def _default(value: Any) -> msgpack.ExtType:
@@ -192,7 +194,7 @@ class Child:
         self._log = log
         self._log_begin = log_begin
         self._unread = bytearray()
-        """Bytes received from the child, from the start of a frame."""
+        """Received bytes that were not returned yet; they begin with the start of a frame."""
         self._seen_ended = False
         self._over = False
         self._suspended = False
@@ -257,7 +259,7 @@ class Child:
         except asyncio.IncompleteReadError as error:
             raise await self.exited() from error
         except TimeoutError:
-            if self._seen_ended:  # The child had exited by the previous timeout: every frame is read.
+            if self._seen_ended:  # The child had already exited at the previous timeout, so every frame is read.
                 raise await self.exited() from None
             self._seen_ended = self._process.returncode is not None
             return None

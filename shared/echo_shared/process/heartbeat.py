@@ -1,6 +1,7 @@
 """A child process's heartbeat: a thread regularly tells the parent that the child is alive and makes progress.
 
-Time without progress is counted in beats instead of clock time, so that a suspended machine does not look stalled.
+Time without progress is counted in beats instead of clock time: a suspended machine sends no beats, so it does not look
+stalled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Heartbeat:
 
     def __init__(self, pipe: ParentPipe, beat_s: float) -> None:
         self.working = False
-        """True while steps are expected."""
+        """True while there is work, so that calls of `step` are expected."""
         self._pipe = pipe
         self._beat_s = beat_s
         self._steps = 0

@@ -10,7 +10,7 @@ from typing import Final
 import psutil
 
 _OOM_SCORE_ADJ: Final = 800
-"""Out of 1000: makes the kernel kill this worker before the user's other processes."""
+"""Linux's oom_score_adj of a worker, of at most 1000: the kernel kills the worker before the user's other processes."""
 _KERNEL_COUNTS: Final = Path("/proc/vmstat")
 
 

@@ -42,29 +42,35 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables added to this process's environment."""
     ends_its_own: bool = False
-    """True: end the child with SIGTERM. It then first ends processes that it started in separate sessions."""
+    """True: the child is ended by SIGTERM instead of being killed, so that it first ends the processes that it started
+    in separate sessions.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
-    """Limits after which a child is killed. The defaults suit a child with a heartbeat; see NO_HEARTBEAT."""
+    """Limits beyond which a child is killed. The defaults suit a child with a heartbeat; NO_HEARTBEAT suits one
+    without.
+    """
 
     memory_bytes: int = 0
     """Private memory, without mapped model files; 0 = no limit."""
     ready_s: float = 1_800.0
-    """Time to answer the opening frame: enough to convert and load a large model from a slow disk."""
+    """Seconds to answer the opening frame: enough to convert and load a large model from a slow disk."""
     silent_s: float = 30.0
-    """Time without any frame."""
+    """Seconds without any frame from the child."""
     silent_start_s: float = 300.0
-    """Like silent_s, until the child is ready: loading libraries and the model may block all of its threads."""
+    """Seconds without any frame until the child is ready: loading libraries and the model may block all of its
+    threads.
+    """
     stalled_s: float = 600.0
-    """Time without a step, by its heartbeat, while it has work."""
+    """Seconds without a step, as its heartbeat reports, while it has work."""
     beat_s: float = 2.0
-    """Interval of heartbeats; the owner passes it to the child in the opening frame."""
+    """Seconds between heartbeats; the owner passes this to the child in the opening frame."""
     look_s: float = 1.0
-    """Interval of checks of the child."""
+    """Seconds between two checks of the child."""
     ending_s: float = ENDING_S
-    """Time to exit after it has closed its pipe."""
+    """Seconds to exit after it has closed its pipe."""
 
 
 NO_HEARTBEAT: Final = ChildLimits(ready_s=math.inf, silent_s=math.inf, silent_start_s=math.inf)
@@ -151,7 +157,7 @@ class SupervisedChild:
             except ChildExited as error:
                 raise self._with_reason(error) from error
             if self._stopped:
-                continue  # Read on until its end is reported, because the child may block on a full pipe.
+                continue  # Read on until the child's end is reported: it may block on a full pipe and could not exit.
             if self._suspended and frame is None:
                 continue
             passed_s = min(clock() - began, self._limits.look_s)
@@ -186,7 +192,9 @@ class SupervisedChild:
         raise (await self._child.exited()).because(death, did, got=got)
 
     def _with_reason(self, error: ChildExited) -> ChildExited:
-        """Add the reason. Blame the kernel's out-of-memory killer for a SIGKILL, unless its count is unchanged."""
+        """Add the reason of the child's end. A SIGKILL counts as the kernel's out-of-memory killer, unless the kernel's
+        count of such kills is unchanged.
+        """
         if self._stopped:
             return error.because(Death.STOPPED, "was stopped", got=None)
         if error.death is Death.SILENT:

@@ -1,4 +1,4 @@
-"""Blocking work in a thread that has always ended when its caller continues."""
+"""Blocking work in a thread. A caller, even a cancelled one, continues only after the thread has ended."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class CreditStanding:
     recent: float
     """Recent tokens per day: see `echo_hub.store.recent_average`."""
     steps: int
-    """Number of steps with a rollout of this node or team."""
+    """Number of training steps that used a rollout of this node or team."""
     streak_days: int
     """Consecutive days up to today or yesterday; 0 = the streak has ended."""
     longest_streak: int

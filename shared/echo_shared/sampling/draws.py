@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_TAIL: Final = 1e-3
-"""Smallest tail probability in log-odds: smaller tails on either side are rounding noise and are raised to it."""
+"""Smallest tail probability, at either end of [0, 1], that counts in log-odds. Smaller ones are raised to it, because
+they are rounding noise.
+"""
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -68,7 +68,7 @@ class RolloutTable:
         return len(self.rollouts)
 
     def free(self) -> list[int]:
-        """Return the free rows between others, in ascending order."""
+        """Return the free rows of the table, in ascending order."""
         return [row for row, rollout in enumerate(self.rollouts) if rollout is None]
 
     def longest(self) -> int:

@@ -51,7 +51,7 @@ def columns_for(length: int) -> int:
 
 
 def kv_bytes_per_token(model: Any) -> int:
-    """Return the bytes of one token's keys and values over all layers of a transformers causal LM."""
+    """Return the bytes that one token's keys and values take in all layers of a transformers causal LM."""
     config = model.config.get_text_config(decoder=True)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * model.dtype.itemsize)

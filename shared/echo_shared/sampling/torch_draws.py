@@ -48,7 +48,9 @@ def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Ten
 
 
 def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most likely token of each row [R] and its log-probability [R] in nats; greedy version of `draw`."""
+    """Return the most likely token of each row [R] and its log-probability [R] in nats: a greedy choice, with the
+    parameters of `draw`.
+    """
     logprobs_R, tokens_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
     return tokens_R, logprobs_R
 
@@ -106,7 +108,9 @@ def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tu
 
 
 def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weight of all ids before the token, the weight of all ids, and the largest scaled logit; [R, 1]."""
+    """Return the weight of all ids before each token, the weight of all ids, and the largest scaled logit, each
+    [R, 1].
+    """
     weights_RV, top_R1 = _weights(logits_RV, temperature_R)
     tokens_R1 = tokens_R[:, None]
     if weights_RV.shape[1] <= _BLOCK:

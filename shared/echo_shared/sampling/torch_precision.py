@@ -20,10 +20,11 @@ _WIDTH: Final = 512
 _REPEATS: Final = 20
 _LEAST: Final = 3
 _BUDGET_S: Final = 0.1
-"""Time after which only the minimum number of repetitions runs."""
+"""Seconds of measuring after which only the minimum number of repetitions is completed."""
 _MOST: Final = 2.5
-"""Highest time relative to float32 that counts as hardware support. Processors of both kinds are far from the limit, so
-repeated measurements agree."""
+"""Highest time of a 16-bit product, relative to float32, that counts as hardware support. Processors with and without
+support are far from this limit, so repeated measurements agree.
+"""
 
 
 @cache

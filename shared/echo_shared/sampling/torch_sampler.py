@@ -106,7 +106,7 @@ class _Waiting:
     cache: Any = None
     """Cache of all prompts prefilled together; None before."""
     place: int = 0
-    """Row of the prompt in `cache`."""
+    """Row of `cache` that holds the prompt."""
     logits: Tensor | None = None
     """Logits of the first token, [1, V]."""
 
@@ -214,7 +214,7 @@ class Batch:
         return taken
 
     def _ahead(self, fresh: Sequence[_Waiting], groups: Iterator[GroupRequest]) -> list[_Waiting]:
-        """Return waiting groups whose prompts are prefilled together with those of `fresh`.
+        """Return further waiting groups, whose prompts are prefilled ahead, together with those of `fresh`.
 
         A prefill of few tokens costs about one step, because the time goes into calls of the device.
         """

@@ -1,4 +1,6 @@
-"""Versions that drew a completion, in token order: (7, 7, 7, 9, 9) is 3 tokens with version 7, then 2 with 9."""
+"""Version spans: which version drew which tokens of a completion, in token order. Tokens drawn with the versions (7, 7,
+7, 9, 9) are the spans 3 tokens with version 7, 2 tokens with version 9.
+"""
 
 from __future__ import annotations
 

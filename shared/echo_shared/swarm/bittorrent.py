@@ -89,11 +89,13 @@ _TUNED: Final = {
 }
 _LEAST_WAIT_S: Final = 1.0
 _STATS_S: Final = 5.0
-"""Wait for libtorrent's statistics; after that the previous ones are returned."""
+"""Seconds to wait for libtorrent's statistics; after that the previous ones are returned."""
 _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
-"""Time for a slow connection to be established."""
+"""Least seconds until the web seed is added again, in case libtorrent has dropped it: time for a slow connection to be
+established.
+"""
 _RECHECK_AFTER_S: Final = 5.0
-"""Silence after a failed hash check, in seconds, before the files are checked again."""
+"""Seconds without a new block, after a failed hash check, until the files are checked again."""
 
 
 class BitTorrentSwarm(Swarm):

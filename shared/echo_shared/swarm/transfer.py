@@ -36,9 +36,11 @@ class Transfer:
         self.removing = False
         self.removed = asyncio.Event()
         self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
-        """Addresses of the web seed; a block alert only names its source address."""
+        """Addresses of the web seed. An alert about a block names only the address that the block came from."""
         self.web_seed_bytes = 0
-        """Excludes the last blocks: libtorrent does not report blocks written after the last piece is complete."""
+        """Bytes received from the web seed, without the last blocks: libtorrent does not report blocks written after
+        the last piece is complete.
+        """
         self.last_problem = ""
         self.last_block_at = self.last_piece_at = asyncio.get_running_loop().time()
         """Time of the last block, and of the last piece that matched its hash."""

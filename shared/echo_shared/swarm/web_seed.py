@@ -38,7 +38,7 @@ from echo_shared.wire.rate_cap import RateCap
 log = logging.getLogger(__name__)
 
 _BATCH_BYTES: Final = 16 * 2**20
-"""Bytes per request batch; progress is reported after each batch."""
+"""Bytes that one batch of requests asks the web seed for; progress is reported after each batch."""
 _READ_BYTES: Final = 256 * 1024
 _ANSWER_TIMEOUT_S: Final = 10.0
 _FIRST_DELAY_S: Final = 0.5

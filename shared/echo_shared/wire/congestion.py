@@ -29,14 +29,16 @@ _log = logging.getLogger(__name__)
 
 CLEAN_LOSS: Final = 2e-4
 LOSSY_LOSS: Final = 3e-3
-"""Packet loss of a clean and of a lossy line; the test decides between them."""
+"""Share of lost packets on a clean line and on a lossy one; the test decides between the two."""
 ENOUGH: Final = 4.0
-"""Threshold of the log-likelihood ratio of lossy over clean: two losses among 500 packets reach it."""
+"""Log-likelihood ratio of lossy over clean from which a line counts as lossy: two losses among 500 packets reach it."""
 FEWEST_PLACES: Final = 3
 BYTES_A_LOSS: Final = 2_000_000
-"""Bytes per loss below which a pool counts as lossy; a loss of 0.2 % gives about three losses in as many bytes."""
+"""Bytes per loss below which a pool's lines count as lossy; a loss of 0.2 % gives about three losses in as many
+bytes.
+"""
 LOOK_BYTES: Final = 16_384
-"""Bytes sent between two checks."""
+"""Bytes sent between two checks of a connection's counters."""
 CAN_LOOK: Final = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
 """True if this system reports a connection's counters and lets a program choose the congestion control."""
 BBR: Final = b"bbr"
@@ -65,7 +67,7 @@ class LossTest:
 
 
 class LossPool:
-    """Detects such losses on connections to several places at the same time.
+    """Detects losses that no full queue explains, on connections to several places at the same time.
 
     Each place counts as one loss. All losses expire once BYTES_A_LOSS bytes per loss have arrived, at any place. Bytes
     count instead of packets, because a place could request small packets.

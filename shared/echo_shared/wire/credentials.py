@@ -22,7 +22,9 @@ from echo_shared.errors import RemoteProtocolError
 
 SCHEME: Final = "Echo"
 MOST_CHARACTERS: Final = 8_000
-"""Limit for one header. The longest proof takes about half; servers and proxies allow lines of 8 KiB."""
+"""Most characters of one header. The longest proof takes about half of them; servers and proxies allow lines of 8
+KiB.
+"""
 REFUSED_TYPE: Final = "application/vnd.msgpack"
 """Content type of a response whose body is a Refused or another message."""
 BOOKS_RECEIPTS: Final = "/node/receipts"

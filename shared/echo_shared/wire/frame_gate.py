@@ -19,14 +19,16 @@ from typing import Final
 
 SMALL_BYTES: Final = 1_024
 LEAST_BYTES: Final = 24
-"""Smallest size of Echo's messages, except for a node's Goodbye."""
+"""Bytes of the smallest message of Echo, except for a node's Goodbye."""
 CONTROLS_PER_S: Final = 50.0
 CONTROLS_AT_ONCE: Final = 500.0
 MESSAGES_PER_S: Final = 1_000.0
 MESSAGES_AT_ONCE: Final = 20_000.0
-"""Exceeds the backlog in the buffers of a reader that takes MESSAGES_PER_S, after a burst of ten seconds."""
+"""Most small messages at once. More than can wait in the buffers of a reader that takes MESSAGES_PER_S, after a burst
+of ten seconds.
+"""
 MOST_FRAGMENTS: Final = 16_384
-"""Fragments of one message; a library may hold each separately until the last one."""
+"""Most fragments of one message; a library may hold each fragment separately until the last one has come."""
 
 _HEAD_ENDS: Final = b"\r\n\r\n"
 _FINAL: Final = 0x80

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 BURST_S: Final = 0.1
-"""Token bucket burst, in seconds at the full rate."""
+"""Token-bucket burst: seconds of the full rate that may be sent at once."""
 
 
 class RateCap:

@@ -16,7 +16,9 @@ from typing import Final
 from echo_shared.errors import CodecError
 
 NODE_BYTES: Final = 3
-"""Two bytes for a node's number, one for the count of its children: at most 255. The root itself is not packed."""
+"""Bytes of a packed node: two for its number, one for the count of its children, which is at most 255. The root is not
+packed.
+"""
 
 
 def pack(branches: Iterable[tuple[int, int, bytes]]) -> bytes:

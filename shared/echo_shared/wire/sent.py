@@ -7,7 +7,9 @@ from typing import Final
 
 QUEUE_S: Final = 0.025
 QUEUE_SHARE: Final = 0.25
-"""A round trip time that exceeds the minimum by both of these means a queue; smaller excesses are jitter."""
+"""A round trip time that exceeds the minimum by QUEUE_S, and by this share of the minimum, shows a queue on the path.
+Smaller excesses are jitter.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +20,7 @@ class Sent:
     num_lost: int
     """Retransmitted packets, except those whose original arrived."""
     arrived_bytes: int
-    """Approximate; as acknowledged by the other end."""
+    """Approximate bytes that the other end has acknowledged."""
     rtt_s: float
     min_rtt_s: float
 
