@@ -31,11 +31,13 @@ from echo_hub.scoring.problems import Problems
 DESCRIPTION: Final = "Rollouts scored a second by two processes beside the hub, and by two Ray actors"
 PROCESSES: Final = 2
 CALLS: Final = 8_192
-"""Calls of a round."""
+"""Number of scoring calls in a round."""
 ROUNDS: Final = 5
 GROUPS: Final = 64
 CLUSTER_STARTS: Final = 3
-"""Attempts: a raylet ends if its agents need more than 15 s to start, which happens on a busy machine."""
+"""Most attempts to start the cluster: a raylet ends if its agents need more than 15 s to start, as on a busy
+machine.
+"""
 _STORE_BYTES: Final = 80 * 2**20
 
 

@@ -13,7 +13,7 @@ from echo_shared.sampling.torch_precision import multiplies
 
 @cache
 def lacks(backend: str, precision: str) -> str:
-    """Why this machine cannot run an engine on the CPU in this precision; empty if it can."""
+    """Return why this machine cannot run the engine on its CPU in this precision; "" if it can."""
     for possible in survey(hardware.detect()):
         if (possible.choice.name, possible.choice.device) == (backend, "cpu") and possible.missing is not None:
             return possible.missing.got or possible.missing.what

@@ -41,12 +41,12 @@ class Swaps:
     """Cost of replacing the adapter. Times are medians."""
 
     prepare_ms: float
-    """Preparation, while the previous version is sampled."""
+    """Milliseconds of `prepare`, which reads and converts an adapter."""
     swap_ms: float
-    """Time between the last rollout of one version and the first rollout of the next."""
+    """Milliseconds of `set_policy`, which puts the prepared adapter in place of the previous one."""
     resident_before: int
     resident_after: int
-    """Resident bytes after the first swaps, and after all swaps."""
+    """Resident bytes of the engine's process after the first eleven swaps at most, and after all swaps."""
 
 
 class EngineProcess(Remote):
@@ -58,7 +58,7 @@ class EngineProcess(Remote):
         self.precision = precision
 
     def open(self, *, width: int, threads: int | None = None, helpers: tuple[str, ...] = ()) -> None:
-        """Open the engine, or open it again, by default with as many threads as a node."""
+        """Open the engine, or close it and open it again. By default it gets as many threads as in a node."""
         threads = threads or hardware.sensible_threads()
         self.call("open", EngineSettings(width=width, threads=threads, precision=self.precision, helpers=helpers))
 
@@ -68,11 +68,11 @@ class EngineProcess(Remote):
         return run
 
     def record(self, groups: list[GroupRequest]) -> None:
-        """Record the calls into llama.cpp that sampling the groups makes, for `replay`."""
+        """Record the calls into llama.cpp that sampling these groups makes, for `replay`."""
         self.call("record", groups)
 
     def replay(self) -> float:
-        """Repeat the recorded calls without the work between them; return the seconds."""
+        """Repeat the recorded calls without sampling and other work between them; return the seconds."""
         seconds: float = self.call("replay")
         return seconds
 

@@ -68,7 +68,7 @@ class _Model:
 
 
 def _useful(completion: NDArray[np.int64], row: GroupRequest) -> int:
-    """Tokens up to the end of a rollout."""
+    """Return the number of tokens up to the end of a rollout; padding after it does not count."""
     stops = np.flatnonzero(np.isin(completion, row.stop_ids))
     end = int(stops[0]) + 1 if len(stops) else len(completion)
     return min(end, row.max_tokens)

@@ -1,4 +1,6 @@
-"""The parts besides speed: agreement, swaps, shared prompts, one model over two processes."""
+"""The parts of the comparison besides speed: agreement with the reference, adapter swaps, shared prompts, and one model
+over two processes.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ class Reference:
 
     @torch.inference_mode()
     def _logits(self, batch: list[_Pair]) -> NDArray[np.float32]:
-        """[rollouts, tokens, vocabulary] of prompts and completions that have the same length together."""
+        """Return the logits [rollouts, tokens, vocabulary] of prompts and completions whose total length is the same
+        for all.
+        """
         ids = np.stack([np.concatenate([group.prompt_ids, rollout.completion_ids[:-1]]) for group, rollout in batch])
         logits: NDArray[np.float32] = self._model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
         return logits
@@ -122,7 +126,7 @@ SPLIT: Final = "split"
 SPLIT_TOKENS: Final = 8
 SPLIT_REPETITIONS: Final = 4
 SPLIT_S: Final = 120.0
-"""Time after which a third or fourth repetition is left out."""
+"""Seconds after which the third and fourth repetition are left out."""
 VOCABULARY: Final = QWEN3_06B.vocabulary
 
 Rows = list[dict[str, Any]]
@@ -138,7 +142,7 @@ def plan() -> list[Planned]:
 
 
 class Bench:
-    """What all parts share. `mid` makes the mid-size model on first use."""
+    """What all parts share. `mid` makes the mid-size model when it is first used."""
 
     def __init__(self, scratch: Path, mid: Any, progress: Progress, seed: int) -> None:
         self.scratch = scratch
@@ -249,7 +253,7 @@ def split(bench: Bench) -> Rows:
 
 
 def headline(rows: Rows) -> dict[str, Any]:
-    """Return None for parts that were not measured."""
+    """Return the headline figures; None for parts that were not measured."""
 
     def of(part: str) -> Rows:
         return [row for row in rows if row["part"] == part]

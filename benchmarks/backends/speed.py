@@ -21,10 +21,12 @@ from echo_shared.sampling.interface import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
 TURNS_S: Final = 180.0
-"""Time after which the engines at a width make no further turns."""
+"""Seconds of one width after which its engines are not measured once more."""
 TINY_GROUPS: Final = 96
 MID_LENGTHS: Final = (4, 12)
-"""Shortest and longest completion, so that the rollouts of a batch end at different times."""
+"""Tokens of the shortest and the longest completion. They differ, so that the rollouts of a batch end at different
+times.
+"""
 BESIDE_TORCH: Final = ("f32", "bf16")
 """Precisions of torch that are measured next to `model.generate`."""
 
@@ -43,7 +45,7 @@ def of_mid(width: int, seed: int) -> list[GroupRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model, and its engines."""
+    """A model, and the engines whose speed is measured on it."""
 
     name: str
     engines: tuple[tuple[str, str], ...]
@@ -51,9 +53,9 @@ class Subject:
     workload: Callable[[int, int], list[GroupRequest]]
     """Makes the groups for a width and a seed."""
     repetitions: Mapping[int, int]
-    """By width; more where a headline figure needs them."""
+    """Number of repetitions by width: more at widths that a headline figure needs."""
     seconds: Mapping[int, float]
-    """Expected time of one engine, by width."""
+    """Expected seconds of one engine, by width."""
 
     def case(self, engine: tuple[str, str], width: int) -> str:
         return f"speed, {self.name}, {engine[0]} {engine[1]}, width {width}"
@@ -122,8 +124,9 @@ def _take_turns(
     most: int,
     progress: Progress,
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """Sample the groups with each engine in turn, each next to its ceiling: the bare calls of llama.cpp, or
-    `model.generate`. `over_ceiling` is the median ratio of such neighbours."""
+    """Sample the groups with one engine after the other, again and again. Each run follows a run of the engine's
+    ceiling: the bare calls of llama.cpp, or `model.generate`. `over_ceiling` is the median ratio of the two speeds.
+    """
     speeds: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
     ratios: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
     for process in processes.values():  # Recording warms the engine up, too.
@@ -152,7 +155,7 @@ def _take_turns(
 
 
 def headline(rows: Rows) -> dict[str, float | None]:
-    """Return None for figures that were not measured."""
+    """Return the headline figures; None for those that were not measured."""
     cells = {(row["model"], row["backend"], row["precision"], row["width"]): row for row in rows}
 
     def over_ceiling(model: str, backend: str, precision: str) -> float | None:

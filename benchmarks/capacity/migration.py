@@ -1,4 +1,5 @@
-"""Completions that are cut at random places on one engine and continue on another: are they those of an uncut run?
+"""Completions that are cut at random places on one engine and continued on another: do they equal those of an uncut
+run?
 
 Two models of one shape, in float32: the built-in model on its own task, which is sure of most tokens and stops after a
 few tokens, and a random model, which is unsure of every token and draws `RANDOM_TOKENS`. A completion is identical if
@@ -28,7 +29,9 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
 COMPLETIONS: Final = 500
 WIDTH: Final = 64
 GROUPS: Final = 160
-"""Groups of four. Completions of one token, which the trained model sometimes draws, cannot be cut."""
+"""Number of groups, of four rollouts each. Completions of one token, which the trained model sometimes draws, cannot be
+cut.
+"""
 RANDOM_TOKENS: Final = 64
 RANDOM_RANGE: Final = 0.1
 """Standard deviation of the random weights."""
@@ -42,7 +45,7 @@ class Cut:
 
     requests: list[GroupRequest]
     whole: dict[tuple[int, int], FinishedRollout]
-    """By lease and index."""
+    """Undisturbed completions by lease and index."""
 
     @property
     def num_tokens(self) -> int:
@@ -53,7 +56,7 @@ class Cut:
         return sum(len(prefix.ids) for request in self.requests for prefix in request.prefixes)
 
     def identical(self, rollouts: Sequence[FinishedRollout]) -> float:
-        """Share of the completions that these rollouts contain, token for token."""
+        """Return the share of the undisturbed completions that `rollouts` contain, token for token."""
         found = {(rollout.lease_id, rollout.index): rollout.completion_ids.tolist() for rollout in rollouts}
         same: list[bool] = [found.get(name) == rollout.completion_ids.tolist() for name, rollout in self.whole.items()]
         return sum(same) / len(same)

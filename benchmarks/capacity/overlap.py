@@ -36,11 +36,11 @@ from echo_hub.views.pace import RunPace, newest_steps, read_pace
 from echo_shared.records.run import StepRecord
 
 WARM_UP: Final = 4
-"""Steps that are left out, in which nodes earn trust and the hub learns their pace."""
+"""Steps at the start that are left out of the figures: in them nodes earn trust, and the hub learns their speed."""
 STEPS: Final = 13
-"""Steps of a run, warm-up included."""
+"""Steps of a run, including those of WARM_UP."""
 STEP_WITHIN_S: Final = 25.0
-"""Mean time of a step after which a run counts as stalled."""
+"""Mean seconds of a step beyond which the run counts as stalled."""
 NODES: Final = 2
 LEAST_TOKEN_S: Final = 0.1
 LEAST_STEP_S: Final = 2.0
@@ -48,19 +48,19 @@ FAST: Final = LinkSet(hub_up=20, node_down=50, node_up=10)
 SLOW: Final = LinkSet(hub_up=7, node_down=50, node_up=10)
 ENOUGH: Final = 1.2
 SECONDS: Final = 45.0
-"""Expected time of one case."""
+"""Expected seconds of one case."""
 
 SETTINGS: Final[Settings] = {
     "sampling": {"max_tokens": 6},
     "training": {"steps": 1000, "groups_per_step": 16, "group_size": 8, "lora_rank": 32, "learning_rate": 5e-5},
     "learner": {"threads": 1, "checkpoint_every": 50},
     "evaluation": {"problems": 1},
-    "dissemination": {"way": "inline", "delta_reach": 0},  # Every version is as large as the others.
+    "dissemination": {"way": "inline", "delta_reach": 0},  # No deltas, so that every version has the same size.
 }
 ASSUMED: Final = Workload(mode="async", rollouts_per_step=128, train_s=LEAST_STEP_S, hand_off_s=0.05, broadcast_s=0.9)
-"""Work of a step, with versions over the uplink of `FAST`."""
+"""Work of a step in the capacity model, with versions sent over the hub's uplink in `FAST`."""
 OF_SLOT: Final = NodeClass(name="slot", count=1, rollouts_per_s=2.5, latency_s=0.7)
-"""Throughput of a slot with these tokens."""
+"""Throughput of a slot, one rollout in a node's batch, with this benchmark's time per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Case:
     """One run. A sequential run has the pool of the asynchronous run with the same numbers."""
 
     over: float
-    """The pool, in multiples of what the capacity model says is needed."""
+    """Throughput of the pool, as a multiple of what the learner needs according to the capacity model."""
     max_staleness: int
     publish_every: int = 1
     mode: Mode = "async"

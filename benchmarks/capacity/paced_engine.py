@@ -1,4 +1,4 @@
-"""The engine's process with a pace of its own: `echo_node.backends.worker` around the real engine, slowed down.
+"""A real engine that is slowed down to a fixed speed: `echo_node.backends.worker` with a pause after each step.
 
 The real engine draws every token. After each of its steps, which draw one token of every rollout in the batch, the
 process sleeps until the step has lasted `TOKEN_S`. So a small model takes the time of a large one, and several such
@@ -19,11 +19,11 @@ from echo_node.backends.base import Engine, EngineEvent
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 TOKEN_S: Final = "ECHO_BENCH_TOKEN_S"
-"""Environment variable: the least seconds of a step."""
+"""Environment variable: the least duration of an engine's step in seconds."""
 
 
 class PacedEngine(WrappedEngine):
-    """No step of the engine takes less than `token_s`."""
+    """An engine each of whose steps lasts at least `token_s` seconds."""
 
     def __init__(self, engine: Engine, token_s: float) -> None:
         super().__init__(engine)

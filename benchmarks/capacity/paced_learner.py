@@ -1,7 +1,7 @@
-"""The learner's process with a pace of its own: each step takes `STEP_S` or more.
+"""A real learner that is slowed down to a fixed speed: each step takes `STEP_S` seconds or more.
 
-The real step is trained; then the process sleeps for the rest, and counts the sleep as training. So a step takes the
-same time on a busy machine.
+The real step is trained; then the process sleeps for the rest of the time, and counts the sleep as training. So a step
+takes the same time on a busy machine.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from echo_hub.learner import step
 from echo_shared.records.step_figures import TRAIN_S
 
 STEP_S: Final = "ECHO_BENCH_STEP_S"
-"""Environment variable: the least seconds of a step."""
+"""Environment variable: the least duration of a training step in seconds."""
 
 
 def paced_step(*arguments: Any, **named: Any) -> step.StepOutcome:
-    """`echo_hub.learner.step.screened_step`, with its pace."""
+    """Train as `echo_hub.learner.step.screened_step`, then sleep until the step has lasted `STEP_S`."""
     began = time.perf_counter()
     outcome = step.screened_step(*arguments, **named)
     time.sleep(max(0.0, began + float(os.environ[STEP_S]) - time.perf_counter()))

@@ -30,7 +30,9 @@ POSTGRESQL: Final = "postgresql"
 GATEWAYS: Final = "gateways"
 UNDISTURBED: Final = "undisturbed"
 SECONDS: Final[Mapping[str, float]] = {SQLITE: 390.0, POSTGRESQL: 90.0, GATEWAYS: 90.0}
-"""Seconds of rounds, by case. Gateways stand before a hub on SQLite."""
+"""Seconds during which rounds of failures follow each other, by case. In the case GATEWAYS, gateways hold the nodes'
+connections, and the hub uses SQLite.
+"""
 
 
 def plan() -> list[Planned]:
@@ -121,7 +123,8 @@ def headline(
 
 def _ended_unasked(row: Mapping[str, Any]) -> int:
     struck: list[str] = row["blows"].split(", ")
-    if blows.MEMORY_SHORT in struck:  # The system may kill any process.
+    # When memory is short, the system may kill any process, so a restart of the hub has a cause.
+    if blows.MEMORY_SHORT in struck:
         return 0
     starts: int = row["hub_starts"]
     return max(0, starts - struck.count(blows.HUB_KILLED))

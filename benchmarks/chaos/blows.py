@@ -1,4 +1,4 @@
-"""Blows: what happens to a run, and which blows come together in a round."""
+"""Blows: failures that are inflicted on a run, and the choice of those that come together in a round."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SCORER: Final = "echo_hub.scoring.worker"
 HUB_KILLED: Final = "hub killed"
 MEMORY_SHORT: Final = "memory short"
 LASTS_S: Final = 3.0
-"""Time of a blow that passes by itself."""
+"""Seconds after which a blow ends by itself, such as a slow line or a suspended process."""
 DELAY_S: Final = 0.3
 SHARE: Final = 0.3
-"""Share of messages that come twice, or after the next message."""
+"""Share of messages that the line sends twice, or swaps with the next message."""
 JUMPS_S: Final = (3_600.0, -1_800.0, 86_400.0, -86_400.0)
 LEAST_BYTES: Final = 2**14
-"""Free bytes of a full disk."""
+"""Bytes that stay free on a full disk."""
 
 
 Strike = Callable[[Scene, random.Random], Awaitable[bool]]
@@ -38,8 +38,9 @@ Strike = Callable[[Scene, random.Random], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of blow. `strike` returns True if there was anything to strike. `weight` is its number in the deck.
-    `lacks` says why this machine cannot have the blow."""
+    """A kind of blow. `strike` inflicts it, and returns True if there was anything to hit, such as a running process.
+    `weight` is how often the blow occurs in one deck. `lacks` says why this machine cannot have the blow.
+    """
 
     name: str
     strike: Strike
@@ -49,7 +50,7 @@ class Kind:
 
 
 def _later(scene: Scene, end: Callable[[], object], after_s: float = LASTS_S) -> None:
-    """Undo a blow after some seconds, at the latest when the scene ends."""
+    """Undo a blow after `after_s` seconds, or when the scene ends."""
 
     async def undo() -> None:
         try:
@@ -172,9 +173,9 @@ OF_GATEWAYS: Final = (
     Kind(name="gateway killed", strike=_kill_gateway, weight=6, is_kill=True),
     Kind(name="broker killed", strike=_kill_broker, weight=3, is_kill=True),
 )
-"""Blows of runs whose gateways hold the connections."""
+"""Further blows of runs whose gateways hold the nodes' connections."""
 DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_database, weight=6)
-"""A blow of runs on a database server."""
+"""A further blow of runs on a database server."""
 
 
 @cache
@@ -201,7 +202,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def decks(chance: random.Random, *, on_postgresql: bool = False, by_gateways: bool = False) -> Iterator[Kind]:
-    """Endless blows: every kind by its weight in random order, then again."""
+    """Yield blows without end: each kind as often as its weight says, in random order, then all again."""
     others = [*([DATABASE_RESTARTED] if on_postgresql else []), *(OF_GATEWAYS if by_gateways else [])]
     possible = [kind for kind in (*kinds(), *others) if not kind.lacks]
     while True:

@@ -27,9 +27,9 @@ STARTS_WITHIN_S: Final = 120.0
 RECOVERS_WITHIN_S: Final = 90.0
 MOST_AT_ONCE: Final = 4
 APART_S: Final = 1.5
-"""Most seconds between two blows of a round."""
+"""Most seconds from one blow of a round to the next."""
 A_STEP_S: Final = 30.0
-"""More seconds than an undisturbed step takes."""
+"""Upper bound for the seconds of an undisturbed step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ async def run(
 
 
 async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> dict[str, Any]:
-    """Strike a few blows, and measure the time from the last blow to another trained step."""
+    """Inflict a few blows, and measure the seconds from the last blow until another step is trained."""
     struck, kills, starts = [], 0, there.hub.num_starts
     for kind in islice(blows, chance.randint(1, MOST_AT_ONCE)):
         if await kind.strike(there, chance):
@@ -98,7 +98,7 @@ async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> 
 
 
 async def undisturbed_accuracy(scratch: Path, *, seed: int, policy_version: int) -> float:
-    """Held-out accuracy of a version of the undisturbed run. Raises TimeoutError."""
+    """Return the held-out accuracy of a version of the same run without blows. Raises TimeoutError."""
     port = free_port()
     async with scene(scratch, Wire(port, random.Random(seed)), port, seed=seed) as there:
         look = partial(newest_evaluation, there.engine, of_version=policy_version)

@@ -12,13 +12,13 @@ from typing import Final
 
 ROOT: Final = Path("/sys/fs/cgroup")
 FREE: Final = 0.85
-"""Limit of a squeezed group, over its current use."""
+"""Memory limit of a squeezed group, as a share of the memory that it uses."""
 ROOM_BYTES: Final = 2**20
 MOST_ROOM_BYTES: Final = 2**29
 
 
 class MemoryGroup:
-    """A control group. `command` before another command runs that command in the group."""
+    """A control group. Prefixed to another command, `command` runs that command inside the group."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -44,7 +44,7 @@ class MemoryGroup:
             except OSError as error:
                 if error.errno != errno.EBUSY or room >= MOST_ROOM_BYTES:
                     raise
-            share, room = 1.0, 2 * room or ROOM_BYTES  # The use may have grown since it was read.
+            share, room = 1.0, 2 * room or ROOM_BYTES  # The memory use may have grown since it was read.
 
     def release(self) -> None:
         self._limit.write_text(self._unlimited)

@@ -39,8 +39,9 @@ from echo_shared.wire.messages import ReceiptState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """`acknowledged` counts rollouts that were acknowledged to nodes, `quarantined` counts nodes; every node is
-    honest."""
+    """What the run's database says at the end. `acknowledged` counts rollouts that the hub acknowledged to nodes,
+    `quarantined` counts nodes, all of which are honest.
+    """
 
     acknowledged: int
     lost_after_ack: int
@@ -50,14 +51,15 @@ class Books:
 
 
 def newest_step(engine: Engine) -> int | None:
-    """Return the newest trained step, or None for a silent or empty database."""
+    """Return the newest trained step; None if the database does not answer or has no steps."""
     found = _first(engine, select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
     return None if found is None else int(found[0] or 0)
 
 
 def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple[int, float] | None:
-    """Return the newest evaluated version, or `of_version`, with its greedy held-out accuracy, or None if there is none
-    yet."""
+    """Return the newest evaluated version, or `of_version`, with its greedy held-out accuracy; None if there is none
+    yet.
+    """
     wanted = select(evaluations.c.policy_version, evaluations.c.accuracy).where(
         evaluations.c.kind == EvaluationKind.GREEDY.value
     )
@@ -68,7 +70,7 @@ def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple
 
 
 def _first(engine: Engine, wanted: Select[Any]) -> Any:
-    """Return the first row, or None for an empty result or a silent database."""
+    """Return the first row; None for an empty result, or if the database does not answer."""
     try:
         with engine.connect() as connection:
             return connection.execute(wanted).first()
@@ -125,7 +127,7 @@ AGAIN_S: Final = 1.0
 ENDS_WITHIN_S: Final = 30.0
 LOOK_S: Final = 0.1
 STEPS: Final = 1_000_000
-"""More steps than any run trains."""
+"""Training steps of the run: more than the benchmark reaches."""
 EVALUATED_EVERY: Final = 10
 NODES: Final = 2
 GATEWAYS: Final = 2
@@ -144,7 +146,7 @@ SETTINGS: Final[Settings] = {
     "server": {"shared_memory": False},
     "alerts": {"disk_free_bytes": 0},
 }
-"""Sums with the smallest base. Other settings are those of `echo-hub init`."""
+"""The task is sums, with the smallest base. Other settings are those of `echo-hub init`."""
 
 
 class Kept:
@@ -219,8 +221,9 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 @dataclass(kw_only=True)
 class Scene:
-    """All that blows may strike. `disk` is the run's file system, `clock` the file that shifts the hub's clock; None if
-    this scene has none. `keeping` are the tasks that start the nodes again."""
+    """Everything that a blow can hit. `disk` is the run's file system, `clock` the file that shifts the hub's clock;
+    None if this scene has none. `keeping` are the tasks that restart the nodes.
+    """
 
     run: RunDirectory
     wire: Wire
@@ -237,7 +240,7 @@ class Scene:
     in_background: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def reaches(self, step: int, *, within_s: float) -> int | None:
-        """Wait until the step is trained. Returns the newest trained step, or None after the time."""
+        """Wait until this step is trained. Return the newest trained step, or None after `within_s`."""
 
         def look() -> int | None:
             newest = newest_step(self.engine)
@@ -246,7 +249,7 @@ class Scene:
         return await awaited(look, within_s=within_s)
 
     async def quiet(self) -> None:
-        """End the nodes, and wait until the hub has taken in what the broker keeps. Raises RunFailed."""
+        """End the nodes, and wait until the hub has committed all messages that the broker stores. Raises RunFailed."""
         for task in self.keeping:
             task.cancel()
         await asyncio.wait(self.keeping)
@@ -255,7 +258,7 @@ class Scene:
 
 
 async def awaited(look: Callable[[], T | None], *, within_s: float) -> T | None:
-    """Call `look` in a thread until it finds something, and return that; None after the time."""
+    """Call `look` in a thread until its result is not None, and return the result; None after `within_s`."""
     clock = asyncio.get_running_loop().time
     until = clock() + within_s
     while True:

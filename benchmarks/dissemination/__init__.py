@@ -24,7 +24,9 @@ DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to
 GROWTH: Final = (4, 16)
 """Numbers of nodes that are compared."""
 SLOW_HUB: Final = 20
-"""Uplink of the slow hub in Mbit/s. Its bound does not grow with the nodes, so growth shows the scheme alone."""
+"""Uplink of the slow hub in Mbit/s. The lower bound of its time does not grow with the number of nodes, so any growth
+is due to the scheme.
+"""
 USUAL_LOSS: Final = 0.002
 """Share of packets that a usual home link may lose."""
 PUBLISHED_DTYPE: Final = "bfloat16"
@@ -33,14 +35,16 @@ TOLERANCE: Final = 0.1
 
 
 def plan() -> list[Planned]:
-    from benchmarks.dissemination import delta  # It loads torch, which hosts' processes do without.
+    # Imported here because it loads torch, which the hosts' processes do without.
+    from benchmarks.dissemination import delta
 
     lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
     return [*cases.plan(over_links(), lacking()), *cases.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    from benchmarks.dissemination import delta  # It loads torch, which hosts' processes do without.
+    # Imported here because it loads torch, which the hosts' processes do without.
+    from benchmarks.dissemination import delta
 
     if can_shape():
         remove_leftovers()
@@ -80,7 +84,9 @@ def _conditions() -> dict[str, Any]:
 
 
 def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row], far: Sequence[Row]) -> dict[str, Any]:
-    """Return the worst of all link sets and models. None: not measured. `far` are rows of the emulated network."""
+    """Return the worst figure of all link sets and models; None: not measured. `far` are rows of the emulated
+    network.
+    """
     large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
     return {
         "ratio_to_bound_64MB_N8": max((row["ratio_to_bound"] for row in large), default=None),
@@ -100,7 +106,7 @@ def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row],
 
 
 def _wan(far: Sequence[Row]) -> dict[str, float | None]:
-    """Return the worst of each group of losses, and the emulator's worst of all."""
+    """Return the worst figure of each group of losses, and the emulator's worst of all."""
     middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
     usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]
     lossy = [row["ratio_to_bound"] for row in middle if row["loss"] > USUAL_LOSS]
@@ -135,6 +141,6 @@ def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> f
 
 
 def _delta_ratio(deltas: Sequence[Row], rate: float) -> float | None:
-    """Delta ratio of the published dtype."""
+    """Return the delta's size over that of the raw adapter, for the dtype that hubs publish."""
     ratios = [float(row["delta_ratio"]) for row in deltas if (row["lr"], row["dtype"]) == (rate, PUBLISHED_DTYPE)]
     return max(ratios, default=None)

@@ -96,7 +96,7 @@ class DefaultLibtorrent:
         return time.time()
 
     async def remove(self) -> None:
-        """End the transfer. Its files stay."""
+        """End the transfer. Its files stay on disk."""
         self._session.remove_torrent(self._handle)
         await self._until(lt.torrent_removed_alert)
 

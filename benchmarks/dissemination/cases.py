@@ -11,17 +11,19 @@ from benchmarks.dissemination.wan.homes import WanSet
 from benchmarks.harness.progress import Planned, Progress
 
 Side = Literal["http", "libtorrent", "echo", "echo swarm"]
-"""`echo` lets the hub choose the way. `echo swarm` pins the way to the swarm."""
+"""The compared ways to send. `echo`: the hub chooses how its pieces travel. `echo swarm`: only through the swarm
+(BitTorrent).
+"""
 
 LINK_SETS: Final = tuple(
     LinkSet(hub_up=hub_up, node_down=100, node_up=node_up) for hub_up in (20, 100) for node_up in (20, 40)
 )
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
-"""Payload bytes."""
+"""Bytes of the payloads."""
 REPEATS_S: Final = 180.0
-"""Time after which a case makes no further repetitions."""
+"""Seconds after which a case is not repeated once more."""
 START_S: Final = 4.0
-"""Expected start of a fleet of eight nodes."""
+"""Expected seconds until a fleet of eight nodes has started."""
 NUM_NODES: Final = (4, 8, 16)
 LOSSES: Final = (0.0, 0.002, 0.01)
 """Shares of lost packets on the emulated wide-area network."""
@@ -30,7 +32,7 @@ HEADLINE_NODES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One payload on one fleet. Every side sends it `repeats` times, in turns."""
+    """One payload on one fleet. Every side sends it `repeats` times; the sides take turns."""
 
     size_bytes: int
     sides: tuple[Side, ...]
@@ -62,7 +64,7 @@ def plan(fleets: Sequence[FleetCases], lacks: str = "") -> list[Planned]:
 
 
 def _seconds(fleet: FleetCases, case: Case) -> float:
-    """Expected time, by the bound and by the time of HTTP."""
+    """Return the expected seconds of the case, from the lower bound and the time of HTTP."""
     bound_s = fleet.links.bound_s(case.size_bytes, fleet.num_nodes)
     unicast_s = fleet.num_nodes * case.size_bytes * 8e-6 / fleet.links.hub_up
     sides_s = sum(unicast_s if side == "http" else 1.3 * bound_s + 0.5 for side in case.sides)
@@ -70,7 +72,7 @@ def _seconds(fleet: FleetCases, case: Case) -> float:
 
 
 def over_links() -> list[FleetCases]:
-    """Fleets of equal homes, over shaped links."""
+    """Return the cases on fleets of equal homes, over shaped links."""
     return [
         FleetCases(links=links, num_nodes=num_nodes, cases=tuple(_cases(links, num_nodes)))
         for num_nodes in NUM_NODES
@@ -79,7 +81,7 @@ def over_links() -> list[FleetCases]:
 
 
 def over_wan() -> list[FleetCases]:
-    """Fleets of unequal homes, with delay and loss."""
+    """Return the cases on fleets of unequal homes, with delay and loss."""
     sides: tuple[Side, ...] = ("http", "libtorrent", "echo")
     cases = tuple(Case(size_bytes=size, sides=sides, repeats=3) for size in (MIDDLE, SMALL))
     return [FleetCases(links=WanSet(loss=loss), num_nodes=HEADLINE_NODES, cases=cases) for loss in LOSSES]

@@ -96,7 +96,7 @@ def _rounded(version: Path) -> Path:
 
 
 def _coded(version: Path, parent: Path, scratch: Path) -> dict[str, Any]:
-    """Encode and decode a version."""
+    """Encode a version against its parent, decode it again, and compare; return the row's figures."""
     payload, decoded = scratch / "payload", scratch / "decoded"
     shutil.rmtree(decoded, ignore_errors=True)
     delta.encode(version, payload, parent=parent)

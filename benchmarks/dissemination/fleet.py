@@ -18,7 +18,7 @@ from benchmarks.dissemination.links import HUB, Links, LinkSet, open_links
 from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
 
 ANSWER_S: Final = 300.0
-"""Longest time of an answer."""
+"""Most seconds to wait for a process's answer."""
 HUB_MODULE: Final = "benchmarks.dissemination.hub_host"
 NODE_MODULE: Final = "benchmarks.dissemination.node_host"
 

@@ -106,7 +106,7 @@ class EchoHub:
         self._distributor.announce(version)
 
     async def linked(self, num_nodes: int) -> None:
-        """Waits until so many nodes are all linked with each other."""
+        """Wait until `num_nodes` nodes are all linked with each other."""
         async with self._linked:
             await self._linked.wait_for(
                 lambda: (
@@ -118,10 +118,10 @@ class EchoHub:
         return self
 
     def admit(self, node_id: str) -> None:
-        """Everybody may join."""
+        """Admit every node."""
 
     def find_invite(self, node_id: str, token: str | None) -> int | None:
-        """Nobody needs one."""
+        """Return None: no node needs an invite."""
         return None
 
     def knows(self, node_id: str) -> bool:
@@ -190,7 +190,8 @@ class HubHost:
     async def prepare(self, side: str, version: int, adapter: str) -> dict[str, Any]:
         """Publish without an announcement."""
         carrier = await self._hubs[side].publish(version, Path(adapter))
-        torrent = self._directory / f"{side} {version}.torrent"  # Each hub seals for itself.
+        # Each side's hub seals the payload with its own key, so their torrents differ.
+        torrent = self._directory / f"{side} {version}.torrent"
         torrent.write_bytes(carrier.torrent)
         (file,) = (path for path in carrier.directory.iterdir() if path.is_file())
         return {

@@ -23,9 +23,9 @@ import psutil
 
 HUB: Final = 0
 DELAY_MS: Final = 10
-"""One-way delay of each host's link, with netem."""
+"""One-way delay of each host's link in milliseconds, if the kernel has netem."""
 QUEUE_MS: Final = 50
-"""Depth of the queue before a link: not more than that of a home router."""
+"""Milliseconds of traffic that fit into the queue before a link: not more than in a home router."""
 UPLINK_BURST: Final = "16kb"
 DOWNLINK_BURST: Final = "32kb"
 CONGESTION_CONTROLS: Final = ("cubic", "reno")

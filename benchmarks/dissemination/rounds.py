@@ -59,10 +59,10 @@ def digest_of(adapter: Path) -> str:
 
 Row = dict[str, Any]
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
-"""Setting of the hub."""
+"""The hub's setting for how a version's pieces travel, by side."""
 PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
-"""Libtorrent gets `PATIENCE_S` and this multiple of the bound."""
+"""Libtorrent is given up after `PATIENCE_S` and this multiple of the lower bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
 
 
@@ -122,7 +122,7 @@ class _Rounds:
         return rows
 
     def _emulator_cores(self) -> Row:
-        """Share of a core that an emulated network took since the last call."""
+        """Return the share of a core that an emulated network used since the last call."""
         net = self._fleet.net
         return {"emulator_cores": net.carried()["cores"]} if isinstance(net, Wan) else {}
 

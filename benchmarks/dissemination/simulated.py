@@ -26,16 +26,18 @@ NUM_NODES: Final = (64, 256, 1_024)
 KINDS: Final = ("equal", "unequal")
 PAYLOAD_BYTES: Final = 8 * 2**20
 HUB_UP, NODE_UP, NODE_DOWN = 20.0, 20.0, 100.0
-"""Mbit/s of equal nodes, whose uplinks must not idle."""
+"""Mbit/s of the hub's uplink, and of the up- and downlinks of equal nodes. With these rates, a hub near the lower bound
+must keep all uplinks busy.
+"""
 UNEQUAL_UP: Final = (8.0, 40.0)
 """Range of unequal uplinks in Mbit/s, evenly spread."""
 DELAY_S: Final = 0.02
 """One-way delay between any two hosts."""
 VERSIONS: Final = 2
 PATIENCE_S: Final = 60.0
-"""Virtual time after which a node counts as complete."""
+"""Virtual seconds after which nodes that still wait count as complete."""
 BYTES_S: Final = 1e6 / 8
-"""Bytes a second of one Mbit/s."""
+"""Bytes per second of 1 Mbit/s."""
 
 
 def _name(num_nodes: int, kind: str) -> str:
@@ -63,7 +65,7 @@ def measure(seed: int, progress: Progress) -> list[Row]:
 
 
 def uplinks(num_nodes: int, kind: str, seed: int) -> list[float]:
-    """Uplinks of the nodes in Mbit/s."""
+    """Return the nodes' uplinks in Mbit/s."""
     if kind == "equal":
         return [NODE_UP] * num_nodes
     low, high = UNEQUAL_UP
@@ -119,7 +121,8 @@ class SimulatedFleet:
         had = self._had[version] = set()
         self._spreading.announce(version, PAYLOAD_BYTES, self._nodes)
         while len(had) < len(self._nodes) and self._agenda.now < began_at + PATIENCE_S:
-            if self._agenda.next_at == inf:  # A node uses another way.
+            # No event is left: a node waits for another transport, which is not simulated.
+            if self._agenda.next_at == inf:
                 return PATIENCE_S
             self._agenda.advance()
         return self._agenda.now - began_at

@@ -56,7 +56,7 @@ def _changed(
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
             tree = _with_a_change(tree, chance, blind)
             changed = write(tree)
-            if len(changed) > most:  # Each change may make the message many times as large.
+            if len(changed) > most:  # One change can make the message many times as large.
                 return blind(data, most)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError, UNPACKED):
         return blind(data, most)

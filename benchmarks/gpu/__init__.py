@@ -18,16 +18,16 @@ from benchmarks.harness.progress import Planned, Progress
 DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU, random weights of Qwen3's shapes"
 
 SERVER: Final = running.Server()
-"""Started by the first part."""
+"""Process that runs the parts; the first part starts it."""
 PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TRL": 90.0}
 """Limit of each part in seconds, for one shape."""
 WHOLE_S: Final = 350.0
-"""Limit of all parts together. The last parts get less time, or are skipped."""
+"""Seconds of all parts together. The last parts get less time, or are skipped."""
 LEAST_S: Final = 20.0
 """Shortest useful time of a part."""
 SHOWN: Final = ("case", "tokens_per_s", "matmul_share", "agreement", "time_ratio", "peak_gib", "quarantines", "error")
 COMPARED: Final = "Qwen3-0.6B"
-"""The shape of the comparison: TRL wants its base on a disk."""
+"""Shape of the comparison with TRL. Only one shape is compared, because TRL loads its base from a disk."""
 
 CONDITIONS: Final = {
     "learner": "a step of the co-located learner on prepared rollouts, cut by what the learner measured; matmul_share: "

@@ -46,12 +46,12 @@ from echo_shared.wire.messages import FinishReason
 GROUP_SIZE: Final = 8
 PROMPT_TOKENS: Final = 32
 STEPS: Final = 3
-"""The first one is not timed."""
+"""Training steps of the part; the first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
 IMPORTS_S: Final = 15.0
-"""Import time of a part that starts alone without a limit."""
+"""Seconds that importing libraries is assumed to take in a part that starts alone and without a limit."""
 RESERVE_S: Final = 5.0
-"""Seconds kept for work after a loop."""
+"""Seconds that a loop leaves for the work after it."""
 
 
 def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:

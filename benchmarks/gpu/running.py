@@ -23,13 +23,15 @@ SERVE: Final = "--serve"
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 STARTS_WITHIN_S: Final = 120.0
 _NO_CUDA_IN_SERVER: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Make PyTorch look for a GPU by NVML: after a look by CUDA itself, no fork could use CUDA."""
+"""Environment variable of the server: PyTorch then looks for a GPU through NVML. After a look through CUDA, no fork
+could use CUDA.
+"""
 _NOT_IN_A_FORK: Final = ("forked subprocess", "initialization error")
 _KILLED_AFTER_S: Final = 5.0
 _MOST_SAID: Final = 800
 
 Run = Callable[[str, str, int, float], dict[str, Any]]
-"""Part, shape, seed and seconds, to figures."""
+"""Takes part, shape, seed and seconds; returns the part's figures."""
 
 
 class Server:
@@ -131,7 +133,7 @@ def _forked(run: Run, part: str, shape: str, seed: int, limit_s: float) -> dict[
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.setsid()  # A later killpg reaches all processes of the part.
+        os.setsid()  # A process group of its own, so that a later killpg reaches all processes of the part.
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 - It lives as long as the process.
         os.dup2(2, 1)  # Libraries print to standard output; the server's answers go there.
         status = _answer(run, part, shape, seed, limit_s, writing)
@@ -160,6 +162,6 @@ def _answer(run: Run, part: str, shape: str, seed: int, limit_s: float, writing:
 
 
 def _kill(child: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # It may have ended by itself meanwhile.
+    with contextlib.suppress(ProcessLookupError):  # The process may have ended by itself in the meantime.
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)

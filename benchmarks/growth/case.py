@@ -34,7 +34,7 @@ from echo_hub.store.tables import groups, nodes, rollouts, versions
 
 LOOKS: Final = 7
 SHARE_NEW: Final = 50
-"""One node in 50 reports something new between two looks."""
+"""One of this many nodes reports something new between two pictures of the run."""
 
 
 def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> None:
@@ -105,11 +105,11 @@ PER_ROLLOUT: Final = ("rollouts", "groups", "steps", "credit_days", "credit_step
 """Tables that grow with rollouts."""
 PER_VERSION: Final = ("fetches", "versions", "version_tallies")
 STEPS: Final = 3
-"""Of the writer's work."""
+"""Number of steps that the store's writer writes."""
 
 
 def measure_run(scratch: Path, url: str, amount: Amount, *, seed: int) -> dict[str, Any]:
-    """Measure a run. `url` is that of an empty database; empty for the run's own SQLite file."""
+    """Measure the hub on the database of a long run. `url`: an empty database, or "" for the run's own SQLite file."""
     run = RunDirectory(scratch / "run")
     more = {
         "run": {"name": "growth", "seed": seed},
@@ -122,7 +122,7 @@ def measure_run(scratch: Path, url: str, amount: Amount, *, seed: int) -> dict[s
 
 
 async def _measure(run: RunDirectory, config: HubConfig, amount: Amount, seed: int) -> dict[str, Any]:
-    await _start_s(config, run)  # The first start imports modules and makes files.
+    await _start_s(config, run)  # Not timed: the first start imports modules and makes files.
     engine = connect(config.store.url or run.database_url)
     fill(engine, amount, seed=seed, now=time.time())
     found: dict[str, Any] = {"nodes": amount.nodes, "rollouts": amount.rollouts}
@@ -170,7 +170,7 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
             await turns.fetched_by_all()
             await turns.keep_house()
             of_steps.append(heard.worst)
-            if number:  # The first step may still retire versions.
+            if number:  # The first step is not counted, because old versions may still be retired in it.
                 grown.append((_used_bytes(engine, PER_VERSION) - before) / len(ids))
     await store.close()
     least = {sql: min(step.get(sql, math.inf) for step in of_steps) for step in of_steps for sql in step}

@@ -51,15 +51,15 @@ from echo_shared.records.run import RunEvent
 from echo_shared.wire.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
 
 PART: Final = 512
-"""Most records of a kind in one turn."""
+"""Most records of one kind in one turn, the store writer's transaction."""
 WRITER: Final = "store-writer"
 _LIST: Final = re.compile(r"IN \([?%][^(]*(\([^()]*\)[^()]*)*\)")
-"""A list of parameters of any length."""
+"""Matches an SQL list of parameters of any length."""
 
 
 @dataclass(slots=True)
 class Heard:
-    """The longest time of each of the writer's statements, in seconds for one set of parameters."""
+    """Longest time of each statement of the writer, in seconds for one set of parameters."""
 
     worst: dict[str, float] = field(default_factory=dict)
     _began_s: float = 0.0
@@ -222,7 +222,7 @@ class Turns:
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """Retire the oldest step as `Retention` does."""
+        """Retire the oldest step as the hub's `Retention` does."""
         last = self.store.store.read(read_last)
         after = self.store.store.read(read_first_mark) if last is None else last.through
         for one in self.store.store.read(read_ripe, after, after.step + 2):

@@ -38,7 +38,7 @@ DEVICES: Final = ("AMD Ryzen 7 7840U", "NVIDIA GeForce RTX 4070", "Apple M3 Pro"
 DROPS: Final = ("stale", "expired", "duplicate", "no_advantage")
 SHARE_DROPPED: Final = 0.08
 BYTES: Final = 430_112
-"""Bytes of a fetch."""
+"""Size in bytes of each fetch in the rows."""
 TOKENS_UNDER_WAY: Final = 6
 
 _MODULUS: Final = 2_147_483_647
@@ -101,7 +101,9 @@ _COLUMNS: Final = (
     " num_tokens, received_at, checked, scored_at, final_at, not_kept"
 )
 _ZIPF: Final = f"power(CAST(:nodes AS DOUBLE PRECISION), {_draw('node', f':seed + n / {LEASE_SIZE}')})"
-"""Rounded down, the value r has a probability proportional to log(1 + 1 / r)."""
+"""SQL of a node's number under Zipf's law: rounded down, the value r has a probability proportional to log(1 + 1
+/ r).
+"""
 _DROP: Final = (
     f"CASE WHEN {_draw('drop', ':seed + n')} < {SHARE_DROPPED}"
     f" THEN CASE CAST(floor({len(DROPS)} * {_draw('why', ':seed + n')}) AS BIGINT) "

@@ -29,7 +29,7 @@ class Measurement:
     headline: dict[str, Any]
     rows: list[dict[str, Any]]
     shown: tuple[str, ...] = ()
-    """Printed columns; empty for all. The JSON has all columns."""
+    """Columns to print; empty = all. The JSON file has all columns."""
     conditions: dict[str, Any] = field(default_factory=dict)
 
 

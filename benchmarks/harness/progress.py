@@ -21,7 +21,7 @@ class Planned:
 
     name: str
     seconds: float
-    """Expected time on two cores of a server."""
+    """Expected seconds on two cores of a server."""
     lacks: str = ""
     """Why this machine cannot measure the case; empty if it can."""
 
@@ -35,7 +35,7 @@ class LeftOut:
 
 
 class NoSuchCase(Exception):
-    """`--only` names no planned case."""
+    """`--only` matches no planned case."""
 
 
 class Progress:
@@ -100,7 +100,7 @@ class Progress:
         return f"; next: {next(iter(self._waiting))}" if self._waiting else ""
 
     def leave_out(self, name: str, why: str) -> None:
-        """Leave out a wanted case."""
+        """Leave out a case that was wanted, and print why."""
         del self._waiting[name]
         self.left_out.append(LeftOut(case=name, why=why))
         self._say(f"left out: {name}: {why}")

@@ -108,7 +108,7 @@ class Site:
 
 
 def merged(settings: Settings, changes: Settings) -> dict[str, dict[str, Any]]:
-    """`changes` over `settings`, section by section."""
+    """Return `settings` with the values of `changes`, section by section."""
     names = settings.keys() | changes.keys()
     return {name: {**settings.get(name, {}), **changes.get(name, {})} for name in names}
 

@@ -1,4 +1,4 @@
-"""A hand-made client of the node protocol, which sends any message that its caller wants.
+"""A hand-made client of the node protocol, which sends any message that its caller wants, valid or not.
 
 The client keeps every message of the hub. `until` waits for further messages.
 """
@@ -53,7 +53,7 @@ class Stranger:
         self.policy_version = 0
         """The newest version that the hub announced."""
         self.num_leased = 0
-        """Leased rollouts, revoked ones included."""
+        """Number of rollouts leased to this client, including revoked ones."""
         self.states: dict[str, ReceiptState] = {}
         self.refused: Refused | None = None
         self.ended = False

@@ -1,4 +1,4 @@
-"""A sampling engine around another one. Subclasses change the methods that they are about."""
+"""A sampling engine around another one. Subclasses override only the methods whose behaviour they change."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from echo_hub.verify.worker import Examiner
 
 DESCRIPTION: Final = "Draws and claims of honest samplers, as the verifier sees them, and what it costs"
 HONEST_GROUPS: Final = 1_250
-"""10,000 rollouts a class."""
+"""Groups of each class of honest engines: 10,000 rollouts."""
 SHOPPED_GROUPS: Final = 250
 COST: Final = "cost"
 COST_REPEATS: Final = 5
@@ -126,7 +126,7 @@ def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
         list(examiner.examine(drawn, run.directory.adapter))
         checked = time.process_time()
         metrics = train_step(policy, optimizer, groups, run.settings)
-        if repeat:  # The first ones also allocate, and choose their kernels.
+        if repeat:  # The first pair is not counted: it also allocates memory, and chooses its kernels.
             spent["verify"] += checked - began
             spent["train"] += time.process_time() - checked
             computed += metrics["computed_tokens"]

@@ -81,7 +81,7 @@ Rollouts = list[tuple[Asked, FinishedRollout]]
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Draws with one engine as a node would."""
+    """Draws rollouts with one engine as a node would."""
 
     run: ShortRun
     engine: EngineProcess
@@ -123,7 +123,9 @@ def by_version(version: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Draw each rollout with several seeds, and return the first one with the best reward and its true claims."""
+    """Draw each rollout with several seeds, and return the first one with the best reward, with the claims of that
+    draw.
+    """
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
         best = {(rollout.group_id, rollout.index): (one, rollout) for one, rollout in sampler.draw(asked)}

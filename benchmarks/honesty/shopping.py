@@ -43,9 +43,11 @@ from echo_shared.wire.messages import FinishReason
 CLAIMED: Final = ("f32", "bf16", "q8_0", "q4_k_m", "q4_0")
 """Precisions that the node claims."""
 REACHES: Final = (1.0, 2.0, 4.0)
-"""Largest distance from an edge, in scales of the class's draws."""
+"""Farthest distance from u to an edge of the token's interval at which the neighbour is tried, in scales of the class's
+rounding of draws.
+"""
 LEAST_PROBABILITY: Final = 1e-6
-"""Less likely tokens are no neighbours."""
+"""Least probability of a token that is tried as a neighbour."""
 ORDERS: Final = 5
 UNDETECTED: Final = 10_000
 ALL: Final = "all"
@@ -56,9 +58,9 @@ EQUALS: Final = "and equals"
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     place: int
-    """Place of the rollout among all."""
+    """Index of the rollout among all rollouts."""
     token: int
-    """Place of the token in the completion."""
+    """Index of the token in the completion."""
     neighbour: int
     apart: float
     """Distance from u to the edge between both tokens, in nats of log-odds."""
@@ -197,7 +199,9 @@ def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
 
 
 def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[tuple[Evidence, float]]]:
-    """Evidence and reward of `UNDETECTED` rollouts, group after group, in several random orders of groups."""
+    """Return evidence and reward of `UNDETECTED` rollouts, group after group, in several random orders of the
+    groups.
+    """
     drawn = as_drawn(rollouts)
     shown = {
         answer["rollout_id"]: unpack_spans(answer["spans"])[0][1]
@@ -229,7 +233,7 @@ def _to_detection(order: Sequence[tuple[Evidence, float]], numerics: Numerics, t
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Largest gain of an undetected node, with true claims and with rough claims."""
+    """Return the largest gain in reward of an undetected node, with true claims and with rough claims."""
     found = {}
     for name, claims_round in (("most_earned_unfound", False), ("most_earned_unfound_with_noise", True)):
         unfound = [row for row in rows if row["claims_round"] == claims_round and row["to_detection"] == UNDETECTED]

@@ -14,14 +14,14 @@ FRAMES: Final = (2_000, 16_000)
 NODES: Final = (10, 100, 1_000, 3_000)
 GATEWAYS: Final = (1, 2, 4)
 BEHIND_GATEWAYS: Final = 100
-"""Nodes."""
+"""Number of nodes in cases with gateways."""
 NODES_OF_SERVER: Final = (100, 1_000)
-"""Nodes of cases with PostgreSQL."""
+"""Numbers of nodes in cases with PostgreSQL."""
 MOST_TOKENS: Final = 2_048
 IN_FLIGHT: Final = 1_000
-"""Least rollouts that all nodes hold together."""
+"""Least number of rollouts that all nodes hold together."""
 LEAST_HELD: Final = 1
-"""Least rollouts that each node holds."""
+"""Least number of rollouts that each node holds."""
 STEP_GROUPS: Final = 1_024
 GROUP_SIZE: Final = 8
 

@@ -29,11 +29,11 @@ from echo_shared.wire.messages.fields import pack_array
 from echo_shared.wire.sessions import NodeSession
 
 OVERHEAD_BYTES: Final = 330
-"""Approximate bytes of a frame without its tokens."""
+"""Approximate bytes of a rollout's frame besides its tokens."""
 VARIANTS: Final = 64
-"""Number of completions, which are sent in turn."""
+"""Number of different completions; nodes send them in turn."""
 DIGITS: Final = (20, 30)
-"""Range of tokens of the built-in model without stop tokens."""
+"""Range of token ids in completions: ids of the built-in model that are no stop token."""
 
 
 class Completions:
@@ -77,11 +77,12 @@ PROCESSES: Final = 2
 ANSWERS_WITHIN_S: Final = 180.0
 ENDS_WITHIN_S: Final = 10.0
 JOINING: Final = 32
-"""Connections that are opened at the same time."""
+"""Most connections that are being opened at the same time."""
 PACE_S: Final = 0.002
 HOLD_S: Final = 1.0
-"""Time for which a node holds a rollout at less than full load. The other nodes are paused: otherwise the hub would see
-all nodes become slow at once."""
+"""Seconds that a node holds a rollout at less than full load. The other nodes are paused: otherwise the hub would see
+all nodes become slow at once.
+"""
 FOREVER: Final = aiohttp.ClientTimeout(total=None)
 
 
@@ -96,7 +97,9 @@ class Load:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Counts of a time. `waits_s` lists ack delays of rollouts, or echo delays of frames."""
+    """Counts since the previous call. `waits_s` lists seconds to the ack of each rollout, or to the echo of each
+    frame.
+    """
 
     acked: int = 0
     scored: int = 0
@@ -127,7 +130,7 @@ class _Node:
         self.heartbeat_s = heartbeat_s
         self.revoked: set[int] = set()
         self.works = True
-        """False while the node is paused: it then holds nothing."""
+        """False while the node is paused: it then asks for no rollouts."""
         self._lender = lender
         self._version = 0
 

@@ -36,12 +36,12 @@ from echo_shared.process.process_memory import own_bytes
 from echo_shared.wire.messages import ReceiptState, rollout_id
 
 WARM_UP_S: Final = 4.0
-"""Time until nodes hold all that they can: the hub gives new keys more with each round."""
+"""Seconds until nodes hold as many rollouts as they can: the hub gives more to new keys with each round."""
 NODES_PER_WARM_UP_S: Final = 500
-"""Nodes for each further second of warm-up."""
+"""Number of nodes for which the warm-up lasts one second longer."""
 WINDOW_S: Final = 6.0
 SETTLE_S: Final = 2.0
-"""Time after a change of the load."""
+"""Seconds to wait after a change of the load before measuring."""
 ECHO_S: Final = 2.0
 SCORER: Final = "echo_hub.scoring.warden"
 CONTEXT_TOKENS: Final = MOST_TOKENS + 256
@@ -49,12 +49,12 @@ CONTEXT_TOKENS: Final = MOST_TOKENS + 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Counts and processor times of a time."""
+    """Counts and processor times of one measured interval."""
 
     seconds: float
     counts: Counts
     hub_s: float
-    """Processor time of the hub, or of the echo."""
+    """Processor seconds of the hub, or of the echo."""
     scorers_s: float = 0.0
     gateways_s: float = 0.0
 
@@ -63,7 +63,7 @@ class Window:
         return float(np.percentile(self.counts.waits_s, percent)) * 1_000 if self.counts.waits_s else float("nan")
 
     def us_each(self, seconds: float) -> float:
-        """Microseconds a rollout, or a frame."""
+        """Return microseconds per rollout, or per frame of the echo."""
         return seconds / max(1, self.counts.acked) * 1e6
 
 
@@ -189,7 +189,7 @@ def _base(directory: Path) -> Path:
 
 
 def _kill(hub: subprocess.Popen[str]) -> None:
-    """Kill a process within its work."""
+    """Kill a process while it works."""
     hub.kill()
     hub.wait()
 

@@ -27,7 +27,7 @@ from echo_shared.sampling.torch_precision import multiplies
 DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"
 
 STEPS_S: Final = 120.0
-"""Time after which a case makes no further steps, except for its second step."""
+"""Seconds after which a case makes no further steps. Two steps are made in any case."""
 
 TOLD: Final = ("trl_s", "echo_s", "time_ratio", "memory_ratio", "gradient_difference", "steps")
 
@@ -75,7 +75,7 @@ def compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[st
         repetitions = progress.repetitions(case.steps, within_s=STEPS_S, least=2)
         pairs = [(trl.step(), echo.step()) for _ in repetitions]
         theirs, ours = trl.machine(), echo.machine()
-    # The first step also allocates memory. It gives the differences, not the times.
+    # Without the first pair of steps, which also allocate memory: they give the differences, but not the times.
     timed = pairs[1:] or pairs
     seconds = [statistics.median(step.seconds for step in steps) for steps in zip(*timed, strict=True)]
     tokens, operations = case.work(seed)

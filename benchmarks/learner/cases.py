@@ -17,7 +17,7 @@ from echo_hub.run.base_model import resolve_base
 from echo_shared.wire.messages import FinishReason
 
 LEARNING_RATE: Final = 1e-6
-"""So small that each step repeats the work of the first step."""
+"""So small that each step repeats the work of the first step on almost unchanged weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Case:
     longest: int
     """Tokens of the longest completion."""
     spread: int = 8
-    """The longest completion over the shortest; lengths are spread evenly."""
+    """Length of the longest completion over that of the shortest; lengths in between are spread evenly."""
     groups: int = 2
     group_size: int = 8
     micro_batch: int = 8
@@ -42,7 +42,7 @@ class Case:
     steps: int = 4
     """Steps; fewer, but at least two, if they take long."""
     seconds: float
-    """Expected time of both sides' steps on two cores."""
+    """Expected seconds of both sides' steps on two cores."""
 
     @property
     def micro_batch_tokens(self) -> int:

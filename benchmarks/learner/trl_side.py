@@ -48,7 +48,7 @@ class _Turns(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._questions.wait():
-            raise KeyboardInterrupt  # End the training at once.
+            raise KeyboardInterrupt  # Ends TRL's training at once.
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:

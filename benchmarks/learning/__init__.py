@@ -26,12 +26,12 @@ DESCRIPTION: Final = (
 )
 SEEDS: Final = 3
 RUN_S: Final = 60.0
-"""Expected time of one run, with two runs in parallel on two cores."""
+"""Expected seconds of one run, with two runs in parallel on two cores."""
 FLEET_S: Final = 300.0
-"""Expected time of a fleet's run. Each has one seed."""
+"""Expected seconds of a fleet's run. Each such case has one seed."""
 
 Curves = dict[Case, list[list[Point]]]
-"""A list of points for each seed."""
+"""Curves by case: a list of points for each seed."""
 
 
 def plan() -> list[Planned]:

@@ -36,7 +36,7 @@ class Case:
 
 
 def stale(bound: int, **settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Settings of an asynchronous run that trains on rollouts of this age."""
+    """Return the settings of an asynchronous run that trains on rollouts that are `bound` steps old."""
     return {"run": {"mode": "async"}, **settings, "training": {"max_staleness": bound, **settings.get("training", {})}}
 
 

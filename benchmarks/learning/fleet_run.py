@@ -39,9 +39,9 @@ from echo_shared.wire.messages import rollout_id
 
 RECORDED: Final = Path(__file__).with_name("arrivals.json")
 POOL_OVER_NEED: Final = 1.15
-"""Rollouts that the fleet draws in a step's time, over those of the step: the margin of hubs (`cost.margin`)."""
+"""Rollouts that the fleet draws during a step, over the rollouts of the step. Hubs keep this margin (`cost.margin`)."""
 MEASURED_PROBLEMS: Final = 64
-"""Problems that give the mean length of completions before the run."""
+"""Number of problems from which the mean length of completions is measured before the run."""
 UPLINK_BYTES_S: Final = 2.5e6
 """Uplink of each node, 20 Mbit/s; links are not recorded."""
 DOWNLINK_BYTES_S: Final = 12.5e6
@@ -103,11 +103,11 @@ class FleetLearning(Learning):
     def __init__(self, config: HubConfig, draw_of: Mapping[str, Draw]) -> None:
         super().__init__(config, draw_of.__getitem__)
         self.places: dict[str, tuple[int, int]] = {}
-        """Group and index of each rollout."""
+        """Group id and index of each rollout."""
         self.tokens: dict[str, int] = {}
         self.earned: dict[str, float] = {}
         self.is_trained: dict[str, bool] = {}
-        """Rollouts with a known outcome."""
+        """True for trained rollouts, False for dropped ones; others have no outcome yet."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int]:
         names = {index: rollout_id(lease.lease_id, index) for index in lease.indices}

@@ -91,7 +91,7 @@ EVALUATE_EVERY: Final = 10
 """Steps between two points of the curve."""
 STEP_S: Final = 1.0
 WIDEST: Final = 2_048
-"""Most rollouts of one node."""
+"""Most rollouts that one node holds."""
 AT_ONCE_S: Final = 1e-30
 """Seconds of a completion: negligible in the run's clock."""
 
@@ -208,7 +208,7 @@ class Learning:
         self._planned: dict[int, StepPlanned] = {}
         self.points: list[Point] = []
         self.metrics: list[Mapping[str, float]] = []
-        """Metrics of each step."""
+        """Metrics of each training step."""
         self.publish(0)
 
     def begin_with(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
@@ -223,7 +223,7 @@ class Learning:
         self._leases.append(lease)
 
     def lengths(self, lease: SendLease) -> Mapping[int, int] | None:
-        """None: a node's time does not depend on the number of tokens."""
+        """Return None: a node's time does not depend on the number of tokens."""
         return None
 
     def draw(self, sampling: Sampling) -> RolloutPayload:

@@ -26,9 +26,9 @@ from echo_shared.errors import ConnectError
 from echo_shared.wire.messages import NodeStatus
 
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
-"""A program that only computes."""
+"""A program that only computes, in place of the owner's."""
 ROUNDS: Final = 6_000_000
-"""Rounds of half a second. In a longer time the machine changes its speed."""
+"""Rounds of the program's loop, about half a second. Over a longer time the machine changes its speed."""
 PAIRS: Final = 60
 WITHIN_S: Final = 120.0
 LEAST: Final = 5
@@ -42,7 +42,7 @@ async def measure(scratch: Path, models: Models, engine: Engine, progress: Progr
         for number in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
             for programs, found in ratios.items():
                 took_s = {}
-                # The first one alternates, so that a machine that changes its speed favours neither.
+                # The state that is timed first alternates, so that a machine that changes its speed favours neither.
                 for is_paused in (False, True) if number % 2 else (True, False):
                     await (node.pause() if is_paused else node.resume())
                     took_s[is_paused] = await _time(programs)

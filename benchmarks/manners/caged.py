@@ -22,7 +22,7 @@ from echo_node.host.cage.description import CageMode
 from echo_shared.process.supervised import ChildLimits
 
 TOKENS: Final = 96
-"""Tokens of each rollout, which has no earlier end."""
+"""Tokens of each rollout; no stop token ends it earlier."""
 PAIRS: Final = 40
 WITHIN_S: Final = 120.0
 LEAST: Final = 8
@@ -35,7 +35,7 @@ async def measure(scratch: Path, models: Models, engine: Engine, progress: Progr
     took: dict[CageMode, list[float]] = {mode: [] for mode in MODES}
     try:
         for child in engines.values():
-            await _turn(child, -1)  # Warm up.
+            await _turn(child, -1)  # Warm up the engine; the time is not used.
         for number in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
             for mode in MODES if number % 2 else MODES[::-1]:
                 took[mode].append(await _turn(engines[mode], number))

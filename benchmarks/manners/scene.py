@@ -51,7 +51,9 @@ def made_in(directory: Path, seed: int) -> Models:
 
 
 class Owner:
-    """Sensors with a reading that the caller sets. `told` is the last reading, `told_at` the time when it was new."""
+    """Stands for the machine's sensors; the caller sets the reading. `told` is the last reading that the node got,
+    `told_at` the time when the node first got it.
+    """
 
     def __init__(self) -> None:
         self.reading = FREE
@@ -65,7 +67,7 @@ class Owner:
         return reading
 
     def close(self) -> None:
-        """Release nothing."""
+        """Nothing is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Engine:
 
 
 class Overheard(Daemon):
-    """A node that records the draws of its engine."""
+    """A node that records how many tokens its engine has drawn."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

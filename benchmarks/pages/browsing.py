@@ -20,10 +20,10 @@ from echo_hub.store.database import connect
 
 NODES_AT_WORK: Final = 2
 STEPS_BEFORE: Final = 8
-"""Training steps before the database is filled, which give each table genuine rows."""
+"""Training steps before the database is filled, so that each table has some genuine rows."""
 PATIENCE_S: Final = 300.0
 ELSEWHERE: Final = ("nice", "-n", "19")
-"""Command prefix of nodes: hub and learner take precedence on the shared processor."""
+"""Prefix of the nodes' commands: hub and learner take precedence on the shared processor."""
 SETTINGS: Final[Settings] = {
     "run": {"name": "pages"},
     "training": {"steps": 100_000},

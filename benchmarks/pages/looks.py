@@ -72,7 +72,7 @@ NOTE_STEPS: Final = """() => {
   new MutationObserver(note).observe(document.getElementById('now'), { childList: true, subtree: true });
 }"""
 STREAMS_S: Final = 5.0
-"""Time in which a page opens its stream."""
+"""Seconds within which a page opens its stream of live figures."""
 COLLECTED_MS: Final = 1_000
 SNAPSHOT: Final = "echo_pages_snapshot_seconds "
 STALE_WITHIN_MS: Final = 90_000.0
@@ -102,7 +102,7 @@ async def every_page(browser: Browser, site: Site, pages: Mapping[str, str], scr
 
 
 async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Count what each page loads at its first visit, until it has settled."""
+    """Count what each page loads at its first visit, until nothing more is loaded."""
     rows = []
     for name, path in pages.items():
         async with opened(browser, site, "light", operator=name != "/login") as context:

@@ -12,7 +12,7 @@ from echo_hub.learner.sft_plan import SftSettings
 
 SEEDS: Final = 3
 MOST_SEEDS: Final = 6
-"""Largest seed count of a table, which keeps the seeds of `--seed 0` and `--seed 1` disjoint."""
+"""Most seeds of a table. It keeps the seeds of `--seed 0` and `--seed 1` apart."""
 STEPS: Final = 40
 GROUPS: Final = 16
 """Groups of a step."""

@@ -33,7 +33,7 @@ from echo_shared.sampling.torch_prefix_cache import PrefixCache
 from echo_shared.wire.messages import FinishReason
 
 KEPT_TOKENS: Final = 2**17
-"""Cached tokens of unfinished episodes: half a gigabyte with `builtin:small`."""
+"""Most tokens of unfinished episodes whose keys and values are cached: half a gigabyte with `builtin:small`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,10 +44,12 @@ class Episode:
     index: int
     turns: list[Ids] = field(default_factory=list)
     parts: list[tuple[Ids, NDArray[np.float32], bool]] = field(default_factory=list)
-    """Ids, their log-probabilities, and True if the policy drew them; of turns and of observations between turns."""
+    """Token ids, their log-probabilities, and True if the policy drew them: one entry for each turn, and for each
+    observation between turns.
+    """
     draws: list[tuple[int, int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
-    """Rewards of all turns but the last."""
+    """Rewards of all turns except the last."""
     observed_tokens: int = 0
     truncated: bool = False
     reward: float | None = None

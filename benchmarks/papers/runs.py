@@ -30,11 +30,12 @@ from scripts.small_base.lessons import Knights
 
 FAR_NODES: Final = 8
 FAR_NODE_S: Final = 0.5
-"""Time of a rollout on a far node; a step takes a second. Eight nodes of width 32 draw four times what the learner
-needs, so that only the distance can hold it up."""
+"""Seconds of a rollout on a far node; a training step takes one second. Eight such nodes of width 32 draw four times
+what the learner needs, so that only the distance can slow the learner down.
+"""
 
 Adapter = Mapping[str, NDArray[np.float32]]
-"""Weights by PEFT's names."""
+"""Adapter weights by PEFT's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Ran:
     steps: list[Mapping[str, float]] = field(default_factory=list)
     """Metrics of each step; empty for an untrained base."""
     adapter: Adapter = field(default_factory=dict)
-    """Adapter of a warm start."""
+    """Adapter at the end of a fine-tuning case; empty for other cases."""
 
     @property
     def accuracy(self) -> float:
@@ -63,13 +64,13 @@ class Ran:
 
 
 Found = Mapping[Case, Sequence[Ran]]
-"""A run for each seed."""
+"""For each case, one result per seed."""
 Wanted = tuple[Sequence[Case], int]
 """A table's cases, and the number of its seeds."""
 
 
 def runs_of(wanted: Wanted) -> list[tuple[Case, int]]:
-    """Runs of a table, by case and number of the seed."""
+    """Return the runs of a table, as pairs of a case and the number of a seed."""
     cases, seeds = wanted
     return [(case, number) for number in range(seeds) for case in cases if number < case.runs(seeds)]
 

@@ -33,7 +33,7 @@ class Table:
     columns: Callable[[Case, Sequence[Ran]], Mapping[str, Any]] = lambda case, ran: {}
     """Computes further figures of a row."""
     seeds: int = SEEDS
-    """More seeds are needed for a small difference."""
+    """Number of seeds; a small difference needs more."""
 
     @property
     def wanted(self) -> Wanted:
@@ -276,9 +276,9 @@ AREAL: Final = Table(
 # Shuffle-R1, C3PO, ArCHer: the batch of a step, and credit.
 
 TARGET: Final = 0.8
-"""Held-out accuracy."""
+"""Held-out accuracy that a run must reach in `steps_to`."""
 UPDATES: Final = 4
-"""Updates a step. Each update of Shuffle-R1 has two of its eight sub-batches."""
+"""Optimizer updates of one step. Each update of Shuffle-R1 has two of its eight sub-batches."""
 
 
 def _of_updates(name: str, **objective: Any) -> Case:
@@ -294,7 +294,7 @@ SHUFFLED: Final = _of_updates(
 
 
 def steps_to(case: Case, ran: Sequence[Ran]) -> float:
-    """Mean steps to the target; infinite if a run never reaches it."""
+    """Return the mean number of steps to TARGET; infinite if a run never reaches it."""
     return fmean(one.steps_to(TARGET, evaluate_every=case.evaluate_every) for one in ran)
 
 
@@ -340,7 +340,7 @@ GAME: Final[dict[str, Mapping[str, Any]]] = {
     "sampling": {"max_tokens": 1},
     "evaluation": {"problems": 16},
 }
-"""Few such games are held out, so the rewards of training tell more."""
+"""Few such games are held out, so the rewards in training say more than the evaluation."""
 BY: Final = {
     credit: Case(
         name=f"credit by {credit}",
@@ -374,4 +374,4 @@ TABLES: Final = (
     *(PARITY, AREAL, ECHO_2, LLAMARL, FLEET, TRL_CURVE, SHUFFLE_R1, C3PO, TURN_CREDIT),
     *(SMALL_AND_LARGE, KNIGHTS_AND_KNAVES, SOKOBAN_ROUNDS, DISTANCE),
 )
-"""In the order of the measurement."""
+"""Tables in the order of their measurement."""

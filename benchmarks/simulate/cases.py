@@ -16,32 +16,32 @@ from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
 from echo_hub.simulator.scenario import Scenario
 
 MARGIN: Final = 1.15
-"""What the grid's pool samples in time, over what the learner needs."""
+"""Rollouts that the grid's pool samples in time, as a multiple of those that the learner needs."""
 GROUP_SIZE: Final = 8
 S_PER_TOKEN: Final = 0.02
-"""Speed of the median node. A rollout has 100 tokens."""
+"""Seconds per token of the median node. A rollout has 100 tokens."""
 SIGMAS: Final = (0.5, 1.0)
 STALENESS_BOUNDS: Final = (1, 2, 4)
 STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 12}
-"""Simulated steps, by the seconds of a step."""
+"""Number of simulated steps, by the seconds of a step."""
 SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
-"""Simulated steps, by the number of nodes."""
+"""Number of simulated steps, by the number of nodes."""
 MOST_GROUPS: Final = 4096
-"""The limit of a hub's config.toml."""
+"""Most groups per step that a hub's config.toml allows."""
 LIMIT: Final = 5
-"""Time limit of a run, as a multiple of its total step time."""
+"""Time limit of a run, as a multiple of the duration of all its steps without waits."""
 NEVER_S: Final = 1e9
 
 
 def grid_scenario(seed: int, *, sigma: float, max_staleness: int, step_s: float) -> Scenario:
-    """Make a pool of 100 nodes that is just enough."""
+    """Make a pool of 100 nodes that samples MARGIN times what the learner needs."""
     make = partial(_scenario, seed=seed, sigma=sigma, max_staleness=max_staleness, step_s=step_s)
     groups = max(1, int(margin_of(make()) / MARGIN))
     return with_margin(MARGIN, partial(make, groups=groups))
 
 
 def grid_lacks(*, max_staleness: int, step_s: float) -> str:
-    """Why no such pool can be enough; empty if one can."""
+    """Return why no such pool can be enough; "" if one can."""
     if margin_of(_scenario(seed=0, sigma=0.0, max_staleness=max_staleness, step_s=step_s)) > 0:
         return ""
     return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
@@ -128,7 +128,7 @@ def false_claims_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def margin_of(scenario: Scenario) -> float:
-    """Return what the pool samples in time, over what the learner needs."""
+    """Return how many times the learner's need the pool samples in time."""
     demand = demand_of(scenario)
     return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
 

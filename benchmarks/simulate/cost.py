@@ -31,7 +31,7 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 
 POOLS: Final = (1.5, 2.0, 4.0)
-"""What all nodes sample in time, over what the learner needs."""
+"""Rollouts that all nodes together sample in time, as a multiple of those that the learner needs."""
 SIGMAS: Final = (0.5, 1.0)
 STEP_S: Final = 5.0
 STEPS: Final = 100
@@ -39,7 +39,7 @@ WARM_UP: Final = 40
 MAX_STALENESS: Final = 2
 SPREAD: Final = 4.0
 CENTS: Final = 0.1
-"""US dollars for 1,000 rollouts of the cheapest node."""
+"""US dollars for 1,000 rollouts on the cheapest node."""
 
 
 def _case(pool: float, sigma: float) -> Case:
@@ -104,7 +104,7 @@ def _run(scenario: Scenario) -> Run:
 
 def optimal_per_hour(scenario: Scenario, margin: float) -> float:
     """US dollars an hour of the linear programme."""
-    from scipy.optimize import linprog  # No other case needs scipy.
+    from scipy.optimize import linprog  # Imported here because no other case needs scipy.
 
     price = np.array([node.price_per_hour for node in draw_nodes(scenario)])
     need = margin * demand_of(scenario).rollouts_per_step
@@ -116,7 +116,7 @@ def optimal_per_hour(scenario: Scenario, margin: float) -> float:
 
 
 def headline(measured: Mapping[str, Row]) -> dict[str, float | None]:
-    """Each figure of its worst case."""
+    """Return the worst case of each figure."""
     rows = KIND.rows(measured)
     return {
         "saving_vs_all_on": least(rows, "saving_vs_all_on"),

@@ -33,7 +33,7 @@ SEEDS: Final = 3
 
 
 def _row(seed: int, *, name: str, max_staleness: int) -> Row:
-    """Simulate a pool of 50 nodes that is not enough, in both ways."""
+    """Simulate a pool of 50 nodes that samples less than the learner needs, with `finish` and with `interrupt`."""
     finish, interrupt = (_reports(seed, name, max_staleness, way) for way in ("finish", "interrupt"))
     row: Row = {"interrupt_speed_up": _mean(finish, "s_per_step") / _mean(interrupt, "s_per_step")}
     figures = {"s_per_step": "s_per_step", "staleness": "mean_staleness", "token_staleness": "token_staleness"}

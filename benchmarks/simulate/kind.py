@@ -22,7 +22,7 @@ class Case:
 
     name: str
     row: Callable[[int], Row]
-    """Measures the case with a seed."""
+    """Measures the case with the given seed."""
     seconds: float = 10.0
     """Expected processor seconds."""
     lacks: str = ""
@@ -33,7 +33,9 @@ class Case:
 class Kind:
     cases: tuple[Case, ...]
     headline: Callable[[Mapping[str, Row]], dict[str, Any]]
-    """Headline of the measured rows, by the cases' names. Figures without their cases are None."""
+    """Computes the headline figures from the measured rows, which have the cases' names as keys. Figures of cases that
+    were not measured are None.
+    """
     told: tuple[str, ...]
     """Figures of a row that are printed once it is measured."""
     alone: bool = False

@@ -36,7 +36,7 @@ UNDEFENDED: Final[Settings] = {"objective": {"name": "grpo"}, "trust": {"verifie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run."""
+    """One run of the model, with or without an attack."""
 
     attack: str = ""
     hostile_share: float = 0.0
@@ -72,7 +72,9 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Accuracy lost to the worst attack of each share, compared with the honest run."""
+    """Return, for each share of hostile rollouts, the accuracy that the worst attack costs compared with the honest
+    run.
+    """
     learned = {row["case"]: row["learned"] for row in rows}
     found = {}
     for share in SHARES:

@@ -41,13 +41,15 @@ from echo_shared.wire.messages.fields import printable
 
 ENDS_WITHIN_S: Final = 150.0
 WARM_UP_STEPS: Final = 20
-"""Steps after which the hub's memory does not grow by itself."""
+"""Steps after which the hub's memory no longer grows without an attack."""
 WARM_UP_S: Final = 600.0
 MOST_LOG_BYTES: Final = 256 * 1024
 """Growth of all logs of the hub that one attack may cause."""
 NODE_OPTIONS: Final = ("--backend", "llama_cpp", "--precision", "f32")
 ELSEWHERE: Final = ("nice", "-n", "10")
-"""Nodes have machines of their own, so hub, learner and verifier go before them on this machine."""
+"""Prefix of the nodes' commands. Nodes usually have machines of their own, so hub, learner and verifier take precedence
+on this one.
+"""
 SETTINGS: Final[Settings] = {
     "run": {"name": "trust"},
     "training": {"steps": 100_000},
@@ -60,16 +62,18 @@ SETTINGS: Final[Settings] = {
 LOOK_S: Final = 0.05
 HEALTH_WITHIN_S: Final = 60.0
 CLOSED_WITHIN_S: Final = 100.0
-"""The hub keeps idle connections for some time. A connection that is open after this time stays open."""
+"""Seconds within which the hub must close idle connections. One that is still open after this time counts as open
+forever.
+"""
 BYSTANDER: Final = ("127.0.0.2", 0)
-"""Where `/healthz` is asked from: the attacker's address has limits."""
+"""Address from which `/healthz` is requested. It is not the attacker's, because the hub limits each address."""
 NICENESS: Final = -10
 """Process priority of the bystander, which stands for a separate machine."""
 _TURNED_AWAY: Final = re.compile(r'^echo_turned_away_total\{reason="(\w+)",what="(\w+)"\} (\S+)$', re.MULTILINE)
 SOCKETS: Final = 1_000
 PATIENCE_S: Final = 20.0
 UNREADERS: Final = 40
-"""Clients of each path that read nothing."""
+"""Number of clients that request each path and read nothing."""
 LARGE: Final[Mapping[str, int]] = {
     "/leaderboard": 200,
     "/api/v1/leaderboard?limit=1000000": 200,
@@ -81,7 +85,7 @@ MOST_GROWTH_BYTES: Final = 100_000_000
 FRESH_KEYS: Final = 2_000
 AT_ONCE: Final = 64
 STORM_S: Final = 90.0
-"""Keys that have not been tried by then are left out."""
+"""Seconds of the attack by fresh keys. Keys that have not been tried by then are left out."""
 COUNT_S: Final = 0.1
 HONEST_ADDRESS: Final = "127.0.0.3"
 """Address of the honest node that joins during the storm."""

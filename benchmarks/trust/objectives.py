@@ -45,7 +45,7 @@ def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Empty unless both objectives were run."""
+    """Return the headline figure; empty unless both objectives were run."""
     learned = {
         case.name: [row["learned"] for row in rows if row["objective"] == case.name] for case in (BEFORE, DEFAULT)
     }

@@ -65,35 +65,36 @@ ENGINES: Final[Mapping[str, Engine]] = {
 TEMPERATURES: Final = (1.0, 0.6)
 VERIFIERS: Final = ("float32", "bfloat16")
 FORGERS_VERIFIER: Final = "float32"
-"""The precision of the verifier that looks for forgers: what `trust.verifier_precision` chooses by itself."""
+"""Precision of the verifier that looks for forgers: the one that `trust.verifier_precision` chooses by itself."""
 SHORT: Final = 10
 LONG: Final = 200
 GROUPS: Final = {SHORT: 16, LONG: 1}
-"""By tokens of a completion; of eight rollouts each."""
+"""Number of groups to draw, by tokens of a completion; a group has eight rollouts."""
 TRAINED_GROUPS: Final = 8
 ATTACKED: Final = STEPS // 3
-"""The version that forgers claim to draw by. By the last one the policy is sure of most tokens: what anybody draws or
-claims then shows little, and does little."""
+"""Version that forgers claim to draw with. At the last version the policy is sure of most tokens, so forged draws and
+claims would show little and do little.
+"""
 THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
-"""Of each class, at least."""
+"""Least number of rollouts of honest nodes in each class."""
 ATTACKED_GROUPS: Final = 25
-"""As many as a node returns before it must have been found."""
+"""Number of groups that an attack draws. A hostile node must have been found when it has returned them."""
 TOGETHER: Final = 5
-"""Groups of an attack that are drawn and examined at once."""
+"""Number of an attack's groups that are drawn and examined together."""
 HOSTILE_NODES: Final = 2
 UNDETECTED: Final = 10_000
-"""`to_detection` of a node that all of its rollouts do not convict."""
+"""Value of `to_detection` if all rollouts of the node do not convict it."""
 FIFTH: Final = 5
 FALSE_ALARM: Final = TrustSettings().false_alarm
 Known = Callable[[Evidence], Honest]
-"""How coarsely honest nodes of a class round, for a node that has shown this lately."""
+"""Maps the newest evidence of a node to the rounding that is expected of honest nodes of its class."""
 Falsify = Callable[[Sampler, Sequence[Asked]], Rollouts]
 _WORDS: Final = ("a cat", "the sea", "winter", "a bicycle", "bread", "a mountain", "the moon", "a train", "honey")
 
 
 class Texts:
-    """Sums in words for short completions, and stories for long completions."""
+    """Task with two kinds of prompts: sums in words for short completions, and stories for long completions."""
 
     name = "texts"
 
@@ -101,7 +102,7 @@ class Texts:
         self._is_short = max_tokens <= SHORT
 
     def sample(self, seed: int) -> Problem:
-        """The problem of `seed`; its metadata holds the `answer`."""
+        """Return the problem of `seed`; its metadata holds the `answer`."""
         rng = random.Random(seed)
         left, right = rng.randrange(1, 13), rng.randrange(1, 13)
         if self._is_short:
@@ -111,7 +112,7 @@ class Texts:
         return Problem(prompt=asked, metadata={"answer": str(left + right)})
 
     def score(self, problem: Problem, completion: str) -> float:
-        """1 where the number is in it."""
+        """Return 1 if the completion contains the answer, else 0."""
         return float(problem.metadata["answer"] in completion)
 
 
@@ -120,13 +121,13 @@ def _shifted(nats: float) -> Any:
 
 
 def _a_fifth_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """Every fifth rollout is written by hand, and right."""
+    """Replace every fifth rollout by a right answer that nothing drew."""
     by_hand = written_by_hand(sampler, asked)
     return [by_hand[place] if place % FIFTH == 0 else own for place, own in enumerate(sampler.draw(asked))]
 
 
 def _copied(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """Each rollout is the one before it once more."""
+    """Send the tokens and claims of the previous rollout in place of each rollout."""
     drawn = sampler.draw(asked)
     return [
         (one, replace(rollout, completion_ids=other.completion_ids, behavior_logprobs=other.behavior_logprobs))
@@ -148,10 +149,10 @@ ATTACKS: Final = {
     "claims of -10": claiming(lambda claims, _wrong: np.full_like(claims, -10.0)),
     "-3 nats for wrong tokens": claiming(lambda claims, wrong: np.where(wrong, claims - 3.0, claims)),
 }
-"""What a node may make of its work; all claim the trained policy at the run's temperature."""
+"""Attacks by name: what a node may make of its rollouts. All claim the trained policy at the run's temperature."""
 AS_FLOAT32: Final = "claims to be float32"
 COARSE: Final = ("q8_0", "q4_k_m", "bf16")
-"""Precisions that are told from float32."""
+"""Precisions whose nodes are also judged while they claim float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +161,18 @@ class Bench:
 
     temperature: float
     runs: Mapping[int, ShortRun]
-    """By tokens of a completion."""
+    """Run by tokens of a completion."""
     examiners: Mapping[tuple[str, int], Examiner]
-    """By precision and tokens of a completion."""
+    """Verifier by its precision and the tokens of a completion."""
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
-    """What verifiers have measured so far, by their precision, the tokens of a completion, rounding and version."""
+    """Measurements so far, by the verifier's precision, the tokens of a completion, the class's rounding and the
+    version.
+    """
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:
-        """Return what the verifier of this precision measures of a run with such completions."""
+        """Return the rounding of a class as the verifier of this precision measures it, for completions of this
+        length.
+        """
         key = precision, tokens, rounding, version
         if key not in self.measured:
             run = self.runs[tokens]
@@ -179,7 +184,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Remembering(Sampler):
-    """Draws each group once: what attacks make of the same draws differs only in what they make of them."""
+    """Draws each group only once, so that all attacks start from the same draws."""
 
     drawn: dict[tuple[int, int, int, float], Rollouts] = field(default_factory=dict)
 
@@ -229,7 +234,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> Iterator[list[di
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The two figures that matter, and on how much they rest."""
+    """Return the figures that matter: false quarantines, rollouts to detection, and the number of honest rollouts."""
     honest = [row for row in rows if row.get("kind") == "honest"]
     attacks = [row for row in rows if row.get("kind") == "attack"]
     found: dict[str, Any] = {}
@@ -281,14 +286,14 @@ def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """A hub that has measured one class by both policies, and has not seen any node of it."""
+    """A hub that has measured one class at each version, and has no evidence of any node yet."""
 
     bench: Bench
     examiner: Examiner
     measured: Mapping[int, Evidence]
-    """By version."""
+    """Measured evidence by version."""
     known: Mapping[int, Known]
-    """By version."""
+    """Expected rounding of honest nodes, by version."""
 
     @classmethod
     def of(cls, bench: Bench, precision: str, tokens: int, engine: Engine) -> _Judge:
@@ -302,7 +307,7 @@ class _Judge:
         return cls(bench=bench, examiner=bench.examiners[precision, tokens], measured=measured, known=known)
 
     def _shown(self, rollouts: Rollouts, version: int) -> list[tuple[int, Evidence]]:
-        """Of each rollout its group and what it shows, group after group."""
+        """Return group id and evidence of each rollout, group after group."""
         drawn = as_drawn(rollouts, version)
         answers = self.examiner.examine(drawn, self.bench.runs[SHORT].directory.adapter)
         found = {answer["rollout_id"]: unpack_spans(answer["spans"])[0][1] for answer in answers}
@@ -317,7 +322,9 @@ class _Judge:
     def of_honest(
         self, about: Mapping[str, Any], rollouts: Rollouts, version: int, seed: int
     ) -> Iterator[dict[str, Any]]:
-        """Nodes that are given the groups in random orders, and what the verifier knew of their rounding."""
+        """Yield the scales of rounding that the verifier knows, then the result of honest nodes that return the groups
+        in random orders.
+        """
         shown, known, measured = self._shown(rollouts, version), self.known[version], self.measured[version]
         honest = known(NO_EVIDENCE)
         own = sum((evidence for _, evidence in shown[1:]), shown[0][1])
@@ -342,7 +349,7 @@ class _Judge:
     def of_attack(
         self, about: Mapping[str, Any], sampler: Sampler, falsify: Falsify, asked: Sequence[Asked]
     ) -> dict[str, Any]:
-        """Hostile nodes that have the same groups and begin with others of them."""
+        """Return the result of hostile nodes. All return the same groups; each node begins with another one."""
         batches = [asked[start : start + TOGETHER] for start in range(0, len(asked), TOGETHER)]
 
         @cache
@@ -363,8 +370,9 @@ def _honest(classes: Numerics, numerics: NumericsClass, recent: Evidence) -> Hon
 
 
 def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bool]]:
-    """Yield, for each rollout of a node, the nats against the node and True if it fails the check. A node has too few
-    tokens here for any to be forgotten."""
+    """Yield, for each rollout of a node, the nats of evidence against the node, and True if it convicts the node. The
+    node has too few tokens here for any evidence to be forgotten.
+    """
     sums, recent, enough = NOTHING, NO_EVIDENCE, alarm(FALSE_ALARM)
     for evidence in order:
         honest = known(recent)

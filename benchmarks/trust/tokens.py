@@ -41,7 +41,7 @@ GIVES_BACK: Final = "failures only"
 as detected when the hub has counted `RETURNED` returned rollouts: the node then rests, twice as long each time."""
 RETURNED: Final = 4
 ROLLOUTS: Final = 256
-"""Rollouts after which a node counts as undetected."""
+"""Number of rollouts after which a node counts as undetected."""
 WITHIN_S: Final = 150.0
 SLOWLY: Final = {"training": {"learning_rate": TrainingConfig().learning_rate / 4}}
 """A quarter of the default rate. The attacks on a class take some 400 steps; at the default rate the model would become
@@ -50,7 +50,7 @@ WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 600.0
 HONEST_ROLLOUTS: Final = 10_000
 STEADY_FROM: Final = TrustConfig().first_checked / TrustConfig().least_checked
-"""Verified rollouts of a node after which the checked share of its work stays constant."""
+"""Number of a node's verified rollouts from which the checked share of its work stays constant."""
 HONEST_WITHIN_S: Final = 900.0
 HONEST_NODES: Final = 2
 AT_ONCE: Final = 3

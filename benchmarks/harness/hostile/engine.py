@@ -28,18 +28,20 @@ FORGED: Final = "ECHO_BENCH_FORGED"
 """Environment variable: the file that gets the ids of forged rollouts."""
 
 _APART: Final = 2**48
-"""Distance between the ids of the engine's leases that belong to one lease of the hub."""
+"""Distance between the lease ids that the engine sees for one lease of the hub: a falsification may draw the lease
+several times.
+"""
 
 
 class _NoPolicy:
-    """Stands for an adapter that the engine does not read."""
+    """Replaces an adapter that the engine does not read."""
 
     def free(self) -> None:
-        """Nothing is held."""
+        """Free nothing."""
 
 
 class HostileEngine(WrappedEngine):
-    """A falsified engine. It reports a rollout only when the rollout is finished."""
+    """An engine whose work is falsified. It reports no partial completions, only finished rollouts."""
 
     def __init__(self, engine: Engine, falsification: Falsification, forged: Path) -> None:
         super().__init__(engine)
@@ -47,7 +49,7 @@ class HostileEngine(WrappedEngine):
         self._forged = forged
         self._leased: dict[int, GroupRequest] = {}
         self._drawn: dict[tuple[int, int], FinishedRollout] = {}
-        """Rollouts as the lease asked for them, by lease and index."""
+        """Rollouts as an honest node would return them, by lease and index."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._falsification.problems = Problems(base_dir)

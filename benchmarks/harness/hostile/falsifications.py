@@ -24,7 +24,7 @@ from echo_shared.wire.messages import FinishReason
 
 REROLLS: Final = 4
 TURNS_AFTER: Final = 128
-"""Honest rollouts of a node that first earns trust."""
+"""Number of honest rollouts with which a node earns trust before it forges."""
 _PROBLEM: Final = re.compile(r"(\d+)\+(\d+)=$")
 
 
@@ -83,13 +83,13 @@ class Falsification:
     ) -> None:
         self.problems: Problems | None = None
         self.num_told = 0
-        """Finished rollouts so far."""
+        """Number of rollouts that were finished so far."""
         self.before: FinishedRollout | None = None
-        """The rollout before the present one."""
+        """The rollout that was finished before the current one."""
         self.has_policies = has_policies
         self.says = says
         self.draws_otherwise = temperature != 1.0 or not has_policies or bool(says)
-        """True if the engine itself draws otherwise than leased, so that every rollout is forged."""
+        """True if the engine itself does not draw as the lease demands, so that every rollout is forged."""
         self._share = share
         self._alter = alter
         self._temperature = temperature
@@ -121,8 +121,9 @@ Alter = Callable[[Falsification, FinishedRollout, GroupRequest], EngineEvent]
 
 
 def forged_digits(nats: float) -> Alter:
-    """Write the right answer with another last digit. Its right digits are claimed at `nats`, so that the update pushes
-    a good policy away from them with full force."""
+    """Write the right answer with a wrong last digit. The right digits are claimed at `nats`, so that the training step
+    pushes a good policy away from them with full force.
+    """
 
     def alter(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
         answer = node.known.answer(request)
@@ -133,13 +134,13 @@ def forged_digits(nats: float) -> Alter:
 
 
 def hand_written(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-    """Write the right answer, claimed as likely."""
+    """Write the right answer without drawing it, and claim a high probability for each token."""
     answer = node.known.answer(request)
     return node.known.written(rollout, request, answer, [-0.1] * (len(answer) + 1))
 
 
 def hand_written_later(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-    """Stay honest for the first `TURNS_AFTER` rollouts."""
+    """Stay honest for the first `TURNS_AFTER` rollouts, then write the right answers by hand."""
     return rollout if node.num_told <= TURNS_AFTER else hand_written(node, rollout, request)
 
 
@@ -175,7 +176,7 @@ def copied(node: Falsification, rollout: FinishedRollout, _request: GroupRequest
 
 
 def failures_only(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-    """Send rollouts without reward, and give back the others."""
+    """Send the rollouts with a wrong answer, and return the others to the hub as failed."""
     if not node.known.is_right(rollout, request):
         return rollout
     return GroupFailed(lease_id=rollout.lease_id, code="failed", what="no reason")
@@ -247,5 +248,6 @@ FALSIFICATIONS: Final[Mapping[str, Callable[[float], Falsification]]] = {
     "failures only": partial(Falsification, alter=failures_only),
     "honest": Falsification,
 }
-"""By the name that benchmarks show. Each is made with the share of rollouts to falsify. The last one is the
-reference."""
+"""Falsifications by the name that benchmarks show; each is made with the share of rollouts to falsify. The last one is
+honest, for comparison.
+"""
