@@ -21,7 +21,7 @@ from echo_shared.sampling.interface import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
 TURNS_S: Final = 180.0
-"""Seconds of one width after which its engines are not measured once more."""
+"""Seconds after which a width gets no further repetition."""
 TINY_GROUPS: Final = 96
 MID_LENGTHS: Final = (4, 12)
 """Tokens of the shortest and the longest completion. They differ, so that the rollouts of a batch end at different
@@ -124,7 +124,7 @@ def _take_turns(
     most: int,
     progress: Progress,
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """Sample the groups with one engine after the other, again and again. Each run follows a run of the engine's
+    """Sample the groups with each engine in turn, repeatedly. Each run of an engine follows a run of the engine's
     ceiling: the bare calls of llama.cpp, or `model.generate`. `over_ceiling` is the median ratio of the two speeds.
     """
     speeds: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}

@@ -1,4 +1,4 @@
-"""Blows: failures that are inflicted on a run, and the choice of those that come together in a round."""
+"""Blows: failures inflicted on a run, and the choice of the blows of a round."""
 
 from __future__ import annotations
 

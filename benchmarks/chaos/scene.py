@@ -70,7 +70,7 @@ def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple
 
 
 def _first(engine: Engine, wanted: Select[Any]) -> Any:
-    """Return the first row; None for an empty result, or if the database does not answer."""
+    """Return the first row; None for an empty result or an unreachable database."""
     try:
         with engine.connect() as connection:
             return connection.execute(wanted).first()
@@ -258,7 +258,7 @@ class Scene:
 
 
 async def awaited(look: Callable[[], T | None], *, within_s: float) -> T | None:
-    """Call `look` in a thread until its result is not None, and return the result; None after `within_s`."""
+    """Call `look` in a thread until a result is not None, and return that result; None after `within_s`."""
     clock = asyncio.get_running_loop().time
     until = clock() + within_s
     while True:

@@ -24,8 +24,8 @@ DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to
 GROWTH: Final = (4, 16)
 """Numbers of nodes that are compared."""
 SLOW_HUB: Final = 20
-"""Uplink of the slow hub in Mbit/s. The lower bound of its time does not grow with the number of nodes, so any growth
-is due to the scheme.
+"""Uplink of the slow hub in Mbit/s. The lower bound is the same for any number of nodes, so growth shows the scheme
+alone.
 """
 USUAL_LOSS: Final = 0.002
 """Share of packets that a usual home link may lose."""

@@ -170,7 +170,7 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
             await turns.fetched_by_all()
             await turns.keep_house()
             of_steps.append(heard.worst)
-            if number:  # The first step is not counted, because old versions may still be retired in it.
+            if number:  # Skip the first step, during which old versions may still be retired.
                 grown.append((_used_bytes(engine, PER_VERSION) - before) / len(ids))
     await store.close()
     least = {sql: min(step.get(sql, math.inf) for step in of_steps) for step in of_steps for sql in step}

@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 def synchronize() -> None:
-    """Wait until a GPU, if there is one, has finished its work."""
+    """Wait for the end of a GPU's work. No effect without a GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -79,12 +79,12 @@ THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
 """Least number of rollouts of honest nodes in each class."""
 ATTACKED_GROUPS: Final = 25
-"""Number of groups that an attack draws. A hostile node must have been found when it has returned them."""
+"""Number of groups that an attack draws, and so the limit for finding a hostile node."""
 TOGETHER: Final = 5
 """Number of an attack's groups that are drawn and examined together."""
 HOSTILE_NODES: Final = 2
 UNDETECTED: Final = 10_000
-"""Value of `to_detection` if all rollouts of the node do not convict it."""
+"""Value of `to_detection` for a node that no rollout convicts."""
 FIFTH: Final = 5
 FALSE_ALARM: Final = TrustSettings().false_alarm
 Known = Callable[[Evidence], Honest]
@@ -184,7 +184,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Remembering(Sampler):
-    """Draws each group only once, so that all attacks start from the same draws."""
+    """Sampler that draws each group once. All attacks start from these same draws."""
 
     drawn: dict[tuple[int, int, int, float], Rollouts] = field(default_factory=dict)
 
@@ -286,7 +286,9 @@ def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """A hub that has measured one class at each version, and has no evidence of any node yet."""
+    """Judge of the nodes of one class: a hub with measured rounding for each version, and without evidence of any
+    node.
+    """
 
     bench: Bench
     examiner: Examiner
@@ -370,8 +372,9 @@ def _honest(classes: Numerics, numerics: NumericsClass, recent: Evidence) -> Hon
 
 
 def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bool]]:
-    """Yield, for each rollout of a node, the nats of evidence against the node, and True if it convicts the node. The
-    node has too few tokens here for any evidence to be forgotten.
+    """Yield, for each rollout of a node, the nats of evidence against the node, and True if it convicts the node.
+
+    A node returns too few tokens here for evidence to be forgotten.
     """
     sums, recent, enough = NOTHING, NO_EVIDENCE, alarm(FALSE_ALARM)
     for evidence in order:

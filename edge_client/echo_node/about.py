@@ -29,7 +29,7 @@ class Welcomed:
 
     hub_key: bytes
     welcome: Welcome
-    """The hub's latest Welcome."""
+    """The hub's newest Welcome, which every connection brings."""
     shell: RunShell
     counts_before: Mapping[str, int] = field(default_factory=dict)
     """Rollouts by state when the run was opened; the growth since then is shown as `since_start`."""
@@ -39,8 +39,8 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """This node's identity and settings, as it describes itself to the hub and to its user. The chooser gives the
-    current engine.
+    """Identity and settings of this node, for its introduction to the hub and for the user's snapshot. The chooser
+    gives the current engine.
     """
 
     me: Identity

@@ -79,7 +79,7 @@ class BenchReport:
     outcomes: tuple[BenchOutcome, ...]
     chosen: BackendChoice | None
     width: int
-    """0 = the engine chooses."""
+    """Number of rollouts sampled at once; 0 = the engine chooses."""
     seconds: float
     """Budget for each engine."""
     busy_cores: float

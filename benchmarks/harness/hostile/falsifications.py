@@ -89,7 +89,9 @@ class Falsification:
         self.has_policies = has_policies
         self.says = says
         self.draws_otherwise = temperature != 1.0 or not has_policies or bool(says)
-        """True if the engine itself does not draw as the lease demands, so that every rollout is forged."""
+        """True if every rollout is forged, because the engine draws with other weights or another temperature than
+        leased.
+        """
         self._share = share
         self._alter = alter
         self._temperature = temperature

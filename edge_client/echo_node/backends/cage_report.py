@@ -50,7 +50,7 @@ class Tried:
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Yield lines for people: one block for each step, up to the first step at which the engine starts."""
+    """Yield lines for people: a block per step of the cage. The engine starts at the last reported step."""
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
         tried = try_step(choice, step, "\n".join(starts[choice.name]))

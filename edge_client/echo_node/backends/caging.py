@@ -46,7 +46,7 @@ engine gets its own.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CageTerms:
-    """Cage settings for the start of an engine."""
+    """Cage settings of an engine's process: required guards, readable adapters, and the GPU driver's needs."""
 
     mode: CageMode = "auto"
     policies: Path | None = None
@@ -132,7 +132,7 @@ def _prepare(derived_dir: Path, *, gpu: bool) -> None:
     os.environ.update(user_variables())  # The cage hides the file with the user's name and home.
     os.environ.setdefault("HOME", str(derived_dir))
     os.environ["TMPDIR"] = os.environ["TEMP"] = os.environ["TMP"] = str(derived_dir)
-    tempfile.tempdir = None  # Make tempfile choose the directory again.
+    tempfile.tempdir = None  # Clear tempfile's cached directory, so that it reads the new TMPDIR.
     if gpu:
         make_nodes()
         caches = derived_dir / "driver-caches"

@@ -57,7 +57,7 @@ Probe = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Result of the search for one engine on a GPU."""
+    """Step of the cage that one engine needs on this machine's GPU."""
 
     leeway: Leeway
     failure: str = ""
@@ -178,4 +178,4 @@ def _version(module: str) -> str:
     try:
         return (_MODULES / module / "version").read_text().strip()
     except OSError:
-        return ""  # Not loaded, or built into the kernel, whose release is in the key.
+        return ""  # The driver's module is not loaded, or belongs to the kernel, whose release is in the cache key.

@@ -29,12 +29,12 @@ class KvLayout:
 
     sequences: int
     cells: int
-    """Token capacity of each sequence."""
+    """Cells of each sequence: the number of tokens that it can hold."""
     unified: bool
 
     def serves(self, wanted: KvLayout) -> bool:
-        """Return True if this layout has the arrangement of `wanted` and is no smaller, so that a change gains
-        nothing.
+        """Return True if replacing this layout by `wanted` gains nothing: same arrangement, enough cells and
+        sequences.
         """
         has_room = self.cells >= wanted.cells and self.sequences >= wanted.sequences
         return has_room and self.unified == wanted.unified

@@ -57,7 +57,7 @@ class _Group:
     """Tokens to feed before the first draw: the prompt, with the prefix if the only rollout has one."""
     started_at: float
     pending: deque[int]
-    """Indices without a slot."""
+    """Indices of rollouts that wait for a slot."""
     home: int
     """Slot that holds the prompt's keys and values. One rollout of the group may continue there."""
     prefilled: int = 0

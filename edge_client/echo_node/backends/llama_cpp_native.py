@@ -51,10 +51,10 @@ class ModelOptions:
     """Options for loading and running the model."""
 
     batch_tokens: int
-    """Maximum of tokens in one batch."""
+    """Most tokens that llama.cpp takes in one batch."""
     threads: int
     exact: bool
-    """True: attention in float32. False: in float16."""
+    """True: compute attention in float32. False: in float16."""
     num_layers: int
     gpu: bool = False
     helpers: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class LlamaContext:
 
     @property
     def batch_tokens(self) -> int:
-        """Maximum of tokens fed at once."""
+        """Most tokens that one call may feed."""
         return self._options.batch_tokens
 
     def reserve(self, layout: KvLayout) -> None:

@@ -205,7 +205,7 @@ class Helpers:
         return ctypes.cast(array, ctypes.c_void_p)
 
     def close(self) -> None:
-        """Disconnect from the helpers. Free the model before."""
+        """Disconnect from the helpers. The model must be freed before this call."""
         for backend in self._backends:
             self._ggml.backend_free(backend)
         self._backends.clear()

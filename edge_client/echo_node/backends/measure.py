@@ -32,7 +32,7 @@ _MOST_NEW_TOKENS: Final = 64
 _MOST_CELLS: Final = 4_096
 """Limit on the new tokens of all rollouts together, so that each width fits into the engine's KV cache."""
 _PATIENCE: Final = 3.0
-"""Maximum duration of one figure, as a multiple of its share."""
+"""Longest time of one figure, as a multiple of the figure's share of the budget."""
 
 
 def widths_up_to(width: int) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ DEFAULT_WIDTH: Final = 64
 class _Group:
     request: GroupRequest
     pending: deque[int]
-    """Indices without a row."""
+    """Indices of rollouts that wait for a row."""
     started_at: float = 0.0
     prompt: Prompt | None = None
     """Keys and values of the prompt, from the start of the group's first row until its last row has started."""
@@ -87,7 +87,7 @@ class MlxEngine:
         self._table = RolloutTable()
         """Rows are those of the model. Gaps exist only while finished rollouts are removed."""
         self._waiting: _Group | None = None
-        """The one group with pending indices."""
+        """The group whose remaining rollouts wait for a row; at most one group waits."""
         while True:
             events: list[EngineEvent] = []
             with _mlx_errors():

@@ -253,9 +253,9 @@ class _AdaptedLinear(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.linear = linear
         self.shape = shape
-        """(out, in)"""
+        """Number of outputs and inputs of the layer."""
         self.update_by: tuple[mx.array, mx.array] | None = None
-        """A and B, transposed."""
+        """The adapter's matrices A and B for this layer, transposed; None: no adapter."""
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self.linear(x)

@@ -18,7 +18,7 @@ from echo_shared.files.atomic import disk_error
 @dataclass(frozen=True, slots=True, eq=False)
 class _Policy:
     preparing: Future[PreparedPolicy] | None
-    """None for the bare base."""
+    """Preparation of the version's adapter on the thread; None for the bare base."""
 
     @property
     def is_ready(self) -> bool:

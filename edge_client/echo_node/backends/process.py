@@ -34,7 +34,7 @@ from echo_shared.sampling.scoring import Scored, ScoreRequest
 WORKER: Final = "echo_node.backends.worker"
 
 STOP_TIMEOUT_S: Final = 3.0
-"""Seconds that a worker gets to end by itself before it is killed. A kill loses no data that only the worker has."""
+"""Grace period in seconds before a stopping worker is killed. A kill loses no data that only the worker has."""
 
 HUGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1"}
 """A setting of PyTorch: put large tensors on huge pages where Linux offers them. Freeing a model of 2.4 GB, when a game
@@ -238,7 +238,7 @@ class EngineChild:
         return frame
 
     def _untold(self, rollout: FinishedRollout) -> int:
-        """Return how many of the rollout's own tokens the speed measurement has not counted yet."""
+        """Return the number of the rollout's own tokens that are new to the speed measurement."""
         of_lease = self._told.get(rollout.lease_id, {})
         told = of_lease.pop(rollout.index, 0)
         if not of_lease:
@@ -255,7 +255,7 @@ class EngineChild:
         self._child.suspend()
 
     def resume(self) -> None:
-        """Restart its threads."""
+        """Restart the threads of a suspended worker."""
         self._child.resume()
 
     async def end(self) -> None:

@@ -63,7 +63,7 @@ class _Candidate:
     fits: Callable[[Hardware], bool]
     reason: str
     needs: str = "GPU"
-    """Name of the missing device, for error texts."""
+    """Device that the engine needs, as error texts name it."""
     on_request: bool = False
 
 
@@ -147,7 +147,7 @@ _GPU_LIBRARY: Final = re.compile(r"(lib)?ggml-(cuda|hip|metal|musa|opencl|sycl|v
 _ONE_OF_SEVERAL: Final = re.compile(r"(lib)?ggml-cpu-")
 """Name of a processor library in a build that chooses its devices at run time."""
 _DRIVER_S: Final = 30.0
-"""Limit for a GPU driver's start."""
+"""Seconds within which a GPU's driver must start."""
 
 NAMES: Final = tuple(_BACKENDS)
 NO_DEVICE: Final = "no_device"

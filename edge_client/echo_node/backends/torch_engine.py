@@ -42,7 +42,7 @@ from echo_shared.sampling.torch_sampler import Batch
 
 DEFAULT_WIDTH: Final = 256
 _PREFILL_TOKENS: Final = 2_048
-"""Tokens of a scored completion fed at once."""
+"""Most tokens of a scored completion that one forward pass gets."""
 _DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _F32_MODEL_BYTES: Final = 256 * 2**20
 """Models smaller than this in float32 run in float32, exactly."""

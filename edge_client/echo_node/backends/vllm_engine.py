@@ -46,7 +46,7 @@ MAX_RANK: Final = 64
 _MEMORY_SHARE: Final = 0.85
 """Share of the GPU's memory for weights, activations and, unless `kv_cache_bytes` is set, keys and values."""
 _TELL_TOKENS: Final = 16
-"""Tokens per report of a rollout by vLLM. Each report costs the host time."""
+"""Tokens of a rollout after which vLLM reports it. Each report costs processor time."""
 _DTYPES: Final = {"auto": "auto", "f16": "float16", "bf16": "bfloat16"}
 _PRECISIONS: Final = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
 _ENVIRONMENT: Final = {
@@ -85,7 +85,7 @@ class _Running:
     num_told: int
 
     def news(self) -> DrawnPart:
-        """Return the tokens that were not reported, and mark them as reported."""
+        """Return the rollout's unreported tokens, and mark them as reported."""
         start, self.num_told = self.num_told, len(self.ids)
         return DrawnPart(
             lease_id=self.request.lease_id,

@@ -121,7 +121,7 @@ class EngineWorker:
             case {"type": "measure", "widths": widths, "budget_s": budget_s}:
                 self._measure(tuple(widths), budget_s)
             case None:
-                pass  # `run` sees that the pipe has ended.
+                pass  # The pipe to the parent is closed; `run` notices that and ends.
             case _:
                 raise BackendError("The worker got an unknown command.", got=str(frame.get("type")))
 

@@ -1,6 +1,6 @@
 """Compare a rollout's state on this node with its state on the hub.
 
-The hub may be ahead of a node that was offline, until the node hears from the hub again. The node is never ahead of the
+After an offline time, the hub may be ahead of the node until the next receipts arrive. The node is never ahead of the
 hub, which commits first and then sends the receipt. A final state is the same on both.
 """
 
@@ -26,7 +26,7 @@ class Agreement(StrEnum):
 
     SAME = "same"
     ON_ITS_WAY = "on_its_way"
-    """Finished here, but not received by the hub."""
+    """The node has finished the rollout; the hub has not received it yet."""
     HUB_AHEAD = "hub_ahead"
     """The hub has a newer state than this node."""
     DIFFERENT = "different"

@@ -39,7 +39,7 @@ class Checks:
         """True if an engine runs that can score."""
         self._held: dict[str, _Held] = {}
         self._in_hand: set[str] = set()
-        """Ids given to the engine and not answered."""
+        """Ids of the completions that the engine is scoring."""
 
     @property
     def versions(self) -> frozenset[int]:

@@ -106,7 +106,7 @@ class DrawnByLease:
         return {span.policy_version for progress in rollouts for span in progress.versions}
 
     def connected(self) -> None:
-        """Mark all tokens as unsent, for a new connection."""
+        """Mark all tokens as unsent: a new connection gets them again."""
         for rollouts in self._leases.values():
             for progress in rollouts.values():
                 progress.num_sent = 0

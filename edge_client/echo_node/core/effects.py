@@ -100,7 +100,7 @@ class SpoolLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetLease:
-    """Remove a lease that the node no longer holds."""
+    """Remove from disk a lease that the node no longer holds."""
 
     lease_id: int
 

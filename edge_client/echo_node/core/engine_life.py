@@ -44,7 +44,7 @@ its model.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnding:
-    """What follows from an engine's end: the next start, and the suspected cause."""
+    """Consequences of an engine's end: the next start, and the suspected cause."""
 
     start: StartEngine
     blame: Blame

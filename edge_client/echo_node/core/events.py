@@ -38,7 +38,7 @@ class ArtefactReady:
     policy_version: int | None
     """None = the base model."""
     fetched: Fetched
-    """Report of the fetch, from now or before a restart."""
+    """Report of the fetch that brought the artefact, in this process or before a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time has passed: check heartbeat, retries and deadlines."""
+    """Regular event: check heartbeat, retries and deadlines."""
 
     progress: Mapping[int | None, tuple[int, int]] = field(default_factory=dict)
     """(bytes received, total bytes) of each started fetch; None = the base model's."""

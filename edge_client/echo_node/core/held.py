@@ -29,10 +29,10 @@ class Unfinished:
 
     lease_id: int
     indices: tuple[int, ...]
-    """Never empty."""
+    """Indices of the unfinished rollouts, at least one."""
     reason: str
     was_running: bool
-    """True if the engine still samples for the lease and needs a cancel."""
+    """True if the engine still samples the lease, so that the caller must send a cancel."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class _Held:
     version: int = 0
     """Policy version with which the engine samples the lease."""
     moving: bool = False
-    """True while the engine stops it so that a newer version can continue."""
+    """True while the engine stops the lease, so that a newer version can continue it."""
     deaths: int = 0
 
 
@@ -155,7 +155,7 @@ class HeldLeases:
             self._held[lease_id].running = self._held[lease_id].moving = False
 
     def engine_ended(self) -> None:
-        """Mark all leases as not running, after an end of the engine for which no lease is blamed."""
+        """Mark all leases as not running. No lease is blamed for the engine's end."""
         for held in self._held.values():
             held.running = held.moving = False
 

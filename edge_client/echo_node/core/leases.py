@@ -130,7 +130,7 @@ class Leases:
         return self._send_drawn() if for_hub else []
 
     def finished(self, finished: FinishedRollout) -> Rollout | None:
-        """Return the rollout to spool; None for a revoked or returned rollout, which the hub has already counted."""
+        """Return the rollout to spool; None after a revocation or a return, which has ended the rollout on the hub."""
         if not self._held.finish(finished.lease_id, finished.index):
             return None
         return self._drawn.end(finished)

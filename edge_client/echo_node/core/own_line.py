@@ -30,7 +30,7 @@ LOOK_S: Final = 0.25
 SHARE: Final = 0.87
 """Share of the measured rate to use. The rest is for packet headers and for acknowledgements of received data."""
 GROWTH: Final = 1.02
-"""Factor by which the rate grows at a measurement without a queue, while most of the rate is used."""
+"""Growth factor of the rate per measurement, while most of the rate is used and no queue is seen."""
 USED_SHARE: Final = 0.7
 """Share of the rate that must be used before the rate grows: less traffic proves nothing about the line."""
 LEAST_SHARE: Final = 0.25

@@ -40,8 +40,8 @@ class OwnPace:
         self._mean_tokens += (tokens - self._mean_tokens) / self._completions
 
     def affordable(self, wanted: int) -> int:
-        """Return the smaller of `wanted` and the number of rollouts that the node can finish in half of the deadline,
-        at least 1.
+        """Return the number of rollouts to ask for: `wanted`, or the number that the node finishes in half of the
+        deadline.
         """
         if self.tokens_per_s == 0.0 or self._deadline_s == 0.0:
             return wanted

@@ -68,9 +68,7 @@ class PolicyVersions:
         self._fetching: dict[int, ArtefactOffer] = {}
         """Offers of the running fetches."""
         self._open: list[ArtefactOffer] = []
-        """Offers that may need an answer (`declined`): new ones, and those whose fetch has just failed or been
-        abandoned.
-        """
+        """Offers for `declined` to answer: new offers, and offers whose fetch has just failed or been abandoned."""
         self._missing_bytes: dict[int, int] = {}
         """Missing bytes of running fetches, as far as reported."""
         self._unreadable: dict[int, bytes] = {}

@@ -68,7 +68,9 @@ class Caps:
     received_a_month: int = 0
 
     def reached(self, traffic: Traffic, today: date) -> str | None:
-        """Return a sentence about a reached cap, that of the month before that of the day; None = none is reached."""
+        """Return a sentence about a reached cap; a monthly cap takes precedence over a daily one. None = none is
+        reached.
+        """
         return next(self._reached(traffic, today), None)
 
     def _reached(self, traffic: Traffic, today: date) -> Iterator[str]:

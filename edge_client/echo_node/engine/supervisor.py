@@ -106,7 +106,9 @@ def settings_of(config: NodeConfig) -> EngineSettings:
 
 
 def threads_of(cpu_share: float) -> int:
-    """Return the CPU threads for this share of the machine, at least one. 0 lets the engine choose: all of it."""
+    """Return the number of CPU threads for this share of the machine's cores, at least one. 0 lets the engine choose:
+    all of it.
+    """
     return 0 if cpu_share == 1 else max(1, int(cpu_share * sensible_threads()))
 
 
@@ -303,7 +305,7 @@ class EngineSupervisor:
     async def _check_form(self, backend: str) -> None:
         """Raise BackendError with NO_WEIGHTS if the engine reads weights that a converted file has replaced.
 
-        The engine's process would find out too, but only after importing its library.
+        Checked before the engine's process starts, which would first import its library.
         """
         try:
             replaced = await asyncio.to_thread(drop_replaced, self._files.base_dir)

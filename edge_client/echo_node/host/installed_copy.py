@@ -37,7 +37,7 @@ class Given:
 
 
 class InstalledCopy:
-    """The installation that this process runs from, as it was at the start: the link `current` may change later."""
+    """Installation of the running process, found at its start: the link `current` may point to another one later."""
 
     def __init__(self, prefix: Path | None = None) -> None:
         """`prefix`: this interpreter's by default."""

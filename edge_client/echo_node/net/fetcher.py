@@ -260,7 +260,7 @@ class Fetcher:
         return job.fetched(seconds=time.monotonic() - started_at, model_hub_bytes=manifest.total_bytes)
 
     async def _through_network(self, job: _Job, carrier: Path) -> Fetched:
-        """Fetch the carrier in the offered way, or in another one if that fails, and unpack it."""
+        """Fetch the carrier as the hub offers it, or by another transport after a failure, and unpack it."""
         manifest, offer = job.manifest, job.offer
         job.on_progress(0, job.layout.total_bytes)
         received, unpacked, swarm_bytes, web_seed_bytes, seconds = NOTHING, False, 0, 0, 0.0

@@ -58,7 +58,7 @@ _PONG_S: Final = 60.0
 many links.
 """
 _RETRY_FIRST_S: Final = 0.3
-"""Seconds before the first retry. The other node may hear of this one from the hub up to a second later."""
+"""Seconds before the first retry. The hub may announce this node to the other one up to a second later."""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
@@ -223,7 +223,7 @@ class MeshLinks:
             attempt = max(1, first) if linked else attempt + 1
 
     async def _until_free(self, node_id: str) -> None:
-        """Wait until this node has no link with the other one, and the other one is not barred."""
+        """Wait for the end of the link with this node, and of its bar."""
         while True:
             wait_s = self._barred_for(node_id)
             if (link := self._links.get(node_id)) is not None:

@@ -36,7 +36,7 @@ SENDING_AT_ONCE: Final = 4
 longer.
 """
 TURN_S: Final = 0.15
-"""Seconds of a link's turn to send. After this time the next link may send, even if the frame is not sent yet."""
+"""Longest turn of a link to send, in seconds. Afterwards the next link may send, even during a slow frame."""
 
 
 Rank = tuple[int, int]

@@ -74,8 +74,8 @@ def unseal(source: Path, target: Path, key: bytes) -> str:
 class UnsealingReader:
     """Decrypts `source` in order while it is read; `source` must return fewer bytes than requested only at its end.
 
-    All returned bytes are unchanged and in their place. A `source` that was cut off at its end is noticed only by a
-    read that returns fewer bytes than requested, so the caller must read up to that point.
+    All returned bytes are unchanged and in their place. The caller must read until fewer bytes than requested return:
+    only that read detects a `source` that was cut off.
     """
 
     def __init__(self, source: Readable, key: bytes) -> None:

@@ -80,7 +80,7 @@ class Room:
             self._done(turn)
 
     async def until_done(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Do the same as `until` on the event loop, without blocking it."""
+        """Retry like `until`, on the event loop."""
         turn = object()
         try:
             while True:

@@ -27,7 +27,7 @@ class LogReader:
         """Identity of the file that the previous call read; another identity means that the log was rotated."""
         self._offset = 0
         self._rest = b""
-        """Last line read so far, without its end, which is not in the file yet."""
+        """Bytes of the last line, whose end is not in the file yet."""
 
     def last(self, count: int) -> list[str]:
         """Return the last `count` lines, oldest first; `more` continues after them. Raises StorageError."""
@@ -57,7 +57,7 @@ class LogReader:
         yield from self._read_on(self._path)
 
     def _rest_of_former(self) -> Iterator[str]:
-        """Yield the unread lines of the file that was the log until it was rotated."""
+        """Yield the unread lines of the previous log file, which rotation has renamed."""
         former = next((path for path in self._older() if self._identity and _identity(path) == self._identity), None)
         if former is not None:
             yield from self._read_on(former)

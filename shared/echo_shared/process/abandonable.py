@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 async def abandonable(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Return or raise what `function` does, in a thread of its own.
+    """Run `function` in a thread of its own; return its result or raise its error.
 
     Once the call is cancelled, nothing waits for the thread: it ends with the process at the latest. (A process waits
     at its end for the threads of asyncio.to_thread.) So `function` must leave nothing open that has to be closed.

@@ -42,11 +42,11 @@ LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
 PIPE_BYTES: Final = 2**20
 UNSENT_BYTES: Final = 2**22
-"""Bytes buffered for the child before `send` waits; the pipe itself takes only a part of a large frame at once."""
+"""Bytes buffered for the child before `send` waits; a pipe holds only a part of a large frame."""
 _READ_BYTES: Final = 256 * 1024
 """Most bytes of one read from the pipe."""
 ENDING_S: Final = 60.0
-"""Seconds that a child gets to exit after it closed its pipe, and again after SIGTERM, before it is killed."""
+"""Grace period in seconds after the child closed its pipe, and again after SIGTERM, before the kill."""
 _LOOK_S: Final = 1.0
 """Seconds between two checks for the child's exit. The pipes may stay open after it, in processes that the child
 started.

@@ -1,4 +1,4 @@
-"""Blocking work in a thread. A caller, even a cancelled one, continues only after the thread has ended."""
+"""Blocking work in a thread. The caller continues after the thread's end, even if the caller is cancelled."""
 
 from __future__ import annotations
 

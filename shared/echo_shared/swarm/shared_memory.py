@@ -73,7 +73,9 @@ def read(address: SharedMemory, manifest: Manifest, directory: Path) -> None:
 
 
 def _open(address: SharedMemory) -> int:
-    """Open the memory. Check its name before and after opening, because the hub may reuse the number in between."""
+    """Open the memory file. Check its random name before and after: the hub may reuse the descriptor's number in
+    between.
+    """
     assert sys.platform == "linux", "the caller has checked the platform"
     link = Path("/proc", str(address.pid), "fd", str(address.descriptor))
     _check_name(link, address)

@@ -16,9 +16,7 @@ from typing import Final
 from echo_shared.errors import CodecError
 
 NODE_BYTES: Final = 3
-"""Bytes of a packed node: two for its number, one for the count of its children, which is at most 255. The root is not
-packed.
-"""
+"""Bytes of a packed node: two bytes of number, one byte of child count (at most 255). The root is not packed."""
 
 
 def pack(branches: Iterable[tuple[int, int, bytes]]) -> bytes:
