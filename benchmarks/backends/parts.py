@@ -38,7 +38,7 @@ class Agreement:
     """Agreement of an engine with the reference."""
 
     identical: float
-    """Share of rollouts that equal those of the reference, token for token."""
+    """Share of rollouts whose tokens all equal those of the reference."""
     max_difference: float
     """Largest |Δ log-probability| of all tokens, in nats."""
 

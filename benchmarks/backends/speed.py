@@ -49,7 +49,7 @@ class Subject:
 
     name: str
     engines: tuple[tuple[str, str], ...]
-    """(backend, precision)"""
+    """Measured engines, as (backend, precision)."""
     workload: Callable[[int, int], list[GroupRequest]]
     """Makes the groups for a width and a seed."""
     repetitions: Mapping[int, int]

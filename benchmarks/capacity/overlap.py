@@ -65,7 +65,7 @@ OF_SLOT: Final = NodeClass(name="slot", count=1, rollouts_per_s=2.5, latency_s=0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run. A sequential run has the pool of the asynchronous run with the same numbers."""
+    """One real run. A sequential run has as many slots as the asynchronous run with the same numbers."""
 
     over: float
     """Throughput of the pool, as a multiple of what the learner needs according to the capacity model."""

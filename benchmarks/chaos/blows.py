@@ -112,7 +112,7 @@ async def _cut(scene: Scene, _: random.Random) -> bool:
 
 
 def _disturb(attribute: str, value: float) -> Strike:
-    """Change a property of the line for a while."""
+    """Change a property of the line between nodes and hub for LASTS_S seconds."""
 
     async def strike(scene: Scene, _: random.Random) -> bool:
         setattr(scene.wire, attribute, value)

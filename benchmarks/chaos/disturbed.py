@@ -34,7 +34,7 @@ A_STEP_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The end of a run. `evaluated` is the newest evaluated version, and its accuracy."""
+    """Result of a run. `evaluated` is the newest evaluated version with its accuracy."""
 
     rounds: list[dict[str, Any]]
     kills: int

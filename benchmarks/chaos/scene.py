@@ -79,7 +79,7 @@ def _first(engine: Engine, wanted: Select[Any]) -> Any:
 
 
 def check(engine: Engine, acknowledged: Collection[str]) -> Books:
-    """Check the database after the end of the hub."""
+    """Compare the run's database with the acknowledged rollouts, after the end of the hub."""
     with engine.connect() as connection:
         rows = connection.execute(
             select(
@@ -161,7 +161,7 @@ class Kept:
         self.num_starts = 0
 
     async def run(self) -> None:
-        """Run until cancelled; then let the process end regularly."""
+        """Restart the process whenever it ends, until cancelled; then end it in good order."""
         try:
             while True:
                 self.num_starts += 1

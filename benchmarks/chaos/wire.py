@@ -195,7 +195,7 @@ class Wire:
         try:
             message = decode_from_hub(frame[_body(frame)[0] :])
         except CodecError:
-            return  # The head of an HTTP answer can begin like a frame.
+            return  # Ignore these bytes: the head of an HTTP answer can begin like a frame.
         if isinstance(message, Receipts):
             self.acknowledged.update(
                 receipt.rollout_id

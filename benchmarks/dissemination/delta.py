@@ -26,7 +26,7 @@ STEPS: Final = 40
 
 
 class Exporting(Learning):
-    """Exports the last two versions."""
+    """A run that exports its last two versions."""
 
     def __init__(self, config: HubConfig, directory: Path) -> None:
         self.exports: list[Path] = []

@@ -28,7 +28,7 @@ class HostFailed(Exception):
 
 
 class Host:
-    """One process. Make it with `Host.start`."""
+    """The benchmark's end of one host's process. Make it with `Host.start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, what: str) -> None:
         self._process = process

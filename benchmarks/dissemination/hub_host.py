@@ -188,7 +188,7 @@ class HubHost:
         return {"url": self._http.url, "peer": [self._address, self._libtorrent.port]}
 
     async def prepare(self, side: str, version: int, adapter: str) -> dict[str, Any]:
-        """Publish without an announcement."""
+        """Publish a version without announcing it, so that no time is lost when it is announced."""
         carrier = await self._hubs[side].publish(version, Path(adapter))
         # Each side's hub seals the payload with its own key, so their torrents differ.
         torrent = self._directory / f"{side} {version}.torrent"

@@ -32,7 +32,7 @@ _EXPONENTS: Final = 0x7F80
 
 def write_adapter(directory: Path, size_bytes: int, seed: int) -> None:
     """Write an adapter of uniformly random finite bfloat16 numbers."""
-    import torch  # Nodes only need `digest_of`.
+    import torch  # Imported here, because nodes only use `digest_of`.
     from safetensors.torch import save_file
 
     rng = np.random.default_rng(seed)

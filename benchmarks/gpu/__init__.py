@@ -24,7 +24,7 @@ PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TR
 WHOLE_S: Final = 350.0
 """Seconds of all parts together. The last parts get less time, or are skipped."""
 LEAST_S: Final = 20.0
-"""Shortest useful time of a part."""
+"""Least seconds in which a part gives useful figures."""
 SHOWN: Final = ("case", "tokens_per_s", "matmul_share", "agreement", "time_ratio", "peak_gib", "quarantines", "error")
 COMPARED: Final = "Qwen3-0.6B"
 """Shape of the comparison with TRL. Only one shape is compared, because TRL loads its base from a disk."""
@@ -84,7 +84,7 @@ def _measured(rows: list[dict[str, Any]]) -> Measurement:
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Shape by shape, and how many parts have failed."""
+    """Return the figures shape by shape, and the number of failed parts."""
     wanted = (
         *("tokens_per_s", "matmul_share", "tokens_per_s_at_256", "agreement", "time_ratio", "peak_gib"),
         *("seconds_to_first_step", "learner_waited", "quarantines", "as_asked"),

@@ -71,7 +71,7 @@ def measure(seed: int, budget: Budget, *, device: str) -> dict[str, Any]:
                 with node_process(url, home, ["--backend", "torch"], env=_NODE) as node:
                     _watch(run, budget, hub, node)
                     said = _status(home)
-        except RunFailed as error:  # The logs are gone with the directory.
+        except RunFailed as error:  # Add the logs to the error, because the directory is deleted.
             words = (f"the {log.stem} said: {_last_words(log)}" for log in sorted(directory.glob("*.log")))
             raise RunFailed("; ".join([str(error), *words])) from error
         steps = _steps(run)

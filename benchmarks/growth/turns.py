@@ -114,7 +114,7 @@ class Turns:
     now: float
 
     async def work(self) -> None:
-        """Write a whole step."""
+        """Write everything of one step, from the leases to the trained step."""
         groups = range(self.group_id, self.group_id + self.groups_per_step)
         leases = [
             RolloutsLeased(

@@ -54,14 +54,14 @@ _MULTIPLIERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Numbers of rows."""
+    """Size of the database to make."""
 
     nodes: int
     rollouts: int
     groups_per_step: int = 64
-    """Groups a step, for a run without steps."""
+    """Number of groups per step, for a run without steps."""
     under_way: int = 0
-    """Leased, received and scored rollouts, a third each, for a run without steps."""
+    """Number of rollouts under way: leased, received and scored ones, a third each. Only for a run without steps."""
 
 
 def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:
@@ -322,7 +322,7 @@ class _Books:
             }
 
     def write_under_way(self) -> None:
-        """Write whole groups under way, node after node."""
+        """Write groups whose rollouts are all under way, node after node."""
         lease, group = self._lease + self._amount.rollouts // LEASE_SIZE + 1, self._group + self._num_groups
         count = self._amount.under_way // GROUP_SIZE * GROUP_SIZE
         if not count:

@@ -51,7 +51,7 @@ class DrivenHub:
         self.carriers = directory / "carriers"
         """Directory with a subdirectory for each offer."""
         self.run_keys = (RunKey(key_id=1, key=sealing.new_key()),)
-        """Run keys; the last one seals."""
+        """Keys of the run; the last one seals new payloads."""
         self.me = Identity.generate()
         self.run = "1"
         self.port = 0

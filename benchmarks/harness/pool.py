@@ -64,5 +64,5 @@ class Remote:
         self._pool.shutdown()
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the object."""
+        """Call a method of the object in its process; return its result or raise its error."""
         return self._pool.submit(_call, method, arguments, named).result()

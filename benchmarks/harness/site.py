@@ -125,7 +125,7 @@ def open_site(scratch: Path, settings: Settings, *, verbose: bool = False) -> It
 
 @contextmanager
 def serving(run: RunDirectory, scratch: Path, *, verbose: bool = False) -> Iterator[Site]:
-    """Serve a run that is made already."""
+    """Serve an existing run until the block is left."""
     with ExitStack() as processes:
         hub, url = processes.enter_context(hub_process(run.root, scratch / "hub.log", verbose=verbose))
         yield Site(url=url, run=run, scratch=scratch, hub=hub, processes=processes)

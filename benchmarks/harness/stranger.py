@@ -148,7 +148,7 @@ class Stranger:
         await self.socket.send(self.session.send(message))
 
     async def say_raw(self, message: FromNode, **changes: Any) -> None:
-        """Send the message with other values, unchecked."""
+        """Send the message with changed values, without checking them."""
         fields = msgpack.unpackb(self.session.send(message))
         await self.socket.send(msgpack.packb({**fields, **changes}))
 

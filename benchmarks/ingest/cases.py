@@ -28,7 +28,7 @@ GROUP_SIZE: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One hub, in one process."""
+    """One measured hub, in one process, with its nodes and database."""
 
     nodes: int
     gateways: int = 0

@@ -28,7 +28,7 @@ TOOLS: Final = (
     *("readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
 ROLLOUT_TOKENS: Final = 64
-"""Tokens of the first rollout. A long one would measure the speed of the engine."""
+"""Tokens of the first rollout. A longer rollout would measure the engine's speed."""
 INSTALL_S: Final = 600.0
 FIRST_ROLLOUT_S: Final = 300.0
 LOOK_S: Final = 0.01

@@ -34,7 +34,7 @@ class CurrentRun:
 
     def __init__(self, joining: Joining, troubles: TroubleLog, open_shell: OpenShell) -> None:
         self.welcomed: Welcomed | None = None
-        """None = no hub has admitted the node."""
+        """The run, once a hub has admitted the node; None before."""
         self._joining = joining
         self._troubles = troubles
         self._open_shell = open_shell

@@ -131,7 +131,7 @@ class Daemon:
             traffic=self._meter.now,
         )
         self._holding: Holding | None = None
-        """Latest report of the owner's watch."""
+        """Newest report of the owner's watch: the current holds."""
         self._connections: Connections | None = None
         self._is_connected = False
         self._is_over = False
@@ -409,7 +409,7 @@ class Daemon:
         return await opening.open(welcome, hub_key)
 
     async def _introduce(self) -> None:
-        """Tell the hub about a changed engine."""
+        """Introduce the node to the hub again, after a change of its engine."""
         await self.connections.introduce(self._about)
 
     def _engine_now(self) -> EngineNow:

@@ -65,7 +65,7 @@ raise SystemExit(not llama_cpp.llama_supports_rpc())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All findings."""
+    """All findings of `examine`."""
 
     findings: tuple[Finding, ...]
 
@@ -286,7 +286,8 @@ def cage_lines() -> Iterator[str]:
     if sys.platform != "linux":
         yield "Only Linux has a cage with steps."
         return
-    from echo_node.backends.cage_report import report  # Other systems lack its imports.
+    # Imported here, because systems other than Linux lack what the module imports.
+    from echo_node.backends.cage_report import report
 
     usable = [one.choice for one in registry.survey(hardware.detect()) if one.missing is None]
     on_gpu = [choice for choice in usable if choice.device != "cpu" and choice.name in STARTS]

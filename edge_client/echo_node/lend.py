@@ -36,12 +36,12 @@ class Lending:
     """Address and limits of the lent device."""
 
     host: str | None
-    """None: all interfaces."""
+    """Address to listen on; None = all interfaces."""
     port: int
     threads: int
-    """0 = one for each physical core."""
+    """CPU threads of the lent device; 0 = one for each physical core."""
     memory_bytes: int
-    """0 = all memory that is free when a node connects."""
+    """Memory limit of the lent device in bytes; 0 = all memory that is free when a node connects."""
 
 
 class Helper:

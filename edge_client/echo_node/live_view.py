@@ -20,7 +20,7 @@ NARROW: Final = 60
 BAR: Final = 40
 """Maximum width of a bar, in columns."""
 MOST_SHOWN: Final = 400
-"""Maximum characters of one value: some values come from other machines."""
+"""Most characters shown of one value: some values come from other machines."""
 KEYS: Final = "Ctrl-C ends it. Elsewhere: echo-node pause, status, page, finish"
 """Kept shorter than 80 columns with its name: the terminal itself writes ^C behind it."""
 RISING: Final = "▁▂▃▄▅▆▇█"

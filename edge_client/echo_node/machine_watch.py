@@ -54,13 +54,13 @@ class MachineWatch:
         self._last_addresses: frozenset[str] | None = None
 
     async def run(self) -> None:
-        """Look every second until cancelled."""
+        """Check the machine every second until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Look once."""
+        """Check once for sleep, a wrong clock, a changed network, and now and then for a new release."""
         reading = self._clocks()
         slept_s = self._sleep.slept_s(reading)
         if slept_s:

@@ -14,7 +14,7 @@ from echo_node.connections import Connections
 from echo_node.host.clock import running_s
 
 OWED_S: Final = 10.0
-"""Time limit for delivering unsent results."""
+"""Seconds that a node stays connected at most to deliver unsent results."""
 _LOOK_S: Final = 0.1
 
 

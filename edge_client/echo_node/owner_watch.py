@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 _PAUSE: Final = "the pause"
 PAUSED_LOOK_S: Final = 5.0
-"""Interval while the owner's own pause holds the node and sensor values do not matter."""
+"""Seconds between two readings while the owner's own pause holds the node, and sensor values do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class OwnerWatch:
         self._deliver = deliver
         self._look_s = look_s
         self._engine_bytes = 0
-        """Memory of the engine when it ran last."""
+        """Bytes of memory that the engine used when it ran last."""
         self._told: list[tuple[HoldReason, bool]] | None = []
         self._wake = asyncio.Event()
         self._looking = asyncio.Lock()
 
     async def run(self) -> None:
-        """Look repeatedly until cancelled."""
+        """Read the sensors repeatedly until cancelled."""
         try:
             while True:
                 await self.look()

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 _ENGINE: Final = "the engine"
 ASK_BATCH: Final = 512
-"""Maximum of rollouts in one request for receipts."""
+"""Most rollouts in one request for receipts."""
 
 Deliver = Callable[[Event], Awaitable[None]]
 

@@ -29,7 +29,7 @@ LOOK_S: Final = 2.0
 SIZE: Final = 64
 """Icon size in pixels; desktops scale it."""
 MOST_SHOWN: Final = 80
-"""Maximum characters of a menu line."""
+"""Most characters of a menu line."""
 
 
 class Tray:
@@ -40,7 +40,7 @@ class Tray:
         self._last_word = LastWord(paths.last_word_file)
         self._look = look_of(None)
         self._told: Notice | None = self._last_word.load()
-        """Last notified message. Messages older than this icon are not shown."""
+        """Message of which the owner was notified last. Messages older than this icon are not shown."""
         self._said = ""
         """Error of the last pressed button, if any."""
         self._closed = threading.Event()

@@ -96,7 +96,7 @@ class Updater:
 
     def _decide(self) -> Decision:
         mode, refusal, now = self._node.mode(), self._node.refusal(), time.time()
-        if mode != "auto" or not refusal:  # The usual case: skip the files.
+        if mode != "auto" or not refusal:  # In the usual case, read no files.
             return decide(Known(mode=mode, refusal=refusal, is_by_installer=False, now=now))
         try:
             hosts, tries = self._hub_hosts(), None if self._is_unwritable else self._book.tries()

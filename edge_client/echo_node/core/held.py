@@ -56,7 +56,7 @@ class HeldLeases:
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """Leases in the order of `take`."""
+        """Held leases, the earliest one first."""
         return tuple(held.lease for held in self._held.values())
 
     @property
@@ -87,7 +87,7 @@ class HeldLeases:
         return lease_id in self._held
 
     def renew(self, lease: Lease, now: float) -> bool:
-        """Restart the deadline of a known lease. Return False for an unknown one."""
+        """Restart the deadline of a held lease. Return False if the lease is not held."""
         held = self._held.get(lease.lease_id)
         if held is None:
             return False
@@ -150,7 +150,7 @@ class HeldLeases:
         return held.version if held is not None and held.running else None
 
     def stopped(self, lease_id: int) -> None:
-        """Mark the lease as not running."""
+        """Record that the engine does not sample the lease any more."""
         if lease_id in self._held:
             self._held[lease_id].running = self._held[lease_id].moving = False
 

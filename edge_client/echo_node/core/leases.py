@@ -89,7 +89,7 @@ class Leases:
         return bool(self._leaving)
 
     def renew(self, lease: Lease, now: float) -> bool:
-        """Restart the deadline of a known lease. Return False for an unknown one."""
+        """Restart the deadline of a lease that this node holds. Return False if the node does not hold it."""
         return self._held.renew(lease, now)
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> list[Effect]:
@@ -185,7 +185,7 @@ class Leases:
         ]
 
     def move(self, leases: Iterable[Lease]) -> list[Effect]:
-        """Stop running leases, so that they restart behind their current tokens."""
+        """Make the engine stop running leases. They restart with their drawn tokens as prefix."""
         lease_ids = [lease.lease_id for lease in leases]
         for lease_id in lease_ids:
             self._held.move(lease_id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 TOOLTIP: Final = 120
-"""Maximum characters; Windows allows 128."""
+"""Most characters of the icon's tooltip; Windows allows 128."""
 NOT_RUNNING: Final = "not running"
 START: Final = "Start it with: echo-node run"
 COLOURS: Final = {
@@ -36,7 +36,7 @@ class IconLook:
 
     @property
     def title(self) -> str:
-        """The tooltip."""
+        """Text of the icon's tooltip."""
         text = f"Echo: {self.state}. {self.reason}"
         return text if len(text) <= TOOLTIP else f"{text[: TOOLTIP - 1]}…"
 

@@ -106,9 +106,9 @@ class SensorReading:
     """Seconds since the owner's last input; inf = no desktop is in use."""
     on_battery: bool | None = None
     battery_share: float | None = None
-    """Charge of the battery."""
+    """Charge of the battery, from 0 to 1."""
     programs: frozenset[str] = frozenset()
-    """Exclusive programs that are running."""
+    """Running programs among `MannersConfig.exclusive`."""
     full_screen: bool | None = None
     others_cpu: float | None = None
     """Share of all cores used by other programs, except those at low priority."""
@@ -118,7 +118,7 @@ class SensorReading:
     gpu_watts: float | None = None
     free_memory_bytes: int | None = None
     engine_bytes: int = 0
-    """Memory that the engine will use after its next start; 0 = it runs, or unknown."""
+    """Bytes that the engine will use after its next start; 0 = the engine runs, or the size is unknown."""
     free_disk_bytes: int | None = None
     metered: bool | None = None
     traffic: Traffic | None = None
@@ -155,7 +155,7 @@ class HoldReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One reason not to work."""
+    """One reason for the node to pause."""
 
     reason: HoldReason
     sentence: str
@@ -164,7 +164,7 @@ class Hold:
 
     @property
     def keeps_offline(self) -> bool:
-        """True if the node must stay off the network too."""
+        """True if the node must also stay off the network during this hold."""
         return self.reason in (HoldReason.METERED, HoldReason.TRAFFIC)
 
 

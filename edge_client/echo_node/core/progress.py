@@ -12,11 +12,11 @@ class WorkProgress:
     """Progress of the work loop at one moment."""
 
     rollouts: int
-    """Unfinished leased rollouts; `tokens` and `most_tokens` are theirs."""
+    """Unfinished leased rollouts. `tokens` counts their drawn tokens, `most_tokens` their maximum."""
     tokens: int
     most_tokens: int
     drawn_tokens: int
-    """Tokens drawn since the work loop began; `finished_rollouts` likewise."""
+    """Tokens drawn since the work loop began; `finished_rollouts` has the same start."""
     finished_rollouts: int
     newest_by: Fetched | None
     """Report of the fetch of the newest usable version; None = no version is usable."""

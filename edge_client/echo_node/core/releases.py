@@ -18,5 +18,5 @@ def _numbers(version: str) -> tuple[int, ...]:
     found = _NUMBERS.match(version)
     parts = [] if found is None else [int(part) for part in found.group().split(".")]
     while parts and parts[-1] == 0:
-        del parts[-1]  # 1.0 equals 1.
+        del parts[-1]  # Drop final zeros, because release 1.0 equals release 1.
     return tuple(parts) if found is None or parts else (0,)

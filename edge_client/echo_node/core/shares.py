@@ -15,11 +15,11 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 HALF_LIFE_S: Final = 86_400.0
-"""Time after which worked seconds count half."""
+"""Seconds after which worked time counts half."""
 
 
 class HubShare(BaseModel):
-    """One hub's share and its worked time."""
+    """Share of one hub in the node's time, and the time worked for it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -28,14 +28,14 @@ class HubShare(BaseModel):
     worked_s: Annotated[float, Field(ge=0)] = 0.0
     """Decayed seconds of work at time `at`."""
     at: float = 0.0
-    """Seconds since the epoch."""
+    """Time for which `worked_s` is valid, in seconds since the epoch."""
 
     def counted_s(self, now: float) -> float:
         """Return the decayed seconds at `now`. A clock that was set back does not increase them."""
         return self.worked_s * math.exp2(-max(0.0, now - self.at) / HALF_LIFE_S)
 
     def worked(self, seconds: float, now: float) -> HubShare:
-        """Return the share with `seconds` added."""
+        """Return the record with `seconds` of work added at `now`."""
         return self.model_copy(update={"worked_s": self.counted_s(now) + seconds, "at": now})
 
 

@@ -12,12 +12,12 @@ from datetime import date, timedelta
 from typing import Final
 
 DAYS_KEPT: Final = 70
-"""Slightly more than two months."""
+"""Days of traffic that are kept: slightly more than two months, for the monthly caps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Bytes."""
+    """Bytes sent and received."""
 
     sent: int = 0
     received: int = 0

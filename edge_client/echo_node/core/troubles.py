@@ -19,7 +19,7 @@ class TroubleCode(StrEnum):
 
     DISK_FULL = "disk_full"
     STORAGE = "storage"
-    """The disk refuses an operation for another reason."""
+    """The disk refuses an operation, but not for lack of space."""
     FETCH = "fetch"
     ENGINE = "engine"
     DEVICE_GONE = "device_gone"
@@ -92,7 +92,7 @@ class Troubles:
 
     @property
     def now(self) -> tuple[Trouble, ...]:
-        """One trouble of each code, as first met."""
+        """Current troubles, one of each code: the one that was met first."""
         first: dict[TroubleCode, Trouble] = {}
         for trouble in self._of_part.values():
             first.setdefault(trouble.code, trouble)

@@ -47,9 +47,9 @@ class Try:
     name: str
     """Name of the refusal, from `name_of`."""
     at: float
-    """Seconds since the epoch."""
+    """Start of the run, in seconds since the epoch."""
     outcome: str = ""
-    """A sentence; empty = the end was not seen."""
+    """Result in a sentence; empty = the node did not see the run's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +64,15 @@ class Known:
     is_replaced: bool = False
     """True if the installer has replaced the running version."""
     note: Note | None = None
-    """None = no note exists."""
+    """The installer's note; None = there is none."""
     hub_hosts: Collection[str] = ()
     """Hosts of the hubs that this node knows."""
     tries: Sequence[Try] | None = ()
     """All earlier runs, the newest last; None = unreadable."""
     is_held: bool = False
-    """True while holds leave the machine to its owner."""
+    """True while the node pauses for its owner."""
     now: float
-    """Seconds since the epoch."""
+    """Time of the decision, in seconds since the epoch."""
 
 
 class Why(StrEnum):
@@ -142,7 +142,7 @@ def name_of(refusal: str) -> str:
 
 
 def decide(known: Known) -> Decision:
-    """Return the decision."""
+    """Decide between Stay, Install and ComeBack."""
     if known.mode != "auto" or not known.refusal:
         return _stay(known, Why.NOT_ASKED)
     if known.is_replaced:

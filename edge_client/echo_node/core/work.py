@@ -79,10 +79,10 @@ from echo_shared.wire.messages import (
 )
 
 DRAIN_S: Final = 3.0
-"""Time that a leaving node waits for the last receipts."""
+"""Seconds that a leaving node waits for the hub's last receipts."""
 
 LAST_WORDS_S: Final = 2.0
-"""Time that a lease's return waits for the engine's last tokens."""
+"""Seconds that a lease's return to the hub waits for the engine's last tokens."""
 
 HoldBack = Literal[
     "the engine is not up",
@@ -94,7 +94,9 @@ HoldBack = Literal[
 
 
 class WorkLoop:
-    """Events in, effects out. The caller passes events one at a time, with a monotonic clock."""
+    """State machine of the node's work: events in, effects out. The caller passes events one at a time, with a
+    monotonic clock.
+    """
 
     def __init__(
         self,
@@ -236,7 +238,8 @@ class WorkLoop:
         self._effects += self._leases.connected()
 
     def _published(self, event: PolicyPublished, now: float) -> None:
-        if event.policy_version < self._policies.newest_published:  # A keyframe that this node has requested.
+        # An older version is a keyframe that this node has requested.
+        if event.policy_version < self._policies.newest_published:
             self._offered(self._policies.offered(event.policy_version, event.offer))
         else:
             self._offered(self._policies.published(event.policy_version, event.offer))
@@ -290,7 +293,7 @@ class WorkLoop:
     def _disconnected(self, event: Disconnected, now: float) -> None:
         self._talk.disconnected()
         self._checks.give_up()
-        self.standby = ""  # The hub sends the reason again.
+        self.standby = ""  # The hub sends the reason again after a reconnect.
 
     def _artefact_ready(self, event: ArtefactReady, now: float) -> None:
         if event.policy_version is not None:

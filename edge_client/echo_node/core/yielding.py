@@ -20,7 +20,7 @@ from echo_node.core.effects import Effect, EndEngine, ResumeEngine, StartEngine,
 from echo_node.core.manners import Hold
 
 YIELD_S: Final = 0.15
-"""Time that the engine has to report its tokens before its threads are stopped."""
+"""Seconds that the engine gets to report its tokens before its threads are stopped."""
 
 
 class Yielding:
@@ -43,7 +43,7 @@ class Yielding:
 
     @property
     def is_still(self) -> bool:
-        """True if the engine must get no commands."""
+        """True while the engine must get no commands: it is stopped, ending, or about to be replaced."""
         return self._still_since is not None or self._is_ending or self.is_renewing
 
     @property
@@ -53,7 +53,7 @@ class Yielding:
 
     @property
     def is_renewing(self) -> bool:
-        """True if the engine ends for a replacement."""
+        """True while the engine is to end, so that one with new settings replaces it."""
         return self._renewed_by is not None
 
     def hold(self, holds: tuple[Hold, ...], *, keep_memory_s: float) -> bool:
@@ -69,7 +69,7 @@ class Yielding:
         return self.is_renewing
 
     def start(self, effect: StartEngine) -> list[Effect]:
-        """Return the start, or keep it until the holds end."""
+        """Return the effect, or keep it until the holds end and the previous engine is gone."""
         if self.holds or self._is_ending:
             self._waiting = effect
             return []

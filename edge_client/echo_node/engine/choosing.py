@@ -29,7 +29,9 @@ class EngineChooser:
     """
 
     def __init__(self, look: Look, *, on_change: Callable[[], Awaitable[None]], probe_s: float = PROBE_S) -> None:
-        """`on_change` is awaited after each changed choice."""
+        """`look` detects and chooses. `on_change` is awaited after each changed choice. `probe_s`: seconds between two
+        detections.
+        """
         self.hardware: Hardware
         self.choice: BackendChoice
         self._look = look

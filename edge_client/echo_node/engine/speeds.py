@@ -52,7 +52,7 @@ class Speeds(BaseModel):
 
     rows: tuple[Row, ...]
     measured_at: float
-    """Seconds since the epoch."""
+    """Time of the measurement, in seconds since the epoch."""
     failure: str = ""
     """Error of the measurement, if any."""
 

@@ -20,7 +20,7 @@ _NO_NUMBER: Final = ("[N/A]", "[Not Supported]", "N/A")
 _MOST_DIGITS: Final = 9
 _UNLIMITED: Final = 2**31
 _UNSAID: Final = (OSError, ValueError, RuntimeError, psutil.Error)
-"""Exceptions of psutil on systems without the information."""
+"""Exceptions that psutil raises where the system does not report a value."""
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _CGROUPS_OF_THIS_PROCESS: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -158,7 +158,7 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
             _NVIDIA_SMI, capture_output=True, text=True, errors="replace", timeout=_NVIDIA_SMI_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return ()  # No driver, or a silent one: no CUDA.
+        return ()  # Without a driver that answers, there is no CUDA.
     return parse_nvidia_smi(result.stdout)
 
 

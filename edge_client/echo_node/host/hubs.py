@@ -46,16 +46,16 @@ class Joining:
 
     address: HubAddress
     pinned: HubRecord | None
-    """None at first use: the hub's key is then pinned."""
+    """Record of the hub; None at first use, when the hub's key is pinned."""
     invite_token: str | None
     flags: Mapping[str, Flag] = field(default_factory=dict)
     """Flags to store with the hub."""
     given: Mapping[str, Flag] = field(default_factory=dict)
     """Other flags of the command line, which apply to this run only and override `flags`."""
     patient: bool
-    """Keep trying even if the first connection fails."""
+    """True: keep trying even if the first connection fails."""
     share: float | None = None
-    """New share of the node's time among its hubs; 0 = all of it, None = unchanged."""
+    """New share of the hub in the node's time; 0 = the hub gets all time, None = unchanged."""
 
 
 class Hubs:

@@ -40,7 +40,7 @@ class InstalledCopy:
     """Installation of the running process, found at its start: the link `current` may point to another one later."""
 
     def __init__(self, prefix: Path | None = None) -> None:
-        """`prefix`: this interpreter's by default."""
+        """`prefix`: directory of the environment; by default this interpreter's."""
         self.environment = (prefix or Path(sys.prefix)).resolve()
 
     @property
@@ -58,7 +58,7 @@ class InstalledCopy:
 
     @property
     def is_replaced(self) -> bool:
-        """True if another version is in use now."""
+        """True if the link `current` leads to another version now."""
         return self.is_by_installer and self.newest != self.environment
 
     @property
@@ -127,7 +127,7 @@ def is_owners(path: Path) -> bool:
 
 def _keeps_others_out(found: os.stat_result, *, is_above: bool = False) -> bool:
     if sys.platform == "win32":
-        return False  # File modes do not show Windows' rights.
+        return False  # On Windows, file modes do not show who may write.
     if is_above and found.st_mode & stat.S_ISVTX:
         return True  # As in /tmp: users cannot remove or rename files of others there.
     is_link = stat.S_ISLNK(found.st_mode)  # A link's own mode has no meaning.

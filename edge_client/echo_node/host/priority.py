@@ -57,7 +57,7 @@ def _on_linux(priority: Literal["lowest", "low"]) -> None:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     else:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
-    _lower_session(_NICE[priority])  # Last, because a container may refuse this.
+    _lower_session(_NICE[priority])  # Done last, because a container may refuse this call.
 
 
 def _lower_session(niceness: int) -> None:

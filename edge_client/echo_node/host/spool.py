@@ -79,7 +79,7 @@ class SpoolEntry:
     drop_reason: str | None
     checked: str
     changed_at: float
-    """Time of the last state change, in seconds since the epoch; 0 = from an older release."""
+    """Time of the last state change, in seconds since the epoch; 0 = the row was written by an older release."""
 
 
 class Spool:

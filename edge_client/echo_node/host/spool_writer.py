@@ -46,7 +46,7 @@ class SpoolWriter:
         self._news.set()
 
     def retry_now(self) -> None:
-        """End the wait after a failure."""
+        """Retry a failed write now instead of after its wait."""
         self._retry.set()
 
     async def run(self) -> None:

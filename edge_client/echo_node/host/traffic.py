@@ -17,7 +17,7 @@ from echo_shared.files.atomic import disk_error, write_private
 log = logging.getLogger(__name__)
 
 SAVE_S: Final = 5.0
-"""Interval between writes; a power cut loses at most this much of the count."""
+"""Seconds between two writes; a power cut loses at most this much of the count."""
 _PART: Final = "the count of traffic"
 
 

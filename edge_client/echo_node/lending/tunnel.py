@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 LOOPBACK: Final = "127.0.0.1"
 HANDSHAKE_S: Final = 10.0
 START_S: Final = 120.0
-"""Time limit for the start of a helper's device server."""
+"""Seconds within which a helper's device server must start."""
 LEAVING_S: Final = 5.0
 """Seconds that a node's new connection waits for the end of its earlier one."""
 REPORT_S: Final = 60.0
@@ -54,7 +54,7 @@ class TunnelRequest(_Line):
     """A node's request for the device."""
 
     secret: Annotated[str, Field(max_length=64)]
-    """Hexadecimal; empty from the helper's own machine."""
+    """The helper's secret in hexadecimal; empty if the node runs on the helper's own machine."""
 
 
 class TunnelAnswer(_Line):
@@ -75,7 +75,7 @@ class Lent:
     release: str
     """Version of the helper's llama.cpp library. The node needs the same version."""
     free_bytes: tuple[int, ...]
-    """Free memory by device."""
+    """Free bytes of each lent device."""
 
 
 _L = TypeVar("_L", bound=_Line)
@@ -357,7 +357,7 @@ def _send(writer: asyncio.StreamWriter, line: _Line) -> None:
 async def _refuse(writer: asyncio.StreamWriter, answer: TunnelAnswer) -> None:
     _send(writer, answer)
     writer.close()
-    with suppress(OSError):  # The connection is gone either way.
+    with suppress(OSError):  # The other end has gone, so the connection ends in any case.
         async with asyncio.timeout(HANDSHAKE_S):
             await writer.wait_closed()
 

@@ -60,10 +60,10 @@ SEND_S: Final = 30.0
 PING_S: Final = 20.0
 CLOSE_S: Final = 2.0
 STEADY_S: Final = 30.0
-"""Duration after which a connection counts as good, and the next retry is quick again."""
+"""Seconds after which a connection counts as good, so that the next retry is quick again."""
 
 MOST_SHOWN: Final = 300
-"""Maximum characters shown of invalid input."""
+"""Most characters that errors show of invalid input."""
 
 _PART: Final = "the connection"
 _READ_AHEAD_BYTES: Final = 2**23
@@ -132,7 +132,7 @@ class HubClient:
         self._flow = flow or Flow()
         self._stays = stays
         self.line = Online()
-        """Switch: True if a connection is wanted. `close` ends the current one."""
+        """Switch: on while a connection is wanted. `close` ends the current connection."""
         self._why: Trouble | None = None
         """Reason why this node gave up the connection."""
         self._hurry = asyncio.Event()

@@ -9,7 +9,7 @@ from typing import Final
 from echo_shared.wire.rate_cap import RateCap
 
 SMALL_BYTES: Final = 4_096
-"""Messages up to this size count, but do not wait: leases, receipts, news."""
+"""Most bytes of a message that counts but does not wait for the cap: leases, receipts, news."""
 
 
 def _uncounted(sent: int, received: int) -> None:

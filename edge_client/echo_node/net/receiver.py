@@ -34,12 +34,12 @@ MOST_USELESS_BYTES: Final = 256 * 2**20
 useful ones. Honest nodes send some, because the hub sends pieces itself where nodes are slow.
 """
 MOST_SENDERS: Final = 4 * MAX_MESH
-"""Maximum of nodes with counted bytes; the oldest counts are dropped."""
+"""Most nodes whose bytes are counted; the oldest counts are dropped."""
 _OVERHEAD_BYTES: Final = 1_024
 """Bytes that an early piece counts in addition to its data."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
-"""Maximum of ended artefacts whose pieces are still forwarded at the hub's request."""
+"""Most ended artefacts whose pieces are still forwarded at the hub's request."""
 
 Send = Callable[[FromNode], Awaitable[None]]
 
@@ -62,7 +62,7 @@ NOTHING: Final = Received(complete=False, pushed_bytes=0, mesh_bytes=0, seconds=
 
 @dataclass(slots=True)
 class _Sender:
-    """Bytes received from one node."""
+    """Useful and useless bytes received from one node."""
 
     useful_bytes: int = 0
     useless_bytes: int = 0
@@ -73,13 +73,13 @@ class _Expected:
     file: PieceFile
     began_at: float
     last_at: float
-    """Time of the last new piece."""
+    """Time at which the last new piece arrived."""
     on_progress: OnProgress | None = None
     pushed_bytes: int = 0
     mesh_bytes: int = 0
     error: StorageError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when complete or failed."""
+    """Set once the artefact is complete or has failed."""
     unsaid: list[int] = field(default_factory=list)
     """Received pieces that were not reported to the hub yet."""
     handed_on: set[tuple[int, int]] = field(default_factory=set)

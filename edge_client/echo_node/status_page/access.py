@@ -19,7 +19,7 @@ from typing import Final
 CODE_S: Final = 60.0
 SESSION_S: Final = 12 * 3_600.0
 MOST: Final = 16
-"""Maximum of codes, and of sessions; one more ends the oldest."""
+"""Most codes, and most sessions; one more ends the oldest."""
 COOKIE: Final = "echo_page"
 
 

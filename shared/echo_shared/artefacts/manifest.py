@@ -31,7 +31,7 @@ DELTA_REACH: Final = 4
 
 
 class ManifestFile(BaseModel):
-    """One file of the artefact."""
+    """One file of the artefact, with its size and hash."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -66,7 +66,7 @@ class Manifest(BaseModel):
     run_id: str
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
     policy_version: Annotated[int, Field(ge=0)]
-    """0 for the base model."""
+    """Policy version of the artefact; 0 for the base model."""
     parent: int | None = None
     """Version that this one was trained from."""
     carrier: Literal["files", "keyframe", "delta"]

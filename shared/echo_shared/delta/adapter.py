@@ -69,9 +69,9 @@ class LoraModule:
     path: str
     """Layer name in the base model, such as model.layers.0.self_attn.q_proj."""
     a: NDArray[np.float32]
-    """[r, in]"""
+    """Matrix A [r, in]; r is the adapter's rank."""
     b: NDArray[np.float32]
-    """[out, r], scaling included."""
+    """Matrix B [out, r], multiplied by the adapter's scaling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ class StoredTensor:
     """One tensor in its file, at bytes `begin` to `end`."""
 
     dtype: str
-    """Dtype name of safetensors."""
+    """Name of the dtype in the safetensors format, such as BF16."""
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -37,7 +37,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
-    """Contents of a file's header."""
+    """Contents of a safetensors file's header: the tensors and their places."""
 
     header_bytes: int
     """Bytes of the header, including the length field before it."""

@@ -37,7 +37,7 @@ _CANNOT: Final = "A policy version cannot be read or written."
 
 
 class _Entry(BaseModel):
-    """One file."""
+    """Entry of one file in the payload's index."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

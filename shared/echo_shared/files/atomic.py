@@ -37,7 +37,7 @@ def write_private(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # It would take space on a full disk.
+        temporary.unlink(missing_ok=True)  # A temporary file of a failed write would take space on a full disk.
         raise
 
 
@@ -72,7 +72,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 def sync(path: Path) -> None:
     """Flush a file's content or a directory's entries to the disk, so that they survive a power failure. Blocks."""
     if path.is_dir() and os.name == "nt":
-        return  # Windows cannot sync a directory.
+        return  # Windows has no call that syncs a directory.
     handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -15,7 +15,7 @@ from typing import Any, Final
 MOST_NESTED: Final = 100
 """Limit on nested lists and maps: far below Python's own limit, which other readers of the value share."""
 _MOST_DIGITS: Final = 4_300
-"""Limit of Python's conversion to int."""
+"""Most digits of a whole number: the limit of Python's conversion to int."""
 _SHOWN_CHARACTERS: Final = 40
 
 

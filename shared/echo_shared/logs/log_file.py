@@ -35,7 +35,7 @@ class LogFile(RotatingFileHandler):
     ) -> None:
         super().__init__(file, maxBytes=max_bytes, backupCount=kept, encoding="utf-8", errors="backslashreplace")
         self.missing = 0
-        """Lines lost since the last line that was written."""
+        """Lines lost to disk errors since the last line that was written."""
         self._refused = refused
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -50,7 +50,7 @@ class LogFile(RotatingFileHandler):
             self.missing += 1
             if self.missing == 1:
                 self._refused(error)
-        except (TypeError, ValueError):  # The arguments do not fit the format string.
+        except (TypeError, ValueError):  # A record whose arguments do not fit its format string has no line.
             self.handleError(record)
 
     def _note(self, behind: logging.LogRecord) -> str:

@@ -82,21 +82,21 @@ class Death(StrEnum):
     """Reason why a child ended."""
 
     UNSTARTED = "unstarted"
-    """The system did not start it."""
+    """The system did not start the process."""
     EXITED = "exited"
-    """It exited by itself with an exit status."""
+    """The process exited by itself, with an exit status."""
     SIGNALLED = "signalled"
-    """A signal ended it: a crash, or a kill by another process."""
+    """A signal ended the process: a crash, or a kill by another process."""
     OUT_OF_MEMORY = "out_of_memory"
-    """It ran out of memory, exceeded its limit, or was killed by the kernel for its memory use."""
+    """The process ran out of memory, exceeded its limit, or was killed by the kernel for its memory use."""
     LATE = "late"
-    """An answer took too long, so the parent killed it."""
+    """The process took too long to answer, so the parent killed it."""
     SILENT = "silent"
-    """It sent no sign of life, or closed its pipe without exiting, so the parent killed it."""
+    """The process sent no sign of life, or closed its pipe without exiting, so the parent killed it."""
     STALLED = "stalled"
-    """It was alive but made no progress, so the parent killed it."""
+    """The process was alive but made no progress, so the parent killed it."""
     STOPPED = "stopped"
-    """The parent stopped it."""
+    """The parent stopped the process."""
 
 
 class ChildExited(EchoError):
@@ -157,7 +157,8 @@ def _wide_pipe() -> Iterator[tuple[int, OpenEnd | None]]:
     if sys.platform == "linux":
         import fcntl
 
-        with contextlib.suppress(OSError):  # The kernel limits the pipe memory of a user.
+        # Enlarging may fail, because the kernel limits the pipe memory of each user.
+        with contextlib.suppress(OSError):
             fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     async def open_end() -> asyncio.StreamWriter:
@@ -429,7 +430,8 @@ class ParentPipe:
             return None
         (size,) = _HEADER.unpack(header)
         body = self._input.read(size)
-        return None if len(body) < size else unpack_frame(body)  # Shorter if the parent died in mid-frame.
+        # The body is shorter than its header says if the parent died while sending it.
+        return None if len(body) < size else unpack_frame(body)
 
     def _read(self) -> None:
         while (frame := self._read_one()) is not None:

@@ -54,7 +54,7 @@ class ChildLimits:
     """
 
     memory_bytes: int = 0
-    """Private memory, without mapped model files; 0 = no limit."""
+    """Most bytes of private memory, which excludes mapped model files; 0 = no limit."""
     ready_s: float = 1_800.0
     """Seconds to answer the opening frame: enough to convert and load a large model from a slow disk."""
     silent_s: float = 30.0

@@ -27,5 +27,6 @@ def user_variables() -> dict[str, str]:
 def _name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # The type depends on Python's version and on the system.
+    # The type of `getuser`'s error depends on Python's version and on the system.
+    except (KeyError, OSError, ImportError):
         return f"user-{os.getuid()}" if os.name == "posix" else "user"

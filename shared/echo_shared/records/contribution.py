@@ -19,7 +19,7 @@ __all__ = ["MOST_BYTES", "PREFIX", "Contribution", "moment", "sign", "verified"]
 
 PREFIX: Final = b"echo-swarm certificate of contribution 1\0"
 MOST_BYTES: Final = 16_384
-"""Limit on the whole document."""
+"""Most bytes of a document."""
 _NAME: Final = "certificate"
 
 

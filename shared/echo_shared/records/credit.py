@@ -52,19 +52,19 @@ class CreditStanding:
 
     kind: BoardKind
     rank: int
-    """From 1, by rollouts, among all nodes or all teams."""
+    """Rank by rollouts that counted, from 1, among all nodes or all teams."""
     node: str = ""
     """Shortest unique start of the node id; empty for a team."""
     name: str
     team: str = ""
     """Current team of the node."""
     members: int = 0
-    """Members of a team."""
+    """Number of members of a team; 0 for a node."""
     rollouts: int
     tokens: int
     """Tokens that it drew of rollouts that counted, including parts of rollouts shared with other nodes."""
     share: float
-    """Fraction of all rollouts that counted."""
+    """Share of this node or team in all rollouts that counted."""
     recent: float
     """Recent tokens per day: see `echo_hub.store.recent_average`."""
     steps: int
@@ -73,19 +73,19 @@ class CreditStanding:
     """Consecutive days up to today or yesterday; 0 = the streak has ended."""
     longest_streak: int
     first_day: int | None
-    """None: nothing has counted in this run."""
+    """UTC day of the first rollout that counted; None: nothing has counted in this run."""
     last_day: int | None
     elsewhere_rollouts: int = 0
     """Rollouts in runs of other hubs, from their signed exports."""
     elsewhere_tokens: int = 0
     last_seen: float = 0.0
-    """For a node; 0 = it never connected."""
+    """Time of a node's last connection; 0 = it never connected."""
     work: WorkKinds = field(default=WorkKinds(), metadata=FLAT)
     """For a node."""
 
     @property
     def all_rollouts(self) -> int:
-        """Sum over all runs that this hub knows."""
+        """Rollouts that counted, in this run and in the imported runs of other hubs."""
         return self.rollouts + self.elsewhere_rollouts
 
 
@@ -95,9 +95,9 @@ class Board:
 
     rows: tuple[CreditStanding, ...]
     num_found: int
-    """Rows that match the query."""
+    """Number of rows that match the query."""
     num_ranked: int
-    """All rows of the board."""
+    """Number of all rows of the board."""
     has_elsewhere: bool = False
     """True: rows include exports of other hubs."""
 

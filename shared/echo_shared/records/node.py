@@ -22,7 +22,7 @@ class NodeOutcome:
     """trained, evaluated, or a `DropReason` value."""
     rollouts: int
     received: int
-    """Rollouts that arrived at the hub."""
+    """Number of rollouts with this outcome that arrived at the hub."""
     tokens: int
     """Tokens drawn by this node, including its parts of rollouts shared with other nodes."""
 
@@ -90,17 +90,17 @@ class TrustStatus:
     abandoned_checks: int = 0
     """Checks that the verifier could not make."""
     waiting_checks: int = 0
-    """Rollouts under check."""
+    """Number of rollouts whose check is not finished."""
     quarantined: int = 0
-    """Nodes that get no work."""
+    """Number of nodes in quarantine, which get no work."""
     checkers: int = 0
-    """Connected nodes that offer to check others."""
+    """Number of connected nodes that offer to check others."""
     opinions: int = 0
     """Findings of nodes about others' rollouts; several findings about one rollout count each."""
     disagreements: int = 0
-    """Rollouts whose first two findings contradict each other."""
+    """Number of rollouts whose first two findings contradict each other."""
     outvoted: int = 0
-    """Findings that two others contradict."""
+    """Number of findings that two other findings contradict."""
     checked_tokens: int = 0
     """Tokens that nodes computed for checks, prompts included."""
     mismatch: tuple[NodeMismatch, ...] = ()
@@ -119,7 +119,7 @@ class NodeRecord:
 
     totals: NodeTotals
     public_key: str
-    """Ed25519, hexadecimal; empty = it never joined."""
+    """The node's Ed25519 public key, hexadecimal; empty = the node never joined."""
     outcomes: tuple[NodeOutcome, ...]
     """Ordered by number of rollouts, largest first."""
     shown: CheckEvidence | None

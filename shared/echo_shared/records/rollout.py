@@ -121,7 +121,7 @@ class TextPiece:
     text: str
     num_tokens: int
     logprob: float
-    """Sum over its tokens, as reported by the node that drew them."""
+    """Sum of the tokens' log-probabilities, as reported by the node that drew them."""
     version: int
     """Policy version that drew its last token."""
 
@@ -193,9 +193,9 @@ class RolloutText:
 
     text: str
     pieces: tuple[TextPiece, ...]
-    """The pieces concatenate to `text`."""
+    """Pieces of `text`, in order."""
     payload: RolloutPayload = field(metadata=FLAT)
-    """Its spans cover all tokens."""
+    """The completion; its spans cover all tokens."""
     observation: str
     """The environment's answer, masked out of the loss; empty after the last turn."""
 
@@ -208,7 +208,7 @@ class RolloutView:
     advantage: float | None
     """Advantage under the run's objective; None: the step's batch does not contain the rollout."""
     drawn: RolloutText | None
-    """None: its tokens are not stored."""
+    """Text of the completion; None: its tokens are not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ class GroupRecord:
     group_id: int
     step: int | None
     opened_at: float | None
-    """None: the group belongs to an evaluation."""
+    """Time when the group was opened; None: the group belongs to an evaluation."""
     drop_reason: str | None
     staleness: int | None
     """Optimizer steps from sampling to consumption; None: no step's batch contains the group."""

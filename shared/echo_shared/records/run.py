@@ -24,11 +24,11 @@ class Accounting:
     leased: int = 0
     trained: int = 0
     evaluated: int = 0
-    """Drawn by nodes on held-out problems."""
+    """Rollouts that nodes drew on held-out problems to evaluate a version."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Counts by `DropReason` value."""
     in_flight: int = 0
-    """Leased, received or scored, but not yet trained on or evaluated."""
+    """Rollouts that are leased, received or scored, but neither trained on nor evaluated nor dropped yet."""
 
     @property
     def num_dropped(self) -> int:
@@ -89,7 +89,7 @@ class CostTotals:
 
     dollars: float = 0.0
     active_s: float = 0.0
-    """Sum over the nodes that have a price."""
+    """Seconds of active time, summed over the nodes that have a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class NodeTotals:
     first_seen: float
     last_seen: float
     banned_at: float | None = None
-    """None = not banned."""
+    """Time of the ban; None = not banned."""
     invite: str = ""
     """Operator's name for the invite that admitted the node; empty = none."""
     cost_per_hour: float = 0.0
@@ -162,7 +162,7 @@ class NodeTotals:
     """Rollouts of this node whose tokens the hub has recomputed."""
     failed_checks: int = 0
     last_checked: float | None = None
-    """None = never checked."""
+    """Time of the last check; None = never checked."""
     precision: str = ""
     """Precision of its engine's weights at the last check, as the node reported it; empty = unknown."""
 
@@ -201,10 +201,10 @@ class StepRecord:
     num_groups: int
     num_rollouts: int
     num_tokens: int
-    """Completion tokens."""
+    """Number of completion tokens in the step's batch."""
     mean_reward: float
     staleness_mean: float
-    """Mean over groups."""
+    """Mean staleness of the batch's groups, in steps."""
     staleness_max: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Rollouts dropped from the start of the run until this step was trained, by reason."""

@@ -21,7 +21,7 @@ from echo_shared.wire.messages.fields import Count, Name, NodeId
 
 PREFIX: Final = b"echo-swarm credit of a run 1\0"
 MOST_BYTES: Final = 64 * 2**20
-"""Limit on the whole document."""
+"""Most bytes of a document."""
 MOST_NODES: Final = 200_000
 _NAME: Final = "credit"
 

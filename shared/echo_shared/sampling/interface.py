@@ -25,9 +25,9 @@ class Prefix:
 
     index: int
     ids: NDArray[np.int32]
-    """[T]; the next token is draw number T."""
+    """Token ids [T]; the next token is draw number T."""
     logprobs: NDArray[np.float32]
-    """[T], in nats, as reported by the node that drew them."""
+    """Log-probabilities [T] in nats, as reported by the node that drew the tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +43,14 @@ class GroupRequest:
     policy_version: int
     temperature: float
     max_tokens: int
-    """Limit for a completion, its prefix and stop token included."""
+    """Most tokens of a completion, its prefix and stop token included."""
     stop_ids: tuple[int, ...]
     prefixes: tuple[Prefix, ...] = ()
     """At most one prefix per index; a rollout without a prefix starts at its first token."""
 
     @property
     def fresh(self) -> tuple[int, ...]:
-        """The indices without a prefix."""
+        """Indices whose rollouts have no prefix."""
         if not self.prefixes:
             return self.indices
         begun = {prefix.index for prefix in self.prefixes}
@@ -73,7 +73,7 @@ class DrawnPart:
     start: int
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    """In nats, one value per token."""
+    """Log-probabilities in nats, one per token."""
     sampling_s: float = 0.0
     """Seconds from the start of the prompt's prefill to the newest token."""
 

@@ -49,7 +49,7 @@ class ActiveRollout:
 
 
 class RolloutTable:
-    """Rollouts by row, with their tokens so far. Grows on demand."""
+    """Rollouts by row, with their tokens so far. The table grows when rows are added."""
 
     def __init__(self) -> None:
         self.rollouts: list[ActiveRollout | None] = []

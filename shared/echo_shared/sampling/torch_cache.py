@@ -227,7 +227,7 @@ class _SlotLayer(DynamicLayer):
         """Copy the last `length` tokens of rows `sources` [R] of `prompts` into `rows` [R]."""
         high = self._window.high
         for held, new in zip(self.held, (prompts.keys, prompts.values), strict=True):
-            last = new[:, :, -length:]  # A sliding window may hold fewer.
+            last = new[:, :, -length:]  # A layer with a sliding window may hold fewer tokens than the prompt has.
             held[rows, :, high - last.shape[2] : high] = last[sources]
 
     def move_rows(self, sources: Tensor, rows: Tensor) -> None:

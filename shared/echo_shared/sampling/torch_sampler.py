@@ -117,7 +117,7 @@ class _Waiting:
 
 
 class _Prefill:
-    """Size of a prefill, padding included."""
+    """Number of prompts and tokens of one prefill, padding included."""
 
     def __init__(self) -> None:
         self._prompts = self._longest = 0

@@ -75,7 +75,7 @@ class FrameGate:
         return self._count(data, at)
 
     def _count(self, data: bytes, at: int) -> bool:
-        """Count frames from the header at offset `at`."""
+        """Count the frames in `data` from the header at offset `at`; return False once there are too many."""
         end = len(data)
         while at + 2 <= end:
             first, second = data[at], data[at + 1]

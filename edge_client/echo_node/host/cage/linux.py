@@ -66,7 +66,7 @@ def _filter_calls(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> None:
 
 
 def _lock_files(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> int:
-    """Apply Landlock. Return its ABI; 0 if it does not hold."""
+    """Apply Landlock. Return the version of its interface (ABI); 0 if Landlock is not in force."""
     threads = len(list(_TASKS.iterdir()))
     try:
         version = landlock.abi()

@@ -11,14 +11,14 @@ from typing import Final
 PROCESSORS: Final = ("x86_64", "aarch64")
 
 _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
-    # Programs.
+    # Starting programs.
     "execve": (59, 221),
     "execveat": (322, 281),
     "fork": (57, None),
     "vfork": (58, None),
     "clone": (56, 220),
     "clone3": (435, 435),
-    # Sockets.
+    # Opening and using sockets.
     "socket": (41, 198),
     "socketpair": (53, 199),
     "bind": (49, 200),
@@ -29,7 +29,7 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "sendto": (44, 206),
     "sendmsg": (46, 211),
     "sendmmsg": (307, 269),
-    # Other processes.
+    # Reaching other processes.
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -96,7 +96,7 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "fanotify_mark": (301, 263),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
-    # Other views of the system.
+    # Getting another view of the system, such as a new namespace or root directory.
     "unshare": (272, 97),
     "setns": (308, 268),
     "chroot": (161, 51),

@@ -17,7 +17,7 @@ class GpuReading:
 
 
 def together(readings: Collection[GpuReading]) -> GpuReading:
-    """Combine readings by their maxima."""
+    """Combine the readings of several GPUs: each value is the largest one."""
     return GpuReading(
         others=max((one.others for one in readings if one.others is not None), default=None),
         celsius=max((one.celsius for one in readings if one.celsius is not None), default=None),

@@ -16,7 +16,7 @@ from typing import Final
 import psutil
 
 LOOK_S: Final = 10.0
-"""Seconds between two scans of all processes."""
+"""Seconds that a scan of all processes is reused."""
 _PACKAGES: Final = ("echo_hub", "echo_node")
 _COMMANDS: Final = ("echo-hub", "echo-node")
 _NAMESPACE: Final = Path("/proc/self/ns/pid")

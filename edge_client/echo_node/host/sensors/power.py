@@ -20,7 +20,7 @@ class Battery:
 
     in_use: bool
     share: float | None
-    """Average charge."""
+    """Average charge of the batteries, from 0 to 1."""
 
 
 def battery(sys_root: Path) -> Battery | None:

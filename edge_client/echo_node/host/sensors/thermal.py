@@ -10,7 +10,7 @@ from echo_node.host.sensors.sysfs import number_of, text_of
 _PROCESSORS: Final = ("coretemp", "k10temp", "k8temp", "zenpower", "cpu_thermal", "soc_thermal", "cpu")
 """Drivers of processor sensors, as hwmon names them."""
 _CELSIUS: Final = (-20.0, 150.0)
-"""Values outside come from unconnected sensors."""
+"""Range of plausible temperatures in degrees Celsius. Values outside come from unconnected sensors."""
 
 
 def cpu_celsius(sys_root: Path) -> float | None:
