@@ -142,7 +142,7 @@ def plan() -> list[Planned]:
 
 
 class Bench:
-    """What all parts share. `mid` makes the mid-size model when it is first used."""
+    """Directory, models and seed that all parts use. `mid` makes the mid-size model when it is first used."""
 
     def __init__(self, scratch: Path, mid: Any, progress: Progress, seed: int) -> None:
         self.scratch = scratch

@@ -63,7 +63,7 @@ def lacking() -> str:
 
 @contextmanager
 def memory_group() -> Iterator[MemoryGroup]:
-    """Make a group for the time of the block. Its processes must end before the block does. Raises OSError."""
+    """Make a group while the block runs. Its processes must end before the block does. Raises OSError."""
     base = ROOT / "memory" if (ROOT / "memory").is_dir() else ROOT
     place = base / f"echo-chaos-{os.getpid()}"
     place.mkdir()

@@ -98,7 +98,7 @@ class Wire:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Carry connections for the time of the block. Yields the URL for nodes."""
+        """Carry connections while the block runs. Yields the URL for nodes."""
         server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:

@@ -80,7 +80,7 @@ class Links:
         return f"10.77.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """Command before a program that runs on this host."""
+        """Return the prefix of a command that runs on this host."""
         return ["ip", "netns", "exec", self._host(host)]
 
     def open(self) -> None:
@@ -128,7 +128,7 @@ class Links:
 
 @contextmanager
 def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links]:
-    """Open the links for the time of the block."""
+    """Open the links while the block runs."""
     shaped = Links(num_nodes, links)
     try:
         shaped.open()

@@ -180,7 +180,7 @@ FETCHES: Final = (
 
 
 class _Books:
-    """The work of one connection. `trained` is the run's newest step, or None."""
+    """Writer of the rows over one connection. `trained` is the run's newest step; None for a run without steps."""
 
     def __init__(self, connection: Connection, amount: Amount, *, seed: int, now: float) -> None:
         self._connection = connection

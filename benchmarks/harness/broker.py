@@ -71,7 +71,7 @@ class BrokerProcess:
 
 @contextmanager
 def broker_process(directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> Iterator[BrokerProcess]:
-    """Run a server for the time of the block. Raises BrokerFailed."""
+    """Run a server while the block runs. Raises BrokerFailed."""
     broker = BrokerProcess(directory, max_payload=max_payload)
     try:
         broker.start()

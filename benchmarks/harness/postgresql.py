@@ -60,7 +60,7 @@ class PostgreSQL:
 
 @contextmanager
 def postgresql() -> Iterator[PostgreSQL]:
-    """Run a server for the time of the block."""
+    """Run a server while the block runs."""
     with tempfile.TemporaryDirectory(prefix="echo-pg-", dir="/tmp") as directory:  # A socket's path must be short.
         server = PostgreSQL(Path(directory))
         server.make()

@@ -145,7 +145,7 @@ def _reset_peak() -> None:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     else:
-        # Sets VmHWM to the resident memory (proc(5)).
+        # Reset the process's peak memory (VmHWM) to its resident memory (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
 
 

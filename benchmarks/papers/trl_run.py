@@ -54,7 +54,7 @@ def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float
 
 
 class Curve(TrainerCallback):
-    """Evaluates as a virtual run does. `at_s` has the monotonic time of each point."""
+    """Evaluates the model during training as a virtual run does. `at_s` has the monotonic time of each point."""
 
     def __init__(self, config: HubConfig, *, evaluate_every: int, until: float = 2.0) -> None:
         """`until` is the accuracy that ends the training."""

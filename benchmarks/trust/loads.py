@@ -91,7 +91,7 @@ HONEST_ADDRESS: Final = "127.0.0.3"
 """Address of the honest node that joins during the storm."""
 HONEST_WITHIN_S: Final = 5.0
 STEERING: Final = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2028\x00"
-"""Clears a terminal, renames its window, and reverses text."""
+"""Characters that clear a terminal, rename its window, and reverse text."""
 UPGRADE: Final = (
     b"GET /node HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"

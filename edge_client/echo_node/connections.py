@@ -31,7 +31,7 @@ class Connections:
     receiver: Receiver
     meter: TrafficMeter
     bulk: Online = field(default_factory=Online)
-    """Switch for fetching and serving artefacts; `client.line` is the switch of the hub's connection."""
+    """Switch for fetching and serving artefacts. `client.line` is the switch of the hub's connection."""
     links_are_news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever this node's links with other nodes have changed."""
 

@@ -27,7 +27,7 @@ _ANOTHER_NETWORK: Final = Trouble(TroubleCode.NETWORK_CHANGED, "This machine has
 
 
 class MachineWatch:
-    """A watch that `run` repeats every second."""
+    """Watch of the machine: `run` checks it every second."""
 
     def __init__(
         self,

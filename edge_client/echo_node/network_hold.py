@@ -19,7 +19,7 @@ _LOOK_S: Final = 0.1
 
 
 class NetworkHold:
-    """Switch of the network. Call `look` after each event that may change `is_wanted`."""
+    """Takes the node off the network and back. Call `look` after each event that may change `is_wanted`."""
 
     def __init__(
         self, connections: Connections, *, is_wanted: Callable[[], bool], owes_the_hub: Callable[[], bool]

@@ -38,8 +38,8 @@ class EngineNow:
 
 
 class OwnerWatch:
-    """The watch of the owner's wishes. `run` looks repeatedly; `change` and `use` take effect at once. `holds` are the
-    current holds.
+    """Watch of the sensors and the owner's pause. `run` reads the sensors repeatedly; `change` and `use` take effect at
+    once. `holds` are the current reasons to pause.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class OwnerWatch:
         self._wake.set()
 
     def _save(self) -> None:
-        """Save the pause. Raises StorageError; a later look retries."""
+        """Save the pause. Raises StorageError; the next reading of the sensors retries."""
         self._is_unsaved = True
         try:
             self._pause_file.save(self._pause)

@@ -83,9 +83,9 @@ class RunShell:
         self._fetches: dict[int | None, asyncio.Task[None]] = {}
         """Newest fetch task of each artefact, waiting or running."""
         self._files: WeakValueDictionary[int | None, asyncio.Lock] = WeakValueDictionary()
-        """Lock of each artefact's files. The running job holds it; waiting jobs keep it alive."""
+        """Lock of each artefact's files. The running job holds the lock; waiting jobs keep it from being collected."""
         self._answers: dict[int | None, ArtefactReady | FetchFailed] = {}
-        """Answers of fetches that the work loop has not handled, without abandoned fetches."""
+        """Answers of fetches that the work loop has not handled yet; those of abandoned fetches are removed."""
         self._engine: EngineSupervisor | None = None
         self._work: WorkLoop | None = None
         self.writer = SpoolWriter(parts.spool, parts.deliver, parts.troubles)

@@ -52,7 +52,7 @@ class NodeTurns:
         self._make = make
         self._paces = paces or Paces()
         self._away_until: dict[str, float] = {}
-        """Monotonic time of the next attempt for each hub without work; inf = the hub refuses this node."""
+        """Monotonic time from which a hub without work is asked again; inf = the hub refuses this node."""
         self._refused: EchoError | None = None
 
     async def run(self, first: Daemon | None = None) -> None:

@@ -27,7 +27,7 @@ DEVICE: Final = "wan"
 QUEUED_PACKETS: Final = 5_000
 """Queue between a host and this program, which must not drop packets: the emulated queues do."""
 AT_ONCE: Final = 32
-"""Packets that are read from one host before the next host."""
+"""Most packets that are read from one host before the next host has its turn."""
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TUN: Final = 0x0001
 _IFF_NO_PI: Final = 0x1000

@@ -89,7 +89,7 @@ class Wan:
         return f"10.78.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """Command before a program that runs on this host."""
+        """Return the prefix of a command that runs on this host."""
         return ["ip", "netns", "exec", self._namespace(host)]
 
     def open(self) -> None:
@@ -152,7 +152,7 @@ class Wan:
 
 @contextmanager
 def open_wan(num_nodes: int, links: WanSet) -> Iterator[Wan]:
-    """Open an emulated network for the time of the block."""
+    """Open an emulated network while the block runs."""
     wan = Wan(num_nodes, links)
     try:
         wan.open()

@@ -66,7 +66,7 @@ TOO_LONG: Final = "too_long"
 
 
 class PreparedPolicy(Protocol):
-    """An adapter in its engine's own format, ready for an immediate swap."""
+    """An adapter in its engine's own format, so that `set_policy` takes no time."""
 
     def free(self) -> None:
         """Free the adapter's memory, on the engine's thread. The policy must not be in use."""
@@ -85,8 +85,9 @@ class Engine(Protocol):
     scores: bool
     """True if the engine can recompute other nodes' completions with `score`."""
     converted: Path | None
-    """The file in the derived directory that the engine reads in place of the base model's weights, once it is open;
-    None: the engine reads the base model's own files."""
+    """File in the derived directory that the open engine reads in place of the base model's weights; None: the engine
+    reads the base model's own files.
+    """
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         """Load the base model. Return the number of rollouts sampled at once. Raises BackendError if loading fails."""
@@ -103,17 +104,17 @@ class Engine(Protocol):
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         """Draw groups in one continuous batch. Yield the events of each step, often none.
 
-        The engine asks `groups` for work whenever it has free slots, also after `groups` ran dry. It ends when `groups`
-        is dry and no rollout runs. Raises BackendError if the whole engine failed; `sample` may then be called again.
+        The engine asks `groups` for work whenever it has free slots, even after `groups` had none. The iterator ends
+        when `groups` has no work and no rollout runs. Raises BackendError if the whole engine failed; `sample` may then
+        be called again.
         """
 
     def cancel(self, lease_id: int) -> None:
-        """Drop the lease's rollouts in progress. Called between two steps of `sample`."""
+        """Drop the lease's rollouts in progress. Allowed only between two steps of `sample`."""
 
     def news(self) -> list[DrawnPart]:
-        """Return the tokens drawn since the last call, for rollouts in progress, without their prefixes.
-
-        Called between two steps of `sample`. A rollout's last tokens come only with its FinishedRollout.
+        """Return the tokens drawn since the last call, for rollouts in progress, without their prefixes. Allowed only
+        between two steps of `sample`. A rollout's last tokens come only with its FinishedRollout.
         """
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:

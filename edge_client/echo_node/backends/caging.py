@@ -104,7 +104,9 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
 
 
 def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: str = SEALED.name) -> Held:
-    """Put this process into the cage of such an engine. `scratch` stands for its model and conversion directories."""
+    """Put this process into the cage that an engine of this backend and device would get. `scratch` stands for its
+    model and conversion directories.
+    """
     where, terms = Path(scratch), CageTerms(mode=mode, leeway=BY_NAME[leeway])
     return cage_engine(backend, where, where, EngineSettings(device=device), terms).held
 

@@ -45,7 +45,7 @@ _PREFILL_TOKENS: Final = 256
 
 
 _Start = tuple[GroupRequest, NDArray[np.int32], tuple[int, ...]]
-"""A request, the tokens to feed before the first draw, and the rollout indices with this start."""
+"""A request, the tokens to feed before the first draw, and the indices of the rollouts that start with these tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,9 @@ class _Group:
 
     request: GroupRequest
     ids: NDArray[np.int32]
-    """Tokens to feed before the first draw: the prompt, with the prefix if the only rollout has one."""
+    """Tokens to feed before the first draw: the prompt, followed by the prefix if the group is one rollout with a
+    prefix.
+    """
     started_at: float
     pending: deque[int]
     """Indices of rollouts that wait for a slot."""
@@ -223,8 +225,8 @@ class LlamaCppEngine:
         self._close_gaps()
 
     def _next_group(self, groups: Iterator[GroupRequest], events: list[EngineEvent], room: int) -> _Group | None:
-        """Return the next group; None if `groups` is dry or no slot is free. `room`: prompt tokens that may still be
-        fed now.
+        """Return the next group; None if `groups` has no work or no slot is free. `room`: prompt tokens that may still
+        be fed now.
         """
         if self._layout is not None and not self._free:
             return None

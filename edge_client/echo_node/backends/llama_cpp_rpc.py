@@ -172,10 +172,10 @@ class Helpers:
         self._free_bytes += lent.free_bytes
 
     def place(self, params: Any, *, num_layers: int, model_bytes: int, gpu: bool) -> None:
-        """Spread a model of `num_layers` layers over the helpers and this machine, the last part here. See
-        `base.Engine`.
+        """Spread a model of `num_layers` layers over the helpers and this machine, which gets the last layers.
 
-        `params` are llama_model_params. This object keeps the arrays alive that `params` point to.
+        `params` are llama_model_params, which the call changes. This object keeps the arrays alive that `params` point
+        to.
         """
         local = self._ggml.gpus() if gpu else []
         own_bytes = [self._ggml.free_bytes(device) for device in local or [self._ggml.cpu()]]

@@ -51,7 +51,9 @@ class _Group:
 
     @property
     def length(self) -> int:
-        """Return the maximum number of tokens fed. The last token of a completion is never fed."""
+        """Return the most tokens that a rollout of the group feeds to the model. The last token of a completion is
+        never fed.
+        """
         return len(self.request.prompt_ids) + self.request.max_tokens - 1
 
 

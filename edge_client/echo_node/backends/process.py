@@ -179,7 +179,9 @@ class EngineChild:
         await self._child.send({"type": "drop_policy", "version": version})
 
     async def submit(self, request: GroupRequest) -> None:
-        """Queue a group. `events` yields each of its rollouts, or one GroupFailed for the rest."""
+        """Queue a group. `events` yields each of its rollouts, or one GroupFailed for all that the engine cannot
+        sample.
+        """
         await self._child.send({"type": "submit", "group": group_to_frame(request)})
 
     async def cancel(self, lease_id: int) -> None:
@@ -187,7 +189,7 @@ class EngineChild:
         await self._child.send({"type": "cancel", "lease_id": lease_id})
 
     async def score(self, request: ScoreRequest) -> None:
-        """Recompute a completion when the engine has time. `events` yields one `Scored`."""
+        """Ask the worker to recompute a completion when its engine has time. `events` then yields one `Scored`."""
         await self._child.send({"type": "score", "completion": score_to_frame(request)})
 
     async def measure(self, *, widths: Sequence[int], budget_s: float) -> list[dict[str, Any]]:

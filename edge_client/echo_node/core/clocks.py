@@ -57,7 +57,7 @@ class HubClock:
         self._told = ClockReading(running, wall)
 
     def ahead_s(self, reading: ClockReading) -> float:
-        """Return how far this machine's time of day is ahead of the hub's; 0 if the hub's time is unknown."""
+        """Return the seconds that this machine's time of day is ahead of the hub's; 0 if the hub's time is unknown."""
         if self._told is None:
             return 0.0
         return reading.wall - (self._told.wall + reading.running - self._told.running)

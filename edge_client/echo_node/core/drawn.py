@@ -73,8 +73,8 @@ class DrawnByLease:
         }
 
     def add(self, part: DrawnPart) -> None:
-        """Append the engine's report. Ignore released rollouts, and parts that leave a gap, such as late reports of an
-        old engine.
+        """Append the engine's report. Ignore it for released rollouts, or if tokens before it are missing, as in a late
+        report of an old engine.
         """
         progress = self._leases.get(part.lease_id, {}).get(part.index)
         if progress is not None and part.start == len(progress.ids):
@@ -130,7 +130,7 @@ class DrawnByLease:
         """Remove a finished rollout, and return its message for the hub.
 
         Unreported tokens belong to the version that finished the rollout. The message counts the sampling time of all
-        engines on this node, and the prefix of the lease: after a restart, the engine's prefix may be longer.
+        engines on this node. Its prefix is the lease's: after a restart, the engine itself got a longer one.
         """
         progress = self._leases.get(finished.lease_id, {}).pop(finished.index, None) or _Progress.fresh()
         count = len(finished.completion_ids)

@@ -69,7 +69,7 @@ class EngineLife:
 
     @property
     def is_up(self) -> bool:
-        """True if an engine has loaded its model."""
+        """True while an engine runs that has loaded its model."""
         return self.width > 0
 
     def is_resting(self, now: float) -> bool:

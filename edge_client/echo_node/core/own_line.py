@@ -8,8 +8,8 @@
 Links share nothing but their node's line. A queue on several links at once therefore lies before that line: in the
 owner's router, where it delays calls and games. TCP fills that queue whenever it can. Sending slightly below the line's
 rate keeps the queue short, as LEDBAT does (RFC 6817), and loses no packets. LEDBAT yields on each connection; this
-module does so for all links of a node together. Raising the rate a little at every look finds a line that became
-faster.
+module does so for all links of a node together. Raising the rate a little at every measurement finds a line that
+became faster.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class PolicyVersions:
         self._open: list[ArtefactOffer] = []
         """Offers for `declined` to answer: new offers, and offers whose fetch has just failed or been abandoned."""
         self._missing_bytes: dict[int, int] = {}
-        """Missing bytes of running fetches, as far as reported."""
+        """Bytes that the running fetches still miss, as far as reported."""
         self._unreadable: dict[int, bytes] = {}
         """Manifest of an unreadable offer, by version."""
         self._loaded: set[int] = set()
@@ -102,8 +102,10 @@ class PolicyVersions:
         return version in self._loaded
 
     def version_for(self, lease: Lease) -> int | None:
-        """Return the version with which the engine may start this lease now: the lease's own version; for an
-        interruptible lease the newest published version, unless it is older. None = not loaded.
+        """Return the version with which the engine may start this lease now; None = it is not loaded.
+
+        That is the lease's own version. For an interruptible lease it is the newest loaded version that the hub has
+        published, if that is not older.
         """
         if lease.on_new_version == "finish":
             return lease.policy_version if self.is_loaded(lease.policy_version) else None
@@ -251,7 +253,9 @@ class PolicyVersions:
         return parent is None or parent in self._on_disk or parent in self._fetching
 
     def _is_closer_than_the_newest(self, version: int) -> bool:
-        """Return True if this fetch misses no more bytes than the newest one's, or if that is unknown."""
+        """Return True if this fetch misses no more bytes than the fetch of the newest version, or if the newest one's
+        missing bytes are unknown.
+        """
         newest = self._missing_bytes.get(self.newest_published)
         if newest is None:
             return self.newest_published not in self._on_disk

@@ -245,7 +245,9 @@ class WorkLoop:
             self._offered(self._policies.published(event.policy_version, event.offer))
 
     def _offered(self, effects: Iterable[Effect]) -> None:
-        """Apply an offer's effects. First return the leases with tokens of replaced content."""
+        """Add the effects of an offer. Before them, return the leases that hold tokens of a version whose content was
+        replaced.
+        """
         self._effects += self._leases.replaced(self._policies.take_replaced())
         self._effects += effects
 
@@ -381,7 +383,7 @@ class WorkLoop:
             self._stop_work(reason, now, within_s=LAST_WORDS_S)
 
     def _stop_work(self, reason: str, now: float, *, within_s: float) -> None:
-        """Return all leases. The caller has set the state so that `status` shows no capacity."""
+        """Return all leases to the hub. The caller has set the state so that `status` shows no capacity."""
         self._effects += self._checks.give_up()
         # Report first, or the hub would lease the work to this node again.
         self._effects += self._talk.report(self.status(now), now)

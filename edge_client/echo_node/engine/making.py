@@ -44,7 +44,7 @@ class EngineMaker:
         return found, chosen(book, found, content, settings_of(config), config.wanted_backend)
 
     def make(self, files: EngineFiles, chooser: EngineChooser, deliver: Deliver) -> EngineSupervisor:
-        """Make an engine of the chooser's choice that reports through `deliver`."""
+        """Make the engine that the chooser has chosen; it reports through `deliver`."""
         config = self.config()
         parts = EngineParts(
             chooser=chooser,

@@ -105,7 +105,9 @@ class SpeedBook:
         self._file = file
 
     def find(self, place: EngineMemoryCase, settings: EngineSettings) -> Speeds | None:
-        """Return the measurements in this place with these settings, for any width."""
+        """Return the measurements for the engine, hardware and base model of `place`, with these settings; those of any
+        width.
+        """
         found = self._entries().get(_key(place, settings))
         is_old = found is not None and found.failure and time.time() - found.measured_at >= FAILURE_KEPT_S
         return None if is_old else found

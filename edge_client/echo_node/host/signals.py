@@ -72,7 +72,7 @@ def watch_stdin(stop: Stop) -> None:
         # Avoid sys.stdin: its lock, held by this thread, would abort the interpreter at exit.
         while os.read(0, 4_096):
             pass
-        with suppress(RuntimeError):  # The loop may end before standard input.
+        with suppress(RuntimeError):  # The event loop may end before standard input does.
             loop.call_soon_threadsafe(stop, "standard input ended")
 
     threading.Thread(target=wait, name="stdin", daemon=True).start()

@@ -82,9 +82,7 @@ _L = TypeVar("_L", bound=_Line)
 
 
 class _Leg(asyncio.Protocol):
-    """One of two joined connections: received bytes go to the other connection, and its end closes the other
-    connection.
-    """
+    """One of two joined connections. Its received bytes go to the other connection; its end closes the other one."""
 
     def __init__(self, own: asyncio.Transport, other: asyncio.Transport) -> None:
         self.received = 0

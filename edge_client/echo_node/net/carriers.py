@@ -39,7 +39,7 @@ class Carriers:
         return self.directory / manifest.carrier_name
 
     async def begin(self, layout: TorrentLayout) -> None:
-        """Expect this carrier. A carrier of the same name from another torrent is deleted."""
+        """Expect the pieces of this carrier. An existing carrier of the same name from another torrent is deleted."""
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash

@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One artefact to fetch."""
+    """One artefact to fetch, with its manifest and the layout of its carrier."""
 
     offer: ArtefactOffer
     manifest: Manifest

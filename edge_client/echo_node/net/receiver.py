@@ -165,7 +165,9 @@ class Receiver:
             self._count(expected, piece, sender)
 
     def _hand_on(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
-        """Forward a verified piece along its route; at a node's request, at most once to each node."""
+        """Forward a verified piece along its route. If a node sent the piece, forward it at most once to each further
+        node.
+        """
         if not piece.hand_on:
             return
         try:
@@ -181,7 +183,7 @@ class Receiver:
         self._mesh.hand_on(piece, branches)
 
     def _hand_on_again(self, expected: _Expected, piece: Piece, sender: str) -> None:
-        """Forward a duplicate piece for the nodes further along its route."""
+        """Forward a piece that came again, for the sake of the nodes further along its route."""
         if not piece.hand_on:
             return
         if expected.file.layout.piece_hashes[piece.index] == piece_hash(piece.data):
@@ -190,7 +192,7 @@ class Receiver:
             self._blame(sender, f"piece {piece.index} does not match its hash")
 
     def _take_over(self, expected: _Expected | None, piece: Piece, sender: str | None) -> None:
-        """Forward a stored piece at the hub's request."""
+        """Forward a piece that is stored here already, because the hub asked for it."""
         if sender is not None:
             self._blame(sender, "a piece without data")
         elif expected is not None and expected.file.has(piece.index):

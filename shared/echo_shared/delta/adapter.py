@@ -32,9 +32,9 @@ MAX_RANK: Final = 1_024
 _TENSOR_NAME: Final = re.compile(
     r"base_model\.model\.((?:[A-Za-z0-9_]+\.)+([a-z]+_proj))\.lora_([AB])(?:\.([A-Za-z0-9_-]+))?\.weight"
 )
-"""Groups: layer, last part of its name, half (A or B), adapter name.
-
-PEFT omits the adapter name when it saves; a state dict saved by other means contains `.default`."""
+"""Groups of the match: layer, last part of the layer's name, half (A or B), adapter name. PEFT omits the adapter name
+when it saves; a state dict saved by other means contains `.default`.
+"""
 _OTHERWISE_NAMED: Final = re.compile(rf"(?:.*\.)?(?:{'|'.join(sorted(PROJECTIONS))})\..*lora_[AB].*", re.IGNORECASE)
 _READ_KEYS: Final = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"})
 _HARMLESS_KEYS: Final = frozenset(

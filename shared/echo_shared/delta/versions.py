@@ -56,7 +56,7 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """A file's bytes, empty if the file is missing. `layout`: its tensors, if they are encoded as tensors."""
+    """Bytes of a file, none if the file is missing. `layout`: the file's tensors, if they are encoded as tensors."""
 
     content: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     layout: TensorLayout | None = None

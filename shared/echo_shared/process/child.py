@@ -251,7 +251,9 @@ class Child:
         return frame
 
     async def look(self, within_s: float) -> Frame | None:
-        """Return the child's next frame, or None if none arrives `within_s`. Otherwise as `receive`."""
+        """Return the child's next frame; None if no frame arrives within `within_s` seconds. Otherwise like
+        `receive`.
+        """
         if (frame := self._whole_frame()) is not None:
             return frame
         try:

@@ -45,7 +45,9 @@ class Heartbeat:
 
     @contextmanager
     def at_work(self, *, expects_steps: bool = True) -> Iterator[None]:
-        """Mark the block as work; with `expects_steps=False`, as a wait within work that makes no steps."""
+        """Mark the block as work, during which `step` must be called. `expects_steps=False` marks a wait within such
+        work.
+        """
         before, self.working = self.working, expects_steps
         self.step()
         try:

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection during imports, which keep all that they create; collecting takes a sixth of the time.
-
-    Afterwards the collector ignores the loaded objects.
+    """Disable garbage collection during imports: they keep all objects that they create, and collecting takes a sixth
+    of the time. Afterwards the collector ignores the loaded objects.
     """
     gc.disable()
     try:

@@ -70,7 +70,7 @@ class CreditStanding:
     steps: int
     """Number of training steps that used a rollout of this node or team."""
     streak_days: int
-    """Consecutive days up to today or yesterday; 0 = the streak has ended."""
+    """Number of consecutive days with credit, up to today or yesterday; 0 = the streak has ended."""
     longest_streak: int
     first_day: int | None
     """UTC day of the first rollout that counted; None: nothing has counted in this run."""

@@ -106,9 +106,9 @@ class TrustStatus:
     mismatch: tuple[NodeMismatch, ...] = ()
     """Nodes with the largest mismatch with the learner, the largest first."""
     lagging: tuple[tuple[str, str], ...] = ()
-    """Nodes that likely draw with an older version than they name, each with the reason."""
+    """Nodes that probably draw with an older version than they claim, each with the reason."""
     suspended: tuple[str, ...] = ()
-    """Versions and groups that many nodes of a class fail on, so that no node is condemned for them."""
+    """Versions and groups whose checks many nodes of a class fail. These checks condemn no node."""
     coarser: tuple[str, ...] = ()
     """Classes of numerics whose nodes round more than measured here, with their scales."""
 

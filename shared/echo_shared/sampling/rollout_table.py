@@ -143,7 +143,7 @@ class RolloutTable:
     ) -> dict[int, FinishedRollout]:
         """Store one drawn token per row [R], with log-probabilities [R] in nats.
 
-        Returns the finished rollouts by row, in the order of `rows_R`; their rows become free.
+        Return the finished rollouts by row, in the order of `rows_R`; their rows become free.
         """
         self._now = now
         drawn_R = self._drawn_W[rows_R]

@@ -83,7 +83,7 @@ class SlotCache:
     def reserve(self, rows: int, columns: int) -> None:
         """Resize the memory, which must at least hold the rows in use."""
         window = self._window
-        # The longest rows may have left since the last step.
+        # Forget columns before the longest remaining row: longer rows may have left since the last step.
         window.low = int(self._starts[: window.count].min()) if window.count else window.high
         length = window.high - window.low
         for layer in self._slot_layers():

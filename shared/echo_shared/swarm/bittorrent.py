@@ -175,7 +175,7 @@ class BitTorrentSwarm(Swarm):
                 do="Wait: it is published or fetched again automatically.",
             )
         transfer = Transfer(layout, directory.parent, on_progress=None)
-        transfer.finished.set()  # Assumed complete until libtorrent reports otherwise.
+        transfer.finished.set()  # Seeded files count as complete until libtorrent reports otherwise.
         params = _params(layout, directory.parent, tracker_urls)
         params.flags |= lt.torrent_flags.seed_mode
         await self._add(transfer, params)
@@ -224,7 +224,8 @@ class BitTorrentSwarm(Swarm):
         stall_s = self._settings.stall_timeout_s
         asked_web_seed_at = -math.inf
         if patience_s:
-            await transfer.checked.wait()  # A web seed added later is connected at once.
+            # Wait for libtorrent's check of the files: a web seed that is added after the check is connected at once.
+            await transfer.checked.wait()
         while not transfer.finished.is_set():
             now = self._loop.time()
             quiet_s, stalled_s = now - transfer.last_block_at, now - transfer.last_piece_at
@@ -232,7 +233,8 @@ class BitTorrentSwarm(Swarm):
                 raise stalled(transfer.layout.name, after_s=stalled_s, last_problem=transfer.last_problem)
             if web_seed_url and quiet_s >= patience_s and now - asked_web_seed_at >= _REVIVE_WEB_SEED_AFTER_S:
                 asked_web_seed_at = now
-                transfer.handle.remove_url_seed(web_seed_url)  # Revives a seed that libtorrent dropped.
+                # Remove and add the web seed, which revives one that libtorrent has dropped.
+                transfer.handle.remove_url_seed(web_seed_url)
                 transfer.handle.add_url_seed(web_seed_url)
             if quiet_s >= _RECHECK_AFTER_S:
                 transfer.recheck_after_damage()

@@ -43,7 +43,7 @@ class Transfer:
         """
         self.last_problem = ""
         self.last_block_at = self.last_piece_at = asyncio.get_running_loop().time()
-        """Time of the last block, and of the last piece that matched its hash."""
+        """Time of the last received block, and of the last piece that matched its hash."""
         self._parent = parent
         self._on_progress = on_progress
         self._done_bytes = 0

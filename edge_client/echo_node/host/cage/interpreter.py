@@ -42,7 +42,7 @@ def _importable() -> Iterator[str]:
     if not first or Path(first).resolve() != Path.cwd():
         yield first
     yield from rest
-    for name in ("echo_node", "echo_shared"):  # A linked checkout is on no import path.
+    for name in ("echo_node", "echo_shared"):  # Add Echo's own packages: a linked checkout is on no import path.
         module = sys.modules.get(name)
         yield from () if module is None else map(str, module.__path__)
 
