@@ -25,7 +25,9 @@ class GenerateProcess(Remote):
         super().__init__(_Model, base, precision)
 
     def sample(self, groups: list[GroupRequest], width: int) -> float:
-        """Sample all rollouts, `width` at a time. Return tokens a second, without tokens after a rollout's end."""
+        """Sample all rollouts, `width` at a time. Return tokens per second; tokens after a rollout's end do not
+        count.
+        """
         seconds, tokens = self.call("sample", groups, width)
         return float(tokens / seconds)
 

@@ -19,7 +19,7 @@ NOTED: Final = ("llama_decode", "llama_memory_seq_cp", "llama_memory_seq_rm", "l
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch with its own memory. The original structure points into the engine's buffers, which change."""
+    """A llama.cpp batch with its own memory. The engine's batch points into buffers that change."""
 
     native: llama_cpp.llama_batch
     kept: tuple[NDArray[Any], ...]
@@ -50,7 +50,7 @@ class _Batch:
 
 
 class Recording:
-    """Calls of one pass, in order."""
+    """Calls into llama.cpp that one pass over some groups made, in order."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []

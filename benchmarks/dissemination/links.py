@@ -176,7 +176,7 @@ def _probe() -> Iterator[str]:
 
 
 def congestion_control() -> str:
-    """TCP congestion control of hosts in namespaces."""
+    """Return the TCP congestion control that hosts in namespaces use."""
     with _probe() as namespace:
         return choose_congestion_control(namespace) or "the congestion control of this machine"
 

@@ -33,7 +33,7 @@ class Shape:
     tied: bool = True
 
     def config(self, *, stop_id: int | None = None) -> Any:
-        """Return the configuration for transformers. `stop_id` is the end of a text and the padding."""
+        """Return the configuration for transformers. `stop_id` is the token that ends a text, and the padding."""
         return Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,

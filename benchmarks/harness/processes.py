@@ -1,4 +1,4 @@
-"""Hubs and nodes as processes of a benchmark. Each process ends with its block, however the block is left."""
+"""Hubs and nodes as processes of a benchmark. Each process ends when its `with` block is left, also by an error."""
 
 from __future__ import annotations
 

@@ -71,7 +71,9 @@ def case(precision: str) -> str:
 
 
 def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> list[dict[str, Any]]:
-    """Measure rows for each reach, with true claims and with claims as rough as the class's."""
+    """Return rows for each reach, the farthest distance from an edge, with true claims and with claims as rough as the
+    class's.
+    """
     asked = run.asked(case(precision), groups)
     policy = Policy.load(run.settings)
     policy.set_adapter(policy.read_adapter(run.directory.adapter(VERSION)))

@@ -26,7 +26,9 @@ LOOK_S: Final = 0.002
 
 
 async def measure(scratch: Path, models: Models, engine: Engine, news: News, progress: Progress) -> Mapping[str, Any]:
-    """Measure milliseconds from the news to the yield, and seconds until the engine samples again."""
+    """Measure the milliseconds from the owner's command or a sensor's reading until the engine stands still, and the
+    seconds until it samples again.
+    """
     yields: list[float] = []
     resumes: list[float] = []
     async with scene(scratch, models(engine.model), engine) as node:

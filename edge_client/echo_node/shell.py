@@ -59,7 +59,7 @@ Deliver = Callable[[Event], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """Parts of a run's shell."""
+    """What a run's shell works with; given at its construction."""
 
     spool: Spool
     fetcher: Fetcher

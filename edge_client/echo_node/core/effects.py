@@ -1,4 +1,6 @@
-"""Effects of the work loop. They are carried out in order, and return nothing."""
+"""Effects of the work loop, which the shell carries out in order. They return nothing: "answer X" means that the shell
+later passes the event X to the work loop.
+"""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class RolloutsFinished:
 
     rollouts: tuple[FinishedRollout, ...]
     tokens_per_s: float
-    """Rate of the busy engine over the last seconds."""
+    """Drawn tokens per second of the busy engine over the last seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

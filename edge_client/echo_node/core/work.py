@@ -2,8 +2,8 @@
 
 It joins independent parts: the leases with their tokens (`leases`), the recomputed completions (`checks`), the engine's
 life (`engine_life`) and its pauses for the owner (`yielding`), the policy versions (`policies`), the base model
-(`base_model`), and the pace (`pace`). Only the loop calls these parts; their return values become effects. The leases
-and the loop send through one `hub_talk`.
+(`base_model`), and the number of rollouts that the node can finish in time (`pace`). Only the loop calls these parts;
+their return values become effects. The leases and the loop send through one `hub_talk`.
 
 Invariants:
 - a finished rollout is spooled before sending, and resent after every reconnect until the hub's receipt arrives;

@@ -31,7 +31,7 @@ _CONTENT: Final = re.compile("[0-9a-f]{32}")
 _SHARES: Final = {"f32": 2.0, "f16": 1.0, "bf16": 1.0, "q8_0": 0.54}
 """Size of a converted file, as a share of 16-bit weights."""
 _QUANTISING: Final = 1.5
-"""The same for a K-quant while it is made: a 16-bit file, and the result."""
+"""Disk space of making a K-quant, as a multiple of 16-bit weights: a 16-bit file, and the result."""
 _EXACT_BYTES: Final = 128 * 2**20
 """Size of 16-bit weights up to which precision `auto` converts to f32."""
 

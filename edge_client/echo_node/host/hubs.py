@@ -21,7 +21,7 @@ Flag = str | int | float | bool | list[str]
 
 
 class HubRecord(BaseModel):
-    """hub.json: one hub, pinned at first use."""
+    """hub.json: one hub, whose key is pinned at first use."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

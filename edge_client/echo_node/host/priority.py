@@ -25,7 +25,9 @@ _PR_SET_PDEATHSIG: Final = 1
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 _TRIES: Final = 20
 _AGAIN_S: Final = 0.1
-"""Interval between attempts: the kernel allows other users than root one such change per 0.1 s."""
+"""Seconds between attempts to change a session's niceness: the kernel allows other users than root one such change per
+0.1 s.
+"""
 
 
 def give_way(priority: Priority) -> None:

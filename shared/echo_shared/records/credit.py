@@ -19,7 +19,7 @@ BOARD_ORDERS: Final[tuple[BoardOrder, ...]] = get_args(BoardOrder)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardQuery:
-    """Selects rows of one board."""
+    """Selection and order of the rows of one board."""
 
     kind: BoardKind = "node"
     order: BoardOrder = "rank"

@@ -57,7 +57,7 @@ class LossTest:
         self.is_lossy = False
 
     def saw(self, last: Sent, sent: Sent) -> None:
-        """Add two consecutive snapshots of the connection."""
+        """Count packets and losses between two consecutive snapshots of the connection."""
         if sent.queues or last.queues:
             return
         num_packets, num_lost = sent.num_packets - last.num_packets, sent.num_lost - last.num_lost
@@ -81,7 +81,7 @@ class LossPool:
         self.is_lossy = False
 
     def saw(self, last: Sent, sent: Sent, place: str) -> None:
-        """Add two consecutive snapshots of one connection to `place`."""
+        """Count the losses of `place` between two consecutive snapshots of one connection to it."""
         if sent.queues or last.queues:
             return
         before = self._num_lost.pop(place, 0)

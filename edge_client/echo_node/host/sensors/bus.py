@@ -19,7 +19,7 @@ AGAIN_S: Final = 30.0
 
 
 class Bus:
-    """One connection, opened at the first call."""
+    """Connection to D-Bus, opened at the first call."""
 
     def __init__(self, kind: Literal["SESSION", "SYSTEM"]) -> None:
         self._kind = kind
@@ -59,7 +59,7 @@ class Bus:
         return answered if reply.header.message_type is jeepney.MessageType.method_return else None
 
     def get(self, service: str, path: str, interface: str, name: str) -> Any:
-        """Return a property; None as for `call`."""
+        """Return a property of an object on the bus; None without a bus, a service, or an answer in time."""
         answer = self.call(service, path, "org.freedesktop.DBus.Properties", "Get", "ss", (interface, name))
         return None if answer is None else answer[0][1]
 

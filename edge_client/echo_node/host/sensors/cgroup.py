@@ -14,7 +14,7 @@ from echo_node.host.sensors.sysfs import text_of
 GROUPS: Final = Path("/sys/fs/cgroup")
 OWN: Final = Path("/proc/self/cgroup")
 _NO_LIMIT: Final = 2**60
-"""Version 1 writes a number at least this large for no limit."""
+"""Bytes from which a limit means "no limit": version 1 of control groups writes at least this number then."""
 
 
 def left_bytes(groups: Path = GROUPS, own: Path = OWN) -> int | None:

@@ -72,8 +72,8 @@ class DrmSensors:
         self._taken = _Taken(now, taken)
 
     def _clients(self, own: Collection[int]) -> Iterator[tuple[str, float]]:
-        """Yield (device, seconds) of each connection of a process to a device. Several files may be the same
-        connection.
+        """Yield (device, seconds) of each connection of a process to a device. Several open files of one connection
+        count once.
         """
         seen: set[tuple[str, str]] = set()
         for pid in own:
