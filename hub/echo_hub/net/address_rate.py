@@ -1,7 +1,7 @@
-"""Limit how often something may happen, with one token bucket for all addresses together and one per address.
+"""Limit the rate of an event (a connection, a request) by token buckets: a common bucket and one bucket per address.
 
-At most `MOST_PLACES` addresses are remembered; a forgotten address starts with a full bucket. The common bucket limits
-clients with even more addresses.
+At most `MOST_PLACES` addresses are remembered; a forgotten address starts with a full bucket. A client with more
+addresses than that is limited by the common bucket.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BURST_S: Final = 4.0
-"""Bucket size, in seconds of the allowed rate."""
+"""Capacity of a token bucket: the tokens that its rate adds in this many seconds."""
 MOST_PLACES: Final = 16_384
 
 
@@ -27,7 +27,8 @@ class _Bucket:
 
 
 class AddressRate:
-    """Rates are in events per second. `now` is a monotonic clock in seconds; all calls must use the same clock."""
+    """Rates are in events per second. `now` is a monotonic clock in seconds; all calls must use the same clock. A
+    `place` is an address as `place_of` returns it."""
 
     def __init__(self, *, in_all: float, of_one: float, now: float) -> None:
         self._in_all = in_all

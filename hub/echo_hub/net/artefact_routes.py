@@ -1,8 +1,9 @@
-"""The web seed: serves published artefacts over plain HTTP with range requests, to nodes that no peer can serve.
+"""The web seed: serves published artefacts (base model and policy versions) over plain HTTP with range requests, for
+nodes that find no peer.
 
 The URL layout is BitTorrent's for web seeds with several files (https://www.bittorrent.org/beps/bep_0019.html), below
-the node's passkey: the torrent's name, then the file's path in the torrent. Serves only files of published torrents,
-only to joined nodes, never to barred nodes.
+the node's passkey: the torrent's name, then the file's path in the torrent. Only files of published torrents are
+served, only to joined nodes, never to barred nodes.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from echo_shared.errors import RefusedError, RemoteProtocolError
 
 
 class Vouches(Protocol):
-    """Counts the connections of nodes: `Vouching`."""
+    """Counts a request's connection for a node. Implemented by `Vouching`."""
 
     def vouch(self, request: web.Request, node_id: str) -> None:
-        """Take note that the request is this node's. Raises RefusedError if it has too many connections."""
+        """Count the request's connection for this node. Raises RefusedError if the node has too many connections."""
 
 
 class KnownToHub(Protocol):
-    """Knows whose work has been of use: `echo_hub.intake.connected`."""
+    """Knows which nodes have done useful work. Implemented by `echo_hub.intake.connected`."""
 
     def knows(self, node_id: str) -> bool: ...
 
 
 class Vouching:
-    """Counts requests for artefacts as connections of their nodes."""
+    """Counts connections that fetch artefacts for their nodes, up to the limit per node."""
 
     def __init__(self, limits: ConnectionLimits, nodes: KnownToHub) -> None:
         self._limits = limits

@@ -1,11 +1,11 @@
 """The artefact files on disk. RUN/artefacts contains:
 
-    NAME/                     a policy version's plain files: for nodes on this machine and for later deltas
-    CARRIER/                  the sealed files that are sent (`Manifest.carrier_name`); the sealed copy of a base model
-                              takes its size on disk a second time
-    CARRIER.torrent, CARRIER.manifest.json
+  NAME/       plain files of a policy version, for nodes on this machine and as the parent of later deltas
+  CARRIER/    the sealed (encrypted) files that nodes fetch; CARRIER is `Manifest.carrier_name`
+  CARRIER.torrent, CARRIER.manifest.json
 
-The manifest is written last: a carrier without one was never published. All functions block.
+The sealed copy of a base model takes the model's size on disk a second time. The manifest is written last: a carrier
+without a manifest was never published and is deleted. All functions block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _MANIFEST_SUFFIX: Final = ".manifest.json"
 _TORRENT_SUFFIX: Final = ".torrent"
 _WORK_SUFFIX: Final = ".tmp"
 _DELTA_HANDICAP: Final = 1.05
-"""Size factor against deltas: a delta requires its parent, so it must be clearly smaller."""
+"""Factor on a delta's size when it is compared with a keyframe's: a node can use a delta only if it has the parent
+version, so the delta must be clearly smaller."""
 _NO_HASH: Final = "0" * 40
 _POLICY_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 _BASE_FILES: Final = (
@@ -90,7 +91,8 @@ class ArtefactStore:
         self._run_id = run_id
 
     def read_all(self, key_ids: Collection[int]) -> list[Carrier]:
-        """Return all complete carriers sealed with a known key, deltas before keyframes; delete everything else."""
+        """Return all complete carriers that are sealed with a key in `key_ids`, deltas before keyframes. Delete all
+        other files."""
         self._root.mkdir(parents=True, exist_ok=True)
         prefix = artefact_name("base", self._run_id, 0).removesuffix("base")
         found: list[Carrier] = []
@@ -107,7 +109,8 @@ class ArtefactStore:
         return found
 
     def make_base(self, model_dir: Path, key: RunKey, *, source: str | None) -> Carrier:
-        """Seal the base model in `model_dir`. Raises ConfigError if it is incomplete, StorageError."""
+        """Seal the base model in `model_dir`. `source`: its id on a model hub. Raises ConfigError if the model is
+        incomplete, or StorageError."""
         sources = _base_files(model_dir)
         name = artefact_name("base", self._run_id, 0)
         with self._making(name):
@@ -163,7 +166,7 @@ class ArtefactStore:
             return self._seal_smallest([manifest.model_copy(update=change)], key)
 
     def say_source(self, carrier: Carrier, source: str | None) -> Carrier:
-        """Return the same carrier with another `source` in its manifest."""
+        """Return the same carrier with another `source` (the base model's id on a model hub) in its manifest."""
         manifest = carrier.manifest.model_copy(update={"source": source})
         with self._disk_errors(manifest.name):
             write_private(_beside(carrier.directory, _MANIFEST_SUFFIX), manifest.encode())
@@ -174,7 +177,8 @@ class ArtefactStore:
         return self._root / manifest.name
 
     def delete(self, carriers: Collection[Carrier]) -> None:
-        """Delete all files of a version. Manifests go first: the next `read_all` removes files without one."""
+        """Delete all files of these carriers and their versions. Manifests go first: if the hub stops meanwhile, the
+        next `read_all` removes the rest."""
         for carrier in carriers:
             _remove(_beside(carrier.directory, _MANIFEST_SUFFIX))
         for carrier in carriers:
@@ -216,14 +220,14 @@ class ArtefactStore:
 
     @staticmethod
     def _copy_adapter(adapter_dir: Path, directory: Path) -> None:
-        """Copy the adapter. A hard link would change if the learner rewrites its files in place."""
+        """Copy the adapter. A hard link would be unsafe: the learner may rewrite its files in place."""
         directory.mkdir(parents=True, exist_ok=True)
         for file in _POLICY_FILES:
             shutil.copyfile(adapter_dir / file, directory / file)
             sync(directory / file)
 
     def _seal_smallest(self, drafts: list[Manifest], key: RunKey) -> Carrier:
-        """Encode a version in each of these ways, in parallel, and seal the smallest result."""
+        """Encode a version once per draft (keyframe, delta), in parallel, and seal the smallest result."""
         work = self._root / (drafts[0].name + _WORK_SUFFIX)
         work.mkdir(exist_ok=True)
         try:
@@ -258,7 +262,8 @@ class ArtefactStore:
 
     @contextmanager
     def _making(self, name: str) -> Iterator[None]:
-        """Delete leftovers of an earlier attempt; clean up again if the block fails."""
+        """Wrap the creation of an artefact: first delete leftovers of an earlier attempt, and delete all its files if
+        the block fails."""
         with self._disk_errors(name):
             for path in self._all_of(name):
                 _delete(path)
@@ -285,7 +290,7 @@ def _beside(directory: Path, suffix: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or directory; if the system refuses, log it. Windows refuses while a file is being served."""
+    """Remove a file or directory. If the system refuses, only log it: Windows refuses while a file is being served."""
     try:
         _delete(path)
     except OSError as error:

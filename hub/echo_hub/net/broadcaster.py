@@ -25,18 +25,21 @@ from echo_shared.wire.messages import FromHub, Have, Links, Piece
 log = logging.getLogger(__name__)
 
 PIECES_KEPT: Final = 64
-"""Pieces cached for nodes that receive them directly one after the other; at most 16 MiB."""
+"""Most pieces of an artefact cached in memory, because several nodes receive the same piece soon after each other; at
+most 16 MiB."""
 
 
 PUSHED_VERSIONS: Final = 2
-"""Versions pushed at a time: the newest and its predecessor, which may be nearly complete."""
+"""Number of versions pushed at the same time: the newest, and the one before it, which may be nearly complete on the
+nodes."""
 
 
 class Sender(Protocol):
-    """The part of the gateway that pushes need."""
+    """The part of the gateway that the broadcaster uses."""
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a push; `make` builds its message when its turn comes. Return False if the node is not connected."""
+        """Queue a push; `make` builds the message when the queue reaches it. Return False if the node is not connected.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)

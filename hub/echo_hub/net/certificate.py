@@ -21,7 +21,7 @@ LOOK_S: Final = 5.0
 
 
 class Certificate:
-    """Call `load` before anything else."""
+    """The certificate and its TLS context. Call `load` first."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
@@ -39,7 +39,7 @@ class Certificate:
         return self._context
 
     async def watch(self) -> None:
-        """Reload the files whenever they change, forever."""
+        """Reload the files whenever they change. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             await asyncio.to_thread(self.renew)
@@ -58,11 +58,11 @@ class Certificate:
             log.info("the TLS certificate was renewed")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Return a fingerprint that changes with the content of either file."""
+        """Return the identity of both files; it changes when either file is rewritten or replaced."""
         return tuple(_identity(path) for path in (self._certificate, self._key))
 
     def _check(self) -> None:
-        """Load both files into a throwaway context: a context is unusable after a failed load."""
+        """Load both files into a temporary context: a failed load would make the server's context unusable."""
         for name, path in (("server.tls_certificate", self._certificate), ("server.tls_key", self._key)):
             try:
                 path.open("rb").close()

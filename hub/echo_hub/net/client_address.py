@@ -54,7 +54,7 @@ def origin_of(host: str) -> str:
 
 
 def is_https(request: web.Request, trusted_proxies: Collection[str]) -> bool:
-    """Return True if the client uses TLS, either to the hub or, as the header says, to a proxy in `trusted_proxies`."""
+    """Return True if the client uses TLS to the hub, or to a proxy in `trusted_proxies` as X-Forwarded-Proto says."""
     if request.remote in trusted_proxies:
         return request.headers.get("X-Forwarded-Proto", request.scheme) == "https"
     return request.secure

@@ -34,11 +34,12 @@ HEAD_BYTES: Final = 16_384
 BODY_S: Final = 30.0
 IDLE_S: Final = 75.0
 READ_BYTES: Final = 256 * 1024
-"""Bytes read from one connection at a time."""
+"""Size of the read buffer, in bytes: most that one read takes from a connection."""
 
 
 class CloseReason(StrEnum):
-    """Reason for closing a connection or refusing a request."""
+    """Reason for closing a connection or refusing a request. "Strangers" have not authenticated; "unknown" nodes have
+    done no useful work yet."""
 
     TOO_MANY = "too_many"
     TOO_MANY_STRANGERS = "too_many_strangers"
@@ -46,7 +47,7 @@ class CloseReason(StrEnum):
     TOO_MANY_OF_NODE = "too_many_of_node"
     TOO_MANY_UNKNOWN = "too_many_unknown"
     TOO_FAST = "too_fast"
-    """Over the rate limit, for one address or for all; so are the next two."""
+    """Over the rate limit, of one address or of all together. The same holds for the next two reasons."""
     TOO_FAST_REQUESTS = "too_fast_requests"
     TOO_MANY_HANDSHAKES = "too_many_handshakes"
     HANDSHAKE_TOO_LATE = "handshake_too_late"
@@ -55,12 +56,13 @@ class CloseReason(StrEnum):
     NOT_READING = "not_reading"
     TOO_MUCH_HELD = "too_much_held"
     IDLE = "idle"
-    """Not a fault, and not counted."""
+    """A normal end of an idle connection: not a fault, and not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The address that a connection counts for, and its authenticated node; "" for strangers."""
+    """The address that a connection counts for, and its authenticated node; `node_id` is "" for a stranger (a client
+    that has not authenticated)."""
 
     place: str
     node_id: str = ""
@@ -118,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         self.stage = Stage.HANDSHAKE if context else Stage.UNREAD
         self.is_proxy = False
         self.account: Account | None = None
-        """Whom the connection counts for; None counts only toward the total."""
+        """Address and node that the connection counts for; None: it counts only toward the total."""
         self.transport: asyncio.Transport
         self._since = 0.0
         """Time when the connection entered its stage or last made progress."""
@@ -131,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handshake: asyncio.Task[None] | None = None
         self._inner: asyncio.Protocol | None = None
         self._early = b""
-        """Bytes that arrived with the last handshake packet, before this end knew that the handshake was over."""
+        """Bytes that arrived with the last handshake packet, before the hub knew that the handshake was over."""
         self._num_read = 0
         """Bytes read since the last request."""
         self._is_paused = False
@@ -158,11 +160,11 @@ class Connection(asyncio.BufferedProtocol):
             self._early = b""
 
     async def _shake_hands(self, context: ssl.SSLContext) -> None:
-        """Do the TLS handshake. Closing the connection meanwhile means closing `transport`, which ends this task."""
+        """Do the TLS handshake. To close the connection meanwhile, close `transport`: that ends this task."""
         socket, loop = self.transport, asyncio.get_running_loop()
         try:
             await self._keeper.handshakes.turn("" if self.account is None else self.account.place)
-            if socket.is_closing():  # It was closed to make room for another connection.
+            if socket.is_closing():  # Another connection needed its place.
                 return
             self._keeper.began_handshake(self)
             secure = await loop.start_tls(
@@ -170,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
             )
         except RefusedError:
             self._keeper.cut(self, CloseReason.TOO_MANY_HANDSHAKES)
-        except OSError:  # Not TLS, or the client has gone; ssl.SSLError is an OSError, too.
+        except OSError:  # The client does not speak TLS, or it has disconnected; ssl.SSLError is an OSError.
             self._keeper.closed(self)
             socket.abort()
         else:
@@ -182,7 +184,8 @@ class Connection(asyncio.BufferedProtocol):
             self._begin()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the shared read buffer, cut to what this connection may still send."""
+        """Return the shared read buffer, shortened to the bytes that this connection may still send before its request
+        must be complete."""
         return self._keeper.buffer[: READ_BYTES if self._may_send_more else max(1, HEAD_BYTES - self._num_read)]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -261,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
             self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Report the buffered bytes: aiohttp writes a response at once, whatever its size."""
+        """Report the number of buffered bytes: aiohttp puts a whole response into the buffer, whatever its size."""
         self._keeper.holds(self, self.transport.get_write_buffer_size())
         if self._inner is not None:
             self._inner.pause_writing()

@@ -11,8 +11,8 @@ RESERVED: Final = 256
 
 
 def room_for(connections: int) -> int:
-    """Return how many of `connections` the process may open, after raising its soft limit as far as the hard limit
-    allows."""
+    """Return how many of the wanted `connections` the process may open. First raise the soft limit of open files as far
+    as the hard limit allows."""
     if sys.platform == "win32":
         return connections  # Windows sockets use no file descriptors.
     import resource

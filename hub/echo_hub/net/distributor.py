@@ -1,8 +1,9 @@
 """Distribution: delivers every policy version to every node, and tracks which node holds which version.
 
-It decides (by `echo_hub.core`): which version a delta is taken against, by which way a version goes, whom the nodes
-link with, what nobody needs any more. Others carry it out: the publisher makes and seeds artefacts, the broadcaster
-pushes pieces, the connections send messages. Releases and arrivals go to `books`.
+Decisions come from `echo_hub.core`: the parent version of a delta, the way that a version is sent (push, swarm or web
+seed), the links between nodes, and the versions that are no longer needed. Other parts carry them out: the publisher
+makes and seeds artefacts, the broadcaster pushes pieces, the connections send messages. Releases and arrivals are
+recorded in `books`.
 """
 
 from __future__ import annotations
@@ -50,22 +51,23 @@ from echo_shared.wire.messages import (
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 1.0
-"""Shortest interval, in seconds, at which a node is told of mesh changes and unwanted versions."""
+"""Shortest interval, in seconds, between messages to a node about changed peers or unwanted versions."""
 
 KEYFRAME_AGAIN_S: Final = 10.0
 """A node that repeats a keyframe request within this many seconds gets no answer."""
 
 KEYFRAME_COLLECT_S: Final = 0.1
-"""Seconds for which requests for the same keyframe are collected into one push."""
+"""Seconds to wait after a keyframe request, so that requests of other nodes for the same keyframe share one push."""
 
 RECORDS_WAITING: Final = 4_096
-"""Queue limit of records; a node whose report exceeds it waits until they are written."""
+"""Most unwritten records of releases and arrivals. The handler of a node's report above this limit waits until all are
+written."""
 
 RETIRED_REMEMBERED: Final = 64
-"""Retired versions that are still listed as unwanted."""
+"""Number of retired versions (no longer published) that nodes are still told to delete."""
 
 KEYFRAMES_WAITING: Final = 1_024
-"""Queue limit of keyframe requests. Above it, a node falls back to its earlier offer."""
+"""Most waiting keyframe requests. A request above this limit is dropped; the node falls back to its earlier offer."""
 
 _BANNED: Final = "This hub's operator has banned this node."
 
@@ -84,10 +86,10 @@ class Connections(Protocol):
 
 
 class DistributionBooks(Protocol):
-    """Records what happens to versions: `echo_hub.distribution.records`."""
+    """Records the releases and arrivals of versions. Implemented by `echo_hub.distribution.records`."""
 
     async def record(self, news: Sequence[Release | Arrival]) -> None:
-        """Commit releases and arrivals, in order; all that wait are given together."""
+        """Commit releases and arrivals in order. The caller passes all that are waiting in one call."""
 
 
 class Distributor:
@@ -104,8 +106,8 @@ class Distributor:
         live: LiveNodes,
         links_each: int = MAX_MESH,
     ) -> None:
-        """`live`: the connected nodes; those without work are told of a version after all others. `links_each`: maximum
-        number of other nodes that a node is linked with."""
+        """`live`: the connected nodes; nodes on standby (without work) are told of a version after all others.
+        `links_each`: most other nodes that one node is linked with."""
         self._settings = settings
         self._publisher = publisher
         self._broadcaster = broadcaster
@@ -115,7 +117,8 @@ class Distributor:
         self._spread = Dissemination(parents_back=settings.delta_reach)
         self._nodes: dict[str, NodeInfo] = {}
         self._linkable: dict[str, NodeInfo] = {}
-        """Connected nodes, except those that read versions from shared memory on this machine."""
+        """Connected nodes that may link with each other: all except those that read versions from shared memory on the
+        hub's machine."""
         self._neighbours = Neighbours(degree=links_each, draw=random.randrange)
         self._with_base: set[str] = set()
         """Nodes that reported having the base model. The others accept no pieces yet."""
@@ -130,7 +133,7 @@ class Distributor:
         self._evaluated = 0
         """The version used by an evaluation on nodes; 0 = none."""
         self._lent: dict[int, set[str]] = {}
-        """Published versions named in leases, and the connected nodes that hold or held such a lease."""
+        """Published versions named in leases, each with the connected nodes that have had such a lease."""
         self._handed_on = 0
         """Bytes of the last announced version that nodes forwarded to each other."""
         self._node_uplink: float | None = None
@@ -143,7 +146,7 @@ class Distributor:
     # --- publishing
 
     async def open(self) -> None:
-        """Seed everything that was published before the restart."""
+        """Seed everything that was published before a restart of the hub."""
         await self._publisher.reopen()
         self._note_published()
 
@@ -152,7 +155,8 @@ class Distributor:
         await self._publisher.publish_base(model_dir, source=source)
 
     async def publish(self, version: int, adapter_dir: Path) -> None:
-        """Publish a version. Nodes that join later are offered it at once; connected nodes when it is announced."""
+        """Publish a version. A node that joins from now on is offered this version at once; connected nodes are offered
+        it by `announce`."""
         await self._publish(version, adapter_dir)
         self._newest = max(self._newest, version)
 
@@ -169,7 +173,7 @@ class Distributor:
         self._note_published()
 
     def _note_published(self) -> None:
-        """Update the published versions: stop pushing the retired ones."""
+        """Update the known published versions and stop pushing those that were retired (unpublished)."""
         for version in [version for version in self._hashes if not self._publisher.has(version)]:
             self._retired[version] = self._hashes.pop(version)
             self._lent.pop(version, None)
@@ -188,7 +192,7 @@ class Distributor:
         return self._publisher.has(version)
 
     def announce(self, version: int) -> None:
-        """Tell every connected node of this version, and send it by the fastest way."""
+        """Offer this version to every connected node, and send it by the way that is estimated to be fastest."""
         carrier = self._publisher.carrier(version)
         waiting_last = sorted(self._nodes.values(), key=lambda node: self._live.stands_by(node.node_id))
         way = self._send_out(version, waiting_last)
@@ -230,16 +234,16 @@ class Distributor:
         return way if any(offer.shared_memory is None for offer in offers.values()) else None
 
     def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
-        """Return the offer of a version (0: the base) for a node that fetches independently, after joining or for a
-        lease."""
+        """Return the offer of a version (0: the base) for a node that fetches it by itself, from the swarm or the web
+        seed: after joining, or for a lease."""
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
             version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe
         )
 
     def lend(self, version: int, node: NodeInfo) -> ArtefactOffer:
-        """Return the offer of a version that a lease names. If the node lacks the delta's parent, it asks for the
-        keyframe."""
+        """Return the offer of a version that a lease names, and count the node as its user. A node that lacks the
+        delta's parent asks for the keyframe."""
         self._lent.setdefault(version, set()).add(node.node_id)
         return self.offer(version, node)
 
@@ -272,7 +276,8 @@ class Distributor:
         return self._broadcaster.uplink_bytes_s
 
     def node_joined(self, node: NodeInfo) -> None:
-        """Register a node whose session is about to open. The caller offers it the newest version before any await."""
+        """Register a node whose session is about to open. The caller must offer it the newest version before its next
+        await, so that no announcement is missed."""
         self._nodes[node.node_id] = node
         self._make_linkable(node)
         self._told_mesh[node.node_id] = self.mesh_for(node)
@@ -330,10 +335,11 @@ class Distributor:
             await self._to_record.join()
 
     def _estimate_node_uplink(self) -> None:
-        """Estimate a lower bound of each node's uplink: the bytes forwarded per node and second of a whole broadcast.
+        """Estimate a lower bound of a node's uplink: bytes that nodes forwarded, per node and second of a whole
+        broadcast.
 
-        Nodes whose uplink was not the bottleneck can send more. An identical broadcast would take equally long, so the
-        estimate of its duration stays right.
+        It is a lower bound because the uplinks may not have been the bottleneck. The estimated duration of an equal
+        broadcast is still right.
         """
         progress = self._spread.progress(time.monotonic())
         if progress is None or progress.under_way or progress.release.way is not Way.BROADCAST or not progress.since_s:
@@ -350,7 +356,7 @@ class Distributor:
             uplink_bytes_s=self.uplink_bytes_s,
         )
 
-    # --- who may link with whom, and who may be here
+    # --- links between nodes, and bans
 
     def mesh_for(self, node: NodeInfo) -> tuple[MeshPeer, ...]:
         """Return the peers that this node links with, whichever of the two connects."""
@@ -438,7 +444,8 @@ class Distributor:
                     await self._send_keyframe(version, node_ids)
 
     async def _send_keyframe(self, version: int, node_ids: Sequence[str]) -> None:
-        """Send one keyframe to the nodes that asked. Making it takes a while, once per version."""
+        """Send the keyframe of a version to the nodes that asked for it. It is made at the first request, which takes a
+        while."""
         carrier = self._publisher.carrier(version)
         parent = carrier.manifest.delta_parent
         if parent is not None:
@@ -484,7 +491,8 @@ class Distributor:
         return version in self._current() or node_id in self._lent.get(version, ())
 
     def _current(self) -> frozenset[int]:
-        """Return the versions that a node may need without holding them."""
+        """Return the versions that a node may need although it does not hold them: the newest, the announced and the
+        evaluated one."""
         return frozenset({self._newest, self._announced, self._evaluated})
 
 
@@ -495,5 +503,6 @@ def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
 
 
 def pinned(way: Way, at: Circumstances) -> Way:
-    """Return the configured way; fall back to the swarm for payloads or fleets that rule out a push."""
+    """Return the configured way. Use the swarm instead of a push if there are no nodes to push to or the pieces are too
+    large."""
     return way if way not in PUSHED or (at.num_nodes and at.piece_bytes <= MAX_PIECE_BYTES) else Way.SWARM

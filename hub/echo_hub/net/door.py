@@ -1,9 +1,9 @@
 """Authenticate nodes by HTTP, before their connection becomes a websocket.
 
-The first request carries the node's Hello and is answered with the hub's Challenge. The second carries Hello and Proof
-(`echo_shared.wire.credentials`). Protocol version, nonce, signature, invite and bans are checked here. Nothing is
-stored between the two requests: a refused client costs the hub one request of a few kilobytes. An authenticated node
-waits for its turn (`turnstile`), because opening a session costs far more than these checks.
+The first request carries the node's Hello; the hub's answer carries its Challenge. The second request carries Hello and
+Proof (`echo_shared.wire.credentials`). Protocol version, nonce, signature, invite and bans are checked here. The hub
+stores nothing between the two requests, so a refused client costs it one request of a few kilobytes. An authenticated
+node waits for its turn (`turnstile`), because opening a session costs far more than these checks.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 NONCE_BYTES: Final = 32
 TURN_S: Final = 10.0
-"""Longest wait for a turn, in seconds; shorter than a node waits for an answer."""
+"""Longest wait of an authenticated node for its turn, in seconds; shorter than the node's own timeout."""
 MOST_WAITING: Final = 200
-"""Queue limits for authenticated nodes: one for known or invited ones, one for the others."""
+"""Most authenticated nodes in each of the two queues: one for known or invited nodes, one for the others."""
 NO_CREDENTIALS: Final = (
     "This address is for nodes, which authenticate before they connect. A node that gets this answer is older than"
     " the hub: upgrade it by running its installer again.\n"
@@ -56,13 +56,13 @@ STATUS_OF: Final[Mapping[str, int]] = {
     RefusalCode.PROTOCOL_ERROR: 400,
 }
 GUESSES: Final = frozenset({RefusalCode.BAD_SIGNATURE, RefusalCode.BAD_TOKEN})
-"""Refusals that may be guesses at a token or key: each one lengthens the address's penalty."""
+"""Refusals that may be guesses of a token or key. Each one counts as a fault of the client's address (`penalties`)."""
 _UPGRADE: Final = {hdrs.UPGRADE: "websocket"}
 _NO_STORE: Final = {hdrs.CACHE_CONTROL: "no-store"}
 
 
 class TurnedAway(Exception):
-    """Carries the HTTP response to a request that opens no websocket."""
+    """Ends a request that opens no websocket; carries the HTTP response."""
 
     def __init__(self, response: web.Response) -> None:
         super().__init__(response.status)
@@ -79,11 +79,11 @@ class Guest:
 
 
 class GuestList(Protocol):
-    """Facts about nodes, by their ids."""
+    """Answers questions about nodes by their ids: may this node join, is it known, which invite does it have."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        """Return the list responsible for this node, which authenticated with this nonce. Raises RefusedError if none
-        is."""
+        """Return the list that is responsible for this node: with several runs, the list of the run that it joins.
+        `nonce` is the one that it authenticated with. Raises RefusedError if no list is responsible."""
 
     def admit(self, node_id: str) -> None:
         """Raise RefusedError for a node that may not join."""
@@ -123,7 +123,7 @@ class Door:
 
     async def enter(self, request: web.Request, guests: GuestList) -> Guest:
         """Authenticate the request and return its node. Raises TurnedAway."""
-        if hdrs.ORIGIN in request.headers:  # A web page in the browser of someone who can reach the hub.
+        if hdrs.ORIGIN in request.headers:  # A web page sent this request, in the browser of somebody near the hub.
             self.refusals["web_page"] += 1
             raise TurnedAway(web.Response(status=403, text="Web pages may not connect as nodes.\n"))
         try:
@@ -168,7 +168,7 @@ class Door:
         headers = dict(_NO_STORE)
         if status == 426:
             headers |= _UPGRADE
-        elif status == 429:  # Time after which a full queue will be empty, if no more nodes come.
+        elif status == 429:  # Seconds in which a full queue empties if no further node comes.
             headers[hdrs.RETRY_AFTER] = str(math.ceil(MOST_WAITING / self._settings.joins_per_s))
         return web.Response(status=status, body=encode(said), content_type=REFUSED_TYPE, headers=headers)
 

@@ -47,7 +47,7 @@ from echo_shared.wire.sessions import HubSession, SessionState
 log = logging.getLogger(__name__)
 
 WELCOME_S: Final = 20.0
-"""Seconds within which the hub must admit an authenticated node."""
+"""Longest time for the hub to admit an authenticated node, in seconds."""
 NO_LIMIT: Final = 2**62
 """Disables aiohttp's write limit: `NodeConnection` has its own and waits for buffer space itself."""
 HEARTBEATS_MISSED: Final = 6
@@ -84,25 +84,25 @@ class NodeInfo:
 
 
 class Inbox(Protocol):
-    """Receiver of the gateway's events."""
+    """Receives what happens on the nodes' connections: joins, messages, ends."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        """Return the guest list responsible for this node, which authenticated with this nonce. Raises RefusedError if
-        none is."""
+        """Return the guest list that is responsible for this node, which authenticated with `nonce`. Raises
+        RefusedError if none is."""
 
     def admit(self, node_id: str) -> None:
         """Raise RefusedError for a node that may not join. Called before the connection opens."""
 
     def knows(self, node_id: str) -> bool:
-        """Return True if this node has done useful work before or was invited: it takes precedence over unknown
-        nodes."""
+        """Return True if this node has done useful work before or was invited. A known node takes precedence over
+        unknown nodes."""
 
     def find_invite(self, node_id: str, token: str | None) -> int | None:
         """Return the id of the invite that admits this node, or None. Raises InviteEndedError for an invite that has
         ended."""
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
-        """Return the answer to a node that may join. Its messages follow only after that answer is sent."""
+        """Register a node and return its Welcome. Its first message is read only after the Welcome is queued."""
 
     async def node_said(self, node_id: str, message: FromNode) -> None:
         """Handle a message of an open session; called in order."""
@@ -127,7 +127,7 @@ class Gateway:
         self.faults: Counter[Fault] = Counter()
         """Faults of nodes on open connections."""
         self.displace_elsewhere: Callable[[str], bool] = lambda node_id: False
-        """Closes the node's connection to another process, if it has one; returns True if it had."""
+        """Close the node's connection to another gateway process, if it has one; return True if it had."""
         self._settings = settings
         self._limits = limits
         self._log = PeerLog(log)
@@ -168,7 +168,8 @@ class Gateway:
         return self._door.refuse(error)
 
     def send(self, node_id: str, message: FromHub) -> bool:
-        """Queue a message; return False if the node is not connected. After a reconnect it is informed again."""
+        """Queue a message; return False if the node is not connected. The node gets the hub's state again when it
+        reconnects."""
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not SessionState.OPEN:
             return False
@@ -231,7 +232,7 @@ class Gateway:
         try:
             stream = await socket.prepare(request)
         except web.HTTPException as refusal:
-            refusal.force_close()  # The bytes that follow would be counted as frames.
+            refusal.force_close()  # Without the close, the bytes that follow would be counted as websocket frames.
             raise
         except ValueError as error:  # aiohttp's own error response fails if headers contain non-text bytes.
             bad_request = web.HTTPBadRequest(text="This is no websocket handshake.\n")
@@ -271,12 +272,12 @@ class Gateway:
             if self.displace(node.node_id) or self.displace_elsewhere(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
-            self.displace_elsewhere(node.node_id)  # Another connection of this node may have joined first.
+            self.displace_elsewhere(node.node_id)  # Another connection may have joined there meanwhile.
         if session.state is SessionState.CLOSED:  # The hub is shutting down and has said so.
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
             return
-        self.displace(node.node_id)  # For the same reason.
+        self.displace(node.node_id)  # Another connection of the node may have joined here meanwhile.
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
         connection.start_writing(stream, node.node_id)
@@ -284,7 +285,7 @@ class Gateway:
         try:
             async with Silence(HEARTBEATS_MISSED * self._settings.heartbeat_s) as silence:
                 while (frame := await self._next_frame(connection, node, silence)) is not None:
-                    if session.is_closed:  # The node was told, but has not read it yet.
+                    if session.is_closed:  # The refusal was sent, but the node has not read it yet.
                         return
                     message = session.receive(frame)
                     if isinstance(message, Goodbye):
@@ -301,7 +302,7 @@ class Gateway:
             extra = {"event": "node_left", "subject": node.node_id}
             self._log.info("node %s is gone: its connection was closed", node.node_id, extra=extra)
         finally:
-            # Remove the connection before the next await: later sends must fail.
+            # Remove the connection before the next await, so that later sends fail.
             was_open = self._forget(node.node_id, connection)
             connection.queue.end()
             if was_open:
@@ -328,9 +329,10 @@ class Gateway:
         )
 
     def displace(self, node_id: str) -> bool:
-        """Close the node's old connection when it connects again; return True if it had one. The inbox is not notified.
+        """Close the node's older connection because it connects again; return True if there was one. The inbox is not
+        notified.
 
-        Does not wait for the close: the old connection may be dead and never take the message.
+        Does not wait for the close: the older connection may be dead and never take the message.
         """
         old = self._open.pop(node_id, None)
         if old is None:

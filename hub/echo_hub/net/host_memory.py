@@ -17,11 +17,13 @@ from echo_shared.wire.messages import SharedMemory
 log = logging.getLogger(__name__)
 
 HELD_VERSIONS: Final = 2
-"""Keep the newest version, and its predecessor for nodes that start late. A node that has begun can read to the end."""
+"""Versions held: the newest, and the one before it for nodes that start late. A node that has started reading can
+finish after its version is released."""
 
 
 class HostMemory:
-    """Uses no memory until a node on this machine has asked for an `address`. Call `close` at the end."""
+    """Holds versions in shared memory, once a node on this machine has asked for an `address`; uses no memory before.
+    Call `close` at the end."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled and AVAILABLE
@@ -41,8 +43,8 @@ class HostMemory:
             self._segments.pop(old).close()
 
     def address(self, version: int, *, node_ip: str) -> SharedMemory | None:
-        """Return where a node at `node_ip` finds this version, or None if the node is remote or the version is not
-        held."""
+        """Return where a node at `node_ip` finds this version in shared memory. Return None if the node is remote or
+        the version is not held."""
         if not self._enabled or not _is_own_address(node_ip):
             return None
         self._has_readers = True

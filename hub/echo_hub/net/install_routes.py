@@ -22,14 +22,14 @@ SCRIPT: Final = "install.sh"
 WINDOWS_SCRIPT: Final = "install.ps1"
 ARCHIVES: Final = "echo-swarm-*.tar"
 MOST_AT_ONCE: Final = 32
-"""Concurrent archive downloads; the limit leaves uplink for the run itself."""
+"""Most archive downloads at the same time. The limit leaves uplink for the training run."""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "10"}
 
 
 def routes(directory: str) -> list[web.RouteDef]:
-    """Return the installer routes; an empty `directory` makes them all answer 404. Raises ConfigError if the script is
-    missing."""
+    """Return the installer routes. With an empty `directory` all of them answer 404. Raises ConfigError if the
+    directory has no install.sh."""
     if directory and not (Path(directory) / SCRIPT).is_file():
         raise ConfigError(
             "There is nothing to install from.",
@@ -52,7 +52,7 @@ class _Offered:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._hashes: dict[tuple[str, int, int], str] = {}
-        """SHA-256 by (name, size, mtime)."""
+        """SHA-256 of each archive by (name, size, mtime); a changed file is hashed again."""
         self._hashing = asyncio.Lock()
         self.under_way = 0
 

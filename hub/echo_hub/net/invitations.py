@@ -23,7 +23,8 @@ _DO: Final = "Ask the hub's operator for another invite, then: echo-node join UR
 
 
 class InviteEndedError(RefusedError):
-    """The token is valid, but its invite accepts no new keys. Not counted as a guess."""
+    """The token is valid, but its invite admits no further key: it is revoked, expired or used up. Such an attempt is
+    not counted as a guess of a token."""
 
 
 def new_token() -> str:
@@ -37,7 +38,8 @@ def hash_of(token: str) -> str:
 
 
 class Invitations:
-    """`came_by`: maps node id to invite id. `clock`: seconds since the epoch."""
+    """All invites, and the keys (nodes) that joined with them. `came_by`: invite id by node id. `clock`: seconds since
+    the epoch."""
 
     def __init__(
         self, invites: Iterable[Invite] = (), came_by: Mapping[str, int] = {}, clock: Callable[[], float] = time.time
@@ -50,7 +52,7 @@ class Invitations:
         self.renew(invites)
 
     def renew(self, invites: Iterable[Invite]) -> None:
-        """Replace all invites, after the operator has made or revoked one."""
+        """Replace the known invites by `invites`; call it after the operator has made or revoked one."""
         self._invites = {invite.invite_id: invite for invite in invites}
         self._by_hash = {invite.token_hash: invite for invite in self._invites.values()}
 
@@ -92,7 +94,7 @@ class Invitations:
             self._came_by[node_id] = invite_id
 
     def _ended(self, invite: Invite, *, is_new: bool = True) -> str | None:
-        """Return why the invite admits no key, or no new key; None if it does."""
+        """Return why the invite admits no key (with `is_new`: no new key), or None if it admits one."""
         whose = f"This hub's invite for {invite.name}"
         if invite.revoked_at is not None:
             return f"{whose} has been revoked."

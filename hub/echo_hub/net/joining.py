@@ -23,7 +23,8 @@ def install_command(config: HubConfig, server: Server) -> str:
 
 
 def windows_install_command(config: HubConfig, server: Server) -> str:
-    """Return the same command for PowerShell; "" if this hub currently offers no Windows archive."""
+    """Return the command that installs Echo and joins this hub in PowerShell; "" if this hub offers no Windows archive
+    now."""
     if not is_for_windows(config.server.install_from):
         return ""
     token = " -Token TOKEN" if config.server.join == "invite" else ""

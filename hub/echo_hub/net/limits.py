@@ -1,16 +1,18 @@
-"""Limit what connections cost the hub: their number, by owner, and their inactivity.
+"""Limit what connections cost the hub: their number per address and node, and the time that they may stay inactive.
 
-A connection belongs to a *stranger* until a request authenticates a node (`vouch`), by websocket or passkey. Strangers
-are limited in total and per address; nodes' connections per address and per node.
+A connection belongs to a *stranger* until a request authenticates a node (`vouch`), by websocket or passkey. Strangers'
+connections are limited in total and per address, nodes' connections per address and per node.
 
-A stranger over a limit replaces the oldest connection that waits for its client's request: honest clients send theirs
-within moments. Without such a connection, the slowest reader of a response is replaced. If none reads, the new
-connection is closed. The last quarter of all connections is reserved for strangers and for known nodes, which have done
-useful work or come with an invite. New keys share the other three quarters.
+A stranger over a limit replaces another stranger's connection: first the oldest one that waits for its client's
+request, because honest clients send theirs within moments; otherwise the oldest one whose client is still reading a
+response. If there is neither, the new connection is closed. Nodes whose keys are new may connect only while all nodes
+together hold less than three quarters of all connections. The last quarter is for strangers and for known nodes, which
+have done useful work or come with an invite.
 
-Running TLS handshakes are limited; the oldest makes room. New connections and strangers' requests have a rate, in total
-and per address (`address_rate`). Responses buffered for strangers have a memory limit: above it, the slowest reader is
-disconnected. Inactivity is checked per connection (`connection`).
+The number of running TLS handshakes is limited; a new one aborts the oldest. New connections and strangers' requests
+are limited in rate, in total and per address (`address_rate`). Responses buffered for strangers are limited in memory:
+above the limit, the stranger whose last buffered response is oldest is disconnected. Inactivity is checked per
+connection (`connection`).
 
 Connections from a trusted proxy belong to its clients: each request counts for the address that the proxy names. The
 connection itself counts for no address and may stay idle.
@@ -38,16 +40,17 @@ from echo_shared.wire.messages import RefusalCode
 
 HANDSHAKES_PER_S: Final = 250.0
 MOST_HANDSHAKES: Final = 1_024
-"""TLS handshakes waiting for their turn."""
+"""Most TLS handshakes that wait for their turn."""
 MOST_UNDER_WAY: Final = 256
-"""Running TLS handshakes, about 300 KB each. At HANDSHAKES_PER_S, each one has at least a second."""
+"""Most TLS handshakes running at the same time, about 300 KB each. At HANDSHAKES_PER_S, each one has at least a
+second."""
 SWEEP_S: Final = 5.0
 MOST_OF_NODE: Final = 32
-"""Connections of one node: a websocket, and downloads."""
+"""Most connections of one node: its websocket and its downloads."""
 MOST_HELD_BYTES: Final = 24 * 2**20
-"""Buffered response bytes that strangers have not read yet."""
+"""Most response bytes buffered for all strangers together, in bytes."""
 UNKNOWN_SHARE: Final = 0.75
-"""Share of all connections that nodes may hold before unknown nodes are refused."""
+"""Share of all connections up to which nodes' connections may grow before unknown nodes are refused."""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "1"}
 
@@ -56,7 +59,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ConnectionLimits:
-    """The limits of one port.
+    """The limits of the connections to one port of the hub.
 
     Use `make` as protocol factory and `answering` as the first middleware; call `sweep` regularly.
     """
@@ -66,7 +69,7 @@ class ConnectionLimits:
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.cuts: Counter[CloseReason] = Counter()
         self.handshakes = Turnstile(rate=HANDSHAKES_PER_S, most_waiting=MOST_HANDSHAKES)
-        """Admits TLS handshakes."""
+        """Gives waiting TLS handshakes their turns, at most HANDSHAKES_PER_S."""
         self._connections = AddressRate(
             in_all=settings.connections_per_s, of_one=settings.connections_per_s_per_address, now=clock()
         )
@@ -82,12 +85,13 @@ class ConnectionLimits:
         self._under_way: dict[Connection, None] = {}
         """Running TLS handshakes, oldest first."""
         self._strangers_of: Counter[str] = Counter()
-        """Connections by address, like `_nodes_of`; `_of_node` counts by node."""
+        """Strangers' connections by address. `_nodes_of` counts nodes' connections by address, `_of_node` by node."""
         self._nodes_of: Counter[str] = Counter()
         self._of_node: Counter[str] = Counter()
         self._num_strangers = self._num_nodes = 0
         self._held: dict[Connection, int] = {}
-        """Buffered response bytes per stranger connection, oldest first. `_num_held` is their sum."""
+        """Response bytes buffered per stranger's connection, least recently reported first. `_num_held` is their
+        sum."""
         self._num_held = 0
 
     @property
@@ -104,7 +108,7 @@ class ConnectionLimits:
         return self._num_strangers
 
     def allow(self, descriptors: int) -> None:
-        """Lower the connection limit to what the system allows."""
+        """Lower the limit of all connections to the number of file descriptors that the system allows."""
         self._most = min(self._most, descriptors)
 
     def make(self, inner: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None) -> Connection:
@@ -112,7 +116,7 @@ class ConnectionLimits:
         return Connection(self, inner, context)
 
     def admits(self, host: str) -> bool:
-        """Take a token for a new connection; return False above the rates."""
+        """Take a token for a new connection from `host`. Return False if the connection rate is exceeded."""
         if host in self._proxies or self._connections.take(place_of(host), now=self.now()):
             return True
         self.cuts[CloseReason.TOO_FAST] += 1
@@ -141,7 +145,8 @@ class ConnectionLimits:
             self._count(connection, None)
 
     def holds(self, connection: Connection, num_bytes: int) -> None:
-        """Record how many response bytes wait for a stranger to read them; above the limit, disconnect the oldest."""
+        """Record how many response bytes wait for a stranger to read them. Above the limit for all strangers,
+        disconnect the one reported least recently."""
         self._num_held -= self._held.pop(connection, 0)
         if num_bytes and connection in self._all and not (connection.account and connection.account.node_id):
             self._held[connection] = num_bytes
@@ -222,7 +227,7 @@ class ConnectionLimits:
                 self.cuts[CloseReason.TOO_FAST_REQUESTS] += 1
                 refusal = web.HTTPTooManyRequests(text="Too many requests. Try again soon.\n", headers=_LATER)
                 if not connection.is_proxy:
-                    refusal.force_close()  # Each request queued behind it would cost a response.
+                    refusal.force_close()  # Otherwise each request queued behind this one would cost a response.
                 raise refusal
             return await handler(request)
         finally:

@@ -1,7 +1,7 @@
-"""The hub's listening sockets. They close connections above the rate limits before asyncio creates anything for them.
+"""The hub's listening sockets. They close connections above the rate limits before asyncio creates anything for them:
+closing is far cheaper than a transport, a task and a protocol.
 
-Connections in the kernel's queue are accepted in order, so a flood delays every client. Closing a connection is far
-cheaper than a transport, a task and a protocol for it.
+The kernel's queue is served in order, so a flood of connections delays every client.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class ListeningSocket(socket.socket):
         self._admits = admits
 
     def listen(self, _backlog: int = 0) -> None:
-        """Ignore asyncio's backlog: asyncio uses the same number for connections per turn and for the kernel's
-        queue."""
+        """Listen with the hub's own queue length. asyncio's `_backlog` is ignored: asyncio uses that number both for
+        the connections accepted per turn of the loop and for the kernel's queue."""
         super().listen(WAITING_IN_SYSTEM)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next connection that is within the rates.
+        """Accept and return the next connection that is within the rates.
 
-        Raises BlockingIOError if no connection waits, or after `TURNED_AWAY_AT_ONCE` refusals, so that the loop can do
-        other work.
+        Raises BlockingIOError if no connection waits, or after `TURNED_AWAY_AT_ONCE` refusals, so that the event loop
+        can do other work.
         """
         for _ in range(TURNED_AWAY_AT_ONCE):
             connection, address = super().accept()

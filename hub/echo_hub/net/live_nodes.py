@@ -1,4 +1,4 @@
-"""The connected nodes, and what each last said of itself."""
+"""The connected nodes, and what each one last reported about itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from echo_shared.wire.messages import FromHub, Standby, StandbyReason
 
 
 class NodeSender(Protocol):
-    """Sends messages to nodes: `echo_hub.gateways.connections.Connections` and `echo_hub.net.gateway.Gateway`."""
+    """Sends messages to nodes. Implemented by `echo_hub.gateways.connections.Connections` and
+    `echo_hub.net.gateway.Gateway`."""
 
     def send(self, node_id: str, message: FromHub) -> bool:
         """Queue the message; return False if the node is not connected. Never waits."""
@@ -18,7 +19,7 @@ class NodeSender(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LiveNode:
-    """What a connected node last said of itself. These are claims, only for display: no node is credited for them."""
+    """The last report of a connected node. These are claims, only for display: no node is credited for them."""
 
     info: NodeInfo
     activity: str = "preparing"
@@ -26,20 +27,22 @@ class LiveNode:
     policy_version: int | None = None
     tokens_per_s: float = 0.0
     precision: str = ""
-    """Precision of its engine's weights; empty: not known, or no engine runs."""
+    """Precision of the engine's weights; empty if it is not known or no engine runs."""
     cost_per_hour: float = 0.0
-    """Cost per hour of activity, with its power where that is counted."""
+    """Cost per hour of activity, in US dollars, including electricity if the hub counts it."""
     standby: str = ""
-    """The hub's last reason for giving it no work; empty: it was told none."""
+    """Why the hub last put the node on standby (gave it no work); empty if the node has work or has heard nothing
+    yet."""
     affordable: bool = True
-    """False if the spend cap keeps it from work."""
+    """False if the node is on standby because of the run's spend cap."""
 
 
 class LiveNodes(dict[str, LiveNode]):
     """Connected nodes by id. `echo_hub.intake.connected` adds and removes them; other parts of the hub read them."""
 
     def told(self, node_id: str, reason: StandbyReason | None, detail: str) -> Standby:
-        """Return the message that tells the node why it has no work, and keep the reason for the pages."""
+        """Return the message that puts the node on standby for this reason, or ends its standby (None). Keep the reason
+        for the pages."""
         live = self.get(node_id)
         if live is not None:
             live.affordable = reason is not StandbyReason.SPEND_CAP
@@ -47,6 +50,6 @@ class LiveNodes(dict[str, LiveNode]):
         return Standby(reason=reason, detail=detail)
 
     def stands_by(self, node_id: str) -> bool:
-        """Return True if the node is connected and was last told that it has no work."""
+        """Return True if the node is connected and on standby: the hub last told it that there is no work for it."""
         live = self.get(node_id)
         return live is not None and bool(live.standby)

@@ -9,7 +9,8 @@ import asyncio
 from typing import Final
 
 ROUND_S: Final = 0.01
-"""Loop time per round for the messages of all nodes together. Each connection may handle one message in any case."""
+"""Seconds per turn of the event loop for handling the messages of all nodes together. Each connection may handle one
+message even if they are used up."""
 
 
 class MessageShare:
@@ -20,7 +21,8 @@ class MessageShare:
         self._ends_at = 0.0
 
     async def rest(self) -> None:
-        """Call after each message. Yields to the next round of the loop once this round's budget is used up."""
+        """Call after each message. Lets other work run once the messages of this turn of the loop have used up
+        ROUND_S."""
         loop = asyncio.get_running_loop()
         if not self._is_round:
             self._is_round, self._ends_at = True, loop.time() + ROUND_S

@@ -18,18 +18,19 @@ from echo_shared.wire.sockets import keep_unsent_short
 log = logging.getLogger(__name__)
 
 FAREWELL_S: Final = 2.0
-"""Seconds that a node has to receive the hub's last message."""
+"""Longest time for a node to receive the hub's last message, in seconds."""
 UNSENT_BYTES: Final = 8 * 1024
-"""Kernel limit of unsent bytes per node. A message waits behind at most this much pushed data plus one push."""
+"""Kernel limit of unsent bytes per node. So a message waits behind at most this many bytes of pushes, plus one push."""
 
 AT_ONCE: Final = 64
-"""Connections written to before other work gets its turn."""
+"""Number of connections written to before the event loop does other work."""
 
 
 class Together:
-    """Batch the frames that one round of work produces for each node into a single write.
+    """Collects the frames that one turn of the event loop produces for each node, and writes them together.
 
-    An ack and the lease that follows it would otherwise cost two system calls, each as expensive as both together.
+    Without it, an acknowledgement and the lease that follows it would take two system calls, and each costs as much as
+    one for both.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,8 @@ class Together:
         self._waiting.append(connection)
 
     def _soon(self) -> None:
-        # Defer twice: the same round wakes the task that assembles leases, and its frames belong to this batch.
+        # Wait one more turn of the loop: the task that assembles leases is woken in this one, and its frames belong to
+        # the batch.
         asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
@@ -65,7 +67,7 @@ class NodeConnection:
         losses: LossPool,
         place: str,
     ) -> None:
-        """`losses`: the pool of all node connections; this connection is counted under `place`."""
+        """`losses`: TCP losses, pooled over all node connections; this connection counts for the address `place`."""
         self.socket = socket
         self.session = session
         self.queue = SendQueue()
@@ -113,7 +115,7 @@ class NodeConnection:
         self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
 
     def answer_ping(self, payload: bytes) -> None:
-        """Answer a ping now or, if the write buffer is not empty, after it drains. Only the newest ping is answered."""
+        """Answer a ping at once, or when the write buffer is empty. Only the newest ping is answered."""
         self._ping = payload
         if self._answering is not None or self._transport is None or self._stream is None:
             return
@@ -123,7 +125,7 @@ class NodeConnection:
             self._pong()
 
     async def _answer_later(self, stream: AbstractStreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):  # The reader task sees the broken connection, too.
+        with contextlib.suppress(ConnectionError):  # The reader task handles the broken connection.
             await stream.drain()
         self._answering = None
         self._pong()
@@ -133,7 +135,8 @@ class NodeConnection:
             self._transport.write(bytes((0x8A, len(self._ping))) + self._ping)
 
     async def _write(self, stream: AbstractStreamWriter) -> None:
-        """Write until the queue ends or the connection breaks; the reader task sees a broken connection, too.
+        """Write queued frames until the queue ends or the connection breaks; the reader task handles a broken
+        connection.
 
         Never cancel a task that may wait in `drain`: all waiters share one aiohttp future and would be cancelled with
         it.
@@ -150,7 +153,8 @@ class NodeConnection:
             self.abort()
 
     async def dismiss(self, last_frame: bytes) -> None:
-        """Send the hub's last message and close the connection, even if the node does not read it."""
+        """Send the hub's last message and close the connection, at the latest after FAREWELL_S if the node does not
+        read."""
         await self._close(last_frame)
 
     async def end(self) -> None:
@@ -179,7 +183,7 @@ class NodeConnection:
             await self.socket.close()
 
     def abort(self) -> bool:
-        """Abort the connection immediately; return False if it was already closing."""
+        """Abort the connection at once; return False if it was already closing."""
         if self._transport is None:
             return False
         was_ending = self._transport.is_closing()

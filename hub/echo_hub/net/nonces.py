@@ -1,8 +1,8 @@
-"""Stateless challenge nonces: the hub stores nothing for clients that only request a challenge.
+"""Challenge nonces without stored state: a client that only asks for a challenge costs the hub no memory.
 
-A nonce consists of its expiry time, random bytes and a MAC. The MAC covers both and the node's key and nonce. Its
-secret is private to this process or shared by all processes behind one address. Only correctly answered nonces are
-stored, until they expire: a recorded upgrade request cannot be replayed.
+A nonce consists of its expiry time, random bytes and a MAC over both and over the node's key and own nonce. The MAC's
+secret is private to this process, or shared by all processes behind one address. Only nonces that were answered
+correctly are stored, until they expire, so that a recorded upgrade request cannot be replayed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from echo_shared.wire.messages import Hello, RefusalCode
 
 VALID_S: Final = 30.0
 MOST_USED: Final = 65_536
-"""Stored nonces. Each one has cost its node a signature that was verified."""
+"""Most used nonces stored. Each one has cost its node a signature that was verified."""
 _MAC_BYTES: Final = 16
 
 
 class Nonces:
-    """`now` is a monotonic clock in seconds; all calls must use the same clock."""
+    """Makes and checks nonces. `now` is a monotonic clock in seconds; all calls must use the same clock."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or secrets.token_bytes(32)

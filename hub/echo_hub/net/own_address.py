@@ -50,10 +50,10 @@ def shared_address(settings: ServerConfig, local: str) -> str:
 
 
 def requested_address(request: web.Request, settings: ServerConfig) -> str:
-    """Return the URL under which the requester reached the hub; `public_url` if it is set.
+    """Return the URL under which the sender of this request reached the hub; `public_url` if it is set.
 
     The host is taken from X-Forwarded-Host if the request came through a trusted proxy, else from Host. Returns "" if
-    the host is this machine's loopback or malformed.
+    the host is a loopback address or malformed.
     """
     if settings.public_url:
         return settings.public_url.rstrip("/")

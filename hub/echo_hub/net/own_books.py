@@ -36,7 +36,7 @@ _NO_STORE: Final = {hdrs.CACHE_CONTROL: "no-store"}
 
 
 class Records(Protocol):
-    """Records of single nodes: `echo_hub.intake.node_records`."""
+    """Reads and changes the records of single nodes. Implemented by `echo_hub.intake.node_records`."""
 
     async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> Sequence[Receipt]:
         """Return the receipts of these rollouts of the node."""
@@ -45,11 +45,11 @@ class Records(Protocol):
         """Return the node's signed certificate; None if the node has never joined."""
 
     async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
-        """Change the node's team, and return its new standing. Raises RefusedError."""
+        """Create, join or leave a team for the node, and return its team. Raises RefusedError."""
 
 
 class OwnBooks:
-    """`now` is a monotonic clock, in seconds."""
+    """The routes of a node's own records. `now` returns the time of a monotonic clock, in seconds."""
 
     def __init__(self, gateway: Gateway, records: Records, *, now: Callable[[], float]) -> None:
         self._gateway = gateway
@@ -58,7 +58,7 @@ class OwnBooks:
         self._rate = AddressRate(in_all=IN_ALL_PER_S, of_one=OF_ONE_PER_S, now=now())
 
     def routes(self, inbox: Inbox) -> list[web.AbstractRouteDef]:
-        """Return the routes. `inbox` decides which nodes may join; only these may ask."""
+        """Return the routes. Only a node that `inbox` lets join gets an answer."""
 
         def guarded(answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
             async def handle(request: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
-"""Limit how fast the hub reads messages from one node.
+"""Limit the rate at which the hub reads messages from one node.
 
-Two token buckets, one for messages and one for bytes. They never slow down a node that works normally. A node that has
-used up its burst is read more slowly: TCP flow control holds its data back, and no data is lost.
+There are two token buckets, one for messages and one for bytes; a node that works normally never empties them. From a
+node that has emptied one, the hub reads more slowly: TCP flow control holds the data back, and no data is lost.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 MESSAGES_PER_S: Final = 1_000.0
 BYTES_PER_S: Final = 8.0 * 2**20
 BURST_S: Final = 10.0
-"""Bucket size, in seconds of the allowed rate: lets a node send what it stored while it was offline."""
+"""Capacity of the buckets, in seconds of the allowed rate. It lets a node send what it stored while it was offline."""
 _LONGEST_S: Final = 2.0
-"""Longest single pause, in seconds. It bounds the wait after a message of any size."""
+"""Longest pause after one message, in seconds, whatever the size of the message."""
 
 
 class ConnectionPace:

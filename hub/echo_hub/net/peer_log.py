@@ -1,6 +1,7 @@
-"""Limit and sanitise log lines that peers can cause.
+"""Limit and sanitise log lines that peers (nodes and other clients) can cause.
 
-Each kind of message is rate limited. Peer-supplied values take one line and cannot contain terminal control sequences.
+The rate of each kind of message is limited. A value from a peer is written on one line, without terminal control
+sequences.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from echo_shared.wire.messages.fields import printable_line
 
 BURST: Final = 20
 EVERY_S: Final = 5.0
-"""Seconds per additional line of a kind, after the burst is used up."""
+"""Seconds until one more line of a kind is allowed, after the burst is used up."""
 MOST_CHARACTERS: Final = 300
 """Length limit of one peer-supplied value."""
 
@@ -36,7 +37,7 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
         self._theirs = theirs
         self._clock = clock
         self._kinds: dict[str, tuple[float, float, int]] = {}
-        """Per kind: (lines still allowed, time of that count, lines left out since the last one)."""
+        """By kind: (lines still allowed, time of that count, lines suppressed since the last written one)."""
 
     def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
         error = options.get("exc_info")
@@ -57,7 +58,8 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def _left_out(self, kind: str) -> int | None:
-        """Return the number of suppressed lines since the last one of this kind; None to suppress this line as well."""
+        """Return the number of lines of this kind that were suppressed since the last written one; None to suppress
+        this line as well."""
         now = self._clock()
         room, at, left_out = self._kinds.get(kind, (float(BURST), now, 0))
         room = min(room + (now - at) / EVERY_S, float(BURST))

@@ -1,9 +1,9 @@
 """Make nodes that broke the protocol wait before they connect again: one second, doubled with each fault.
 
-A fault counts for the node that provably caused it and for its address, because a new key costs nothing. An address may
-be shared, so its wait stays short, and nodes that have behaved well here are exempt from it. Loopback addresses never
-wait: clients of an untrusted local proxy all appear there. Everything is in memory and bounded; the oldest faults are
-forgotten first.
+A fault counts for the node that provably caused it and also for its address, because a new key costs nothing. Several
+nodes may share an address, so the wait of an address stays short, and nodes that have behaved well are exempt from it.
+Loopback addresses never wait: all clients of an untrusted local proxy have that address. Everything is in memory and
+bounded; the oldest faults are forgotten first.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ LONGEST_S: Final = 600.0
 """Longest wait of a node, in seconds."""
 LONGEST_OF_ADDRESS_S: Final = 30.0
 FORGOTTEN_AFTER_S: Final = 1_800.0
-"""Seconds without another fault."""
+"""Seconds without another fault after which a node's or address's faults are forgotten."""
 MOST_KNOWN: Final = 4_096
-"""Nodes with faults kept in memory, and as many addresses."""
+"""Most nodes with faults kept in memory, and most addresses."""
 MOST_TRUSTED: Final = 16_384
-"""Well-behaved nodes kept in memory."""
+"""Most well-behaved nodes kept in memory."""
 
 
 class Fault(StrEnum):
-    """A protocol violation on an open connection; honest nodes do not cause one."""
+    """A fault of a node on an open connection. Except for those in `HARMLESS`, honest nodes cause none."""
 
     TOO_LARGE = "too_large"
     BAD_WEBSOCKET = "bad_websocket"
@@ -40,7 +40,7 @@ class Fault(StrEnum):
     TOO_MANY_FRAMES = "too_many_frames"
     """Pings, pongs, empty frames or fragments, or messages that arrive faster than the hub reads them."""
     TOO_FAST = "too_fast"
-    """The node was read more slowly because it exceeded its rate."""
+    """The node exceeded its rate, so the hub paused reading from it."""
     SILENT = "silent"
     NOT_READING = "not_reading"
 
@@ -58,7 +58,8 @@ class _Record:
 
 
 class Penalties:
-    """`now` is a monotonic clock in seconds; all calls must use the same clock."""
+    """Faults and waits of nodes and addresses. `now` is a monotonic clock in seconds; all calls must use the same
+    clock."""
 
     def __init__(self) -> None:
         self._nodes: OrderedDict[str, _Record] = OrderedDict()

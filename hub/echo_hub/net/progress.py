@@ -1,4 +1,4 @@
-"""Detect whether data sent on a connection still moves, from Python's write buffer and Linux's TCP counters."""
+"""Detect if data sent on a connection still moves, from asyncio's write buffer and Linux's TCP counters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Progress = tuple[int, int]
 
 
 def progress(transport: asyncio.Transport) -> Progress | None:
-    """Return the connection's progress, or None if nothing waits to be sent or the state is unknown.
+    """Return the connection's progress; None if nothing waits to be sent, or if the system does not tell.
 
-    Files are sent by the kernel and bypass the write buffer. For them only Linux reports unsent and acknowledged bytes.
+    The kernel sends files without the write buffer. For files, only Linux reports unsent and acknowledged bytes.
     """
     held = transport.get_write_buffer_size()
     unsent, acked = _of_system(transport.get_extra_info("socket"))

@@ -1,9 +1,9 @@
-"""Publish the base model and policy versions as signed, sealed artefacts, and seed them.
+"""Publish the base model and policy versions as signed, sealed (encrypted) artefacts, and seed them.
 
-A policy version is published once, as a delta or a keyframe, whichever is smaller. If a node asks for its keyframe,
-that is made as well. Info-hash and signature survive restarts of the hub. The newest KEPT_VERSIONS stay published;
-versions that nodes still fetch stay for twice as many. A version kept longer for an evaluation is removed at the next
-start of the hub, and sealed again when the evaluation needs it.
+A policy version is published once, as a delta or as a keyframe (complete), whichever is smaller. The keyframe of a
+delta is made when a node asks for it. Info-hash and signature survive restarts of the hub. The newest KEPT_VERSIONS
+stay published; a version that nodes still fetch stays until it is older than the newest 2 * KEPT_VERSIONS. A version
+kept longer for an evaluation is removed at the next start of the hub, and sealed again when the evaluation needs it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ WEB_SEED_PATH: Final = "/artefacts/"
 class _Published:
     carrier: Carrier
     offer: ArtefactOffer
-    """The offer without its node-specific fields."""
+    """The offer without the fields that differ between nodes."""
 
 
 class Publisher:
-    """Everything that this run has published. Version 0 is the base model. Call `reopen` first."""
+    """All published artefacts of this run. Version 0 is the base model. Call `reopen` first."""
 
     _keys: RunKeys
 
@@ -55,7 +55,7 @@ class Publisher:
         self._kept = 0
         self._publishing = asyncio.Lock()
         self._published: dict[int, list[_Published]] = {}
-        """Carriers by version. If a version has a delta, the delta is first."""
+        """Carriers by version, in order of publication. A version's delta comes before its keyframe."""
 
     async def reopen(self) -> None:
         """Seed everything that was published before the restart, and delete incomplete artefacts."""
@@ -66,7 +66,8 @@ class Publisher:
         await self._retire()
 
     async def publish_base(self, model_dir: Path, *, source: str | None = None) -> None:
-        """Seal, sign and seed the base model in `model_dir` (Hugging Face layout); returns at once if that is done.
+        """Seal, sign and seed the base model in `model_dir` (Hugging Face layout). If it is published already, only
+        update `source`.
 
         `source`: id and revision on the model hub, if nodes are to fetch it there. Raises ConfigError if there are no
         safetensors weights, StorageError if the artefact cannot be written.
@@ -81,11 +82,12 @@ class Publisher:
     async def publish_policy(
         self, version: int, adapter_dir: Path, *, delta_parent: int | None = None, in_use: Collection[int] = ()
     ) -> None:
-        """Seal, sign and seed the PEFT adapter in `adapter_dir`; returns at once if this version is already published.
+        """Seal, sign and seed the PEFT adapter in `adapter_dir`; return at once if this version is already published.
 
-        Call it after `reopen` for the version that the store lists as published: this restores the version if its
-        artefact was damaged. A delta against `delta_parent` is used if the parent is still published and the delta is
-        smaller. Versions `in_use` are retired later than others. Raises StorageError if the artefact cannot be written.
+        After `reopen`, call it for the version that the store lists as published: this restores the version if its
+        artefact was damaged. It is published as a delta against `delta_parent` if that version is still published and
+        the delta is smaller. Versions `in_use` are retired later than others. Raises StorageError if the artefact
+        cannot be written.
         """
         if version < 1:
             raise ValueError("policy versions count from 1; 0 is the base")
@@ -132,8 +134,7 @@ class Publisher:
         return policy_version != 0 and info_hash in self.info_hashes(policy_version or 0)
 
     def carrier(self, version: int, *, keyframe: bool = False) -> Carrier:
-        """Return the carrier as which the version was published, or its keyframe. Raises SwarmError if it is not
-        published."""
+        """Return the first published carrier of this version, or its keyframe. Raises SwarmError if there is none."""
         return self._find(version, keyframe=keyframe).carrier
 
     def offer_for(
@@ -182,7 +183,8 @@ class Publisher:
         self._keys.renew()
 
     async def _publish(self, make: Callable[[RunKey], Carrier]) -> Carrier:
-        """Run `make` in a thread and seed its carrier. Repeat with the new key if the run key changed meanwhile."""
+        """Call `make` in a thread and seed its carrier. Repeat if the run key changed meanwhile, so that everything new
+        is sealed with the newest key."""
         while True:
             key = self._keys.current
             carrier = await asyncio.to_thread(make, key)

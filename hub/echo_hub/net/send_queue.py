@@ -1,7 +1,7 @@
-"""The send queue of one node: messages in order, and pushes, which yield to every message.
+"""The send queue of one node: messages in order, and pushes (pieces of artefacts), which yield to every message.
 
-A push is built when its turn comes, so a push that has become useless is not sent. This needs short queues in the
-transport and the kernel: bytes that the kernel has taken cannot be recalled or overtaken.
+The frame of a push is built when the queue reaches it, so a push that has become useless is not sent. This works only
+with short buffers in the transport and the kernel: bytes that the kernel has taken cannot be recalled or overtaken.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Final
 MOST_MESSAGES: Final = 2_048
 MOST_PUSHES: Final = 4_096
 MOST_BYTES: Final = 32 * 2**20
-"""Total size of queued messages. A node that leaves more than this unread is stuck."""
+"""Most bytes of queued messages. A node that leaves more than this unread is taken as stuck."""
 
 MakePush = Callable[[], bytes | None]
-"""Build a push's frame; returns None if the push is no longer useful."""
+"""Builds the frame of a push; returns None if the push is no longer useful."""
 
 Rank = tuple[int, bool]
 """Pushes with the lowest rank go first; among equal ranks, the oldest."""

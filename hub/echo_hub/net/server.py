@@ -32,8 +32,8 @@ Dress = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 
 class Server:
-    """Attribute `port` is the real port, even if the settings say 0. `shared`: share the port with other processes
-    (`listen`)."""
+    """The server of the hub's HTTP port. `port` is the real port, even if the settings say 0. `shared`: share the port
+    with other processes of the hub (`listen`)."""
 
     def __init__(self, settings: ServerConfig, *, shared: bool = False) -> None:
         self._settings = settings
@@ -70,7 +70,8 @@ class Server:
         )
         await self._runner.setup()
         context = certificate.load() if certificate else None
-        # `ConnectionLimits.make` adds TLS, not the site: so limits apply from a connection's first packet on.
+        # The site gets no TLS context: `ConnectionLimits.make` adds TLS, so that limits apply from a connection's first
+        # packet on.
         self._runner.speak_tls(context)
         try:
             for one in await listen(
@@ -156,5 +157,5 @@ class _LimitedRunner(web.AppRunner):
     @property
     def server(self) -> web.Server | None:
         server = super().server
-        # A site only calls the server to make a protocol.
+        # A site only calls the server to make a protocol, so a function that makes a limited connection can replace it.
         return None if server is None else cast("web.Server", partial(self._limits.make, server, self._context))

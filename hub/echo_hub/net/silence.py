@@ -1,7 +1,6 @@
 """Time out a task that waits too long for a message.
 
-A separate timeout per message would cost the loop one timer each. One timer checks the time of the last message
-instead.
+One timer checks the time of the last message: a separate timeout per message would cost the event loop one timer each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The run's private BitTorrent tracker: tells nodes of each other.
+"""The run's private BitTorrent tracker: tells nodes the addresses of others that fetch or seed the same torrent.
 
-A node announces itself with its own passkey, which the hub issues when it joins and which also opens the web seed
+A node announces itself with its own passkey, which the hub issues when the node joins and which also opens the web seed
 (`echo_hub.net.artefact_routes`). Unknown and barred passkeys are refused, and so is a passkey used from too many
-addresses (`echo_hub.net.passkey_use`). The tracker uses a request's source address and ignores claimed addresses. State
-is in memory: after a restart passkeys stay valid, and the nodes' next announces fill the list again.
+addresses (`echo_hub.net.passkey_use`). The tracker uses the source address of a request and ignores claimed addresses.
+The state is in memory: after a restart passkeys stay valid, and the next announces of the nodes fill the list again.
 
 Protocol: https://www.bittorrent.org/beps/bep_0003.html, compact answers bep_0023, IPv6 bep_0007.
 """
@@ -32,12 +32,13 @@ from echo_shared.swarm import PeerAddress, bencode
 from echo_shared.wire.messages import RefusalCode
 
 INTERVAL_S: Final = 120
-"""Announce interval of nodes, in seconds. The hub itself reports new peers, so this only keeps the list fresh."""
+"""Announce interval of nodes, in seconds. The hub itself tells nodes of new peers, so announces only show which peers
+are still there."""
 EXPIRES_AFTER_S: Final = 2.5 * INTERVAL_S
 MOST_PEERS: Final = 50
 """Most peers in one answer; chosen at random if there are more."""
 INTRODUCED_EVERY_S: Final = INTERVAL_S
-"""Shortest interval between introductions of the same peer, however often it restarts."""
+"""Shortest interval between two messages about the same new peer, in seconds, however often the peer restarts."""
 _NODE_ID_DIGITS: Final = 20
 _MAC_BYTES: Final = 16
 
@@ -60,7 +61,7 @@ class TrackerAnswer:
     num_seeds: int
     num_fetching: int
     introduce_to: tuple[str, ...] = ()
-    """Fetching nodes that do not know this new peer yet; the hub tells them at once."""
+    """Nodes that are fetching and do not know this new peer yet; the hub tells them at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +72,10 @@ class _Member:
 
 
 class Tracker:
-    """The members of each torrent's swarm. `now` is a monotonic clock; all calls must use the same one.
+    """The members of each torrent's swarm. `now` is a monotonic clock in seconds; all calls must use the same clock.
 
-    With `public`, nodes reach the hub from other machines. A loopback address then belongs to an untrusted proxy: its
-    announces are answered, but not passed on.
+    `public`: nodes reach the hub from other machines. A loopback address then belongs to an untrusted proxy: its
+    announces are answered, but its address is not given to other nodes.
     """
 
     def __init__(self, hub: Identity, *, public: bool = False) -> None:
@@ -84,7 +85,7 @@ class Tracker:
         self._hub_ports: dict[bytes, int] = {}
         self._swarms: dict[bytes, dict[str, _Member]] = {}
         self._introduced: dict[bytes, dict[str, float]] = {}
-        """By torrent and node: time of the last introduction."""
+        """Time of the last introduction (message about a new peer), by torrent and node."""
         self._barred: frozenset[str] = frozenset()
         self._use = PasskeyUse()
         self.refused: Counter[str] = Counter()
@@ -158,7 +159,7 @@ class Tracker:
                 address=(announce.ip, announce.port), is_seed=announce.left == 0, expires_at=now + EXPIRES_AFTER_S
             )
         others = [member for other, member in swarm.items() if other != node_id]
-        if announce.left == 0:  # Peers that both have everything need no connection.
+        if announce.left == 0:  # Two peers that have the whole torrent need no connection to each other.
             others = [member for member in others if not member.is_seed]
             hub_host = ""
         num_seeds = sum(member.is_seed for member in swarm.values()) + bool(self._hub_ports[announce.info_hash])
@@ -198,8 +199,8 @@ class Tracker:
 
 
 def reaches(from_ip: str, to_ip: str) -> bool:
-    """Return True if an address means the same machine to both ends: loopback and private addresses are valid only
-    locally."""
+    """Return True if a machine at `from_ip` can use the address `to_ip`: loopback and private addresses are valid only
+    on their own machine or network."""
     try:
         source, target = _parse_ip(from_ip), _parse_ip(to_ip)
     except ValueError:
@@ -216,7 +217,7 @@ def _parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 class Introductions(Protocol):
-    """Tells nodes of new peers: `echo_hub.net.distributor`."""
+    """Tells nodes of new peers. Implemented by `echo_hub.net.distributor`."""
 
     def introduce(self, info_hash: bytes, peer: PeerAddress, node_ids: tuple[str, ...]) -> None: ...
 
