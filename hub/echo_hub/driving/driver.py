@@ -1,19 +1,19 @@
 """Drive the coordinator: take events, commit records, then hand out actions.
 
 Only the driver calls the coordinator. It has two tasks. The first lets the coordinator handle every event as soon as it
-comes. The second takes all effects since the last commit, commits their records in one transaction, and then hands the
-actions to the hub's services. The store therefore holds every lease and receipt that nodes see. Only `BeginStep` is
-handed out before the commit: a free learner need not wait. Run events (`note`) are committed with the next records, or
-alone. They wait while the store cannot be written, and never end the hub.
+comes. The second takes all effects (records and actions) since the last commit, commits their records in one
+transaction, and then hands the actions to the hub's services. So the store holds every lease and receipt before a node
+sees it. Only `BeginStep` is handed out before the commit, so that a free learner need not wait. Run events (`note`) are
+committed with the next records, or alone. They wait while the store cannot be written, and never end the hub.
 
 Events are handled for `HANDLING_S` at a time; then other tasks of the loop run. Frequent events are collected for the
-same time, except in lock-step modes: a turn of the coordinator with many events costs little more than with one.
+same time, except in lock-step modes: the coordinator handles many events at once for little more than the cost of one.
 Commits begin `COMMIT_S` apart, because a small commit costs about as much as a large one. Actions in `_AT_ONCE`, and
 the first effects after a pause, are committed at once.
 
-While scoring is far behind, nodes' events wait in steps of `BEHIND_S`, down to the nodes' sockets. Rollouts that are
-received but not scored fill memory and train no policy. So a scorer that stands still slows nodes down and stops
-nothing.
+While scoring is far behind, nodes' events wait in steps of `BEHIND_S`, and through the full queue also the nodes'
+sockets. Rollouts that are received but not scored fill memory and train no policy. So a scorer that stands still slows
+the nodes down, but stops nothing.
 """
 
 from __future__ import annotations
@@ -54,24 +54,25 @@ from echo_shared.records.run import RunEvent
 log = logging.getLogger(__name__)
 
 MOST_EFFECTS: Final = 4_096
-"""Maximum number of effects that wait for a commit. Above it no event is handled."""
+"""Most effects that wait for a commit. While there are more, no event is handled."""
 
 HANDLING_S: Final = 0.01
 TOGETHER: Final = 64
-"""Maximum number of frequent events in one turn of the coordinator."""
+"""Most frequent events that the coordinator handles in one call."""
 COMMIT_S: Final = 0.02
 BEHIND_S: Final = 0.1
 _AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishRun})
-"""Actions that are committed without waiting for further effects."""
+"""Actions that are committed at once, without waiting for further effects."""
 
 MOST_NOTED: Final = 1_000
 """Maximum number of run events that wait for a commit. Above it the oldest are dropped."""
 
 SOONEST_S: Final = 0.005
-"""Minimum time between the last event and a `Tick`."""
+"""Shortest wait between the last event and a `Tick`, in seconds."""
 
 TICK_S: Final = 1.0
-"""Maximum wait for a due moment: the computer's clock may be set, or the computer may have slept."""
+"""Longest wait for the coordinator's next due time, in seconds: the computer's clock may be set, or the computer may
+sleep."""
 
 
 class Services(Protocol):
@@ -82,7 +83,7 @@ class Services(Protocol):
 
 
 class Driver:
-    """The only caller of the coordinator. Events come from `queue`; `note` may be called before `run`."""
+    """The only caller of the coordinator. Events come from `queue`; run events (`note`) may come before `run`."""
 
     def __init__(
         self,
@@ -95,7 +96,8 @@ class Driver:
         changes: Changes,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`changes` is notified after each action, and when noted run events can be read from the store."""
+        """`backlog`: tells if scoring is far behind. `changes` is notified after each action, and when noted run events
+        can be read from the store."""
         self.coordinator = coordinator
         self._loop = asyncio.get_running_loop()
         self._store = store
@@ -109,7 +111,7 @@ class Driver:
         self._writing: asyncio.Future[None] | None = None
         """The newest commit, which may still run."""
         self._rested_at = 0.0
-        """Earliest time for frequent events, by the loop's clock."""
+        """Earliest time, by the loop's clock, at which frequent events are handled again."""
         self._effects: list[Effect] = []
         """Effects since the last commit began."""
         self._there_are_effects = asyncio.Event()
@@ -117,12 +119,12 @@ class Driver:
         """Set when an effect must be committed at once."""
         self._committed = asyncio.Event()
         self._num_handled = self._num_settled = 0
-        """Numbers of nodes' events that were handled, and whose records are committed."""
+        """Numbers of nodes' events that were handled, and of those whose records are committed too."""
         self._has_settled = asyncio.Event()
         self._is_waited_for = False
 
     async def settled(self) -> None:
-        """Wait until all events that nodes have put by now are handled, and their records are committed. Only one task
+        """Wait until all events that nodes have put so far are handled and their records are committed. Only one task
         may wait at a time. Waits forever if the driver does not run."""
         number = self._queue.num_put
         while self._num_settled < number:
@@ -149,7 +151,7 @@ class Driver:
         await self._commit(())
 
     async def run(self, services: Services) -> None:
-        """Handle events until cancelled. `services` get each action, in order."""
+        """Handle events until cancelled. `services` receive each action, in order."""
         try:
             self._take(self.coordinator.start(self._clock()), services)
             async with asyncio.TaskGroup() as tasks:
@@ -172,7 +174,7 @@ class Driver:
                         break
                     events = self._queue.take(self._most_together, of_nodes=not self._nodes_wait)
                 garbage.handled(number)
-                await asyncio.sleep(0)  # Let the begun step go out before the next events.
+                await asyncio.sleep(0)  # Let the learner start the step before the next events are handled.
                 while len(self._effects) >= MOST_EFFECTS:
                     self._committed.clear()
                     await self._committed.wait()
@@ -226,7 +228,7 @@ class Driver:
         events, self._noted = self._noted, []
         if not records and not events:
             return
-        # A started commit is completed even if this task is cancelled: the store may have begun to write.
+        # Shield the commit: the store may have begun to write, so it is completed even if this task is cancelled.
         self._writing = asyncio.ensure_future(self._store.apply(records, self._clock(), events))
         self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
@@ -241,13 +243,14 @@ class Driver:
 
     @property
     def _nodes_wait(self) -> bool:
-        """True while nodes' events wait for the scorer. Never in lock-step modes, which lease one batch at a time."""
+        """True while nodes' events wait because scoring is far behind. Never in lock-step modes, which lease one batch
+        at a time."""
         return self.coordinator.settings.mode == "async" and self._backlog.is_far
 
     @property
     def _most_together(self) -> int:
-        """Maximum number of events in one turn; 1 in lock-step modes, whose batches must not depend on the timing of
-        events."""
+        """Most events in one call of the coordinator; 1 in lock-step modes, whose batches must not depend on the timing
+        of events."""
         return TOGETHER if self.coordinator.settings.mode == "async" else 1
 
     async def _next(self, garbage: Garbage) -> list[Event]:
@@ -260,13 +263,14 @@ class Driver:
             async with asyncio.timeout(wait_s):
                 await self._queue.wait()
         except TimeoutError:
-            if wait_s == TICK_S:  # The coordinator has nothing due, either.
+            if wait_s == TICK_S:  # Nothing was due within TICK_S: the hub is idle.
                 garbage.quiet()
             return [Tick()]
         return await self._take_in_time()
 
     async def _take_in_time(self) -> list[Event]:
-        """Return the next events. Frequent events wait for more of them, until `HANDLING_S` after the last turn."""
+        """Return the next events. Wait until `HANDLING_S` after the last turn, to collect frequent events, and up to
+        `BEHIND_S` longer while scoring is far behind."""
         most, loop = self._most_together, asyncio.get_running_loop()
         if most > 1:
             if loop.time() < self._rested_at:

@@ -1,8 +1,8 @@
 """The queue of events for the coordinator: first the hub's own events, then the events of nodes, each kind in order.
 
 The hub's own events complete work that is under way, and their number is limited by the number of leased rollouts. They
-go first: otherwise the verdicts of rollouts would wait behind all messages of a full fleet. A verdict cannot overtake
-its rollout, because only rollouts that the coordinator has received are scored.
+go first: otherwise the verdicts of rollouts would wait behind the messages of all nodes. A verdict cannot overtake its
+rollout, because only rollouts that the coordinator has received are scored.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from echo_hub.core.accounting.events import (
 )
 
 QUEUED_EVENTS: Final = 8_192
-"""Maximum number of queued events of nodes. When the queue is full, `put` waits, down to the nodes' sockets."""
+"""Most queued events of nodes. While the queue is full, `put` waits, and so the hub stops reading the nodes'
+sockets."""
 _OF_NODES: Final = frozenset(
     {LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived, RolloutsBegun}
 )
 _TOGETHER: Final = frozenset({GroupPrepared, NodeReported, RolloutArrived, RolloutsBegun, RolloutScored})
-"""Frequent event types. `take` returns several of them at a time."""
+"""Frequent event types. `take` returns several of them at a time; all other events are handled alone."""
 
 
 class EventQueue:
@@ -52,7 +53,8 @@ class EventQueue:
         """Number of nodes' events ever taken."""
 
     async def put(self, event: Event) -> None:
-        """Add an event. Waits while the queue of nodes' events is full. After `end` the event is dropped at once."""
+        """Add an event. For a node's event, wait while QUEUED_EVENTS of them are queued. After `end` the event is
+        dropped at once."""
         if type(event) in _OF_NODES:
             while len(self._of_nodes) >= QUEUED_EVENTS and not self._has_ended:
                 self._has_room.clear()
@@ -70,8 +72,8 @@ class EventQueue:
             self._there_are.set()
 
     def take(self, most: int = 1, *, of_nodes: bool = True) -> list[Event]:
-        """Return the next event, or up to `most` frequent events in a row; [] if the queue is empty. Without
-        `of_nodes`, nodes' events stay in the queue."""
+        """Return the next event, or up to `most` frequent events in a row; [] if there is none. The hub's own events
+        come first; without `of_nodes`, nodes' events stay in the queue."""
         queue = self._first or self._of_nodes
         if not queue:
             self._there_are.clear()
@@ -94,7 +96,7 @@ class EventQueue:
         return taken
 
     async def wait(self) -> None:
-        """Wait until the queue holds an event."""
+        """Wait until the queue holds an event, or held one since `take` last returned []."""
         await self._there_are.wait()
 
     async def wait_for_own(self) -> None:
@@ -109,7 +111,7 @@ class EventQueue:
         return bool(self._first or self._of_nodes)
 
     def end(self) -> None:
-        """Drop all events, and those put from now on: the driver has ended."""
+        """End the queue because the driver has ended: drop all events, also those that are put later."""
         self._has_ended = True
         self._first.clear()
         self._of_nodes.clear()

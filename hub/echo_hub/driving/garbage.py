@@ -1,18 +1,18 @@
 """Run Python's cyclic garbage collector at times when it does not hold up the hub.
 
-By default the collector traverses all tracked objects at once. With the records of a hundred thousand nodes that takes
-some tenths of a second, in which the hub answers no message. The collector counts allocations less deallocations.
-Where objects are freed as fast as they are made, its young generation therefore grows.
+By default a collection traverses all tracked objects at once. With the records of a hundred thousand nodes that takes
+some tenths of a second, in which the hub answers no message. Python starts a collection by the count of allocations
+minus deallocations, so a process that frees objects as fast as it makes them collects too rarely.
 
 Reference counts free nearly all objects of a hub. The rest are cycles, and almost all of them are young. So the young
 generations are collected every `EVERY` events, and the survivors are frozen (`gc.freeze`, which costs nothing). Old
 cycles, such as those of a closed connection with pending requests, stay until a full collection. A full collection runs
 
-    if it is cheap             whenever memory has grown by `SMALL_GROWTH` since the last one, so that strangers cannot
-                               make a small hub keep much; it takes at most `SHARE` of the processor
-    at a quiet moment          if memory has grown by `LEAST_GROWTH`, because no message waits
-    under load                 only if memory has grown by the machine's free memory, or by `MOST_GROWTH`. Growth
-                               alone is no reason: a hub grows as it meets more nodes
+  if it is cheap             whenever memory has grown by `SMALL_GROWTH` since the last one, so that strangers cannot
+                             make a small hub keep much; it takes at most `SHARE` of the processor
+  at a quiet moment          if memory has grown by `LEAST_GROWTH`, because no message waits
+  under load                 only if memory has grown by the machine's free memory, or by `MOST_GROWTH`. Growth
+                             alone is no reason: a hub grows as it meets more nodes
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from typing import Final, Self
 from echo_shared.process.process_memory import left_bytes, own_bytes
 
 EVERY: Final = 500
-"""Events; each leaves some ten objects."""
+"""Number of handled events between two collections of the young generations; each event leaves some ten objects."""
 SOON_S: Final = 0.2
-"""Processor seconds of a cheap full collection."""
+"""Most processor seconds that the last full collection may have taken to count as cheap."""
 SMALL_GROWTH: Final = 2**25
-"""Bytes."""
+"""Growth of memory, in bytes, after which a cheap full collection runs."""
 SHARE: Final = 0.02
 """Maximum share of full collections in the thread's processor time."""
 LEAST_GROWTH: Final = 2**28
-"""Bytes: for less growth, a full collection frees too little."""
+"""Least growth of memory, in bytes, for any other full collection: after less growth it would free too little."""
 MOST_GROWTH: Final = 2**32
-"""Bytes: a container may have a lower limit than its machine's free memory."""
+"""Growth of memory, in bytes, after which a full collection runs even if the machine has more free memory: a container
+may have a lower limit."""
 
 
 class Garbage:
@@ -74,7 +75,7 @@ class Garbage:
             gc.freeze()
 
     def quiet(self) -> None:
-        """Collect everything if memory has grown: no event has come for a while."""
+        """Run a full collection if memory has grown by `LEAST_GROWTH`. Call it when no event has come for a while."""
         if self._grown_bytes >= LEAST_GROWTH:
             self._collect_frozen()
 

@@ -1,4 +1,4 @@
-"""Progress of the run: received rollouts, and whether the last version is published and evaluated."""
+"""Progress of the run: number of received rollouts, and if the last version is published and evaluated."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from echo_shared.wire.messages import RefusalCode
 
 
 class RunProgress:
-    """The one place that knows whether the run is over. `finished` is set at the end of the run, for good."""
+    """Decides if the run is over. `finished` is set once the last version is published and evaluated, and stays set."""
 
     def __init__(self, *, last_version: int, evaluated: Collection[int]) -> None:
-        """`evaluated`: versions that were evaluated before this start of the hub."""
+        """`evaluated`: versions whose evaluations the store held when the hub started."""
         self.num_received = 0
-        """Number of rollouts committed since the hub's start."""
+        """Number of received rollouts whose records were committed since the hub started."""
         self.finished = asyncio.Event()
         self.last_is_published = False
-        """True once the run's last version is published: nothing is leased for training any more."""
+        """True once the last version of the run is published. From then on nothing is leased for training."""
         self._last_version = last_version
         self._last_is_evaluated = last_version in evaluated
 

@@ -1,7 +1,8 @@
-"""A connection to NATS and its JetStream for hub and gateways; the only module that uses the NATS client library.
+"""Connection of hub and gateways to NATS and JetStream, its store of messages; the only module that uses the NATS
+client library.
 
-A broken connection is re-established forever. Messages published meanwhile may be lost. `store` is reliable: it returns
-once JetStream has the message on disk.
+A broken connection is re-established forever. Messages published while it is broken may be lost. `store` is reliable:
+it returns only when JetStream has the message on disk.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ RETRY_S: Final = 0.5
 STORE_S: Final = 5.0
 """Timeout of one JetStream request, in seconds; after that the request is repeated."""
 LEAST_PAYLOAD: Final = MAX_FRAME_BYTES + 2**16
-"""The largest message to a node, plus its overhead."""
+"""Smallest message size limit that the NATS server must allow, in bytes: the largest message to a node, plus its
+overhead."""
 BUFFER_BYTES: Final = 4 * LEAST_PAYLOAD
 DUPLICATES_S: Final = 600.0
-"""JetStream drops a repeated message id within this many seconds."""
+"""Seconds in which JetStream drops a message whose id it has already stored."""
 UNDER_WAY: Final = 64
-"""Messages delivered to the hub and not settled yet."""
+"""Most messages delivered to the hub that it has not settled yet."""
 SETTLED_WITHIN_S: Final = 86_400.0
 """Seconds until JetStream redelivers an unsettled message. Long, because a hub may wait for disk space for hours."""
 CONSUMER: Final = "hub"
@@ -45,7 +47,7 @@ _FULL: Final = frozenset({10077, 10023, 10047, 10028})
 """JetStream error codes for lack of space: messages, bytes, resources, storage."""
 
 Settle = Callable[[], Awaitable[None]]
-"""Tell JetStream to forget a stored message."""
+"""Tells JetStream to delete a stored message, because its effects are committed."""
 TakeStored = Callable[[bytes, Settle], Awaitable[None]]
 
 
@@ -54,7 +56,7 @@ class BrokerFullError(ConnectError):
 
 
 class Broker:
-    """Created by `open`."""
+    """One connection to NATS; create it with `open`."""
 
     def __init__(self, client: Client, settings: GatewaysConfig) -> None:
         self._client = client
@@ -125,7 +127,8 @@ class Broker:
         return self._client.is_connected
 
     async def publish(self, subject: str, message: bytes) -> None:
-        """Send a message to current subscribers. Raises ConnectError if it cannot even be buffered."""
+        """Send a message to the present subscribers. Raises ConnectError if the message cannot even be buffered for
+        sending."""
         from nats.errors import Error
 
         try:
@@ -186,9 +189,8 @@ class Broker:
             ) from error
 
     async def store(self, subject: str, message: bytes, *, message_id: str) -> None:
-        """Store a message and return once JetStream has it on disk. The same id within DUPLICATES_S is stored once.
-
-        Raises BrokerFullError, or ConnectError if it is unknown whether the message was stored.
+        """Store a message and return once JetStream has it on disk. A message id that is repeated within DUPLICATES_S
+        is stored only once.
         """
         from nats.errors import Error
         from nats.js.errors import APIError
@@ -205,7 +207,8 @@ class Broker:
     async def consume(self, stream: str, take: TakeStored) -> None:
         """Pass stored messages to `take` forever, oldest first, one at a time.
 
-        After a lost connection it resumes with the oldest unsettled message. Only the newest caller receives messages.
+        After a lost connection, delivery resumes with the oldest message that is not settled. If several processes call
+        this, only the newest caller receives messages.
         """
         from nats.errors import Error
 
@@ -214,7 +217,7 @@ class Broker:
             inbox = self._client.new_inbox()
 
             async def taken(message: Msg, number: int = self._num_lost) -> None:
-                if number == self._num_lost:  # Otherwise JetStream redelivers the message on the new connection.
+                if number == self._num_lost:  # JetStream repeats the messages of a lost connection.
                     await take(message.data, partial(_acknowledge, message))
 
             try:
@@ -274,14 +277,14 @@ async def _acknowledge(message: Msg) -> None:
 
     try:
         await message.ack()
-    except (Error, OSError) as error:  # JetStream redelivers the message, and the hub recognises it.
+    except (Error, OSError) as error:  # JetStream delivers the message again, and the hub recognises it.
         log.info("a stored message could not be settled: %s", error)
     _heed_cancellation()
 
 
 def _heed_cancellation() -> None:
-    """Raise CancelledError if the task was cancelled: the NATS library swallows a cancellation that arrives while
-    writing."""
+    """Raise CancelledError if the current task was cancelled: the NATS library swallows a cancellation that arrives
+    while it writes."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -311,6 +314,6 @@ def _tls(settings: GatewaysConfig) -> ssl.SSLContext | None:
 
 
 async def _say_error(error: Exception) -> None:
-    # The lost connection is already logged once.
+    # `_lost` has already logged the lost connection.
     level = logging.INFO if isinstance(error, OSError | EOFError) else logging.WARNING
     log.log(level, "NATS: %s", str(error) or type(error).__name__)

@@ -17,7 +17,8 @@ ELSEWHERE: Final = "This node has connected again elsewhere."
 
 
 class Connections:
-    """`send` and `push` never wait. `has_news` is called when messages for gateways are queued."""
+    """Sends to all connected nodes. `send` and `push` never wait. `has_news` is called when a message for a gateway is
+    queued."""
 
     def __init__(self, gateway: Gateway) -> None:
         """`gateway`: serves the nodes on the hub's own port."""
@@ -34,9 +35,9 @@ class Connections:
         return self._say(node_id, ItemKind.SEND, frame, num_bytes=len(frame))
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a low-priority message that is built when its turn comes.
+        """Queue a low-priority message that is built when its queue reaches it.
 
-        For nodes behind gateways, the message is built when the hub sends it to the gateway, which again gives it low
+        For a node behind a gateway, the message is built when the hub sends it to the gateway, which again gives it low
         priority.
         """
         if node_id not in self.sessions:
@@ -54,13 +55,14 @@ class Connections:
         """Close this node's connection, if open, report the reason to the node, and notify the inbox."""
         if node_id not in self.sessions:
             self._gateway.dismiss(node_id, code, what)
-        else:  # Its gateway reports the disconnect.
+        else:  # The node's gateway reports the disconnect to the inbox.
             self._say(node_id, ItemKind.PART, code.value, what)
 
     async def close(self, code: RefusalCode, what: str) -> None:
-        """Close all nodes' connections and tell them why.
+        """Close the connections of all nodes and tell them why.
 
-        If the hub only stops, nodes behind gateways stay connected, and JetStream stores what they send.
+        If the hub stops before the run is finished, nodes behind gateways stay connected, and JetStream stores what
+        they send.
         """
         if code is RefusalCode.FINISHED:
             for line in self.sessions.lines.values():
@@ -80,8 +82,8 @@ class Connections:
         return True
 
     def untold(self, node_id: str, receipts: Sequence[RolloutReceipt]) -> Sequence[RolloutReceipt]:
-        """Leave out receipts that the node's gateway has already sent: a gateway itself reports rollouts as
-        received."""
+        """Leave out receipts that the node's gateway has already sent: a gateway itself tells its nodes which rollouts
+        were received."""
         if node_id not in self.sessions:
             return receipts
         return [one for one in receipts if one.state is not ReceiptState.RECEIVED or one.checked is not Checked.NO]

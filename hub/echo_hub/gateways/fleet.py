@@ -1,4 +1,5 @@
-"""The hub's end of its gateways: keeps a line to each, admits their nodes, and takes in their stored messages.
+"""The hub's end of its gateways: keeps a line (a numbered message stream) to each gateway, admits the gateways' nodes,
+and takes in the messages that gateways stored.
 
 This component is inactive unless gateways.url is set.
 """
@@ -28,15 +29,16 @@ from echo_shared.wire.codec import encode
 log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.005
-"""Batching interval in seconds for messages to one gateway."""
+"""Seconds for which messages to gateways are collected, so that one NATS message carries many."""
 TOLD_BYTES: Final = 2**20
-"""Approximate size limit of one message; a larger frame is sent alone."""
+"""Approximate size limit of one message to a gateway, in bytes; a larger frame is sent alone."""
 A_GAP: Final = 2**62
-"""An unexpected message number: the gateway detects a gap and begins a new line."""
+"""A message number far ahead of the expected one: the gateway that receives it sees a gap and begins a new line."""
 
 
 class GatewayFleet:
-    """All gateways. `nonces` are shared with them; `connections` knows each node's connection."""
+    """All gateways of the hub. `nonces` use a secret that the gateways share; `connections` knows the connection of
+    each node."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class GatewayFleet:
             tasks.create_task(self._tell(broker))
             tasks.create_task(self._beat(broker))
 
-    # --- what gateways are told
+    # --- messages to gateways
 
     async def _tell(self, broker: Broker) -> None:
         while True:
@@ -109,7 +111,7 @@ class GatewayFleet:
         for line in tuple(self._sessions.lines.values()):
             while line.pushes and line.num_bytes < TOLD_BYTES:
                 line.make_push()
-            if line.pushes:  # The remaining pushes follow in the next round, after messages queued meanwhile.
+            if line.pushes:  # The other pushes follow in the next round, after messages that are queued meanwhile.
                 self._there_is_news.set()
             try:
                 while line.outbox and not line.is_over:
@@ -137,7 +139,7 @@ class GatewayFleet:
             now = time.monotonic()
             was_asleep, last = now - last > GONE_S / 2, now
             for line in tuple(self._sessions.lines.values()):
-                if was_asleep:  # Gateway messages that arrived meanwhile have not been read yet.
+                if was_asleep:  # The hub's machine slept: messages that came meanwhile are still unread.
                     line.heard_at = now
                 elif now - line.heard_at > GONE_S:
                     log.warning("gateway %s is gone, and so are %d nodes", line.gateway_id, len(line.sessions))
@@ -148,12 +150,12 @@ class GatewayFleet:
             await asyncio.sleep(HERE_S)
 
     async def _lose(self, line: GatewayLine) -> None:
-        """Drop a lost gateway: its nodes count as disconnected and will reconnect."""
+        """Drop a lost gateway. Its nodes count as disconnected; they will reconnect."""
         assert self._inbox is not None, "lines begin once it runs"
         for node_id in self._sessions.end_line(line):
             await self._inbox.node_left(node_id)
 
-    # --- what gateways ask
+    # --- requests of gateways
 
     async def _asked(self, message: bytes) -> None:
         try:
@@ -175,7 +177,8 @@ class GatewayFleet:
             log.exception("an error in the hub prevented an answer to a gateway")
 
     async def _begun(self, gateway_id: str, number: int, item: Item) -> GatewayLine | None:
-        """Return a new line for a gateway's first message; else None, and make the gateway begin a new line."""
+        """Return a new line if this is the gateway's first message. Else return None and make the gateway begin a new
+        line."""
         assert self._broker is not None
         if number == 1 and item[0] == ItemKind.HERE:
             log.info("gateway %s has connected", gateway_id)
@@ -228,7 +231,7 @@ class GatewayFleet:
             log.exception("an error in the hub prevented a node from joining")
             line.put(refusal_item(request, RefusedError("The hub failed on this connection.", do="Try again later.")))
         else:
-            self._connections.displace(node.node_id)  # Another connection of this node may have joined first.
+            self._connections.displace(node.node_id)  # Another connection of this node may have joined meanwhile.
             if line.is_over:
                 await inbox.node_left(node.node_id)
                 return
@@ -239,7 +242,7 @@ class GatewayFleet:
 
 
 def _some(line: GatewayLine) -> list[Item]:
-    """Remove and return the items of the next message."""
+    """Remove from the line's outbox and return the items of its next message."""
     taken, size = list[Item](), 0
     for item in line.outbox:
         num_bytes = sum(len(part) for part in item if isinstance(part, bytes))

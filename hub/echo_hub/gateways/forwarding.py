@@ -19,7 +19,7 @@ from echo_shared.errors import RemoteProtocolError
 
 CONNECT_S: Final = 5.0
 SILENT_S: Final = 60.0
-"""Seconds of silence after which a response is abandoned. The hub's live pages send data more often."""
+"""Seconds without data after which a response is given up. The hub's live pages send data more often."""
 CHUNK_BYTES: Final = 2**18
 _OF_ONE_HOP: Final = frozenset(
     name.casefold()
@@ -38,7 +38,8 @@ _OF_ONE_HOP: Final = frozenset(
 
 
 class Forwarding:
-    """Call `open` inside the event loop, and `close` at the end. `hub_url` has no path."""
+    """Forwards requests to the hub. Call `open` inside the event loop, and `close` at the end. `hub_url` has no
+    path."""
 
     def __init__(self, hub_url: str, trusted_proxies: Collection[str]) -> None:
         self._hub_url = hub_url

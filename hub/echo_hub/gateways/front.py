@@ -1,11 +1,11 @@
-"""A gateway's inbox: asks the hub about new nodes, stores what nodes send, and relays what the hub sends them.
+"""A gateway's inbox: asks the hub about new nodes, stores what nodes send, and relays what the hub sends to them.
 
-    node ──frame──► net.Gateway ──message──► Front ──► Uplink ──► JetStream ──► the hub, in order
-                        ▲        ◄──received── as soon as JetStream has it on disk
-                        └──frames── Front ◄── HubLine ◄── the hub
+  node ──frame──► net.Gateway ──message──► Front ──► GatewayUplink ──► JetStream ──► the hub, in order
+            ▲        ◄──received── as soon as JetStream has it on disk
+            └──frames── Front ◄── HubLine ◄── the hub
 
-The gateway itself reports rollouts as received; all other messages to nodes come from the hub. While the hub is away,
-connected nodes stay connected, and what they send is stored.
+The gateway itself tells nodes that their rollouts were received; all other messages to nodes come from the hub. While
+the hub is away, connected nodes stay connected, and what they send is stored.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """The hub's facts about one node, as a guest list."""
+    """The hub's answer about one node (its invite, and if it is known), in the form of a guest list."""
 
     front: Front
     invite_id: int | None
@@ -71,13 +71,13 @@ class _Met:
 
 
 class Front:
-    """Set `line` and `uplink` before use: they are built with this object's methods."""
+    """The gateway's inbox. Set `line` and `uplink` before use: both are built with methods of this object."""
 
     line: HubLine
     uplink: GatewayUplink
 
     def __init__(self, gateway: Gateway, *, hub_host: str = "") -> None:
-        """`hub_host`: the hub's host, if it differs from the address that nodes use."""
+        """`hub_host`: the hub's own host, if it differs from the one under which nodes reach the gateway."""
         self._gateway = gateway
         self._hub_host = hub_host
         self._requests = itertools.count(1)
@@ -108,12 +108,12 @@ class Front:
         )
         welcome = decode_from_hub(frame)
         session = self._sessions.get(number)
-        if session is None:  # The hub has accepted another connection of this node since, or has gone.
+        if session is None:  # The hub has admitted another connection of this node meanwhile, or it has gone.
             raise _hub_away()
         assert isinstance(welcome, Welcome), "JOINED carries a Welcome"
         session.node_id = node.node_id
         self._of_node[node.node_id] = session
-        # Runs after the Welcome, which is queued as soon as this function returns.
+        # Open the session after its Welcome, which is queued as soon as this function returns.
         asyncio.get_running_loop().call_soon(self._open, session)
         return welcome
 
@@ -133,10 +133,11 @@ class Front:
             self._sessions.pop(session.number, None)
             await self.uplink.put([ItemKind.LEFT, node_id, session.number], 0)
 
-    # --- what is stored
+    # --- messages stored in JetStream
 
     def stored(self, items: Sequence[Item]) -> None:
-        """Send receipts for rollouts that JetStream has on disk: nodes need not resend them."""
+        """Tell nodes that their rollouts are received, once JetStream has them on disk: nodes need not send them
+        again."""
         received: dict[str, list[Receipt]] = {}
         for item in items:
             if item[0] == ItemKind.ROLLOUT:
@@ -148,7 +149,7 @@ class Front:
                 part = tuple(receipts[start : start + MAX_BATCHED])
                 self._gateway.send(node_id, Receipts.model_construct(receipts=part))
 
-    # --- what the hub says
+    # --- items from the hub
 
     async def begun(self) -> None:
         """Disconnect all nodes, because the hub process changed or one of its messages was lost."""
@@ -191,7 +192,7 @@ class Front:
             waiting.set_result(item)
 
     def _not_wanted(self, answer: Item) -> None:
-        """Handle an answer that came too late: tell the hub that a node it admitted is not connected here."""
+        """Handle an answer that came too late: tell the hub that the node which it admitted is not connected here."""
         if answer[0] == ItemKind.JOINED:
             self._sessions.pop(answer[2], None)
             self._begin(self.uplink.put([ItemKind.LEFT, "", answer[2]], 0))
@@ -219,7 +220,8 @@ class Front:
             self._gateway.relay(session.node_id, item[2], (item[3][0], bool(item[3][1])))
 
     async def _ask(self, kind: ItemKind, *content: Any) -> Item:
-        """Return the hub's answer. Raises RefusedError if the hub refuses or does not answer."""
+        """Send a request to the hub and return its answer. Raises RefusedError if the hub refuses or does not answer
+        within ANSWER_S."""
         if not self.line.is_open:
             raise _hub_away()
         request = next(self._requests)

@@ -1,13 +1,14 @@
-"""A gateway's connection to the hub: finds the current hub process and detects lost messages.
+"""A gateway's line to the hub: finds the current hub process and detects lost messages.
 
-The hub announces itself by a beacon. A line belongs to one hub process and numbers its messages without gaps. If the
-hub process changes or a message is missing, the gateway disconnects its nodes and begins a new line under a new name.
-The gateway therefore keeps no state that could be outdated: nodes reconnect, and the hub informs them again.
+The hub announces itself by a beacon. A line belongs to one hub process, identified by its epoch (start time), and
+numbers the hub's messages without gaps. If the hub process changes or a message is missing, the gateway disconnects its
+nodes and begins a new line under a new name. So the gateway keeps no outdated state: the nodes reconnect, and the hub
+tells them its state again.
 
-    beacon  [epoch, number, run id, run name]     both numbers only grow; older beacons are ignored. A lower epoch is
-                                                  valid once the hub is silent: its clock may have been set back
-    told    [epoch, number, items]                1, 2, 3, …; a lower number is a repetition, a higher one shows a gap
-    asked   [gateway, epoch, number, item]        only grows
+  beacon  [epoch, number, run id, run name]     both numbers only grow; older beacons are ignored. A lower epoch is
+                         valid once the hub is silent: its clock may have been set back
+  told    [epoch, number, items]                1, 2, 3, …; a lower number is a repetition, a higher one shows a gap
+  asked   [gateway, epoch, number, item]        only grows
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ GONE_S: Final = 5.0
 
 
 class HubLine:
-    """`take` receives the hub's items in order. `begun` runs when a new line begins and all earlier state is void.
+    """The gateway's end of the line. `take` receives the hub's items in order. `begun` is called when a new line
+    begins: all earlier state is void then.
 
-    `now`: a monotonic clock, in seconds.
+    `now` returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -59,9 +61,9 @@ class HubLine:
         self.subjects: Subjects | None = None
         """Set by the first beacon."""
         self.is_known = asyncio.Event()
-        """Set together with `subjects`."""
+        """Set together with `subjects`: the run's id is known."""
         self.has_begun = asyncio.Event()
-        """Set while the hub receives this gateway's messages."""
+        """Set once the hub has answered on this line, until a new line begins."""
         self._name = ""
         self._newest = (0, 0)
         self._epoch = 0
@@ -73,7 +75,7 @@ class HubLine:
 
     @property
     def is_open(self) -> bool:
-        """True if the hub is present and receives this gateway's messages."""
+        """True if the hub has answered on this line and was heard within GONE_S."""
         return self._expected > 1 and not self._is_to_begin.is_set() and self._now() - self._heard_at < GONE_S
 
     async def run(self) -> None:

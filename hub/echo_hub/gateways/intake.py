@@ -1,8 +1,9 @@
-"""Deliver messages stored in JetStream to the hub's inbox, in order.
+"""Deliver messages that gateways stored in JetStream to the hub's inbox, in order.
 
-A message is settled, which removes it from JetStream, once its effects are committed. A rollout reported as received is
-therefore always in JetStream or in the database. A hub killed in between receives the message again and recognises its
-rollouts by id. Messages redelivered after a lost connection, or replayed by an attacker, are recognised by number.
+A message is settled (deleted from JetStream) once its effects are committed. A rollout whose node was told "received"
+is therefore always in JetStream or in the database. A hub that is killed before it settles a message gets it again and
+recognises its rollouts by their ids. Messages repeated after a lost connection, or by an attacker, are recognised by
+their numbers.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class Books(Protocol):
-    """Commits what nodes say: `echo_hub.driving.driver`."""
+    """Commits the effects of nodes' messages. Implemented by `echo_hub.driving.driver`."""
 
     async def settled(self) -> None:
-        """Wait until everything that the inbox was told before is committed."""
+        """Wait until the effects of everything that the inbox received before are committed."""
 
 
 class Intake:
-    """Says stored messages to the inbox. `books` tells when what came of them is committed."""
+    """Passes stored messages to the inbox. `books` tells when their effects are committed."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Intake:
         books: Books,
     ) -> None:
         self.num_rollouts: Counter[str] = Counter()
-        """By gateway."""
+        """Number of rollouts taken in, by gateway."""
         self._seal = seal
         self._subject = subject
         self._inbox = inbox
@@ -82,7 +83,7 @@ class Intake:
 
     async def _say(self, item: Item) -> None:
         kind, node_id, number = item[0], item[1], item[2]
-        if kind == ItemKind.ROLLOUT:  # Accept it even if the node has left or the hub has restarted since.
+        if kind == ItemKind.ROLLOUT:  # Accept a rollout even if its node has left or the hub has restarted since.
             await self._inbox.node_said(node_id, rollout_of(item))
         elif kind == ItemKind.SAID:
             if self._connections.sessions.current(node_id, number):
@@ -95,7 +96,7 @@ class Intake:
             raise CodecError("A gateway has stored an item of an unexpected kind.", got=str(kind))
 
     async def settle(self) -> None:
-        """Settle committed messages, forever."""
+        """Settle messages whose effects are committed, forever."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()

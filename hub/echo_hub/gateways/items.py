@@ -1,10 +1,11 @@
-"""Items exchanged between gateways and hub: short lists of plain values that are cheap to decode.
+"""Items exchanged between gateways and hub: short lists of plain values, which are cheap to decode.
 
-Sealed items are not validated again: the gateway has validated node messages, and only hub and gateways can seal.
+Items from a sealed message are not validated again: the gateway has validated the nodes' messages, and only hub and
+gateways can seal.
 
-    stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order of the nodes' messages
-    asked:   [gateway, epoch, number, item]  HERE, MEET, JOIN, GONE
-    told:    [epoch, number, [item, …]]      HERE, MET, JOINED, REFUSED, SEND, PUSH, PART, CLOSE
+  stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order of the nodes' messages
+  asked:   [gateway, epoch, number, item]  HERE, MEET, JOIN, GONE
+  told:    [epoch, number, [item, …]]      HERE, MET, JOINED, REFUSED, SEND, PUSH, PART, CLOSE
 """
 
 from __future__ import annotations
@@ -22,36 +23,36 @@ from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import FinishReason, Rollout, VersionSpan
 
 Item = list[Any]
-"""A Kind, then the fields listed with that kind."""
+"""An `ItemKind`, then the fields that its docstring lists."""
 
 
 class ItemKind(IntEnum):
     ROLLOUT = 0
-    """node, session, fields of the rollout."""
+    """Fields: node, session, fields of the rollout."""
     SAID = 1
-    """node, session, any other frame from the node."""
+    """Fields: node, session, frame of any other message from the node."""
     LEFT = 2
-    """node, session."""
+    """Fields: node, session. The session's connection has ended."""
     HERE = 3
     """Heartbeat of a gateway or the hub."""
     MEET = 4
-    """request, node, invite token, nonce: asks for the hub's facts about this authenticated node."""
+    """Fields: request, node, invite token, nonce. Asks for the hub's facts about this authenticated node."""
     MET = 5
-    """request, invite id or None, True if the node is known."""
+    """Fields: request, invite id or None, True if the node is known. Answers MEET."""
     JOIN = 6
-    """request, NodeInfo: the node asks to join."""
+    """Fields: request, NodeInfo. The node asks to join."""
     JOINED = 7
-    """request, session, encoded Welcome."""
+    """Fields: request, session, encoded Welcome. Answers JOIN."""
     REFUSED = 8
-    """request, code, what, got, do."""
+    """Fields: request, code, what, got, do. Refuses a MEET or JOIN."""
     SEND = 9
-    """session, frame."""
+    """Fields: session, frame. A message to the node."""
     PUSH = 10
-    """session, frame, rank."""
+    """Fields: session, frame, rank. A low-priority message to the node."""
     PART = 11
-    """session, code, what: close this connection."""
+    """Fields: session, code, what. Close this node's connection."""
     CLOSE = 12
-    """code, what: close all connections."""
+    """Fields: code, what. Close all connections."""
     GONE = 13
     """The gateway and all its connections have ended."""
 

@@ -30,11 +30,11 @@ from echo_shared.wire.messages import RefusalCode
 log = logging.getLogger(__name__)
 
 LAST_STORED_S: Final = 10.0
-"""Seconds that a stopping gateway has to store what its nodes sent."""
+"""Longest time for a stopping gateway to store what its nodes have sent, in seconds."""
 
 
 class GatewayProcess:
-    """Created by `open_gateway`."""
+    """A running gateway; create it with `open_gateway`."""
 
     def __init__(self, server: Server, line: HubLine, uplink: GatewayUplink) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""The hub's table of gateways: the gateway of each node, and the messages queued for each gateway.
+"""The hub's table of gateways: which gateway each node is connected to, and the messages queued for each gateway.
 
 Belongs to one event loop; nothing here waits. `fleet` sends the queued items and reports the received ones.
 """
@@ -15,7 +15,8 @@ from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.net.send_queue import MakePush, Rank
 
 WAITING_BYTES: Final = 2**26
-"""Queue limit in bytes; above it the hub drops the gateway's line. Its nodes reconnect and are informed again."""
+"""Most bytes queued for one gateway. Above it the hub drops the gateway's line, so its nodes reconnect and get the
+hub's state again."""
 AROUND_BYTES: Final = 64
 
 
@@ -25,7 +26,8 @@ class GatewaySession:
 
     node_id: str
     number: int
-    """Unique. Another process of this hub repeats a number with probability 2**-60."""
+    """Unique in this process. The numbers start at a random value, so a restarted hub repeats one with probability
+    2**-60."""
     line: GatewayLine
 
 
@@ -69,7 +71,7 @@ class GatewaySessions:
         self._numbers = itertools.count(secrets.randbits(62))
         self._pushes = itertools.count()
         self.lines: dict[str, GatewayLine] = {}
-        """By gateway id."""
+        """Gateways by their ids."""
 
     def __contains__(self, node_id: str) -> bool:
         return node_id in self._of_node
@@ -100,7 +102,8 @@ class GatewaySessions:
         return session
 
     def left(self, number: int) -> str | None:
-        """End a session that its gateway reported as closed; return its node if the session was current."""
+        """End a session that its gateway reported as closed. Return its node; None if the session is not known any
+        more."""
         for line in self.lines.values():
             session = line.sessions.get(number)
             if session is not None:

@@ -1,7 +1,7 @@
 """Batch what a gateway's nodes send, and store one batch at a time in JetStream, in order.
 
-If too much waits, backpressure reaches each node's socket. A failed store is retried with the same message id, so that
-JetStream keeps only one copy.
+When too many bytes wait, the gateway stops reading from the nodes' sockets. A failed store is retried with the same
+message id, so that JetStream keeps only one copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from echo_shared.errors import ConnectError
 log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.02
-"""Batching interval in seconds: one stored message carries everything that arrives within it."""
+"""Seconds for which items are collected into one stored message."""
 STORED_BYTES: Final = 2**20
-"""Size limit of a batch in bytes; a full batch is stored without waiting longer."""
+"""Size at which a batch is stored without further waiting, in bytes; a batch is larger only if a single item is."""
 WAITING_BYTES: Final = 2**24
 RETRY_S: Final = 0.5
 AROUND_BYTES: Final = 128
@@ -29,7 +29,8 @@ AROUND_BYTES: Final = 128
 
 
 class GatewayUplink:
-    """`stored` receives all items of a batch once JetStream has written the batch to disk, in the order of `put`."""
+    """Stores what nodes send. `stored` is called with all items of a batch once JetStream has the batch on disk, in the
+    order of `put`."""
 
     def __init__(self, broker: Broker, seal: Seal, *, name: str, stored: Callable[[Sequence[Item]], None]) -> None:
         self._broker = broker
@@ -48,7 +49,7 @@ class GatewayUplink:
         self._is_empty.set()
 
     async def put(self, item: Item, num_bytes: int) -> None:
-        """Queue an item; wait while more than WAITING_BYTES is queued."""
+        """Queue an item. Waits while WAITING_BYTES or more are queued."""
         while self._num_bytes >= WAITING_BYTES:
             self._has_room.clear()
             await self._has_room.wait()

@@ -38,8 +38,7 @@ class Sender(Protocol):
     """The part of the gateway that the broadcaster uses."""
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a push; `make` builds the message when the queue reaches it. Return False if the node is not connected.
-        """
+        """Queue a push; `make` builds its message when the queue reaches it. Return False if the node is gone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

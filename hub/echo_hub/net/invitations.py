@@ -64,8 +64,8 @@ class Invitations:
     def find(self, node_id: str, token: str | None) -> int | None:
         """Return the id of the invite that admits this key.
 
-        Returns None for a key without invite and with an unknown token. Raises InviteEndedError if the token's invite
-        accepts no further key.
+        Returns None for a key that has no invite and brings no known token. Raises InviteEndedError if
+        the token's invite admits no further key.
         """
         given = None if token is None else self._by_hash.get(hash_of(token))
         before = self._invites.get(self._came_by[node_id]) if self.has(node_id) else None

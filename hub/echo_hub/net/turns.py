@@ -1,8 +1,9 @@
 """Give the hub's own events priority over node connections in the event loop.
 
-If a thousand nodes send simultaneously, asyncio would read all their connections in every round before anything else.
-Verdicts, finished commits and learner answers would wait behind these reads. This selector reports at most `AT_ONCE`
-node connections per round, in rotation. The rest stay readable and are reported in later rounds.
+When a thousand nodes send at the same time, asyncio would read all their connections in one turn of the loop before
+anything else. Verdicts, finished commits and answers of the learner would wait behind these reads. This selector
+reports at most `AT_ONCE` node connections per turn, in rotation. The others stay readable and are reported in later
+turns.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ _Ready = tuple[selectors.SelectorKey, int]
 
 
 class FairSelector(selectors.DefaultSelector):
-    """The selector of one event loop."""
+    """The selector of one event loop. It limits how many node connections are reported as ready per turn of the
+    loop."""
 
     def __init__(self) -> None:
         super().__init__()
         self.guests: set[int] = set()
         """File descriptors of node connections."""
         self._last = -1
-        """The highest descriptor reported in the last round; the next round continues behind it."""
+        """Highest descriptor of a node reported in the last turn; the next turn starts with the descriptors above
+        it."""
 
     def select(self, timeout: float | None = None) -> list[_Ready]:
-        """Return the ready events: all of the hub's own, and at most `AT_ONCE` from nodes."""
+        """Return the ready events: all events of the hub's own files and sockets, and at most `AT_ONCE` of nodes."""
         ready = super().select(timeout)
         if len(ready) <= AT_ONCE:
             return ready

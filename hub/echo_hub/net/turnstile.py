@@ -1,12 +1,12 @@
 """Admit connection attempts one at a time, at a limited rate, fairly among addresses.
 
-Known nodes go first, but every fourth turn goes to an unknown node if one waits. Within both groups addresses take
-turns, regardless of how many requests each has waiting: a thousand keys from one address delay another address by one
+Known nodes go first, but every fourth turn goes to an unknown node if one waits. Within both groups the addresses take
+turns, however many requests each of them has waiting: a thousand keys from one address delay another address by one
 turn. If the queue is full, the newest request of the address with the most requests is dropped. Each turn of the event
 loop admits at most one request, so the rate falls by itself when the loop is busy.
 
-    rate 50/s, 199 keys of one address wait, a request from another address arrives: it gets the second turn from now;
-    if known nodes wait as well, the eighth, after 0.16 s.
+  rate 50/s, 199 keys of one address wait, a request from another address arrives: it gets the second turn from now;
+  if known nodes wait as well, the eighth, after 0.16 s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import RefusalCode
 
 STRANGERS_TURN: Final = 4
-"""Every fourth turn goes to an unknown node, if one waits."""
+"""One turn in this many goes to an unknown node, if one waits."""
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class FairQueue(Generic[T]):
 
 
 class Turnstile:
-    """Admits `rate` requests per second; unused turns are not saved up."""
+    """Admits at most `rate` requests per second. Turns that nobody uses are not saved up."""
 
     def __init__(self, *, rate: float, most_waiting: int) -> None:
         self._gap_s = 1 / rate
@@ -70,7 +70,7 @@ class Turnstile:
         self._turns_of_known = 0
         """Consecutive turns given to known nodes."""
         self._timer: asyncio.TimerHandle | None = None
-        """Runs until the next turn is due."""
+        """Timer of the next turn; None if the last turn is long enough ago for the next request to go at once."""
 
     async def turn(self, place: str, *, known: bool = False) -> None:
         """Wait for the caller's turn. Raises RefusedError if too many requests wait."""
