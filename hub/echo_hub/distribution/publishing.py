@@ -1,4 +1,4 @@
-"""Publish versions, one after the other: exported adapters become artefacts that every node can fetch."""
+"""Publish versions one after the other: each exported adapter becomes an artefact that every node can fetch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class Publishing:
-    """Publishes versions, and reports each to the coordinator. A version that no engine can use is not published."""
+    """Publishes versions, and reports each one to the coordinator. A version whose adapter no engine can use is not
+    published."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class Publishing:
         room: Room,
         own_sampler: OwnSampler | None = None,
     ) -> None:
-        """`room`: waits for disk space. `own_sampler`: the hub's own sampler, in co-located mode."""
+        """`room`: retries a write while the disk is full. `own_sampler`: the hub's own sampler, in co-located mode."""
         self._distributor = distributor
         self._directory = directory
         self._queue = queue
@@ -44,9 +45,10 @@ class Publishing:
     async def reopen(
         self, base_dir: Path, *, base_source: str | None, published_version: int, banned: Collection[str]
     ) -> None:
-        """Publish again the base and the newest version. Takes long at the first start, and for damaged artefacts.
+        """Publish the base and the newest version again after a start of the hub. This takes long at the first start,
+        and if artefacts were damaged.
 
-        `base_source`: the base's id and revision on a model hub, where nodes fetch it first.
+        `base_source`: the base's id and revision on the model hub from which nodes try to fetch it first.
         """
         await self._distributor.open()
         self._distributor.bar(frozenset(banned))
@@ -59,7 +61,7 @@ class Publishing:
         self._waiting.put_nowait(policy_version)
 
     async def run(self) -> None:
-        """Publishes for ever."""
+        """Publish queued versions until cancelled."""
         while True:
             version = await self._waiting.get()
             adapter = self._directory.adapter(version)
@@ -74,15 +76,15 @@ class Publishing:
                 await self._own_sampler.holds(version)
 
     async def keep_for_evaluation(self, policy_version: int) -> None:
-        """Keep this version published, however old it is. Nodes have the base in any case."""
+        """Keep this version published, however old it is. Version 0 is the base, which stays published in any case."""
         if policy_version:
             adapter = self._directory.adapter(policy_version)
             await self._room.until_done(partial(self._distributor.keep_for_evaluation, policy_version, adapter))
 
 
 def _fault(adapter_dir: Path) -> str:
-    """Return why no engine can use an exported adapter; empty: no fault was found. Unreadable files are found when the
-    adapter is published."""
+    """Return why no engine can use an exported adapter; empty if no fault was found. Unreadable files are reported when
+    the adapter is published."""
     try:
         lost = not_finite(TensorFile(adapter_dir / WEIGHTS_FILE))
     except CodecError as error:

@@ -1,4 +1,4 @@
-"""Records of releases and arrivals of versions, in the store."""
+"""Records of releases (announcements) and arrivals (finished fetches) of versions, in the store."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class DistributionRecords:
         self._changes = changes
 
     async def record(self, news: Sequence[Release | Arrival]) -> None:
-        """Commit them, in order."""
+        """Commit releases and arrivals, in order."""
         await self._store.on_writer(self._store.store.record_distribution, news, time.time())
         self._changes.notify()

@@ -47,7 +47,7 @@ class DistributionService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Publish and spread versions until cancelled."""
+        """Publish versions and send them to nodes, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.publishing.run())
             tasks.create_task(self.distributor.run())

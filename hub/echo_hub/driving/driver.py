@@ -11,9 +11,9 @@ same time, except in lock-step modes: the coordinator handles many events at onc
 Commits begin `COMMIT_S` apart, because a small commit costs about as much as a large one. Actions in `_AT_ONCE`, and
 the first effects after a pause, are committed at once.
 
-While scoring is far behind, nodes' events wait in steps of `BEHIND_S`, and through the full queue also the nodes'
-sockets. Rollouts that are received but not scored fill memory and train no policy. So a scorer that stands still slows
-the nodes down, but stops nothing.
+While scoring is far behind, nodes' events wait in steps of `BEHIND_S`: their queue fills, and the hub reads the nodes'
+sockets more slowly. Rollouts that are received but not scored fill memory and train no policy. So a scorer that stands
+still slows the nodes down, but stops nothing.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from echo_shared.signing.identity import Identity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Opened and closed by `echo_hub.serving.opening.open_hub`. Each service gets them, with the settings."""
+    """Everything that a hub opens at its start and that its services need, in addition to the settings.
+    `echo_hub.serving.opening.open_hub` opens and closes it."""
 
     config: HubConfig
     directory: RunDirectory
@@ -45,9 +46,9 @@ class Resources:
     started_at: float
     """Time of the run's first start, in seconds since the epoch."""
     evaluated: frozenset[int]
-    """Versions whose evaluation is in the store."""
+    """Versions whose evaluations the store held when the hub started."""
     spawned: SupervisedChild | None = None
-    """The learner's process, if it was started before the hub."""
+    """The learner's process, if it was started before this object was made."""
     start: Start | None = None
     """The adapter that the run began with; None: the bare base model."""
 

@@ -16,7 +16,7 @@ from echo_hub.scoring.backlog import Backlog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Construct with `of`, in the hub's event loop."""
+    """Create with `of`, in the hub's event loop."""
 
     resources: Resources
     connections: Connections
@@ -27,7 +27,7 @@ class Shared:
     progress: RunProgress
     backlog: Backlog
     changes: Changes
-    """Notified whenever the pages have something new."""
+    """Notified when there is something new to show on the pages."""
     live: LiveNodes = field(default_factory=LiveNodes)
 
     @classmethod

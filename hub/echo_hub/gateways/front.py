@@ -1,8 +1,8 @@
 """A gateway's inbox: asks the hub about new nodes, stores what nodes send, and relays what the hub sends to them.
 
-  node ──frame──► net.Gateway ──message──► Front ──► GatewayUplink ──► JetStream ──► the hub, in order
-            ▲        ◄──received── as soon as JetStream has it on disk
-            └──frames── Front ◄── HubLine ◄── the hub
+    node ──frame──► net.Gateway ──message──► Front ──► Uplink ──► JetStream ──► the hub, in order
+                        ▲        ◄──received── as soon as JetStream has it on disk
+                        └──frames── Front ◄── HubLine ◄── the hub
 
 The gateway itself tells nodes that their rollouts were received; all other messages to nodes come from the hub. While
 the hub is away, connected nodes stay connected, and what they send is stored.

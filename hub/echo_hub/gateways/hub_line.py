@@ -5,10 +5,10 @@ numbers the hub's messages without gaps. If the hub process changes or a message
 nodes and begins a new line under a new name. So the gateway keeps no outdated state: the nodes reconnect, and the hub
 tells them its state again.
 
-  beacon  [epoch, number, run id, run name]     both numbers only grow; older beacons are ignored. A lower epoch is
-                         valid once the hub is silent: its clock may have been set back
-  told    [epoch, number, items]                1, 2, 3, …; a lower number is a repetition, a higher one shows a gap
-  asked   [gateway, epoch, number, item]        only grows
+    beacon  [epoch, number, run id, run name]     both numbers only grow; older beacons are ignored. A lower epoch is
+                                                  valid once the hub is silent: its clock may have been set back
+    told    [epoch, number, items]                1, 2, 3, …; a lower number is a repetition, a higher one shows a gap
+    asked   [gateway, epoch, number, item]        only grows
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from echo_shared.wire.messages import (
 log = logging.getLogger(__name__)
 
 SHOWN_TOKENS_PER_S: Final = 1e9
-"""Upper bound of the displayed speed of a node, so that sums of claimed speeds stay finite."""
+"""Highest speed displayed for a node, in tokens per second, so that sums of claimed speeds stay finite."""
 
 
 _KINDS: Final = {
@@ -58,14 +58,15 @@ _KINDS: Final = {
     "metal": ("apple", "metal"),
     "gpu": ("radeon", "amd gpu", "intel arc", "rocm", "vulkan", "gpu"),
 }
-"""Device kinds with alike numerics, by words in the device names that nodes report. All other devices are CPUs."""
+"""Device kinds whose devices compute with similar rounding, each with the words by which a reported device name is
+recognised. All other devices are CPUs."""
 
 
 class Distribution(Protocol):
-    """Admits nodes and takes their messages about versions: `echo_hub.net.distributor`."""
+    """Admits nodes and takes their messages about versions. Implemented by `echo_hub.net.distributor`."""
 
     def admit(self, node_id: str) -> None:
-        """Raises RefusedError for a node that may not join."""
+        """Raise RefusedError for a node that may not join."""
 
     def node_joined(self, node: NodeInfo) -> None: ...
 
@@ -75,7 +76,7 @@ class Distribution(Protocol):
 
 
 class Checks(Protocol):
-    """Takes the checks that nodes make of other nodes' rollouts: `echo_hub.verify.by_nodes`."""
+    """Takes the results of nodes that check other nodes' rollouts. Implemented by `echo_hub.verify.by_nodes`."""
 
     async def answered(self, node_id: str, result: CheckResult) -> None: ...
 
@@ -83,28 +84,28 @@ class Checks(Protocol):
 
 
 class Register(Protocol):
-    """Checks and records the nodes that join: `echo_hub.intake.known_nodes`."""
+    """Checks and records the nodes that join. Implemented by `echo_hub.intake.known_nodes`."""
 
     async def check_name(self, node: NodeInfo) -> None:
-        """Raises RefusedError for a name that looks like that of another node."""
+        """Raise RefusedError if the node's name looks like that of another node."""
 
     async def remember(self, node: NodeInfo) -> None: ...
 
 
 class LookUps(Protocol):
-    """Answers nodes that ask for receipts: `echo_hub.intake.receipts.ReceiptLookUps`."""
+    """Answers nodes that ask for receipts. Implemented by `echo_hub.intake.receipts.ReceiptLookUps`."""
 
     async def answer(self, node_id: str, rollout_ids: tuple[str, ...]) -> None: ...
 
 
 class Welcomes(Protocol):
-    """Makes the answer to a node that joins: `Welcoming`."""
+    """Makes the answer to a node that joins. Implemented by `Welcoming`."""
 
     def welcome(self, node: NodeInfo) -> Welcome: ...
 
 
 class ConnectedNodes:
-    """The gateway's inbox: every message of every connected node comes here."""
+    """The inbox of the hub's connections: receives every message of every connected node."""
 
     def __init__(
         self,
@@ -121,7 +122,8 @@ class ConnectedNodes:
         invitations: Invitations,
         electricity_per_kwh: float = 0.0,
     ) -> None:
-        """`partials` keeps unfinished rollouts, `stop_strings` cuts finished ones. `live` is kept up to date here."""
+        """`partials` keeps the tokens of unfinished rollouts; `stop_strings` cuts finished rollouts at the first stop
+        string. This object keeps `live` up to date."""
         self._queue = queue
         self._live = live
         self._register = register
@@ -149,7 +151,7 @@ class ConnectedNodes:
         return self._invitations.find(node_id, token)
 
     def note_useful(self, node_ids: frozenset[str]) -> None:
-        """Set the nodes whose work has been of use."""
+        """Replace the set of nodes that have done useful work."""
         self._useful = node_ids
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
@@ -177,7 +179,7 @@ class ConnectedNodes:
             raise
         self._live[node.node_id] = LiveNode(info=node, cost_per_hour=cost)
         self._distributor.node_joined(node)
-        # Last, without an await: no version may be announced between this answer and the open session.
+        # Keep this last and without an await, so that no version is announced between this answer and the open session.
         return self._welcoming.welcome(node)
 
     async def node_left(self, node_id: str) -> None:
@@ -236,7 +238,7 @@ class ConnectedNodes:
 
 
 def _kind_of(device: str) -> str:
-    """Return the kind of a device, by its reported name."""
+    """Return the device's kind (a key of `_KINDS`, or "cpu"), by the name that the node reported."""
     said = device.casefold()
     return next((kind for kind, signs in _KINDS.items() if any(sign in said for sign in signs)), "cpu")
 

@@ -1,4 +1,4 @@
-"""Connections of nodes with the hub: by the hub's own port, and by gateways."""
+"""The ways in which nodes connect to the hub: the hub's own port, and gateways."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from echo_shared.signing.identity import Identity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Construct with `of`."""
+    """Create with `of`."""
 
     own: Gateway
     """Sessions on the hub's own port."""
@@ -44,6 +44,6 @@ class Doors:
         return cls(own=own, connections=connections, fleet=fleet, limits=limits)
 
     def turned_away(self, passkeys: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """Return counts of refused connections since the hub's start, by kind and reason. `passkeys`: refused passkeys
-        by reason."""
+        """Return the numbers of refused connections since the hub's start, by kind and reason. `passkeys`: refused uses
+        of passkeys, by reason."""
         return {"connection": self.limits.counts, "passkey": dict(passkeys), **self.own.turned_away}

@@ -1,7 +1,7 @@
 """Episodes as token ids: prompts of later turns, rollouts to score and to check, and training batches.
 
-No text is tokenised twice. A conversation joins the prompt's ids, each turn's drawn ids, and the stored ids of the
-environment's answers.
+No text is tokenised twice: a conversation is the prompt's ids, followed for each turn by the ids that a node drew and
+the stored ids of the environment's answer.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.wire.messages import FinishReason
 
 PROMPTS: Final = 256
-"""Number of problems by which the rounding of engines is measured."""
+"""Number of problems whose prompts are used to measure how much engines differ by rounding."""
 
 
 def conversation(prompt_ids: NDArray[np.int32], turns: Sequence[AnsweredTurn]) -> NDArray[np.int32]:
-    """Return the prompt of the turn that follows `turns`."""
+    """Return the prompt of the turn that follows these turns."""
     return np.concatenate(
         [prompt_ids, *(part for turn in turns for part in (turn.completion_ids, turn.observation_ids))]
     )
 
 
 class ScoringJobs:
-    """Committed rollouts for the scorer."""
+    """Reads committed rollouts for the scorer."""
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
 
     async def load(self, rollout_ids: Sequence[str]) -> list[ScoringJob]:
-        """Return the rollouts, without those that were dropped meanwhile."""
+        """Return these rollouts for scoring, without those that were dropped meanwhile."""
         return [scoring_job(stored) for stored in await self._store.read(read_payloads, rollout_ids)]
 
 
 class DrawnRollouts:
-    """Committed rollouts for the verifier and for nodes that check others."""
+    """Reads committed rollouts for the verifier, and for nodes that check other nodes."""
 
     def __init__(self, store: AsyncStore, problems: Problems, *, run_seed: int) -> None:
         self._store = store
@@ -67,7 +67,8 @@ class DrawnRollouts:
         self._run_seed = run_seed
 
     async def load(self, rollout_ids: Sequence[str]) -> dict[str, DrawnRollout | str]:
-        """Return the rollouts, or reasons against a check. Rollouts with deleted tokens are left out."""
+        """Return each rollout, or the reason why it cannot be checked. Rollouts whose tokens were deleted are left
+        out."""
         found = await self._store.read(read_draws, rollout_ids)
         # On a thread: a problem that is not cached is sampled again.
         return await asyncio.to_thread(self._drawn, found)
@@ -76,7 +77,7 @@ class DrawnRollouts:
         return {draw.stored.rollout_id: drawn_rollout(draw, self._problems, run_seed=self._run_seed) for draw in found}
 
     def prompts(self) -> list[NDArray[np.int32]]:
-        """Return the prompts of the run's first problems. Blocks."""
+        """Return the prompts of the run's first PROMPTS problems. Blocks."""
         return [self._problems.prompt_ids(number) for number in range(PROMPTS)]
 
 
@@ -98,23 +99,24 @@ def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> Dra
 
 
 class TrainingBatches:
-    """Training batches, from the store."""
+    """Reads training batches and groups from the store."""
 
     def __init__(self, store: AsyncStore, problems: Problems) -> None:
         self._store = store
         self._problems = problems
 
     async def batch(self, step: int) -> list[TrainingGroup]:
-        """Return the planned batch of a step, in the order of training."""
+        """Return the batch planned for a step, in training order."""
         return [self._for_training(group) for group in await self._store.read(read_batch, step)]
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> dict[int, TrainingGroup]:
-        """Return complete groups, with their rollouts in the order of training, without groups that were dropped
-        meanwhile."""
+        """Return complete groups with their rollouts in training order, without groups that were dropped meanwhile.
+        `wanted`: rollout ids by group."""
         return {group.group_id: self._for_training(group) for group in await self._store.read(read_groups, wanted)}
 
     def at_hand(self, group_id: int, turns: Sequence[DrawnTurn]) -> TrainingGroup:
-        """Return a group of one-turn episodes as the store would return it, without rewards."""
+        """Return a group of one-turn episodes, made from memory and without rewards; otherwise equal to what the store
+        would return."""
         return TrainingGroup(
             prompt_ids=self._problems.prompt_ids(group_id), rollouts=tuple(map(_unscored_rollout, turns))
         )
@@ -138,11 +140,12 @@ def scoring_job(stored: StoredPayload) -> ScoringJob:
 
 
 def training_rollout(episode: BatchEpisode) -> TrainingRollout:
-    """Return the episode as one sequence. The environment's tokens have no log-probability and are masked out.
+    """Return the episode as one sequence. The environment's tokens have log-probability 0 and are masked out of the
+    loss.
 
-    An episode is truncated if one of its turns was cut off at sampling.max_tokens: the later turns answer a fragment.
-    An episode whose next turn would not fit the base's context is not truncated: its turns are whole, and the
-    environment names its reward.
+    An episode counts as truncated if one of its turns was cut off at sampling.max_tokens, because the later turns
+    answer a fragment. An episode that ended because its next turn would not fit the base's context is not truncated:
+    its turns are whole, and the environment set its reward.
     """
     turns = [turn.payload for turn in episode.turns]
     content = turns[-1].content()

@@ -1,6 +1,6 @@
 """Send leases and revocations to nodes, in the order in which the coordinator made them.
 
-A lease message has more than the coordinator's action: the prompt's ids or the conversation so far, the sampling
+A lease message contains more than the coordinator's action: the prompt's ids or the conversation so far, the sampling
 parameters, earlier tokens of unfinished rollouts, and the offer of a version that the node may lack. In co-located mode
 the hub's own leases go to its learner.
 """
@@ -27,7 +27,7 @@ from echo_shared.wire.messages import ArtefactOffer, Lease, LeasedPrefix, LeaseR
 
 
 class Offers(Protocol):
-    """Versions that nodes can fetch: `echo_hub.net.distributor`."""
+    """Tells which versions nodes can fetch, and makes their offers. Implemented by `echo_hub.net.distributor`."""
 
     def has(self, version: int) -> bool: ...
 
@@ -35,7 +35,7 @@ class Offers(Protocol):
 
 
 class OwnDevice(Protocol):
-    """Samples on the hub's own device: `echo_hub.training.trainer`."""
+    """Samples on the hub's own device. Implemented by `echo_hub.training.trainer`."""
 
     def sample(self, request: GroupRequest) -> None: ...
 
@@ -66,12 +66,13 @@ class HandingOut:
         self._waiting: asyncio.Queue[tuple[SendLease | RevokeLease, Sequence[LeasedPrefix]]] = asyncio.Queue()
 
     def submit(self, action: SendLease | RevokeLease, prefixes: Sequence[LeasedPrefix] = ()) -> None:
-        """Queue an action. `prefixes`: earlier tokens that the lease resumes. The coordinator limits the number of
-        leases, so the queue is not bounded."""
+        """Queue an action. `prefixes`: earlier tokens with which the lease's rollouts continue. The queue is not
+        bounded, because the coordinator limits the number of leases."""
         self._waiting.put_nowait((action, prefixes))
 
     async def run(self) -> None:
-        """Send until cancelled. Earlier turns are read from the store, for all waiting leases together."""
+        """Send queued actions until cancelled. The earlier turns of all queued leases are read from the store
+        together."""
         while True:
             actions = [await self._waiting.get()]
             while not self._waiting.empty():
@@ -87,7 +88,8 @@ class HandingOut:
                     self._connections.send(action.node_id, LeaseRevoked(lease_id=action.lease_id, reason=action.reason))
 
     def _lease(self, action: SendLease, turns: Sequence[AnsweredTurn], prefixes: Sequence[LeasedPrefix]) -> None:
-        """Send one lease. `turns`: earlier turns of its episode; they are missing if the group was dropped."""
+        """Send one lease. `turns`: the earlier turns of its episode; if some are missing, the group was dropped and
+        nothing is sent."""
         if len(turns) < action.turn:
             return
         if action.node_id == HUB_NODE_ID:
@@ -99,7 +101,7 @@ class HandingOut:
         request = self._request(action, turns)
         offered = about is not None and about.policy_version > 0
         if about is None and 0 < action.policy_version < (node.policy_version or 0):
-            # It resumes tokens of another node, perhaps by a version from before this node joined.
+            # The lease resumes another node's tokens, perhaps with a version that is older than this node's connection.
             offered = self._offers.has(action.policy_version)
         lease = Lease(
             lease_id=request.lease_id,

@@ -1,7 +1,7 @@
-"""Known nodes: a new name may not look like that of an older node whose work has counted.
+"""Refuse a joining node whose name looks like the name of an older node whose work has counted.
 
-A key is free, so a name belongs to a node only once that node's work has counted. Nodes of one invite may share names,
-and so may the operator's nodes on the hub's host.
+A key costs nothing, so a name belongs to a node only once that node's work has counted. Nodes of one invite may share
+names, and so may the operator's nodes on the hub's host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from echo_shared.wire.messages import RefusalCode
 from echo_shared.wire.messages.shown_names import looks_of
 
 LOOK_S: Final = 30.0
-"""Seconds after which the names are read from the database again."""
+"""Seconds for which the names read from the database are used before they are read again."""
 
 
 class KnownNodes:
@@ -33,13 +33,13 @@ class KnownNodes:
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
         self._first: dict[str, CountedName] = {}
-        """First node of each look."""
+        """First node with each skeleton of a name (`looks_of`). Names with a common skeleton look alike."""
 
     async def check_name(self, node: NodeInfo) -> None:
-        """Raises RefusedError for a name that looks like that of an older node."""
+        """Raise RefusedError if the node's name looks like that of an older node."""
         if not origin_of(node.host):
             return
-        async with self._reading:  # Nodes that join meanwhile are checked by the same names.
+        async with self._reading:  # Nodes that join meanwhile wait, and are checked against the same names.
             if self._clock() - self._read_at >= LOOK_S:
                 # In a thread: 100,000 names take half a second.
                 self._first = await asyncio.to_thread(_by_look, await self._store.read(read_counted_names))
@@ -74,5 +74,5 @@ class KnownNodes:
 
 
 def _by_look(nodes: Sequence[CountedName]) -> dict[str, CountedName]:
-    """Return the first node of each look."""
+    """Return the first node with each skeleton (`looks_of`) of a name."""
     return {look: node for node in reversed(nodes) for look in looks_of(node.name)}

@@ -2,16 +2,17 @@
 
     node a: lease 7, index 0:  [5 9 2] [8 8] ... gone        node b: lease 9, index 0, prefix [5 9 2 8 8]: [4] [1] ...
 
-`Partials` is told of leases, their ends and every part, in order. A part is accepted if it continues the last part and
-repeats tokens without change. Other parts are refused and counted by reason: the node loses a prefix, and keeps its
-connection. Parts are claims, like rollouts; the finished rollout is checked for honest draws. They are lost when the
-hub ends. Nodes send them again when the hub is back.
+`Partials` is told of leases, their ends and every part, in order. A part is accepted if it continues the tokens known
+so far, or repeats them unchanged. Other parts are refused and counted by reason: the rollout is then missing these
+tokens, and the node keeps its connection. Parts are claims, like rollouts; the finished rollout is checked for honest
+draws. All parts are lost when the hub ends. Nodes send them again when the hub is back.
 
 A node that resumes a rollout sends the whole completion. It is not responsible for the given prefix, which must come
-back unchanged; the finished rollout lists the nodes that drew its parts. For leases from before the hub's start the
-given prefix is unknown. If a single node ever held the rollout, all tokens count as that node's. If several nodes held
-it, or if its lease was dropped, the first tokens are unattributed. Unattributed rollouts are never resumed. Finished
-unattributed rollouts with a given prefix are drawn again: a node must not be blamed for another node's forgery.
+back unchanged; the finished rollout lists the nodes that drew its parts. For leases from before the hub's start, the
+hub does not know the given prefix. If only one node ever held such a rollout, all tokens count as that node's. If
+several nodes held it, or if the hub dropped its lease to save memory, its first tokens are unattributed. Unattributed
+rollouts are never resumed. Finished unattributed rollouts with a given prefix are drawn again: a node must not be
+blamed for another node's forgery.
 
 Every token has a policy version. A node draws its own tokens with its lease's version. If the run interrupts
 completions (training.on_new_version), it may also use newer published versions, in ascending order.
@@ -45,20 +46,20 @@ from echo_shared.wire.messages import (
 )
 
 BUDGET_BYTES: Final = 128 * 2**20
-"""Sixteen million tokens."""
+"""Memory for all unfinished rollouts, in bytes: sixteen million tokens."""
 ROLLOUT_BYTES: Final = 512
-"""Memory of a rollout and its share of the lease, without tokens."""
+"""Estimated memory of a rollout and its share of the lease, without tokens, in bytes."""
 SPAN_BYTES: Final = 256
-"""Memory of each further policy version in a rollout."""
+"""Estimated memory of each policy version after the first in a rollout, in bytes."""
 
 _Drawers = tuple[tuple[str, int], ...]
-"""Nodes with the number of tokens that each drew, in order."""
+"""The nodes that drew a rollout, each with its number of tokens, in token order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
     lease_id: int
-    """Earlier lease whose tokens the rollout resumes."""
+    """The earlier lease whose tokens a rollout resumes."""
     drawn_by: _Drawers
 
 
@@ -67,12 +68,12 @@ _NEW: Final[Mapping[int, _Origin]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedPartial:
-    """The hub's own knowledge of a finished rollout."""
+    """What the hub knows of a finished rollout, in addition to what its node said."""
 
     spans: tuple[DrawnSpan, ...] = ()
-    """Node and policy version of each part; empty: the leased node drew all tokens with the lease's version."""
+    """Node and policy version of each part; empty if the leased node drew all tokens with the lease's version."""
     problem: str = ""
-    """Contradiction in the rollout, or with the given prefix; empty: none."""
+    """The contradiction found in the rollout, or between it and the given prefix; empty if none was found."""
     is_unattributed: bool = False
     """True if the node that drew the first tokens is unknown."""
 
@@ -81,37 +82,37 @@ class PartRefusal(StrEnum):
     """Reason why a part is refused."""
 
     NOT_LEASED = "not_leased"
-    """The node does not hold this rollout, or its lease was dropped to keep the memory budget."""
+    """The node does not hold this rollout, or the hub dropped its lease to keep the memory budget."""
     UNEQUAL_LENGTHS = "unequal_lengths"
     GAP = "gap"
-    """The part begins after the end of the known tokens."""
+    """The part begins after the end of the tokens known so far."""
     DIFFERENT = "different"
-    """The part repeats known tokens with changes."""
+    """The part repeats tokens with changes."""
     TOO_LONG = "too_long"
-    """An unfinished completion has fewer tokens than a finished one may."""
+    """The tokens reach max_tokens. Only a finished completion may be that long, and it is sent as a rollout."""
     BAD_TOKEN = "bad_token"
-    """The vocabulary lacks a token, or a stop token occurs before the completion's end."""
+    """A token is outside the vocabulary, or is a stop token, which only ends a completion."""
     BAD_LOGPROB = "bad_logprob"
     BAD_VERSION = "bad_version"
-    """The version is not the lease's, or, where newer ones are allowed, unpublished or out of order."""
+    """The version is not the lease's. Where newer versions are allowed: it is unpublished or out of order."""
 
 
 @dataclass(slots=True)
 class _Partial:
-    """One rollout. Ids and log-probabilities are little-endian bytes, which grow in place."""
+    """Known tokens of one rollout. Ids and log-probabilities are little-endian bytes, which grow in place."""
 
     ids: bytearray
     logprobs: bytearray
     versions: Spans = ()
     given: tuple[int, ...] | None = ()
-    """Lengths of the prefixes that were sent with the lease, 0 = no prefix; several if the lease was sent again. None:
-    unknown."""
+    """Lengths of the prefixes sent with the lease, 0 = no prefix; several if the lease was sent again. None if the hub
+    does not know them."""
     origin: _Origin | None = None
-    """Origin of the first given prefix."""
+    """Lease and nodes from which the first given prefix came."""
     others_held: bool = False
     """True if the given prefix is unknown and may come from another node."""
     is_open: bool = True
-    """True while its node draws more of it."""
+    """True while the rollout's node may send more tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -122,7 +123,8 @@ class _Partial:
         return ROLLOUT_BYTES + 8 * self.num_tokens + SPAN_BYTES * max(0, len(self.versions) - 1)
 
     def drawers(self, node_id: str, num_tokens: int, *, num_given: int) -> _Drawers:
-        """Return the nodes that drew the first `num_tokens`, if `node_id` resumed after the first `num_given`."""
+        """Return the nodes that drew the first `num_tokens` tokens, if `node_id` drew all tokens after the first
+        `num_given`."""
         before = self.origin.drawn_by if self.origin is not None and num_given else ()
         own = num_tokens - sum(count for _, count in before)
         if own == 0:
@@ -132,8 +134,8 @@ class _Partial:
         return (*before, (node_id, own))
 
     def problem(self, rollout: Rollout, versions: Spans, oldest: int) -> str:
-        """Return the fault in the first tokens of the finished rollout; "" = none. `oldest`: the oldest version of the
-        node's own tokens."""
+        """Return what contradicts the hub's knowledge in the finished rollout; "" if nothing does. `oldest`: oldest
+        version that the node may have used for its own tokens."""
         if self.given is None:
             return ""
         count = rollout.num_given
@@ -147,7 +149,8 @@ class _Partial:
         return ""
 
     def _beginning_problem(self, rollout: Rollout, versions: Spans) -> str:
-        """Compare the finished rollout with the given prefix and with the streamed parts."""
+        """Compare the finished rollout with the given prefix and with the parts received before. Return the
+        contradiction; "" if there is none."""
         count = rollout.num_given
         if rollout.completion_ids[:count].astype("<i4").tobytes() != self.ids[: 4 * count]:
             return "other tokens than were given"
@@ -167,7 +170,7 @@ class _Lease:
     node_id: str
     policy_version: int
     may_move_on: bool
-    """True if the node may continue with newer versions."""
+    """True if the node may use newer versions for later tokens."""
     rollouts: dict[int, _Partial]
 
     @property
@@ -177,7 +180,7 @@ class _Lease:
 
 class Partials:
     """Unfinished rollouts of all leases. `begin` and `leased` add rollouts; `finish`, `arrived`, `revoked` and `forget`
-    remove them. Above the memory budget, the leases that were untouched for longest are dropped."""
+    remove them. Above the memory budget, the leases that changed least recently are dropped."""
 
     def __init__(
         self,
@@ -191,23 +194,24 @@ class Partials:
         """Newest announced version."""
         self._first_known = published_version
         self._announced: set[int] = set()
-        """Versions announced since the hub's start. Versions up to `_first_known` may have been announced before."""
+        """Versions announced since the hub's start. A version up to `_first_known` may have been announced before."""
         self._goes_on = np.ones(bounds.vocabulary_size, np.bool_)
         """For each token id: True if a completion may continue after it."""
         self._goes_on[[stop for stop in bounds.stop_ids if stop < bounds.vocabulary_size]] = False
         self._budget_bytes = budget_bytes
         self._leases: dict[int, _Lease] = {}
-        """By id, the longest untouched first."""
+        """Leases by id, least recently changed first."""
         self.num_bytes = 0
         self.refused: Counter[PartRefusal] = Counter()
         self.num_gone_on = 0
-        """Finished rollouts that resumed a prefix of another node, or from before their node's restart."""
+        """Number of finished rollouts that resumed a prefix: of another node, or of the same node before it
+        restarted."""
         self.tokens_saved = 0
-        """Tokens in the given prefixes of these rollouts."""
+        """Number of tokens in the given prefixes of these rollouts."""
 
     def begin(self, lease: SendLease) -> tuple[LeasedPrefix, ...]:
-        """Add the rollouts of a new lease. Return the prefixes to send with it, the longest first, within the message's
-        limit."""
+        """Add the rollouts of a new lease. Return the prefixes to send with it: the longest first, as many as the
+        message's token limit allows."""
         earlier = dict(lease.goes_on)
         found = (self.prefix(earlier_id, index) for index, earlier_id in lease.goes_on)
         prefixes: list[LeasedPrefix] = []
@@ -243,9 +247,9 @@ class Partials:
         again: bool = False,
         others_held: Collection[int] = (),
     ) -> None:
-        """Add the rollouts that a node holds, with the prefixes that it was given. Known tokens of the same lease stay.
-        `again`: the lease is older than this call; unknown rollouts then have an unknown prefix. Other nodes had leases
-        of the rollouts in `others_held`."""
+        """Add the rollouts that a node holds, with the prefixes that it was given. Tokens known for the same lease are
+        kept. `again`: the lease was sent before, so a rollout that is not known here has an unknown prefix. Other nodes
+        also had leases of the rollouts in `others_held`."""
         given = {prefix.index: prefix for prefix in prefixes}
         known = self._leases.get(lease_id)
         rollouts = known.rollouts if known is not None and known.node_id == node_id else {}
@@ -274,7 +278,7 @@ class Partials:
         self._announced.add(policy_version)
 
     def take(self, node_id: str, parts: Iterable[RolloutPart]) -> tuple[str, ...]:
-        """Accept or refuse parts. Return the rollouts whose first tokens came with them."""
+        """Accept or refuse each part. Return the ids of rollouts whose first tokens arrived."""
         begun: list[str] = []
         for part in parts:
             before = self._num_tokens(part.lease_id, part.index)
@@ -293,7 +297,7 @@ class Partials:
         return 0 if partial is None else partial.num_tokens
 
     def prefix(self, lease_id: int, index: int) -> LeasedPrefix | None:
-        """Return the known tokens of a rollout; None if there are none, or if they are unattributed."""
+        """Return the known tokens of a rollout; None if there are none or they are unattributed."""
         lease = self._leases.get(lease_id)
         partial = None if lease is None else lease.rollouts.get(index)
         if partial is None or not partial.ids or partial.others_held:
@@ -303,8 +307,8 @@ class Partials:
         return LeasedPrefix(index=index, ids=ids, logprobs=logprobs, versions=partial.versions)
 
     def finish(self, node_id: str, rollout: Rollout) -> FinishedPartial:
-        """Return the hub's knowledge of a finished rollout, and drop its tokens. Drop the rollouts that it resumed,
-        unless their nodes still draw and may finish first."""
+        """Return what the hub knows of a finished rollout, and drop its tokens. Also drop the unfinished rollouts that
+        it resumed, except those whose nodes still draw and may finish first."""
         lease = self._leases.get(rollout.lease_id)
         partial = None if lease is None or lease.node_id != node_id else lease.rollouts.get(rollout.index)
         count = len(rollout.completion_ids)
@@ -329,17 +333,19 @@ class Partials:
         return FinishedPartial(spans=() if as_leased else spans)
 
     def _length_problem(self, count: int) -> str:
-        """Return the fault in the length; "" = none. An impossible length must not count in a node's pace."""
+        """Return the fault in the completion's length; "" if it is possible. An impossible length must not count in a
+        node's measured speed."""
         most = self._bounds.max_tokens
         return "" if 1 <= count <= most else f"{count} tokens, of 1 to {most} that a completion has"
 
     def _unpublished(self, versions: Spans, lease: _Lease) -> str:
-        """Return the first version that the node cannot have, as text; "" = none."""
+        """Return an error text for the first version that the node cannot have; "" if it may have all."""
         unknown = [span.policy_version for span in versions if not self._may_have(span.policy_version, lease)]
         return f"version {unknown[0]}, which is not published" if unknown else ""
 
     def _may_have(self, version: int, lease: _Lease) -> bool:
-        """Return True if the lease's node may have this version. An evaluation's lease may name an unannounced one."""
+        """Return True if the lease's node may have this version. A lease for an evaluation may name a version that was
+        not announced."""
         return version <= max(self._first_known, lease.policy_version) or version in self._announced
 
     def arrived(self, node_id: str, lease_id: int, index: int) -> None:
@@ -349,7 +355,7 @@ class Partials:
             self.forget(lease_id, index)
 
     def given_back(self, node_id: str, lease_id: int, indices: Iterable[int]) -> None:
-        """Keep the tokens of these rollouts, which the node gave back, for the node that resumes them."""
+        """Keep the tokens of these rollouts, which the node gave back, for the next node that gets them."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.node_id == node_id:
             for index in indices:
@@ -357,7 +363,7 @@ class Partials:
                     lease.rollouts[index].is_open = False
 
     def revoked(self, lease_id: int) -> None:
-        """Drop the lease's rollouts."""
+        """Drop the rollouts of a revoked lease."""
         self._drop(lease_id)
 
     def forget(self, lease_id: int, index: int) -> None:
@@ -369,7 +375,7 @@ class Partials:
                 del self._leases[lease_id]
 
     def _origin(self, lease_id: int, index: int) -> _Origin:
-        """Return the origin of a prefix with all tokens of a known rollout."""
+        """Return the origin of a prefix that consists of all known tokens of this rollout."""
         lease = self._leases[lease_id]
         partial = lease.rollouts[index]
         return _Origin(lease_id, partial.drawers(lease.node_id, partial.num_tokens, num_given=partial.num_tokens))
@@ -429,7 +435,7 @@ class Partials:
     def _may_draw(self, version: int, partial: _Partial, lease: _Lease) -> bool:
         """Return True if the node may have drawn further tokens with this version."""
         there = partial.versions[-1].policy_version if partial.versions else 0
-        # An unknown prefix comes first, and is older than the lease.
+        # An unknown prefix is older than the lease, so its tokens may have any older version.
         oldest = 0 if partial.given is None and lease.may_move_on else lease.policy_version
         newest = self.published_version if lease.may_move_on else lease.policy_version
         has_room = version == there or len(partial.versions) < MAX_VERSION_SPANS
@@ -447,7 +453,7 @@ class Partials:
 
 
 def _version_problem(rollout: Rollout, versions: Spans) -> str:
-    """Return the contradiction in the claimed versions of a finished rollout; "" = none."""
+    """Return the contradiction in a finished rollout's claimed versions; "" if there is none."""
     ends = (rollout.policy_version_start, rollout.policy_version_end)
     if not rollout.versions:
         return f"versions {ends[0]} to {ends[1]}, and not which tokens are whose" if ends[0] != ends[1] else ""
@@ -478,8 +484,8 @@ def partials_of(
     interrupts: bool = False,
     published_version: int = 0,
 ) -> Partials:
-    """Return the state after a hub's start. `rollouts` are unfinished in its store; the nodes that hold them send their
-    tokens. `interrupts`: nodes may have continued with newer versions."""
+    """Return the unfinished rollouts at a hub's start. `rollouts`: those in the store; the nodes that hold them send
+    their tokens again. `interrupts`: nodes may continue rollouts with newer versions."""
     partials = Partials(bounds, published_version=published_version)
     leases: dict[int, list[UnfinishedRollout]] = {}
     for row in rollouts:

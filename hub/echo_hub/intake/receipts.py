@@ -1,4 +1,5 @@
-"""Send receipts to nodes: receipts from the coordinator, from the store, and of trained batches."""
+"""Send receipts (states of rollouts) to nodes: those of the coordinator, those that nodes ask for, and those of trained
+batches."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from echo_shared.wire.messages import Receipt as ReceiptMessage
 LOOK_UPS_WAITING: Final = 4_096
 WAIT_S: Final = 2.0
 GATHER_S: Final = 0.05
-"""Pause between two rounds of sending: after a trained step, all nodes have receipts at the same moment."""
+"""Pause between two rounds of sending, in seconds. After a step is trained, the receipts of all nodes are due at the
+same time."""
 ONE_IN: Final = 20
-"""A round sends to one waiting node in 20, or to `AT_LEAST` nodes."""
+"""A round sends to at most one in this many waiting nodes, or to `AT_LEAST` nodes if that is more."""
 AT_LEAST: Final = 16
 _CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
-"""States that do not change a node's work."""
+"""States after which a node does nothing differently, so that their receipts may wait."""
 TOLD_AT_ONCE: Final = 512
-"""Rollouts of a trained batch that are sent before other tasks run."""
+"""Number of receipts of a trained batch that are queued before other tasks run."""
 
 
 @dataclass(slots=True)
@@ -40,18 +42,18 @@ class _Waiting:
 
 
 class ReceiptsOut:
-    """Sends receipts. Acks and drops are sent at once. Receipts of scored, trained and evaluated rollouts wait up to
-    `WAIT_S`, and then for their node's turn. They are sent with the node's next receipts, which saves most rollouts two
-    messages."""
+    """Sends receipts. Receipts of received and dropped rollouts are sent at once. Those of scored, trained and
+    evaluated rollouts wait for `WAIT_S` and then for their node's turn, or are sent with the node's next urgent
+    receipts. That saves two messages for most rollouts."""
 
     def __init__(self, connections: NodeSender) -> None:
         self._connections = connections
         self._waiting: dict[str, _Waiting] = {}
-        """By node, the longest waiting first."""
+        """Receipts by node, the longest waiting first."""
         self._there_are = asyncio.Event()
 
     def tell(self, node_id: str, receipts: Sequence[effects.RolloutReceipt]) -> None:
-        """Queue or send receipts, in this order; at most MAX_BATCHED at a time."""
+        """Send or queue receipts, in this order; at most MAX_BATCHED at a time."""
         waiting = self._waiting.get(node_id)
         if waiting is not None and len(waiting.receipts) + len(receipts) > MAX_BATCHED:
             self.flush(node_id)
@@ -75,7 +77,7 @@ class ReceiptsOut:
             self.flush(node_id)
 
     async def run(self) -> None:
-        """Send receipts that have waited for `WAIT_S`, until cancelled."""
+        """Send the receipts that have waited for `WAIT_S`, a part of the nodes each round. Runs until cancelled."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()
@@ -89,7 +91,8 @@ class ReceiptsOut:
 
 
 class ReceiptLookUps:
-    """Reads receipts from the store for nodes that ask. Receipts that wait in `receipts` are sent before."""
+    """Reads receipts from the store for nodes that ask. The receipts that wait in `receipts` for the same node are sent
+    first."""
 
     def __init__(self, *, store: AsyncStore, connections: NodeSender, receipts: ReceiptsOut) -> None:
         self._store = store
@@ -98,7 +101,7 @@ class ReceiptLookUps:
         self._waiting: asyncio.Queue[LookUpReceipt] = asyncio.Queue(LOOK_UPS_WAITING)
 
     def submit(self, action: LookUpReceipt) -> None:
-        """Queue a look-up. Ignored if the queue is full: the node asks again after its next connection."""
+        """Queue a question. Dropped if the queue is full: the node asks again when it has reconnected."""
         if not self._waiting.full():
             self._waiting.put_nowait(action)
 
@@ -116,7 +119,7 @@ class ReceiptLookUps:
 
 
 class TrainedReceipts:
-    """Sends the receipts of trained batches part by part, so that a large batch does not hold up the hub."""
+    """Sends the receipts of trained batches in parts, so that a large batch does not hold up the hub."""
 
     def __init__(self, receipts: ReceiptsOut) -> None:
         self._receipts = receipts
@@ -141,7 +144,7 @@ class TrainedReceipts:
 
 
 def as_message(receipts: Sequence[effects.RolloutReceipt]) -> Receipts:
-    """Return the message. It is not validated: ids, states and reasons come from the hub."""
+    """Return the receipts as a message. It is not validated, because ids, states and reasons come from the hub."""
     return Receipts.model_construct(
         receipts=tuple(
             ReceiptMessage.model_construct(

@@ -152,6 +152,6 @@ class IntakeService:
                 tasks.create_task(work)
 
     async def close(self, code: RefusalCode, text: str) -> None:
-        """Send the waiting receipts, and close all connections with this reason."""
+        """Send the waiting receipts, and close all connections with this code and text."""
         self._receipts.flush_all()
         await self._connections.close(code, text)

@@ -11,7 +11,8 @@ from echo_shared.wire.messages import Team, TeamWanted
 
 
 async def change_own_team(store: Store, node_id: str, wanted: TeamWanted) -> Team:
-    """Change the node's team and return its new standing. Raises RefusedError when the change is not possible."""
+    """Create, join or leave a team for the node, and return its team. Raises RefusedError if the change is not
+    possible."""
     now = time.time()
     if wanted.action != "show":
         await asyncio.to_thread(store.write, change_team, node_id, wanted, now)

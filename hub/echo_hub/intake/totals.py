@@ -1,4 +1,5 @@
-"""Send connected nodes their totals over all time, and their rank on the leaderboard."""
+"""Send connected nodes their totals (counts of their rollouts since the run began), and their rank on the
+leaderboard."""
 
 from __future__ import annotations
 
@@ -14,22 +15,22 @@ from echo_hub.store.credits import Credit, read_credits
 from echo_shared.wire.messages import DroppedCount, Totals
 
 FIRST_S: Final = 2.0
-"""Seconds until new nodes get their totals, all of them together."""
+"""Seconds between rounds in which newly joined nodes get their totals, all of them together."""
 EVERY_S: Final = 15.0
-"""Minimum seconds between two messages to a node. Unchanged totals are not sent."""
+"""Shortest time between two rounds to all nodes, in seconds. Unchanged totals are not sent."""
 REST: Final = 19.0
-"""Pause, as a multiple of the store's answering time: the totals take at most a twentieth of the store's time."""
+"""Pause after a round, as a multiple of the round's duration: so totals take at most a twentieth of the time."""
 
 
 class TotalsListener(Protocol):
-    """A connected node: `echo_hub.net.live_nodes.LiveNode`."""
+    """A connected node. Implemented by `echo_hub.net.live_nodes.LiveNode`."""
 
     @property
     def info(self) -> NodeInfo: ...
 
 
 class TotalsNews:
-    """Sends totals. `nodes`: the connected nodes by id; a new connection of a node is another object."""
+    """Sends totals. `nodes`: the connected nodes by id; when a node reconnects, its entry is a new object."""
 
     def __init__(self, *, store: AsyncStore, nodes: Mapping[str, TotalsListener], connections: NodeSender) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Co-located mode: the hub's learner samples for the hub, and the coordinator treats it as a node."""
+"""Co-located mode: the learner samples on the hub's own device, and the coordinator treats it as a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from echo_hub.driving.event_queue import EventQueue
 
 
 class OwnSampler:
-    """A node that takes all rollouts of a step at once, with the newest published version."""
+    """Appears to the coordinator as a node that takes all rollouts of a step at once, with the newest published
+    version."""
 
     def __init__(self, settings: TrainingConfig, queue: EventQueue) -> None:
         self._capacity = settings.groups_per_step * settings.group_size

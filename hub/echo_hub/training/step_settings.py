@@ -1,6 +1,6 @@
-"""Settings of single steps: where the adapter goes, the learning rate, and the objective.
+"""Settings of single steps: the directory for the adapter, the learning rate, and the objective.
 
-Settings depend only on the step and on earlier changes by the operator, so repeated steps get equal settings.
+They depend only on the step and on the operator's earlier changes, so a repeated step gets the same settings.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ class RunStepSettings:
     def __init__(
         self, config: HubConfig, directory: RunDirectory, coordinator: Coordinator, *, steps_before: int = 0
     ) -> None:
-        """`steps_before`: steps of the run that this run began with."""
+        """`steps_before`: steps of the earlier run whose adapter this run started from."""
         self._config = config
         self._directory = directory
         self._coordinator = coordinator
         self._steps_before = steps_before
 
     def export_path(self, step: int) -> Path | None:
-        """Return the directory for the step's adapter; None if that version is neither published nor evaluated."""
+        """Return the directory for the step's adapter; None if that version is neither published nor evaluated and need
+        not be exported."""
         is_needed = self._coordinator.settings.is_due(step) or is_due(self._config, step)
         return self._directory.adapter(step) if is_needed else None
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of the step, with the schedule applied."""
+        """Return the step's learning rate: the highest one that the operator set, reduced by the schedule."""
         highest = self._coordinator.settings.learning_rate_of(step)
         return highest * share_of_highest(self._config.training, step, steps_before=self._steps_before)
 
     def objective(self, step: int) -> str | None:
-        """Return the objective of the step as JSON; None: that of the learner's settings."""
+        """Return the step's objective as JSON; None stands for the objective in the learner's settings."""
         return self._coordinator.settings.objective_of(step)

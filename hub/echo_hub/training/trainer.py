@@ -1,13 +1,14 @@
-"""Keep the learner process alive, and send it steps, evaluations and, in co-located mode, requests to sample.
+"""Keep the learner process running, and send it steps, evaluations and, in co-located mode, requests to sample.
 
-The process gets jobs in order. Groups are sent as soon as they are complete, so an order for a step only names groups
-and their rewards. A step is ordered while the learner trains the step before and the driver commits the step's plan.
-The process discards a step until the hub confirms that the store holds the plan. The process answers twice for a step:
-when the step is computed, and when it is written. A process that dies is started again from its newest checkpoint. The
-coordinator then asks again for lost steps and rollouts; an evaluation resumes.
+The process gets jobs in order. A group is sent as soon as it is complete, so the order for a step contains only the ids
+of groups and their rewards. A step is ordered while the learner still trains the step before and the driver commits the
+step's plan. The process does not keep a step until the hub confirms that the store holds its plan. The process answers
+twice for a step: when the step is computed, and when it is written to disk. A process that dies is started again from
+its newest checkpoint. The coordinator then asks again for lost steps and rollouts; the trainer itself resumes an
+evaluation.
 
-Evaluations run in parts, each with the adapter of its own version. If a step waits, the evaluation pauses after as much
-time as the last step took. So evaluations take at most half of the learner's time.
+Evaluations run in parts, each with the adapter of its own version. If a step waits, the evaluation pauses after it has
+taken as much time as the last step. So evaluations take at most half of the learner's time.
 """
 
 from __future__ import annotations
@@ -46,23 +47,24 @@ from echo_shared.wire.messages import rollout_id
 log = logging.getLogger(__name__)
 
 DEATHS_IN_A_ROW: Final = 5
-"""The run stops with the learner's error after this number of deaths without a finished job in between."""
+"""Number of deaths without a finished job in between after which the run stops with the learner's error."""
 
 HELD_AT_ONCE: Final = 16
-"""Groups that are sent before other tasks run."""
+"""Number of groups sent to the process before other tasks run."""
 
 RESTART_S: Final = 1.0
-"""Seconds before the first restart, less up to half by chance; doubled with every further death, up to 30 s."""
+"""Seconds before the first restart, reduced at random by up to half. The wait doubles with every further death, up to
+30 s."""
 
 
 class LearnerState(StrEnum):
     """State of the learner process."""
 
     STARTING = "starting"
-    """The first process loads the base model, or waits for the learner's other hosts."""
+    """The first process is loading the base model, or waiting for the learner's other hosts."""
     RUNNING = "running"
     DOWN = "down"
-    """The process has died, and is being started again."""
+    """The process has died and will be started again."""
 
 
 LearnerEvent = LearnerReady | LearnerLost | StepComputed | StepDone | RolloutArrived
@@ -81,7 +83,7 @@ class _Train:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Generate:
-    """An evaluation. `requests` are still to be drawn; `finished` are the drawn rollouts."""
+    """An evaluation. `requests` are still to be drawn; `finished` are the rollouts drawn so far."""
 
     requests: Sequence[GroupRequest]
     adapter: Path | None
@@ -95,7 +97,7 @@ _Job = _Begin | _Train | _Generate | GroupRequest
 
 
 class Batches(Protocol):
-    """Loads batches from the store: `echo_hub.intake.episodes.TrainingBatches`."""
+    """Loads batches and groups from the store. Implemented by `echo_hub.intake.episodes.TrainingBatches`."""
 
     async def batch(self, step: int) -> Sequence[TrainingGroup]: ...
 
@@ -103,20 +105,21 @@ class Batches(Protocol):
 
 
 class StepSettings(Protocol):
-    """Settings of single steps: `echo_hub.training.step_settings`. Repeated calls for a step return the same."""
+    """Settings of single steps; calls for the same step always return the same. Implemented by
+    `echo_hub.training.step_settings`."""
 
     def export_path(self, step: int) -> Path | None:
-        """Return the directory for the step's adapter; None: it is not exported."""
+        """Return the directory for the step's adapter; None if it is not exported."""
 
     def learning_rate(self, step: int) -> float | None:
-        """Return the step's learning rate; None: that of the learner's settings."""
+        """Return the step's learning rate; None stands for that of the learner's settings."""
 
     def objective(self, step: int) -> str | None:
-        """Return the step's objective as JSON; None: that of the learner's settings."""
+        """Return the step's objective as JSON; None stands for that of the learner's settings."""
 
 
 class Trainer:
-    """Supervises the learner process."""
+    """Supervises the learner process and sends it its jobs."""
 
     def __init__(
         self,
@@ -132,8 +135,9 @@ class Trainer:
         stop_strings: StopStrings = NO_STRINGS,
         spawned: SupervisedChild | None = None,
     ) -> None:
-        """`queue` gets the learner's events, `due` the versions that can be evaluated. `pages` is notified of events.
-        `room` is told while the process waits for disk space. `spawned`: the first process, if it already runs."""
+        """`queue` receives the learner's events. `due` is told which versions can be evaluated. `pages` is notified of
+        events. `room` is told while the process waits for disk space. `spawned`: the first process, if it is running
+        already."""
         self._settings = settings
         self._run_dir = run_dir
         self._batches = batches
@@ -146,19 +150,20 @@ class Trainer:
         self._spawned = spawned
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._coming: dict[int, tuple[Sequence[str], TrainingGroup | None]] = {}
-        """Complete groups that are not being sent yet, with their rollouts."""
+        """Complete groups that are not sent yet: their rollout ids, and their content if it is in memory."""
         self._held: dict[int, Sequence[str]] = {}
-        """Groups that the process holds, with their rollouts."""
+        """Groups that the process holds, with their rollout ids."""
         self._loading = asyncio.Lock()
-        """Locked while groups are being sent, so that the process holds the version of a group that was sent last."""
+        """Held while groups are read and sent, so that of two versions of a group the process keeps the one sent
+        last."""
         self._newest_taken = -1
-        """Newest group of the step that was begun last."""
+        """Highest group id in the batch of the last begun step."""
         self._ordered = 0
-        """Newest step that was ordered; at least the process's version."""
+        """Newest step that was ordered; not lower than the process's version."""
         self._planned = 0
         """Newest step whose plan is in the store."""
         self._changes = Changes()
-        """Notified of complete groups and of planned steps."""
+        """Notified when a group is complete or a step is planned."""
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
@@ -170,22 +175,24 @@ class Trainer:
         return self._pid
 
     def hand_over(self, group_id: int, rollout_ids: tuple[str, ...], at_hand: TrainingGroup | None = None) -> None:
-        """Send a complete group to the process. `at_hand`: its content; None: it is read from the store."""
+        """Send a complete group to the process. `at_hand`: its content; None: read the content from the store."""
         self._coming[group_id] = rollout_ids, at_hand
         self._changes.notify()
 
     def begin(self, step: int, batch: Sequence[PlannedGroup]) -> None:
-        """Let the process compute a step. `train` must follow once the plan is in the store."""
+        """Let the process compute a step. Call `train` once the store holds the step's plan."""
         self._jobs.put_nowait(_Begin(step=step, batch=batch))
 
     def train(self, step: int) -> None:
-        """Let the process train and keep a step whose plan is in the store."""
+        """Let the process train and keep a step, whose plan the store now holds. A step that was begun is only
+        confirmed."""
         self._planned = step
         self._changes.notify()
         self._jobs.put_nowait(_Train(step=step))
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        """Return all rollouts of `requests`, drawn between steps. `adapter`: its directory; None: the bare base."""
+        """Return all rollouts of `requests`, drawn between steps. `adapter`: the adapter's directory; None: the bare
+        base model."""
         if not requests:
             return Generated(rollouts=(), seconds=0.0)
         job = _Generate(requests=requests, adapter=adapter, greedy=greedy)
@@ -197,7 +204,8 @@ class Trainer:
         self._jobs.put_nowait(request)
 
     async def run(self) -> None:
-        """Work until cancelled. Raises LearnerError if the process dies again and again."""
+        """Supervise the process until cancelled. Raises LearnerError after DEATHS_IN_A_ROW deaths without a finished
+        job."""
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         while True:
             learner: Learner | None = None
@@ -237,7 +245,7 @@ class Trainer:
                     await learner.stop()
 
     async def _report(self, event: LearnerEvent) -> None:
-        """Report an event. Versions that the learner holds or has trained become due for evaluation."""
+        """Put an event into the queue. A version that the learner holds or has trained becomes due for evaluation."""
         await self._queue.put(event)
         self._pages.notify()
         if isinstance(event, LearnerReady):
@@ -246,14 +254,15 @@ class Trainer:
             self._due.reached(event.step)
 
     async def _work(self, learner: Learner, restarts: Restarts) -> None:
-        """Carry out jobs, and report finished steps. Raises the first error of either."""
+        """Carry out jobs and report finished steps. Raises the first error of a job or a report."""
         try:
             async with asyncio.TaskGroup() as steps:
                 steps.create_task(self._hand_over_all(learner))
                 while True:
                     job = await self._jobs.get()
                     if isinstance(job, _Begin):
-                        # A restarted process may have an older version: its steps are read from the store, in order.
+                        # After a restart the process may have an older version: `_Train` jobs then repeat its steps,
+                        # read from the store.
                         if job.step == self._ordered + 1:
                             under_way = await self._begin(job, learner)
                             steps.create_task(self._tell_of(job.step, under_way, restarts))
@@ -269,21 +278,22 @@ class Trainer:
             raise group.exceptions[0] from group
 
     async def _order(self, step: int, learner: Learner) -> StepUnderWay:
-        """Order a step whose plan is older than this process or this hub."""
+        """Order a step whose plan was made before this process or this hub started; its batch is read from the
+        store."""
         self._ordered = step
         rate, objective = self._steps.learning_rate(step), self._steps.objective(step)
         batch = await self._batches.batch(step)
         return await learner.train(step, batch, self._steps.export_path(step), learning_rate=rate, objective=objective)
 
     async def _begin(self, job: _Begin, learner: Learner) -> StepUnderWay:
-        """Order a step. Send the groups of its batch that the process does not hold."""
+        """Order a step. First send the groups of its batch that the process does not hold."""
         self._ordered = job.step
         if self._lacking(job.batch):
             async with self._loading:
                 await self._load(self._lacking(job.batch), learner)
         rewards = {group.group_id: group.rewards for group in job.batch}
-        # A batch takes the oldest scored groups. Groups older than the batch before were dropped: all others have had
-        # time to be scored.
+        # The process drops older groups. A batch takes the oldest scored groups, so a group older than the batch before
+        # that is still not trained was dropped by the hub.
         let_go = [held for held in self._held if held < self._newest_taken and held not in rewards]
         for group_id in (*rewards, *let_go):
             self._held.pop(group_id, None)
@@ -302,13 +312,13 @@ class Trainer:
         return {group_id: ids for group_id, ids in wanted.items() if self._held.get(group_id) != ids}
 
     async def _confirm(self, step: int, learner: Learner) -> None:
-        """Confirm the step once its plan is in the store. No other job is sent meanwhile."""
+        """Confirm the step once the store holds its plan. No other job is sent meanwhile."""
         while self._planned < step:
             await self._changes.wait(self._changes.number)
         await learner.confirm(step)
 
     async def _hand_over_all(self, learner: Learner) -> None:
-        """Send complete groups as they come, next to all jobs."""
+        """Send complete groups as they come, at the same time as jobs."""
         while True:
             while not self._coming:
                 await self._changes.wait(self._changes.number)
@@ -327,13 +337,13 @@ class Trainer:
         held = list(groups)
         for start in range(0, len(held), HELD_AT_ONCE):
             some = held[start : start + HELD_AT_ONCE]
-            # Note them before waiting for the pipe: a step that drops them meanwhile is sent after them.
+            # Note the groups before waiting for the pipe: a step that drops them meanwhile is sent after them.
             self._held.update({group_id: wanted[group_id] for group_id in some})
             await learner.hold({group_id: groups[group_id] for group_id in some})
             await asyncio.sleep(0)
 
     async def _tell_of(self, step: int, under_way: StepUnderWay, restarts: Restarts) -> None:
-        """Report a computed step, and later the written step."""
+        """Report the step when it is computed, and again when it is written to disk."""
         await under_way.computed()
         await self._report(StepComputed(step=step))
         told = await under_way.told()
@@ -358,7 +368,7 @@ class Trainer:
                 assert_never(job)
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
-        """Return all waiting requests, to draw them in one batch. Other jobs keep their order behind them."""
+        """Return this request and all that wait, to draw them in one batch. Other jobs keep their order and follow."""
         requests, others = [first], []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()
@@ -371,7 +381,8 @@ class Trainer:
         return requests
 
     async def _generate(self, learner: Learner, job: _Generate) -> None:
-        """Draw the job part by part, until it is done or cancelled, or another job has waited long enough."""
+        """Draw an evaluation part by part, until it is done or cancelled, or until another job waits and it has taken
+        as long as the last step."""
         took_s = 0.0
         settings = self._settings.learner
         budget = settings.tokens_at_once * settings.processes * settings.hosts
@@ -384,7 +395,7 @@ class Trainer:
                 raise
             job.finished += drawn.rollouts
             job.seconds += drawn.seconds
-            took_s += drawn.seconds  # Without waiting times: the step before may still be in training.
+            took_s += drawn.seconds  # Do not count waiting times: the step before may still be in training.
             job.requests = job.requests[len(part) :]
             if job.requests and not self._jobs.empty() and took_s >= self._train_s:
                 self._jobs.put_nowait(job)
@@ -393,10 +404,10 @@ class Trainer:
             job.done.set_result(Generated(rollouts=job.finished, seconds=job.seconds))
 
     def _drop_what_is_asked_for_again(self) -> None:
-        """Drop all jobs except evaluations: at LearnerReady the coordinator repeats its steps and its leases.
+        """Drop all jobs except evaluations: at LearnerReady the coordinator repeats its steps and leases.
 
-        Call it just before LearnerReady. At LearnerLost it would be too early: the coordinator sends jobs until it
-        handles that event.
+        Call it just before reporting LearnerReady. At LearnerLost it would be too early: the coordinator sends jobs
+        until it handles that event.
         """
         waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for job in waiting:
@@ -405,7 +416,7 @@ class Trainer:
 
 
 def arrived(rollout: FinishedRollout, *, node_id: str) -> RolloutArrived:
-    """Return the event for a rollout that the hub itself sampled."""
+    """Return the event for a rollout that the hub's own learner sampled."""
     return RolloutArrived(
         node_id=node_id,
         rollout_id=rollout_id(rollout.lease_id, rollout.index),
