@@ -1,4 +1,4 @@
-"""One alert, the gate that decides whether to send it, and its JSON form. Pure."""
+"""One alert, the gate that decides if it is sent, and its JSON form. Pure: no input or output."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from echo_hub.operation.problems import Change
 
 HOUR_S: Final = 3_600.0
 PER_HOUR: Final = 20
-"""Most alerts per hour; a person can act on no more. The next alert after that reports how many were suppressed."""
+"""Most alerts per hour, because a person can act on no more. The next alert that is sent tells how many were
+suppressed."""
 VERSION: Final = 1
-"""Version of the JSON format. A version may gain fields, but never loses one."""
+"""Version of the JSON format. A later release may add fields to a version, but removes none."""
 
 AlertState = Literal["began", "ended", "finished", "test"]
 
@@ -26,7 +27,7 @@ class Alert:
     """One alert for the webhook."""
 
     alert_id: str
-    """Identical in every delivery attempt."""
+    """The same in every delivery attempt, so that a receiver can recognise repetitions."""
     kind: str
     """A `ProblemKind`, `finished` or `test`."""
     state: AlertState
@@ -35,7 +36,7 @@ class Alert:
     since: float
     """Time when the problem began."""
     held_back: int = 0
-    """Alerts suppressed by the hourly limit since the previous alert."""
+    """Number of alerts that the hourly limit suppressed since the previous alert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +58,21 @@ def alert_of(change: Change, alert_id: str) -> Alert:
 
 
 class AlertGate:
-    """Decides which alerts to send: wanted kinds only, no duplicates, at most `PER_HOUR` per hour.
+    """Decides which alerts are sent: only wanted kinds, no duplicates, at most `PER_HOUR` per hour.
 
-    The end of a problem is sent only after its beginning. A recurring problem is sent again after an hour.
+    The end of a problem is sent only if its beginning was sent. A problem that recurs is sent again at the earliest an
+    hour after its last beginning.
     """
 
     def __init__(self, *, kinds: Collection[str]) -> None:
         self._kinds = frozenset(kinds)
         self._began: dict[str, float] = {}
-        """By kind, the time when its latest beginning was sent."""
+        """Time when the beginning of a problem was last sent, by kind."""
         self._open: set[str] = set()
-        """Kinds whose beginning was sent and whose end was not."""
+        """Kinds of problems whose beginning was sent and whose end was not yet."""
         self._sent: deque[float] = deque()
         self.held_back = 0
-        """Alerts suppressed since the last one that was sent."""
+        """Number of alerts that the hourly limit suppressed since the last sent one."""
 
     def admits(self, kind: str, state: AlertState, now: float) -> bool:
         """Return True if this alert must be sent, and count it as sent."""
@@ -98,7 +100,7 @@ class AlertGate:
 
 
 def payload(alert: Alert, about: AboutRun) -> bytes:
-    """Return the JSON body. Chat services display its `text`."""
+    """Return the alert's JSON body. Chat services show the field `text`."""
     said: dict[str, Any] = {
         "version": VERSION,
         "id": alert.alert_id,
@@ -115,7 +117,8 @@ def payload(alert: Alert, about: AboutRun) -> bytes:
 
 
 def signature(body: bytes, secret: str, at: int) -> str:
-    """Return the Echo-Signature header: `t=SECONDS,v1=HEX`, the HMAC-SHA256 of "SECONDS." and the body.
+    """Return the value of the header Echo-Signature: `t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of "SECONDS." and
+    the body.
 
     Receivers should compare it in constant time and refuse signatures that are minutes old, because they may be
     replays.

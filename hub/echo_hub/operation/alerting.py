@@ -1,4 +1,5 @@
-"""Queue alerts and send them to the run's webhook in a separate task: a dead receiver never delays the hub.
+"""Queue alerts and send them to the run's webhook in a separate task, so that a receiver that does not answer never
+delays the hub.
 
 When the queue is full, the oldest alerts are dropped, because the newest ones describe the present state.
 """
@@ -21,17 +22,18 @@ from echo_shared.errors import EchoError
 log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 50
-"""Length limit of the queue."""
+"""Most alerts in the queue."""
 
 
 class RunDescription(Protocol):
-    """Describes the run in alerts: `echo_hub.oversight.operating`."""
+    """Describes the run in alerts. Implemented by `echo_hub.oversight.operating`."""
 
     def about(self) -> AboutRun: ...
 
 
 class Alerts:
-    """`changed` and `finished` return at once; `run` delivers until cancelled. Without `webhook`, no alert is sent."""
+    """The queue of alerts. `changed` and `finished` return at once; `run` delivers until cancelled. Without `webhook`,
+    no alert is sent."""
 
     def __init__(self, settings: AlertsConfig, about: RunDescription, *, webhook: Webhook | None) -> None:
         self._about = about
@@ -58,7 +60,7 @@ class Alerts:
         self._news.set()
 
     async def run(self) -> None:
-        """Deliver alerts one at a time, forever."""
+        """Deliver queued alerts one at a time, until cancelled."""
         if self._webhook is None:
             return
         while True:
@@ -71,12 +73,12 @@ class Alerts:
         try:
             await webhook.send(alert, self._about.about())
         except EchoError as error:
-            # Warn only once for consecutive failures: page and log show the problem as well.
+            # Warn only at the first of several failures in a row: page and log show the problems as well.
             level = logging.INFO if self._fails else logging.WARNING
             extra = {"event": "alert_failed", "data": {"alert": alert.kind}}
             log.log(level, "an alert was not delivered: %s", error.brief, extra=extra)
             self._fails = True
-        except Exception:  # Task boundary: an alert that cannot be built must not stop the hub.
+        except Exception:  # An alert that cannot be built must not stop the hub.
             log.exception("an alert could not be built", extra={"event": "alert_failed"})
         else:
             self._fails = False

@@ -11,15 +11,15 @@ from echo_shared.records.run import RunEvent
 
 
 class Notes(Protocol):
-    """Takes events: `echo_hub.driving.driver`."""
+    """Takes events for the store. Implemented by `echo_hub.driving.driver`."""
 
     def note_threadsafe(self, event: RunEvent) -> None:
-        """Take an event, from any thread."""
+        """Take an event. May be called from any thread."""
 
 
 class EventLog(logging.Handler):
-    """Makes an event of each line, from INFO on, of the loggers that it is added to. `notes` gets it on the thread that
-    logs."""
+    """Makes an event of each line at level INFO or above of the loggers that it is added to. Passes it to `notes` on
+    the thread that logs."""
 
     def __init__(self, notes: Notes) -> None:
         super().__init__(logging.INFO)

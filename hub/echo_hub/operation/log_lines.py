@@ -23,7 +23,7 @@ from echo_shared.logs.log_file import LogFile
 log = logging.getLogger(__name__)
 
 EXTRA: Final = ("event", "subject", "data")
-"""Optional fields of a log line: see `events`."""
+"""Optional fields of a log line; `events` explains them."""
 _SECRET: Final = "[secret]"
 
 

@@ -1,7 +1,7 @@
-"""Track the run's problems: when each begins and ends. Pure: observations in, changes out.
+"""Track the run's problems: when each begins and ends. Pure: gets observations, returns changes.
 
-A problem ends when it has been absent for `END_S`. Measured values must also pass their limit by a margin: a value
-hovering at the limit then causes one problem, not many.
+A problem ends when no observation has shown it for `END_S`. A measured value must also get better than its limit by a
+margin, so that a value that hovers at the limit causes one problem and not many.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from echo_hub.operation.reward_trend import RewardTrend
 
 END_S: Final = 60.0
 BETTER: Final = 0.8
-"""Margin for ending: idleness and attacks end below this share of their limit; low disk ends above limit / BETTER."""
+"""Margin for the end of a problem: idleness and attacks end below this share of their limit; low disk space ends above
+limit / BETTER."""
 IDLE_SHARE: Final = 0.8
-"""A learner that waits for this share of its time counts as idle: it could train on five times as many rollouts."""
+"""Share of waiting time from which the learner counts as idle. At this share it could train on five times as many
+rollouts."""
 QUARANTINED: Final = 3
-"""Nodes quarantined within an hour that count as an attack. Honest nodes hardly ever are, so three are no
-coincidence."""
+"""Number of nodes quarantined within an hour that counts as an attack. Honest nodes are hardly ever quarantined, so
+three at once are no coincidence."""
 HOUR_S: Final = 3_600.0
 RATE_S: Final = 60.0
-"""Time span for counting refusals, in seconds."""
+"""Seconds over which the rate of refused connections, nodes and frames is measured."""
 
 
 class ProblemKind(StrEnum):
@@ -32,17 +34,17 @@ class ProblemKind(StrEnum):
 
     LEARNER_DOWN = "learner_down"
     DISK_FULL = "disk_full"
-    """The hub waits for disk space."""
+    """The hub waits until the disk has space."""
     DATABASE_AWAY = "database_away"
-    """The hub waits for the database server."""
+    """The hub waits until the database server answers."""
     JUDGE_AWAY = "judge_away"
-    """Rollouts wait for a judge."""
+    """Rollouts wait because a judge (a model that scores) does not answer."""
     SCORERS_AWAY = "scorers_away"
-    """Rollouts wait for a scorer."""
+    """Rollouts wait because no scoring process answers."""
     VERIFIER_AWAY = "verifier_away"
-    """Checks wait for a verifier."""
+    """Checks of rollouts wait because the verifier does not answer."""
     EVALUATOR_AWAY = "evaluator_away"
-    """Evaluations wait for a sampler."""
+    """Evaluations wait because the process that draws them does not answer."""
     VERSION_WITHDRAWN = "version_withdrawn"
     NODE_LAGS = "node_lags"
     COMMON_FAULT = "common_fault"
@@ -55,7 +57,7 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertThresholds:
-    """Thresholds; 0 disables a check. `AlertsConfig` documents the same fields."""
+    """Limits from which a value is a problem; 0 disables a check. `AlertsConfig` documents the same fields."""
 
     learner_idle_s: float
     no_nodes_s: float
@@ -69,26 +71,26 @@ class RunObservation:
     """The state of a run at one moment."""
 
     broken: Mapping[ProblemKind, str] = field(default_factory=dict)
-    """Texts of the hub's own failures, by kind."""
+    """Texts of failures of the hub itself, by kind."""
     is_over: bool = False
-    """True if nothing is leased for training any more."""
+    """True once the last version is published: nothing is leased for training then."""
     lacks_nodes: bool = False
     """True if the run needs nodes and none is connected."""
     nodes_connected: int = 0
     learner_waits: bool = False
     """True if the learner waits for rollouts."""
     idle_share: float | None = None
-    """Share of recent learner time spent waiting for rollouts; None if unknown."""
+    """Share of the learner's time in recent steps that it waited for rollouts; None if unknown."""
     idle_window_s: float = 0.0
-    """Duration of the steps behind `idle_share`, in seconds."""
+    """Duration in seconds of the steps over which `idle_share` is measured."""
     disk_free_bytes: int | None = None
-    """None if it could not be determined."""
+    """Free bytes on the run directory's disk; None if the system does not tell."""
     forged: str = ""
     """Signs of forged rollouts in the newest step's figures; "" if there are none."""
     quarantined: int = 0
-    """Number of quarantined nodes."""
+    """Number of nodes in quarantine."""
     turned_away: int = 0
-    """Connections, nodes and frames refused since the hub started."""
+    """Number of connections, nodes and frames refused since the hub started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class RunProblem:
 
     kind: ProblemKind
     text: str
-    """The problem, and what to do about it."""
+    """What the problem is, and what to do about it."""
     since: float
 
 
@@ -111,20 +113,20 @@ class Change:
 
 
 class RunProblems:
-    """All current problems. Call `observe` every few seconds; it returns the changes."""
+    """All current problems. Call `observe` every few seconds."""
 
     def __init__(self, limits: AlertThresholds) -> None:
         self._limits = limits
         self.rewards = RewardTrend()
-        """Needs each trained step."""
+        """Trend of the reward, in which a fall is detected. The caller adds each trained step."""
         self._active: dict[ProblemKind, RunProblem] = {}
         self._last_seen: dict[ProblemKind, float] = {}
         self._waits_since: float | None = None
         self._alone_since: float | None = None
         self._fed_since: float | None = None
-        """Time since which nodes have been connected; initially, the start of watching."""
+        """Time since which nodes have been connected without a break; at first the time of the first observation."""
         self._quarantined: deque[tuple[float, int]] = deque()
-        """(time, number of quarantined nodes)."""
+        """Pairs of (time, number of quarantined nodes), of the last hour."""
         self._turned_away: deque[tuple[float, int]] = deque()
 
     @property
@@ -150,7 +152,7 @@ class RunProblems:
         return changes
 
     def _note(self, seen: RunObservation, now: float) -> None:
-        """Record the duration of conditions that become problems only after a while."""
+        """Keep the times since which conditions hold that become problems only after a while."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
         self._waits_since = _since(self._waits_since, waits, now)
@@ -247,7 +249,7 @@ def _since(known: float | None, lasts: bool, now: float) -> float | None:
 
 
 def _risen(history: deque[tuple[float, int]]) -> int:
-    """Return by how much the newest number exceeds the lowest."""
+    """Return by how much the newest number is higher than the lowest in the history."""
     return history[-1][1] - min(number for _, number in history)
 
 

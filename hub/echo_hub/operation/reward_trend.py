@@ -1,10 +1,11 @@
-"""Detect a fall of the reward below its best level. Pure.
+"""Detect a fall of the reward below its best level. Pure: no input or output.
 
 A fall is measured relative to the gain, because rewards have no absolute scale. Means over `WINDOW` consecutive steps
 are compared: the gain is the best mean minus the lowest mean before it. A fall must also exceed `SIGNIFICANT` standard
-errors of the difference of two means. The threshold is high because the best of many means is high by chance; three
-standard errors would cause too many false alarms. The variance of a step's reward is estimated from differences of
-consecutive steps (von Neumann), which learning hardly inflates. The 16 steps of one mean would often underestimate it.
+errors of the difference of two means. That threshold is high because the best of many means is high by chance; three
+standard errors would cause too many false alarms. The variance of a step's reward is estimated from the differences of
+all consecutive steps (von Neumann), which learning hardly inflates; the variance within one window of 16 steps would
+often be too low.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 WINDOW: Final = 16
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
-"""Share of a fall below which, or below chance level, the fall has ended."""
+"""A fall ends when it is smaller than this share of what made it a fall, in gain or in standard errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class _Mean:
 
 
 class RewardTrend:
-    """Call `add` once for each trained step, in order."""
+    """The mean rewards of the run's steps. Call `add` once for each trained step, in order."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -67,7 +68,8 @@ class RewardTrend:
             self._best, self._lowest = now, self._lowest_so_far
 
     def fall(self, share: float, *, has_fallen: bool) -> Fall | None:
-        """Return the fall, or None below `share` of the gain. If `has_fallen`, half as much counts as still fallen."""
+        """Return the fall from the best window; None if it is smaller than `share` of the gain or may be chance. With
+        `has_fallen`, half of both limits suffices."""
         best, now = self._best, self._now
         if best is None or now is None:
             return None

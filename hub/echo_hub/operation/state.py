@@ -1,4 +1,4 @@
-"""Compute the hub's state of health from data in memory. Pure."""
+"""Compute the hub's state of health from data in memory. Pure: no input or output."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NO_NODES: Final = "No node is connected."
 def health_of(
     *, is_finished: bool, is_starting: bool, broken: Sequence[str], lacks_nodes: bool, watched: Sequence[RunProblem]
 ) -> Health:
-    """Return the hub's health. `broken`: texts of failures that stop training; `watched`: the current problems.
+    """Return the hub's health. `broken`: texts of failures that stop training. `watched`: the current problems.
 
-    A hub without nodes is live, not degraded, however long that lasts: only volunteers can change it.
+    A hub without nodes is live and never degraded, however long it has none: only volunteers can change that.
     """
     if is_finished:
         disk = tuple(problem.text for problem in watched if problem.kind is ProblemKind.DISK)

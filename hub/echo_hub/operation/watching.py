@@ -1,6 +1,6 @@
 """Check the run every few seconds; log and report each problem that begins or ends.
 
-The observation comes from the same source as the pages, so page, event and alert agree.
+The check uses the same source as the pages, so page, event and alert agree.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ LOOK_S: Final = 10.0
 
 
 class Told(Protocol):
-    """Receiver of changes: `echo_hub.operation.alerting.Alerts`."""
+    """Receives each problem's beginning and end. Implemented by `echo_hub.operation.alerting.Alerts`."""
 
     def changed(self, change: Change) -> None: ...
 
 
 class WatchedRun(Protocol):
-    """The run to watch: `echo_hub.oversight.operating`."""
+    """The run that is watched. Implemented by `echo_hub.oversight.operating`."""
 
     async def observe(self) -> RunObservation:
-        """Return the state of the run, also when the database cannot be read."""
+        """Return the state of the run, even while the database cannot be read."""
 
     async def steps(self, since: int) -> Sequence[StepRecord]:
-        """Return trained steps after a step, in order; none = no more yet. Raises StorageError."""
+        """Return trained steps after step `since`, in order; empty if there are none yet. Raises StorageError."""
 
     def notify(self) -> None:
-        """Take notice that the set of problems has changed."""
+        """Report that the set of problems has changed, so that pages are updated."""
 
 
 def limits_of(settings: AlertsConfig) -> AlertThresholds:
@@ -55,10 +55,7 @@ def free_bytes(directory: Path) -> int | None:
 
 
 class Watching:
-    """Watches the run.
-
-    `problems` holds the problems that last; it is changed only here.
-    """
+    """Watches the run. `problems` holds the current problems; only this object changes it."""
 
     def __init__(
         self, problems: RunProblems, *, run: WatchedRun, told: Told, clock: Callable[[], float] = time.time
@@ -74,13 +71,13 @@ class Watching:
         return self._problems.active
 
     async def run(self) -> None:
-        """Check the run until cancelled."""
+        """Check the run every LOOK_S seconds, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Check the run once. If the database cannot be read, the steps are read next time."""
+        """Check the run once. Steps that cannot be read from the database now are read at the next check."""
         try:
             await self._read_steps()
         except StorageError as error:

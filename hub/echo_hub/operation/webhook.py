@@ -19,16 +19,18 @@ from echo_shared.process.backoff import backoff_s
 
 ATTEMPTS: Final = 5
 FIRST_S: Final = 2.0
-"""Longest wait before the second attempt. It doubles with each attempt; jitter shortens it by up to half."""
+"""Longest wait before the second attempt, in seconds. It doubles with each attempt up to LIMIT_S; jitter shortens it by
+up to half."""
 LIMIT_S: Final = 60.0
 ATTEMPT_S: Final = 10.0
-"""Time limit of one attempt."""
+"""Time limit of one attempt, in seconds."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
-"""Client errors worth a retry. Server errors are always retried."""
+"""Client errors (HTTP status) after which another attempt may succeed. After a server error there is always another
+attempt."""
 
 
 class Webhook:
-    """The webhook receiver in the settings. `attempts`: most attempts per alert."""
+    """The receiver of alerts named in the settings. `attempts`: most attempts per alert."""
 
     def __init__(
         self, settings: AlertsConfig, *, attempts: int = ATTEMPTS, jitter: Callable[[], float] = random.random
@@ -76,7 +78,7 @@ class Webhook:
 
     @property
     def _host(self) -> str:
-        """Host of the URL; logs may contain nothing else of it."""
+        """Host of the webhook's URL, the only part that logs may contain: the rest may be secret."""
         return urlsplit(self._settings.webhook_url).hostname or ""
 
 

@@ -11,7 +11,7 @@ from echo_hub.verify.verifying import Verifying
 
 
 def verifying_of(shared: Shared, drawn: DrawnRollouts) -> Verifying:
-    """Return the verifier of the run's settings. Without a verifier process it refuses all checks."""
+    """Return the verifier for the run's settings. If the settings choose no verifier process, it refuses all checks."""
     resources = shared.resources
     config, directory = resources.config, resources.directory
     settings, kept = verifier_settings(config, resources.learner), config.training.max_staleness + 2

@@ -1,4 +1,5 @@
-"""Periodic work: note connected nodes, delete old data, and apply the operator's bans, pardons and invites."""
+"""Periodic work: record which nodes are connected, delete old data, and apply the operator's bans, pardons and
+invites."""
 
 from __future__ import annotations
 
@@ -24,30 +25,30 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 15.0
 BANS_S: Final = 1.0
-"""Seconds between two looks at bans, invites and pardons, which the operator's commands write to the store."""
+"""Seconds between two readings of bans, invites and pardons, which the operator's commands write to the store."""
 
 
 def kept_steps(settings: LearnerConfig) -> int:
-    """Return the number of steps, at least 2, whose tokens are kept. A restart may repeat all steps after the oldest
-    kept checkpoint."""
+    """Return the number of steps, at least 2, whose tokens are kept in the store: a restarted learner may repeat all
+    steps after the oldest kept checkpoint."""
     return settings.checkpoint_every * (settings.checkpoints_kept + 1)
 
 
 class Bans(Protocol):
-    """Bars nodes: `echo_hub.net.distributor`."""
+    """Bars nodes. Implemented by `echo_hub.net.distributor`."""
 
     def bar(self, node_ids: frozenset[str]) -> None:
-        """Bar these nodes, and no others."""
+        """Bar exactly these nodes; nodes that were barred before and are not among them are admitted again."""
 
 
 class Invites(Protocol):
-    """Holds all invites: `echo_hub.net.invitations`."""
+    """Holds all invites. Implemented by `echo_hub.net.invitations`."""
 
     def renew(self, invites: Sequence[Invite]) -> None: ...
 
 
 class UsefulNodes(Protocol):
-    """Holds the nodes whose work has been of use: `echo_hub.intake.connected`."""
+    """Holds the ids of nodes that have done useful work. Implemented by `echo_hub.intake.connected`."""
 
     def note_useful(self, node_ids: frozenset[str]) -> None: ...
 
@@ -82,15 +83,15 @@ class Housekeeping:
         self._nodes = nodes
 
     async def run(self) -> None:
-        """Keep house until cancelled."""
+        """Do the periodic work of `keep_house` every HOUSEKEEPING_S, until cancelled."""
         self._nodes.note_useful(await self._store.read(read_useful_nodes))
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             await self.keep_house()
 
     async def keep_house(self) -> None:
-        """Note connected and useful nodes. Delete old adapters, and the tokens of steps that all kept checkpoints
-        include."""
+        """Record the connected nodes, and find the useful ones. Delete old adapters, and the tokens of steps that are
+        older than every kept checkpoint."""
         status = self._coordinator.status()
         if self._live:
             await self._store.write(note_still_here, list(self._live), time.time())

@@ -1,4 +1,4 @@
-"""What the hub knows now and no store has: the source of the pages' and alerts' view of the present."""
+"""The hub's present state that only its memory holds. Pages and alerts read it from here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from echo_hub.views.run import Moment
 
 
 class Moments:
-    """Reads the state of all services."""
+    """Reads the present state of all services."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Operation of the hub: log lines become events, problems are watched for, and alerts are sent."""
+"""Operation of the hub: turn log lines into events, watch for problems, and send alerts."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from echo_shared.wire.messages.fields import printable_line
 log = logging.getLogger(__name__)
 
 STEADY_STEPS: Final = 8
-"""Number of trained steps from which on the learner's idle share is meaningful."""
+"""Number of trained steps below which the learner's idle share is not shown as a problem, because few steps say little
+about it."""
 STEPS_AT_ONCE: Final = 1_000
 
 
 class RunViewSource(Protocol):
-    """Returns the pages' view of the run: `echo_hub.views.pages_source`."""
+    """Returns the run's figures as the pages show them. Implemented by `echo_hub.views.pages_source`."""
 
     async def run_view(self) -> RunView: ...
 
 
 class Addressed(Protocol):
-    """A server with an address, once it is open: `echo_hub.net.server`."""
+    """A server that has an address once it is open. Implemented by `echo_hub.net.server`."""
 
     @property
     def url(self) -> str: ...
@@ -52,7 +53,7 @@ class Addressed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """Describes the run in alerts."""
+    """The run's id, name and address, for alerts."""
 
     run_id: str
     name: str
@@ -63,7 +64,7 @@ class Description:
 
 
 class RunObserver:
-    """Observes the run, from the same sources as the pages."""
+    """Observes the run for problems, from the same sources as the pages."""
 
     def __init__(
         self,
@@ -81,7 +82,8 @@ class RunObserver:
         self._changes = changes
 
     async def observe(self) -> RunObservation:
-        """Return the present state. While the store cannot be read, its figures are left out."""
+        """Return the present state of the run. While the store cannot be read, the figures that come from it are left
+        out."""
         try:
             view = await self._pages.run_view()
         except StorageError:
@@ -105,7 +107,7 @@ class RunObserver:
         )
 
     async def steps(self, since: int) -> Sequence[StepRecord]:
-        """Return trained steps after step `since`, in order."""
+        """Return trained steps after step `since`, in order; at most STEPS_AT_ONCE of them."""
         return await asyncio.to_thread(self._store.store.read, read_steps, since, STEPS_AT_ONCE)
 
     def notify(self) -> None:
@@ -113,7 +115,7 @@ class RunObserver:
 
 
 class Operation:
-    """Event log, watching and alerts of a hub. Construct it in the hub's event loop."""
+    """Event log, watching and alerts of a hub. Create it in the hub's event loop."""
 
     def __init__(
         self,
@@ -144,11 +146,12 @@ class Operation:
                 tasks.create_task(work)
 
     def began(self) -> None:
-        """Log that the hub serves."""
+        """Log that the hub is serving."""
         log.info("the hub serves, at %s", self._server.url, extra={"event": "hub_started"})
 
     def failed(self, error: BaseException) -> None:
-        """Log the error that ends the hub. An error with a text for people is logged without its traceback."""
+        """Log the error that ends the hub. An error with a text for users (EchoError) is logged without its
+        traceback."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         known = error.brief if isinstance(error, EchoError) else ""
@@ -156,12 +159,12 @@ class Operation:
         log.error("the hub ends: %s", known or repr(error), exc_info=traceback, extra={"event": "hub_failed"})
 
     async def ended(self) -> None:
-        """Log that the hub stops, and commit the last events if the store takes them."""
+        """Log that the hub stops, and commit the last events if the store can be written."""
         if self._progress.finished.is_set() and not self._end_is_told:
             with suppress(StorageError):
                 await self._tell_of_the_end()
         log.info("the hub stops", extra={"event": "hub_stopped"})
-        await asyncio.sleep(0)  # Let the line reach the driver.
+        await asyncio.sleep(0)  # Let the driver get the event of this log line.
         await self._driver.commit_noted()
 
     async def _tell_of_the_end(self) -> None:
@@ -175,7 +178,7 @@ class Operation:
 
 
 def summary(view: RunView) -> str:
-    """Return a sentence about the finished run."""
+    """Return a sentence that sums up the finished run."""
     accuracy = ""
     if view.accuracy_before is not None and view.accuracy_after is not None:
         accuracy = f", held-out accuracy {view.accuracy_before:.1%} before and {view.accuracy_after:.1%} after"

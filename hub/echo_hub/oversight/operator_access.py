@@ -1,4 +1,4 @@
-"""Authentication of the operator."""
+"""Authentication of the operator on the hub's pages and API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from echo_hub.run.directory import RunDirectory
 
 
 def guard_of(config: HubConfig, directory: RunDirectory, *, run_id: str) -> Guard:
-    """Return the guard of the operator's pages. Raises ConfigError if there is no usable operator's token."""
+    """Return the guard, which authenticates requests to the operator's pages and API. Raises ConfigError if the
+    operator's token cannot be read or made."""
     proxies = config.server.trusted_proxies
     credentials = OperatorCredentials(token=directory.operator_token, password=directory.operator_password)
     credentials.open()

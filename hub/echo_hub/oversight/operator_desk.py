@@ -66,20 +66,21 @@ from echo_shared.errors import EchoError
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks at the actions of commands, and at the tokens, in the store."""
+"""Seconds between two readings of the store, for actions of commands and for changed tokens."""
 PATIENCE_S: Final = 10.0
-"""Seconds that page and API wait for an action's result. After that they answer that it is pending."""
+"""Longest wait of page and API for an action's result, in seconds. After that they answer that the action is
+pending."""
 
 
 class KeyRotation(Protocol):
-    """Holds the run's key for artefacts: `echo_hub.net.distributor`."""
+    """Replaces the run's key for artefacts. Implemented by `echo_hub.net.distributor`."""
 
     def rotate_key(self) -> None: ...
 
 
 class Desk:
-    """Takes the operator's actions. `queue` gets those for the coordinator, `due` the evaluations. `changes` hears of
-    results."""
+    """Takes the operator's actions. Those for the coordinator go to `queue`, evaluations to `due`. `changes` is
+    notified of results."""
 
     def __init__(
         self,
@@ -100,10 +101,10 @@ class Desk:
         self._run_keys = run_keys
         self._changes = changes
         self._taken: set[int] = set()
-        """Numbers of the actions begun since the hub's start. No action is begun twice."""
+        """Numbers of the actions begun since the hub's start, so that no action is begun twice."""
         self._taking = asyncio.Lock()
         self._settled: dict[int, asyncio.Event] = {}
-        """Actions whose result a page or API request waits for, by number."""
+        """Events by action number, for the actions whose result a page or API request waits for."""
         self._known_tokens: tuple[int, int] | None = None
 
     async def run(self) -> None:
@@ -119,8 +120,8 @@ class Desk:
     async def act(
         self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False, undoes: int | None = None
     ) -> ActionResult:
-        """Store the action, carry it out, and wait up to `PATIENCE_S` for its result. Raises WrongRequestError and
-        ForbiddenError; then nothing is stored."""
+        """Store the action, carry it out, and wait up to `PATIENCE_S` for its result. If it raises WrongRequestError or
+        ForbiddenError, nothing was stored."""
         request = request_of(action, fields, strict=strict)
         if not is_good_for(by.scope, request.SCOPE):
             raise ForbiddenError(f"{action} takes a token of scope {request.SCOPE}; this one is for {by.scope}.")
@@ -141,7 +142,8 @@ class Desk:
         return ActionResult(record=record, secret=secret if record.outcome is ActionOutcome.DONE else "")
 
     async def undo(self, number: int, by: Actor) -> ActionResult:
-        """Carry out the reverse of an action. Raises NoSuchActionError if there is none, and the errors of `act`."""
+        """Carry out the action that reverses action `number`. Raises NoSuchActionError if there is none, and the errors
+        of `act`."""
         record = await self._store.read(find_action, number)
         if record is None:
             raise NoSuchActionError(f"There is no action {number}.")
@@ -174,11 +176,11 @@ class Desk:
         return found
 
     async def _begin(self, record: ActionRecord) -> bool:
-        """Begin the action. Return True if its result comes soon."""
+        """Begin the action. Return False if its result takes long, as for an evaluation."""
         self._taken.add(record.number)
         try:
             request = request_of(record.action, record.request)
-        except WrongRequestError as error:  # Another version of this software stored it.
+        except WrongRequestError as error:  # Another version of this software stored the action.
             await self._settle(ActionSettled(number=record.number, done=False, detail=str(error)))
             return True
         if (asked := asked_of(record.number, request)) is not None:
@@ -200,7 +202,8 @@ class Desk:
         return True
 
     async def _do(self, request: AnyRequest) -> tuple[str, Any]:
-        """Carry out the request. Return its result as text and as a value."""
+        """Carry out a request that concerns neither coordinator nor evaluations. Return its result as text and as a
+        value."""
         match request:
             case Export(version=version):
                 path, exported = await asyncio.to_thread(self._export, version)
@@ -230,7 +233,7 @@ class Desk:
             self._known_tokens = known
 
     def _tell(self, record: ActionRecord) -> None:
-        """Log the action, and notify the pages."""
+        """Log the action and notify the pages."""
         fields = ", ".join(f"{name} {value}" for name, value in record.request.items() if value is not None)
         what = f"{record.action} {fields}".strip()
         log.info("%s: %s, by %s (%s)", what, record.outcome, record.who, record.via)
@@ -238,7 +241,8 @@ class Desk:
 
 
 def asked_of(number: int, request: AnyRequest) -> OperatorAsked | NodeVouchedFor | None:
-    """Return the event for the coordinator; None if the action does not concern it."""
+    """Return the event that asks the coordinator for this action; None if the action does not concern the
+    coordinator."""
     what: str
     value: str | float = ""
     match request:

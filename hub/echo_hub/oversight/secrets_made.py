@@ -1,4 +1,4 @@
-"""Tokens that the operator's actions make."""
+"""Secrets (invite tokens and API tokens) that the operator's actions create."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from echo_hub.net.invitations import hash_of, new_token
 
 
 def secret_of(request: AnyRequest) -> tuple[str, str]:
-    """Return the new token and its hash for the store; "" twice if the action makes none."""
+    """Return a new token for this action, and the hash that the store keeps instead; "" for both if the action creates
+    no token."""
     if isinstance(request, MakeInvite):
         secret = new_token()
     elif isinstance(request, MakeToken):

@@ -47,7 +47,7 @@ class OversightService:
         training: TrainingService,
         distribution: DistributionService,
     ) -> None:
-        """`server`: the hub's port, whose address pages and alerts show."""
+        """`server`: the hub's port; pages and alerts show its address."""
         resources = shared.resources
         config, directory, store = resources.config, resources.directory, resources.store
         self._server = server
@@ -128,7 +128,7 @@ class OversightService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Check, watch and keep house until cancelled."""
+        """Check rollouts, watch the run and do periodic work, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (
                 self._verifying.run(),

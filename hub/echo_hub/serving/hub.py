@@ -32,7 +32,7 @@ from echo_hub.views.pages_source import HubPages
 
 
 class Hub:
-    """One hub. `echo_hub.serving.opening` constructs it in its event loop. Call `open` to open its port, then `serve`.
+    """One hub. `echo_hub.serving.opening` creates it in its event loop. Call `open` to open its port, then `serve`.
     `progress.finished` is set when the run is over."""
 
     def __init__(self, resources: Resources, partials: Partials) -> None:
@@ -49,9 +49,10 @@ class Hub:
         await self.server.open(routes, guards=[books_away, self.guard.middleware], dress=add_security_headers)
 
     async def serve(self) -> None:
-        """Serve until cancelled. Raises fatal errors, such as a failing disk or a learner that dies again and again.
+        """Serve until cancelled. Raises fatal errors, such as a disk that fails or a learner that dies DEATHS_IN_A_ROW
+        times.
 
-        A full disk, and a database server that does not answer, are waited for.
+        While the disk is full, or the database server does not answer, the hub waits.
         """
         self.operation.began()
         try:

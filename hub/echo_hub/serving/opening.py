@@ -71,23 +71,23 @@ from echo_shared.wire.codec import check_codec
 log = logging.getLogger(__name__)
 
 LEASES_APART: Final = 2**32
-"""Maximum number of lease ids skipped at a hub's start."""
+"""Most lease ids that a hub skips when it starts."""
 
 SWITCH_S: Final = 0.0005
-"""Thread switch interval in seconds, a tenth of Python's default. Threads that read for the pages wait for a switch
-with every row. With the default, reading next to a busy event loop took seconds."""
+"""Thread switch interval in seconds, a tenth of Python's default. Threads that read the store for pages wait for a
+thread switch at every row. With the default, such a read took seconds while the event loop was busy."""
 AWAY_AT_START_S: Final = 60.0
-"""Seconds that a starting hub waits for its database server. A serving hub waits forever."""
+"""Longest wait of a starting hub for its database server, in seconds. A serving hub waits without limit."""
 
 
 @asynccontextmanager
 async def open_hub(
     config: HubConfig, directory: RunDirectory, *, spawned: SupervisedChild | None = None
 ) -> AsyncIterator[Hub]:
-    """Open a hub and its port; call `Hub.serve` next. Raises ConfigError and StorageError. `spawned`: the learner's
-    process, if it was started before (`learner.process.begun`).
+    """Open a hub and its port; call `Hub.serve` next. `spawned`: the learner's process, if it was started before
+    (`learner.process.begun`). Raises ConfigError and StorageError.
 
-    The context's exit closes all resources in reverse order.
+    Leaving the context closes all resources in reverse order.
     """
     check_codec()
     sys.setswitchinterval(SWITCH_S)
@@ -180,7 +180,7 @@ def _opened_task(config: HubConfig) -> tuple[Path, PromptCodec, Problems]:
 def _coordinator(
     config: HubConfig, problems: Problems, me: Identity, stored: Mapping[str, Any], snapshot: CoordinatorSnapshot
 ) -> Coordinator:
-    """Return the coordinator, with the settings of config.toml and the `stored` changes of operators."""
+    """Return the coordinator, with the settings of config.toml as changed by the operator (`stored`)."""
     settings = coordinator_settings(
         config, multi_turn=problems.multi_turn, secret=_secret(me), tasks=trained_tasks(problems)
     )
@@ -188,10 +188,10 @@ def _coordinator(
 
 
 def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
-    """Skip a random number of lease ids, so that lease ids of an earlier start are never used again.
+    """Skip a random number of lease ids, so that no id is used twice, not even after a restored backup.
 
-    A database restored from a backup lacks the latest leases, but nodes still hold rollouts of these leases. A node
-    would mistake a new lease with an old id for finished work.
+    A database restored from a backup lacks the newest leases, but nodes still hold rollouts of these leases. A node
+    would take a new lease with such an id for work that it has already done.
     """
     if snapshot.next_lease_id == CoordinatorSnapshot().next_lease_id:
         return snapshot
@@ -217,8 +217,8 @@ def _say_room() -> None:
 
 
 async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
-    """Open the store. Waits up to `AWAY_AT_START_S` for a database server, such as after a power cut; not longer,
-    because the URL may be wrong."""
+    """Open the store. Waits up to `AWAY_AT_START_S` for a database server, which may start later than the hub after a
+    power cut; not longer, because the URL may be wrong."""
     server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
     in_time = asyncio.get_running_loop().call_later(AWAY_AT_START_S, server.give_up)
     try:
@@ -229,7 +229,7 @@ async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
 
 
 def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
-    """Open the store. Raises StorageError if the run has trained and its database is empty or missing: with a new
+    """Open the store. Raises StorageError if the run has trained but its database is empty or missing: with a new
     database the directory would become another run, and nodes would delete their rollouts."""
     url = config.store.url or directory.database_url
     start = read_start(directory)
@@ -249,7 +249,8 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
 
 
 async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
-    """Raises ConfigError if a setting has changed on which the store's content depends."""
+    """Raise ConfigError if a setting was changed that must stay the same for a whole run. The settings are recorded in
+    the store."""
     fixed = {
         "run.seed": config.run.seed,
         "model.base": config.model.base,
@@ -271,14 +272,14 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "training.lora_targets": config.training.lora_targets,
         "training.rslora": config.training.rslora,
         "sampling.temperature": config.sampling.temperature,
-        "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no space for it are skipped.
+        "sampling.max_tokens": config.sampling.max_tokens,  # Problems whose prompts leave no room for it are skipped.
     }
     began_with = json.loads((await store.read(read_meta)).get("fixed_settings", "{}"))
     if began_with:
-        # Older runs lack these settings, and have their values.
+        # Runs of older versions have not recorded these settings; these are the values that they use.
         began_with = {"model.start_from": "", "training.lora_targets": "all", "training.rslora": False, **began_with}
     if began_with and content_hash:
-        # Older runs lack this setting, and draw with replacement.
+        # Runs of older versions have not recorded this setting; they draw with replacement.
         began_with.setdefault("task.draws", "replacement")
     changed = [
         f"{name} = {value!r}, was {began_with[name]!r}"
@@ -295,9 +296,10 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
 
 
 async def _run_id(store: AsyncStore, me: Identity) -> str:
-    """Return the run's id, which is created with the store and bound to the hub's key. Rollout ids are unique in a run.
+    """Return the run's id, which is made with the store and bound to the hub's key. Rollout ids are unique within a
+    run.
 
-    Raises ConfigError if the store belongs to another hub.
+    Raises ConfigError if the store belongs to a hub with another key.
     """
     meta = await store.read(read_meta)
     owner = meta.get("hub_key", me.public_key.hex())
@@ -315,7 +317,7 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
 
 
 async def _started_at(store: AsyncStore) -> float:
-    """Return the time of the run's first start, and store it at the first start."""
+    """Return the time of the run's first start in seconds since the epoch; the first start stores it."""
     known = (await store.read(read_meta)).get("started_at")
     if known is None:
         known = repr(time.time())
@@ -324,7 +326,8 @@ async def _started_at(store: AsyncStore) -> float:
 
 
 async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, Any]:
-    """Return the operators' changes of settings, except those that config.toml has overruled since."""
+    """Return the settings that the operator has changed, except those changed later in config.toml, which then
+    holds."""
     stored, overruled = await store.write(begin_settings, configured(config))
     for name in sorted(overruled):
         log.warning("%s is what config.toml says again: it was changed there since an operator did", name)
@@ -343,12 +346,13 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
 
 
 def _secret(me: Identity) -> bytes:
-    """Return the secret that selects the rollouts to check. It is the same at every start of the run."""
+    """Return the secret that selects the rollouts to check. It is the same at every start, because it is derived from
+    the hub's key."""
     return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
 
 
 def trained_tasks(problems: Problems) -> tuple[TrainedTask, ...]:
-    """Return the run's tasks for the coordinator, in the order of the settings."""
+    """Return the tasks that the run trains on, for the coordinator, in the order of the settings."""
     return tuple(
         TrainedTask(key=key, solved_at=task.rewards.solved_at, lowest=task.rewards.lowest)
         for key, task in problems.tasks.items()
@@ -364,7 +368,8 @@ def _curriculum(training: TrainingConfig) -> CurriculumSettings | None:
 def coordinator_settings(
     config: HubConfig, *, multi_turn: bool, secret: bytes = b"", tasks: tuple[TrainedTask, ...] = ()
 ) -> CoordinatorSettings:
-    """Return the coordinator's settings. `tasks`: in the order of the settings."""
+    """Return the coordinator's settings. `secret`: selects the rollouts to check. `tasks`: the run's tasks, in the
+    order of the settings."""
     sets, members = config.evaluation_sets, config.task.members
     weights = [task.weight for task in members.values()]
     return CoordinatorSettings(

@@ -1,4 +1,4 @@
-"""The hub's four services, and the mapping of actions to services."""
+"""The hub's four services, and which of them carries out which action."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from echo_hub.training.service import TrainingService
 
 
 class HubServices:
-    """Intake, training, distribution and oversight. Each is constructed with the services that it uses."""
+    """The services intake, training, distribution and oversight. Each one gets the services that it uses when it is
+    created."""
 
     def __init__(self, shared: Shared, *, doors: Doors, partials: Partials, server: Server) -> None:
         config = shared.resources.config
@@ -53,7 +54,7 @@ class HubServices:
         )
 
     def handle(self, action: Action) -> None:
-        """Let the service, or both services, that an action concerns carry it out."""
+        """Pass an action to the service that carries it out; some actions concern two services."""
         match action:
             case AnnounceVersion():
                 self.intake.handle(action)
@@ -81,7 +82,7 @@ class HubServices:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Run all services until cancelled. They fail together."""
+        """Run all services until cancelled. An error in one of them ends all."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self.intake.run(), self.training.run(), self.distribution.run(), self.oversight.run()):
                 tasks.create_task(work)
