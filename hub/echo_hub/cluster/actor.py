@@ -1,7 +1,7 @@
-"""Ray actor that supervises one child process at a time on its machine, as a hub does locally.
+"""Ray actor that supervises one child process at a time on its machine, as a hub does for local children.
 
-`echo_hub.cluster.driver` creates it and keeps polling it (`answers`), so each side detects within seconds that the
-other is gone. All work of a dead actor is requested again elsewhere; its child then ends too.
+`echo_hub.cluster.driver` creates the actor and keeps polling it (`answers`), so that each side detects within seconds
+if the other is gone. When an actor dies, its child ends too, and the hub requests the unfinished work elsewhere.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from echo_shared.process.child import HEADER_BYTES, ChildExited, pack_frame, unp
 from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 POLL_S: Final = 5.0
-"""Longest time that `answers` waits before it returns, even without an answer."""
+"""Longest wait of `answers` for news of the child, in seconds; after that it returns without any."""
 GATHER_S: Final = 0.01
-"""Time to collect further answers for the same reply, because each reply is a call in the cluster."""
+"""Seconds for which further answers of the child are collected into one reply, because each reply is a call in the
+cluster."""
 LOG_PART_BYTES: Final = 2**16
-"""Limit on the child's output in one reply."""
+"""Most bytes of the child's output in one reply."""
 _PREFIX: Final = "echo-ray-"
 
 
 class ChildHost:
-    """The actor, as described above. Only the driver calls its methods."""
+    """The actor. Only the driver calls its methods."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -42,7 +43,11 @@ class ChildHost:
         self._hosted: _Hosted | None = None
 
     async def prepare(self, parcel: bytes, expected_source: str, lies_there: Mapping[str, int]) -> str:
-        """Unpack the child's files and change into their folder. Returns the reason for a failure, or ""."""
+        """Check this machine, unpack the files that a child needs, and change into their folder. Return why that
+        failed; "" if it succeeded.
+
+        `lies_there`: sizes of files that must be on this machine already.
+        """
         if sys.platform != "linux":
             return f"{socket.gethostname()} runs {sys.platform}: machines for a hub's processes have to run Linux."
         if await asyncio.to_thread(source_hash) != expected_source:
@@ -65,7 +70,7 @@ class ChildHost:
         return ""
 
     async def begin(self, child_id: int, spec: dict[str, Any], opening: bytes) -> None:
-        """Start a child, replacing any other; `answers` reports when it is ready."""
+        """Start a child, after ending any other; `answers` reports when it is ready."""
         assert self._directory is not None
         await asyncio.to_thread(shutil.rmtree, self._directory / SENT, ignore_errors=True)
         await self._end()
@@ -83,9 +88,9 @@ class ChildHost:
     async def send(
         self, child_id: int, number: int, frame: bytes, files: Mapping[str, bytes], dropped: Sequence[str]
     ) -> None:
-        """Pass frame `number` (0 = the first) to a child; no effect if it is gone.
+        """Pass frame `number` (0 = the first) to the child; do nothing if that child is gone.
 
-        First writes `files` below `SENT` under their names, and deletes the `dropped` directories there.
+        First write `files` below `SENT` under their names, and delete the `dropped` directories there.
         """
         hosted = self._hosted
         if hosted is None or hosted.child_id != child_id:
@@ -100,19 +105,20 @@ class ChildHost:
             hosted.came(number, frame)
 
     async def answers(self, child_id: int) -> dict[str, Any]:
-        """Return what is new from the child: `frames`, its output as `log`, and its end as `exited`."""
+        """Return what is new from the child: its answers (`frames`), its output (`log`), and how it ended (`exited`;
+        None while it runs)."""
         hosted = self._hosted
         if hosted is None or hosted.child_id != child_id:
             raise LookupError(f"there is no child {child_id}")
         return await hosted.answers()
 
     async def end(self, child_id: int) -> None:
-        """End the child and the processes that it started."""
+        """End the child and all processes that it started."""
         if self._hosted is not None and self._hosted.child_id == child_id:
             await self._end()
 
     async def close(self) -> None:
-        """End everything and delete all files."""
+        """End the child and delete all files of this actor."""
         await self._end()
         if self._directory is not None:
             os.chdir(tempfile.gettempdir())
@@ -127,25 +133,26 @@ class ChildHost:
 
 
 SENT: Final = "sent"
-"""Directory for files that came with frames, next to the child's working directory."""
+"""Directory, next to the child's working directory, for files that came with frames."""
 PID: Final = "{pid}"
-"""Placeholder in a command's arguments for the actor's process id."""
+"""Placeholder in a command's arguments that stands for the actor's process id."""
 
 
 class _Hosted:
-    """A running child."""
+    """A child of the actor, with the frames to it and from it."""
 
     def __init__(self, child_id: int, command: Command, spec: dict[str, Any]) -> None:
         self.child_id = child_id
         self.command = command
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._early: dict[int, bytes] = {}
-        """Frames by number that wait for an earlier one: Ray may reorder the calls of such an actor."""
+        """Frames, by number, that wait for a frame with a lower number: Ray may deliver calls to this kind of actor out
+        of order."""
         self._num_came = 0
         self.work: asyncio.Task[None] | None = None
         self._spec = spec
         self._expected = 0
-        """Number of answers that are still due."""
+        """Number of answers that the child still owes."""
         self._some_expected = asyncio.Event()
         self._found: list[bytes] = []
         self._exited: dict[str, Any] | None = None
@@ -167,7 +174,7 @@ class _Hosted:
             self._exited = _told(_first(group))
             self._news.set()
         except* Exception as group:  # noqa: BLE001
-            # Top level of this task: pass the error to the caller of `answers`.
+            # Nothing above this task handles errors: pass them to the caller of `answers`.
             self.fail(_first(group))
         finally:
             if child is not None:
@@ -189,7 +196,7 @@ class _Hosted:
             frame = unpack_frame((await self._frames.get())[HEADER_BYTES:])
             self._expected += len(frame[self._spec["counted"]])
             self._some_expected.set()
-            with contextlib.suppress(ChildExited):  # `_receive` reports the end, after all earlier answers.
+            with contextlib.suppress(ChildExited):  # `_receive` reports the child's end, after all earlier answers.
                 await child.send(frame)
 
     async def _receive(self, child: SupervisedChild) -> None:
@@ -213,7 +220,7 @@ class _Hosted:
         self._news.clear()
         found, self._found = self._found, []
         if self._exited is not None:
-            self._news.set()  # Every later call returns at once.
+            self._news.set()  # From now on, let every call return at once.
         return {"frames": found, "log": self._printed(), "exited": self._exited}
 
     def _printed(self) -> bytes:
@@ -252,7 +259,7 @@ def _place(directory: Path, files: Mapping[str, bytes], dropped: Sequence[str]) 
 
 
 def _sweep() -> None:
-    """Delete files of actors on this machine that were killed."""
+    """Delete files that killed actors left on this machine."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = left.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)) and left.lstat().st_uid == os.getuid():

@@ -1,10 +1,9 @@
 """The hub's Ray driver process: `python -m echo_hub.cluster.driver`, started by `echo_hub.cluster.link`.
 
-Ray ends a driver's process after a minute without its cluster, so the driver is not the hub. This process owns the
-actors: Ray ends every actor, with its children, when this process ends.
-
-Frames to it: `start` a child of a kind in the actor of a slot, `to` a child, `end` a child. Files are sent by path and
-read here, so the hub's event loop never holds their bytes. Frames from it are `about` a child: its output (`frames`,
+Ray ends a driver process that has lost its cluster for a minute, so the hub itself is not the driver. The driver
+process owns the actors: when it ends, Ray ends every actor with its children. Frames from the hub: `start` a child of a
+kind in the actor of a slot (a named place for one child), `to` a child, `end` a child. Files are named by path and read
+here, so the hub's event loop never holds their bytes. Frames to the hub are `about` a child: its output (`frames`,
 `log`, `exited`), the reason why it cannot start (`failed`) or waits (`waiting`), or the loss of its actor (`lost`).
 """
 
@@ -31,36 +30,36 @@ from echo_shared.process.child import Frame, ParentPipe
 log = logging.getLogger(__name__)
 
 ANSWERS_S: Final = 20.0
-"""Time after which a cluster that has not listed its machines counts as gone."""
+"""Seconds after which a cluster that has not listed its machines counts as gone."""
 PLACED_S: Final = 10.0
-"""Time after which an actor that Ray has not placed is reported."""
+"""Seconds after which the hub is told that Ray has not yet found a machine for an actor."""
 ENDING_S: Final = 20.0
-"""Time for an actor to end its children before it is killed."""
+"""Seconds that an actor has to end its children before it is killed."""
 LAST_S: Final = 25.0
-"""Time after the hub's end when this process exits at the latest."""
+"""Longest time that this process goes on after the hub's end, in seconds."""
 _NAME_S: Final = 0.5
 _NAME_TRIES: Final = 20
 
 
 class RayDriver:
-    """The driver, created once the cluster is connected."""
+    """The driver; create it when the cluster is connected."""
 
     def __init__(self, pipe: ParentPipe, frame: Frame) -> None:
         self._pipe = pipe
         self._owner: str = frame["owner"]
         self._kinds: Mapping[str, Mapping[str, Any]] = frame["kinds"]
         self._within_s: float = POLL_S + frame["silent_s"]
-        """Time after which an actor without a reply counts as lost."""
+        """Seconds without a reply after which an actor counts as lost."""
         self._parcels: dict[str, asyncio.Task[Any]] = {}
-        """Parcels stored in the cluster, by file."""
+        """Parcels (zips of the files that a child needs) stored in the cluster, by path of the zip."""
         self._source = source_hash()
         self._actors: dict[str, Any] = {}
-        """Prepared actors by slot."""
+        """Actors ready for children, by slot."""
         self._children: dict[int, tuple[str, asyncio.Task[None]]] = {}
         self._sent: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Process frames until the hub is gone, then end all actors."""
+        """Process the hub's frames until the hub is gone, then end all actors."""
         try:
             while (frame := await asyncio.to_thread(self._pipe.receive)) is not None:
                 if "start" in frame:
@@ -82,14 +81,14 @@ class RayDriver:
             await asyncio.gather(*map(self._close, list(self._actors)), return_exceptions=True)
 
     def _say(self, number: int, **said: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # `run` detects a closed pipe itself.
+        with contextlib.suppress(BrokenPipeError):  # `run` notices the closed pipe.
             self._pipe.send({"about": number, **said})
 
     async def _send(self, frame: Frame) -> None:
         files = {} if not frame["files"] else await asyncio.to_thread(_read, frame["files"])
         slot, _ = self._children.get(frame["to"], ("", None))
         if (actor := self._actors.get(slot)) is not None:
-            # The actor's answers show whether the frame arrived.
+            # Do not wait: the actor's answers show if the frame arrived.
             actor.send.remote(frame["to"], frame["number"], frame["frame"], files, frame["dropped"])
 
     async def _host(self, number: int, frame: Frame) -> None:
@@ -123,7 +122,7 @@ class RayDriver:
         except RayError as error:
             self._lost(number, slot, _in_one_line(error), is_for_memory=isinstance(error, OutOfMemoryError))
         except Exception as error:
-            # Top level of this task: Ray raises many kinds of errors while a cluster shuts down.
+            # Nothing above this task handles errors, and Ray raises many kinds of them while a cluster shuts down.
             log.exception("slot %s failed", slot)
             self._lost(number, slot, repr(error))
 
@@ -141,7 +140,8 @@ class RayDriver:
         task.add_done_callback(self._sent.discard)
 
     async def _prepared(self, number: int, slot: str, kind: Mapping[str, Any]) -> tuple[Any, str]:
-        """Create an actor in a slot. Returns it with the reason why it is unusable, or "". Waits for free resources."""
+        """Create an actor for a slot and wait until Ray has resources for it. Return the actor, and why it is unusable
+        ("" if it is usable)."""
         options, packed = kind["options"], kind["parcel"]
         if packed not in self._parcels:
             put = asyncio.to_thread(lambda: ray.put(Path(packed).read_bytes()))
@@ -165,7 +165,7 @@ class RayDriver:
             raise
 
     async def _made(self, name: str, options: Mapping[str, Any]) -> Any:
-        """Create an actor of that name, after ending one left by an earlier driver of the same run."""
+        """Create an actor with this name. If an earlier driver of the same run left one, end that one first."""
         made = ray.remote(ChildHost).options(
             name=name, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **options
         )
@@ -191,7 +191,7 @@ class RayDriver:
 
 
 def _read(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Read files; unreadable and missing ones are skipped, and the process that needs one reports it."""
+    """Read these files. A file that cannot be read is left out; the process that needs it reports that."""
     found = {}
     for name, path in files.items():
         try:
@@ -202,7 +202,7 @@ def _read(files: Mapping[str, str]) -> dict[str, bytes]:
 
 
 async def _end_without_cluster() -> None:
-    """End this process if the cluster does not respond, because a Ray client never reconnects."""
+    """End this process if the cluster does not answer, because a Ray client never reconnects."""
     try:
         async with asyncio.timeout(ANSWERS_S):
             await asyncio.to_thread(ray.nodes)

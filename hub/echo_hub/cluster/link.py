@@ -38,34 +38,35 @@ from echo_shared.process.supervised import ChildLimits, Command, SupervisedChild
 log = logging.getLogger(__name__)
 
 CONNECTED_S: Final = 120.0
-"""Time for the driver to connect, or to report a failure."""
+"""Longest time for the driver to connect or to report a failure, in seconds."""
 SILENT_S: Final = 20.0
-"""Additional silence after which an actor counts as lost."""
+"""Seconds of silence, beyond the interval of its replies, after which an actor counts as lost."""
 KNOCK_S: Final = 10.0
 FIRST_S: Final = 1.0
 LIMIT_S: Final = 30.0
 LOG_BYTES: Final = 2**20
-"""Size at which the log of a slot's children is rotated."""
+"""Size in bytes at which the log of a slot's children is rotated."""
 _ENVIRONMENT: Final = {"RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Without these, a Ray client that lost its cluster would start a local one."""
+"""Keep a Ray client that has lost its cluster from starting a local one, and Ray from sending usage statistics."""
 _NO_FILES: Final[Mapping[str, Path]] = {}
 _DRIVER: Final = ChildLimits(ready_s=CONNECTED_S, silent_s=float("inf"), silent_start_s=float("inf"), ending_s=30.0)
 
 
 class ChildLost(EchoError):
-    """The machine, the actor or the cluster of a child is gone; the child's work is not to blame."""
+    """The machine, actor or cluster of a child is gone. The child's work is not the cause."""
 
     default_code = "child_lost"
 
 
 class ClusterUnusable(ChildLost):
-    """The cluster is away, or one of its machines cannot run this: new children fail until that is corrected."""
+    """The cluster cannot be reached, or one of its machines cannot run this child. New children fail until that is
+    corrected."""
 
     default_code = "cluster_unusable"
 
 
 class RayLink:
-    """Connection to the cluster, created by `open`."""
+    """Connection to the cluster; create it with `open`."""
 
     def __init__(self, config: RayConfig, opening: Mapping[str, Any], *, logs: Path) -> None:
         self._config = config
@@ -76,16 +77,17 @@ class RayLink:
         self._numbers = itertools.count(1)
         self._children: dict[int, RayChild] = {}
         self._reason = ""
-        """Reason why the cluster is away."""
+        """Why the cluster cannot be reached; "" if it can."""
         self._unfit: dict[WorkerKind, str] = {}
-        """Reason why a machine cannot run children of a kind, from the last one placed there."""
+        """Why the machine on which a child of this kind was last placed cannot run it."""
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
         cls, config: RayConfig, parcels: Mapping[WorkerKind, Parcel], *, owner: str, logs: Path
     ) -> AsyncIterator[RayLink]:
-        """Connect, for children of the kinds in `parcels`. Two open links must not have the same `owner`.
+        """Connect to the cluster, for children of the kinds in `parcels`. Two links that are open at the same time need
+        different `owner` names.
 
         Raises ConfigError if Ray is not installed or the cluster cannot be reached. Leaving the block ends all children
         and actors.
@@ -96,7 +98,7 @@ class RayLink:
                 got=f"settings that have a {' and a '.join(parcels)} run in a Ray cluster",
                 do=f"Install it: {how_to_install('ray')}",
             )
-        # Files left by a killed hub are overwritten. Kinds may share a parcel.
+        # Files that a killed hub left here are overwritten. Kinds with equal parcels share a file.
         packed = {
             kind: logs / f"ray-{next(first for first in parcels if parcels[first] == parcel)}.zip"
             for kind, parcel in parcels.items()
@@ -128,7 +130,7 @@ class RayLink:
                 path.unlink(missing_ok=True)
 
     def absence(self, kind: WorkerKind) -> str:
-        """Return the reason why no child of a kind works; "" if one works or is starting."""
+        """Return why no child of this kind works; "" if one works or is starting."""
         if self._reason:
             return self._reason
         children = [child for child in self._children.values() if child.kind == kind]
@@ -140,10 +142,11 @@ class RayLink:
     async def spawn(
         self, kind: WorkerKind, slot: str, command: Command, *, answer_s: float, counted: str, ending_s: float
     ) -> RayChild:
-        """Create a child in the actor of a slot, which is created if needed; a slot holds one child at a time.
+        """Wait for the cluster, and create a child for the actor of a slot. The actor is created if needed; a slot
+        holds one child at a time.
 
-        `command` applies to the child's machine, where it logs. `answer_s` is the timeout per answer. `counted` is a
-        frame's key with one entry per expected answer. Waits for the cluster.
+        `command` is run on the child's machine and logged on the hub's. `answer_s`: timeout per answer. `counted`: the
+        key of a frame whose value has one entry per answer that the child owes for that frame.
         """
         await self._connected.wait()
         spec = {
@@ -161,7 +164,7 @@ class RayLink:
         return child
 
     async def _say(self, frame: Mapping[str, Any]) -> None:
-        """Send a frame to the driver. Raises ChildLost if the driver is gone."""
+        """Send a frame to the driver. Raises ClusterUnusable if the driver is gone."""
         if self._driver is None or not self._connected.is_set():
             raise ClusterUnusable("The Ray cluster is unavailable.", got=self._reason or None)
         try:
@@ -173,7 +176,7 @@ class RayLink:
         self._children.pop(number, None)
 
     async def _connect(self) -> None:
-        """Start a driver and connect it. Raises ConfigError."""
+        """Start a driver process and let it connect. Raises ConfigError."""
         await self._knock()
         command = Command(module="echo_hub.cluster.driver", name="Ray", log=self._logs / "ray.log", env=_ENVIRONMENT)
         try:
@@ -188,7 +191,8 @@ class RayLink:
         self._connected.set()
 
     async def _knock(self) -> None:
-        """Check that the address accepts connections, because Ray retries for minutes. Raises ConfigError."""
+        """Check that the cluster's address accepts connections, because Ray itself would retry for minutes. Raises
+        ConfigError."""
         if self._config.address == "auto":
             return
         host, _, port = self._config.address.removeprefix("ray://").rpartition(":")
@@ -219,7 +223,7 @@ class RayLink:
             await driver.stop(timeout_s=_DRIVER.ending_s)
 
     async def _run(self) -> None:
-        """Forward the driver's frames, and start a new driver whenever one has ended."""
+        """Forward the driver's frames to the children, and start a new driver whenever one has ended."""
         failures = 0
         while True:
             try:
@@ -233,7 +237,7 @@ class RayLink:
                     log.warning("the Ray cluster is unavailable; reconnecting: %s", error)
                 self._reason = error.got if isinstance(error, ConfigError) and error.got else error.brief
             except Exception as error:
-                # Top level of this task: without this, children would wait forever.
+                # Nothing above this task handles errors; if it ended, children would wait forever.
                 log.exception("the link to Ray failed")
                 self._reason = repr(error)
             await self._disconnect()
@@ -269,7 +273,7 @@ def _append(path: Path, printed: bytes) -> None:
 
 
 class RayChild:
-    """A child in the cluster, with the methods of `SupervisedChild`."""
+    """A child in the cluster. It has the methods of `SupervisedChild`."""
 
     def __init__(
         self, link: RayLink, number: int, kind: WorkerKind, slot: str, spec: Mapping[str, Any], command: Command
@@ -280,7 +284,7 @@ class RayChild:
         self.ready: Frame = {}
         self.is_ready = False
         self.waits = ""
-        """Reason why Ray has not placed it."""
+        """Why Ray has found no machine for the child yet."""
         self._link = link
         self._number = number
         self._spec = spec
@@ -289,7 +293,8 @@ class RayChild:
         self._end: EchoError | None = None
 
     async def open(self, opening: Mapping[str, object]) -> None:
-        """Start the child. A child that answers `failed` is on an unsuitable machine. Raises ChildExited, ChildLost."""
+        """Start the child. Raises ChildExited or ChildLost. A child that answers `failed` is on a machine that cannot
+        run it, and is lost."""
         start = {"start": self._number, "kind": self.kind, "slot": self.slot, "spec": self._spec}
         await self._link._say({**start, "opening": pack_frame(opening)})
         self.ready = await self.receive()
@@ -309,8 +314,8 @@ class RayChild:
     ) -> None:
         """Send a frame. Raises ChildExited or ChildLost if the child is known to be gone.
 
-        Before the frame arrives, `files` of this machine are copied to ../sent/NAME, except unreadable ones, and the
-        `dropped` directories there are deleted.
+        Before the frame is passed on, `files` of this machine are copied to ../sent/NAME on the child's machine, except
+        unreadable ones, and the `dropped` directories there are deleted.
         """
         if self._end is not None:
             raise self._end
@@ -319,7 +324,8 @@ class RayChild:
         await self._link._say({**told, "files": {name: str(path) for name, path in files.items()}})
 
     async def receive(self, *, within_s: float = float("inf")) -> Frame:
-        """Return the next answer, or raise its end. `within_s` is enforced on its machine: see `RayLink.spawn`."""
+        """Return the child's next answer; raise ChildExited or ChildLost once it has ended. `within_s` is not used: the
+        child's machine applies the `answer_s` of `RayLink.spawn`."""
         if self._end is not None and self._found.empty():
             raise self._end
         found = await self._found.get()
@@ -328,7 +334,7 @@ class RayChild:
         return found
 
     def told(self, frame: Frame) -> None:
-        """Process a frame of the driver about this child."""
+        """Process a frame from the driver about this child."""
         for packed in frame.get("frames", ()):
             self._found.put_nowait(unpack_frame(packed[HEADER_BYTES:]))
         if "failed" in frame:
@@ -353,7 +359,7 @@ class RayChild:
         return error
 
     def over(self, error: EchoError) -> None:
-        """Record the child's end."""
+        """Record that the child has ended with this error, and end waiting for it."""
         if self._end is None:
             self._end = error
             self._found.put_nowait(error)
@@ -361,10 +367,10 @@ class RayChild:
             self._link._forget(self._number)
 
     def kill(self) -> None:
-        """Do nothing; `stop` kills the child."""
+        """Do nothing: in the cluster, `stop` also kills the child."""
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End the child and forget it. No effect if it is gone."""
+        """End the child and forget it; do nothing if it is gone already."""
         self.over(ChildLost("It was stopped."))
         with contextlib.suppress(ChildLost):
             await self._link._say({"end": self._number})

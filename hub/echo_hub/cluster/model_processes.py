@@ -1,7 +1,8 @@
 """Processes that compute with the base model and adapters, on the hub's machine or in its Ray cluster.
 
-The opening frame has `settings` with the base model's directory. Each request has `adapters`: version -> directory with
-its adapter. An adapter is sent into the cluster with the first request that needs it; the process keeps the newest few.
+The opening frame has `settings` with the base model's directory. Each request has `adapters`, which maps a version to
+the directory with its adapter. An adapter is sent into the cluster with the first request that needs it; the process
+there keeps the newest few.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from echo_shared.process.child import Frame
 from echo_shared.process.supervised import Command, SupervisedChild
 
 ANSWER_S: Final = 1_800.0
-"""Timeout for each further answer."""
+"""Timeout for each answer after a process is ready, in seconds."""
 _ENDING_S: Final = 5.0
 _ENVIRONMENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program for such a process."""
+    """A program that such a process runs."""
 
     kind: WorkerKind
     name: str
@@ -38,12 +39,12 @@ class Program:
     module: Sequence[str]
     """Module to run, and its arguments."""
     counted: str
-    """See `RayLink.spawn`."""
+    """Key of a request whose value has one entry per answer (`RayLink.spawn`)."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 class ModelProcess(ABC):
-    """One process at a time; all of its unanswered requests are sent again after its death."""
+    """At most one running process. When it dies, the caller sends all unanswered requests again."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path) -> None:
         module, *arguments = program.module
@@ -61,17 +62,17 @@ class ModelProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Id of the local process; None if there is none."""
+        """Id of the local process; None if no local process runs."""
         return self._child.pid if isinstance(self._child, SupervisedChild) else None
 
     @property
     def absence(self) -> str:
-        """Reason to wait for the process; empty = none."""
+        """Why requests must wait for the process; empty if they need not."""
         return ""
 
     async def start(self, opening: Mapping[str, Any]) -> None:
-        """Start a process after the previous one was stopped. Raises ChildExited, ChildLost, or LearnerError if it
-        cannot work at all."""
+        """Start a process; the previous one must have been stopped. Raises ChildExited or ChildLost, or LearnerError if
+        the process reports that it cannot work."""
         self._child = await self._spawn()
         await self._child.open({"settings": self._settings, **opening})
         if "failed" in self._child.ready:
@@ -85,7 +86,7 @@ class ModelProcess(ABC):
 
     @abstractmethod
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """Send a request; `adapters` are local directories by version. Raises ChildExited and ChildLost."""
+        """Send a request. `adapters` maps versions to local directories. Raises ChildExited and ChildLost."""
 
     async def receive(self) -> Frame:
         """Return the next answer. Raises ChildExited and ChildLost."""
@@ -93,7 +94,7 @@ class ModelProcess(ABC):
         return await self._child.receive(within_s=ANSWER_S)
 
     async def stop(self) -> None:
-        """End the process at once. No effect if there is none."""
+        """End the process at once; do nothing if there is none."""
         child, self._child, self.is_ready = self._child, None, False
         if child is not None:
             child.kill()
@@ -101,7 +102,7 @@ class ModelProcess(ABC):
 
 
 class ProcessBeside(ModelProcess):
-    """A process on the hub's machine, which reads adapters in place."""
+    """A process on the hub's machine, which reads adapters where the hub stores them."""
 
     async def _spawn(self) -> SupervisedChild:
         return await SupervisedChild.spawn(self._command)
@@ -116,13 +117,13 @@ class ProcessInCluster(ModelProcess):
     """A process under its own Ray actor."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path, cluster: RayLink, kept: int) -> None:
-        """`kept`: number of adapters that the process keeps."""
+        """`kept`: number of adapters that the process keeps on its machine."""
         super().__init__(program, settings, logs=logs)
         _, self._settings["base_dir"] = base_model(settings.base_dir)
         self._cluster = cluster
         self._kept = kept
         self._sent: set[int] = set()
-        """Versions of the adapters that the process has."""
+        """Versions whose adapters the process has on its machine."""
 
     @property
     def absence(self) -> str:
@@ -153,7 +154,7 @@ class ProcessInCluster(ModelProcess):
 def process_of(
     program: Program, settings: LearnerSettings, *, logs: Path, cluster: RayLink | None, kept: int
 ) -> ModelProcess:
-    """Return a process in `cluster`, or a local one for None."""
+    """Return a process in `cluster`, or a local process if `cluster` is None."""
     if cluster is None:
         return ProcessBeside(program, settings, logs=logs)
     return ProcessInCluster(program, settings, logs=logs, cluster=cluster, kept=kept)

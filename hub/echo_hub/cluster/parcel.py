@@ -1,9 +1,8 @@
-"""Local files that a process elsewhere needs, as one zip.
+"""The local files that a process on another machine needs, as one zip.
 
-base/        of the base model: all files, or those of its tokenizer
-modules/     Python modules
-files/N/     single files
-work/        the user's directory and the process's working directory; others are at ../base, ../files/N/NAME
+base/        the base model's files: all, or only those of its tokenizer modules/     Python modules files/N/     single
+files work/        the user's directory, in which the process works; the others are at ../base and ../files/N/NAME from
+there
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ from zipfile import ZIP_STORED
 from echo_shared.errors import ConfigError
 
 MOST_BYTES: Final = 2**29
-"""Limit on the sum of all files."""
+"""Most bytes of all files together."""
 PACKAGES: Final = ("echo_hub", "echo_shared")
-"""Packages that must be identical on both machines."""
+"""Packages whose source must be the same on both machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
-    """Path in the zip -> local file or directory."""
+    """The files to send. `contents` maps a path in the zip to a local file or directory."""
 
     contents: Mapping[str, Path] = field(default_factory=dict)
     lies_there: Mapping[str, int] = field(default_factory=dict)
-    """Files outside the zip -> size in bytes; the other machine must have each under the same path."""
+    """Files that are not sent, with their sizes in bytes; the other machine must have each of them under the same
+    path."""
 
     def write(self, path: Path) -> None:
-        """Write the zip. Raises ConfigError if a file cannot be read, or the sum is too large."""
+        """Write the zip. Raises ConfigError if a file cannot be read, or if all together exceed MOST_BYTES."""
         size = 0
         try:
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
@@ -67,9 +67,9 @@ class Parcel:
 
 
 def base_model(base_dir: Path) -> tuple[Parcel, str]:
-    """Return a base model's parcel, and its path relative to the parcel's `work`.
+    """Return a base model's parcel, and the model's path relative to the parcel's directory `work`.
 
-    A model of more than `MOST_BYTES` is not sent; its path is absolute.
+    A model of more than `MOST_BYTES` is not sent; its path is then absolute.
     """
     sizes = {str(file): file.stat().st_size for _, file in Parcel(contents={"base": base_dir.absolute()}).files()}
     if sum(sizes.values()) > MOST_BYTES:
@@ -78,7 +78,7 @@ def base_model(base_dir: Path) -> tuple[Parcel, str]:
 
 
 def lacking(lies_there: Mapping[str, int]) -> str:
-    """Return the first file that is missing or has another size; "" if there is none."""
+    """Return the first of these files that is missing here or has another size; "" if all are as expected."""
     for name, size in lies_there.items():
         file = Path(name)
         if not file.is_file() or file.stat().st_size != size:
@@ -87,17 +87,18 @@ def lacking(lies_there: Mapping[str, int]) -> str:
 
 
 def unpack(packed: Path, directory: Path) -> dict[str, str]:
-    """Unpack a parcel into `directory`; return the environment for a process that works in its `work`."""
+    """Unpack a parcel into `directory`. Return the environment variables for a process that works in its directory
+    `work`."""
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(directory)
     for name in ("work", "modules"):
         (directory / name).mkdir(exist_ok=True)
-    own = os.environ.get("PYTHONPATH")  # Kept, so that the child imports the same Echo as its parent.
+    own = os.environ.get("PYTHONPATH")  # Keep it, so that the child imports the same Echo as its parent.
     return {"PYTHONPATH": ":".join([str(directory / "work"), str(directory / "modules"), *([own] if own else [])])}
 
 
 def source_hash() -> str:
-    """Return a hash of all modules of `PACKAGES` as installed here."""
+    """Return a hash of the source of all `PACKAGES` as installed on this machine."""
     digest = hashlib.blake2b(digest_size=16)
     for package in PACKAGES:
         root = Path(str(resources.files(package)))

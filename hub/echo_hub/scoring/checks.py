@@ -1,18 +1,18 @@
 """Cheap checks of a rollout's payload that no honest backend can fail. The core checks the lease itself.
 
-Claimed log-probabilities have a lower bound that holds for any model, prompt and temperature. Among V tokens, those
-with probability q or less have at most V q together. A token's *excess*
+The claimed log-probabilities of a fair draw are rarely very low, whatever the model, prompt and temperature. In a
+vocabulary of V tokens, those with probability q or less have together at most probability V q. So a token's *excess*
 
     x = max(0, -logprob - ln V)        is x or more with probability at most exp(-x),
 
-given all tokens before it. The sum of k excesses at given places is therefore dominated by a gamma distribution of
-shape k. For the k largest of N places, over all choices of places,
+given all tokens before it. The sum of k excesses at given places of a completion is therefore dominated by a gamma
+distribution of shape k. For the k largest of N places, over all choices of places,
 
     P(sum >= s) <= (N choose k) exp(-s) (1 + s + ... + s^(k-1) / (k-1)!)
 
-A completion is refused if this is below `FALSE_REJECTION` for any k. Each k gets the share 1 / (k (k + 1)) of it. Each
-length range up to N = 2^j gets 1 / ((j + 1) (j + 2)), because the sampler decides where a completion ends. A long
-completion may thus contain one token that fair draws give once in 10^9 draws, but not two.
+A completion is refused if this bound is below `FALSE_REJECTION` for any k. That probability is divided: each k gets the
+share 1 / (k (k + 1)). Each range of lengths up to N = 2^j gets 1 / ((j + 1) (j + 2)), because the sampler decides where
+a completion ends. So a long completion may contain one token that fair draws give once in 10^9 draws, but not two.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from echo_shared.records.rollout import RolloutPayload
 from echo_shared.wire.messages import FinishReason
 
 LOGPROB_SLACK: Final = 1e-3
-"""Nats above zero that rounding in a backend may cause."""
+"""Largest log-probability (in nats) that is accepted: a backend's rounding may exceed 0 by this much."""
 FALSE_REJECTION: Final = 1e-9
-"""Limit on the probability that the log-probabilities of a fair completion are refused."""
+"""Upper limit of the probability that a fair completion is refused for its log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingBounds:
-    """Limits for every completion of this run."""
+    """Limits that every completion of this run must keep."""
 
     vocabulary_size: int
     max_tokens: int
     stop_ids: frozenset[int]
     stop_strings: StopStrings = NO_STRINGS
-    """Completions are cut after the first of these strings."""
+    """Strings at the first of which completions are cut."""
 
 
 def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
-    """Raise RemoteProtocolError, with the reason, unless the completion could have been drawn as leased."""
+    """Raise RemoteProtocolError with the reason if the completion cannot have been drawn as leased."""
     ids, logprobs = payload.completion_ids, payload.behavior_logprobs
     if not 1 <= len(ids) <= bounds.max_tokens:
         raise RemoteProtocolError("A completion has a wrong length.", got=f"{len(ids)} tokens of {bounds.max_tokens}")
@@ -56,7 +56,7 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
         raise RemoteProtocolError(
             "A completion needs one logprob a token.", got=f"{len(logprobs)} for {len(ids)} tokens"
         )
-    if np.maximum.reduce(ids.view(np.uint32)) >= bounds.vocabulary_size:  # As unsigned, negative ids are large.
+    if np.maximum.reduce(ids.view(np.uint32)) >= bounds.vocabulary_size:  # As unsigned numbers, negative ids are large.
         raise RemoteProtocolError("A token is not in the vocabulary.", got=f"ids {int(ids.min())} to {int(ids.max())}")
     lowest_logprob, highest = float(np.minimum.reduce(logprobs)), float(np.maximum.reduce(logprobs))
     if not (isfinite(lowest_logprob) and isfinite(highest)):
@@ -82,14 +82,15 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
 
 @lru_cache(maxsize=4)
 def _stops(stop_ids: frozenset[int], vocabulary_size: int) -> NDArray[np.bool_]:
-    """Return a boolean table [V], True for stop tokens."""
+    """Return a boolean table with one entry per token of the vocabulary, True for stop tokens."""
     table = np.zeros(vocabulary_size, np.bool_)
     table[[stop for stop in stop_ids if stop < vocabulary_size]] = True
     return table
 
 
 def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
-    """Return the log of a bound on the probability that a fair draw gives log-probabilities [T] (nats) this low."""
+    """Return the logarithm of an upper bound on the probability that a fair draw gives log-probabilities as low as
+    these (one per token, in nats)."""
     excess = np.maximum(-logprobs.astype(np.float64) - log(vocabulary_size), 0)
     if not excess.any():
         return 0.0
@@ -98,7 +99,8 @@ def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
     doublings = (len(excess) - 1).bit_length()
     places = 1 << doublings
     factorials = _log_factorials(places)
-    # Up to this term, the exponential series grows by at least sums / (sizes - 1): bound it by a geometric series.
+    # Each term of the exponential series up to this one is at least sums / (sizes - 1) times the term before it. So
+    # bound the series by a geometric one.
     shrink = (sizes - 1) / sums
     with np.errstate(divide="ignore", invalid="ignore"):
         tails = -sums + (sizes - 1) * np.log(sums) - factorials[sizes - 1] - np.log1p(-shrink)
@@ -109,5 +111,5 @@ def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
 
 @lru_cache(maxsize=32)
 def _log_factorials(most: int) -> NDArray[np.float64]:
-    """Return ln 0!, ..., ln most!, [most + 1]."""
+    """Return the logarithms of 0!, 1!, ..., most!."""
     return np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, most + 1)))))

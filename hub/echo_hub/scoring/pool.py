@@ -1,15 +1,15 @@
 """Scorers in separate processes: a crash, an endless loop or endless allocation ends only one call.
 
-Each process holds the run's `Problems`, created from its settings, and calls their methods by name. Calls are sent in
-batches and answered one by one, so the first unanswered call killed the process; later calls go to another process.
-With an async scorer, many calls run at once: after a death, unanswered calls are retried in halves until the one that
-kills processes is alone. A call that ran out of memory is repeated in a new process, because earlier calls may have
-used the memory. Results are MessagePack values: numbers, text, lists, maps, arrays.
+Each process holds the run's `Problems`, made from the settings, and calls their methods by name. Calls are sent in
+batches and answered one by one, so a process died of its first unanswered call; later calls go to another process. With
+an async scorer a process runs many calls at once. After its death, half as many unanswered calls are sent together each
+time, until the one that kills processes is alone. A call that ran out of memory is repeated in a new process, because
+earlier calls may have used the memory. Results are MessagePack values: numbers, text, lists, maps, arrays.
 
-When a process ends, the processes that its scorers started end too: on Linux every process (`echo_hub.scoring.warden`),
-on macOS processes of the same session, on Windows none.
+When a process ends, the processes that its scorers started end too: on Linux all of them (`echo_hub.scoring.warden`),
+on macOS those of the same session, on Windows none.
 
-`echo_hub.scoring.processes` decides where processes run. If a machine is lost with its process, no call is blamed: the
+`echo_hub.scoring.processes` decides where processes run. If a process is lost with its machine, no call is blamed: its
 calls go to another process, or wait for one.
 """
 
@@ -40,33 +40,34 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, 
 log = logging.getLogger(__name__)
 
 PART_CALLS: Final = 64
-"""Calls per message."""
+"""Most calls in one message to a process."""
 MOST_SENT: Final = 8
-"""Messages sent to a process before it has answered the first."""
+"""Most messages sent to a process that has not yet answered the first of them completely."""
 DEATHS_AT_START: Final = 3
-"""Deaths in a row before the first answer, after which the pool gives up."""
+"""Number of processes in a row that die before they are ready, after which the pool gives up."""
 RESTART_S: Final = 0.5
-"""Seconds before the first restart after such a death; doubled for the second."""
+"""Seconds before the first restart after such a death; doubled after the second."""
 LOSSES_OF_ONE: Final = 8
-"""Lost processes with the same open call before the call fails, because the call may be what ends machines."""
+"""Number of lost processes with the same open call after which that call fails, because it may be what ends
+machines."""
 LOST_S: Final = 30.0
-"""Longest delay before a lost process is replaced; the first is RESTART_S."""
+"""Longest delay before a lost process is replaced, in seconds; the first delay is RESTART_S."""
 _CPP_MEMORY_ERROR: Final = "std::bad_alloc"
-"""Text in the last log line of a process whose C++ library ran out of memory."""
+"""Text in a process's last log line if one of its C++ libraries ran out of memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """Calls submitted together. One process at a time owns the calls, until each has a result."""
+    """Calls that were submitted together. One process at a time works on them, until each has a result."""
 
     method: str
     arguments: Sequence[Sequence[Any]]
     results: dict[int, Any] = field(default_factory=dict)
-    """Results by index."""
+    """Results by index of the call."""
     width: int = PART_CALLS
-    """Number of its calls sent at once; halved when a process died of one of several."""
+    """Number of the part's calls sent in one message; reduced after a process died of one of several."""
     losses: int = 0
-    """Lost processes since its last result."""
+    """Number of lost processes since the part's last result."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -86,7 +87,7 @@ class _Part:
 
 
 class _Sent:
-    """Calls of a part that were sent to a process; `open` are those without an answer."""
+    """Calls of a part sent to a process in one message; `open` are those without an answer."""
 
     def __init__(self, part: _Part, places: list[int]) -> None:
         self.part = part
@@ -95,7 +96,8 @@ class _Sent:
 
 
 class ScoringPool:
-    """Pool of scoring processes, created by `open`. Its queue is bounded by what its callers wait for."""
+    """Pool of scoring processes; create it with `open`. Its queue has no limit of its own: callers wait for what they
+    submit."""
 
     def __init__(
         self, config: HubConfig, problems: Problems, *, processes: Processes, judges: Judges, is_patient: bool
@@ -122,11 +124,11 @@ class ScoringPool:
         cluster: RayLink | None = None,
         is_patient: bool = True,
     ) -> AsyncIterator[ScoringPool]:
-        """Start the processes, which log into the directory `logs`; none remains after the block.
+        """Start the processes, which log into the directory `logs`. None is left after the block.
 
-        `problems` are the run's own, prepared, so that no process draws held-out sets again. `cluster`: needed if
-        scoring.engine is "ray". `is_patient`: wait for unavailable judges and for the cluster. Raises ConfigError if a
-        judge's key is not in the environment.
+        `problems` are the run's own and prepared, so that processes need not draw held-out sets again. `cluster`:
+        needed if scoring.engine is "ray". `is_patient`: wait for judges and a cluster that do not answer. Raises
+        ConfigError if a judge's key is not in the environment.
         """
         width = _width(config, problems)
         processes = processes_of(config, base_dir=base_dir, logs=logs, width=width, cluster=cluster)
@@ -139,21 +141,22 @@ class ScoringPool:
                 for worker in workers:
                     worker.cancel()
                 await asyncio.wait(workers)
-                for child in pool._children.values():  # Left by workers that were cancelled during cleanup.
+                for child in pool._children.values():  # Workers cancelled while stopping a child leave it here.
                     await child.stop()
 
     @property
     def absence(self) -> str:
-        """Reason why the pool waits for processes; empty = it does not."""
+        """Why the pool must wait for processes; empty if it need not."""
         return self._processes.absence
 
     @property
     def has_judges(self) -> bool:
-        """True if judges contribute components to the rewards."""
+        """True if judges (models that score completions) add components to the rewards."""
         return bool(self._config.reward.judges)
 
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the results of `Problems.<method>` for each of `arguments`, in order; a ScorerError for a failed call.
+        """Return the results of `Problems.<method>` for each of `arguments`, in order. A call that failed has a
+        ScorerError as its result.
 
         Raises ScorerError if no process can be started.
         """
@@ -167,9 +170,11 @@ class ScoringPool:
         return [part.results[place] for part in parts for place in range(len(part.arguments))]
 
     async def rewards(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Call `respond`, `training_respond` or `heldout_respond`, and add up the components, those of judges included.
+        """Call `respond`, `training_respond` or `heldout_respond`, and weigh and add up the reward components, also
+        those of judges.
 
-        A reward is a float, with its components attached if it has several. Waits for judges.
+        A reward is a float, with its components attached if it has several. An environment's answer is returned as it
+        is. Waits for judges.
         """
         is_training = method != "heldout_respond"
         weighing = self._problems.weighing if is_training else self._problems.heldout_weighing
@@ -183,9 +188,10 @@ class ScoringPool:
     async def judged(
         self, asked: Callable[..., Asked], arguments: Sequence[Sequence[Any]], given: Sequence[Any]
     ) -> list[Any]:
-        """Return `given`, the results for `arguments`, with the components of judges added to each final one.
+        """Return `given`, the results for `arguments`, with the judges' components added to each result that has
+        components.
 
-        A judge without a value turns the result into a ScorerError. `asked` builds the texts for the judges.
+        If a judge gives no value, the result becomes a ScorerError. `asked` builds the texts that judges get.
         """
         if not self.has_judges:
             return list(given)
@@ -203,7 +209,7 @@ class ScoringPool:
             return error
 
     async def _work(self, number: int) -> None:
-        """Run one process after another, until cancellation or repeated failure to start."""
+        """Keep one process running and feed it calls, until cancelled or until no process can be started."""
         restarts = Restarts(most=DEATHS_AT_START, first_s=RESTART_S, limit_s=8 * RESTART_S, jitter=random.random)
         again: _Part | None = None
         losses = 0
@@ -232,7 +238,7 @@ class ScoringPool:
                 else:
                     await asyncio.sleep(wait_s)
             except Exception as error:
-                # Top level of this task: without this, callers would wait forever.
+                # Nothing above this task handles errors; if it ended, callers would wait forever.
                 log.exception("the scoring pool failed")
                 self._broken = ScorerError("The scoring pool failed.", got=repr(error), do="See the hub's log.")
         if again is not None:
@@ -242,8 +248,8 @@ class ScoringPool:
 
     @contextlib.asynccontextmanager
     async def _process(self, number: int) -> AsyncIterator[ScoringProcess]:
-        """Start a process and yield it when it is ready. Raises ScorerError if it cannot create the task, ChildExited
-        if it dies before, ChildLost if its machine is lost."""
+        """Start a process and yield it when it is ready. Raises ScorerError if the process cannot create the run's
+        task, ChildExited if it dies earlier, ChildLost if its machine is lost."""
         opening = {
             **self._processes.opening,
             "timeout_s": self._config.task.scorer_timeout_s,
@@ -264,9 +270,10 @@ class ScoringPool:
             del self._children[number]
 
     async def _feed(self, child: ScoringProcess, part: _Part | None) -> _Part | None:
-        """Send parts to a process, starting with `part`, until the process dies or nothing is left.
+        """Send parts to a process, starting with `part`, until the process dies.
 
-        Returns the part that the next process must start with, if earlier calls may have used up the memory.
+        Return the part with which the next process must start: its call ran out of memory after other calls, which may
+        have used the memory up.
         """
         under_way: deque[_Sent] = deque()
         is_new = is_open = True
@@ -278,7 +285,7 @@ class ScoringPool:
                     await child.send({"method": part.method, "arguments": [part.arguments[at] for at in sent.places]})
                     under_way.append(sent)
                 except (ChildExited, ChildLost):
-                    self._waiting.put_nowait(part)  # No call of it has started.
+                    self._waiting.put_nowait(part)  # None of its calls in this message has started.
                     is_open = False
                 part = None
             if not under_way:
@@ -306,7 +313,8 @@ class ScoringPool:
                 part = first.part if first.part.left else None
 
     def _take_back(self, parts: Sequence[_Part], error: ChildLost) -> None:
-        """Return a lost process's parts to the queue. A call whose processes are lost repeatedly fails."""
+        """Put the parts of a lost process back into the queue. A call fails once LOSSES_OF_ONE processes were lost with
+        it."""
         first = parts[0]
         if not isinstance(error, ClusterUnusable):
             first.losses += 1
@@ -318,13 +326,14 @@ class ScoringPool:
                 self._waiting.put_nowait(part)
 
     def _may_send_ahead(self, num_sent: int) -> bool:
-        """Return True if a busy process may get more calls in advance, because enough wait for all processes."""
+        """Return True if a busy process may get further calls already, because enough parts wait to occupy all
+        processes."""
         enough = self._waiting.qsize() >= self._config.task.scorer_processes
         return self._width == 1 and num_sent < MOST_SENT and enough
 
     def _blame(self, part: _Part, sent: Sequence[int], death: ScorerDeath) -> None:
-        """Assign a process's death to a call of `part`: the first one sent if one runs at a time. Among several at once
-        the cause is unknown, so half as many are sent next time."""
+        """Give a process's death as the result of the call that caused it: the first unanswered one if calls run one at
+        a time. If several ran at once, the cause is unknown, so half as many are sent next time."""
         if self._width == 1 or len(sent) == 1:
             part.answer(sent[0], death)
         else:
@@ -333,7 +342,8 @@ class ScoringPool:
             self._waiting.put_nowait(part)
 
     async def _answer(self, child: ScoringProcess) -> tuple[int | None, Any]:
-        """Return the index of an answered call in its message (None = the current call) and its result.
+        """Return the next answer: the index of the call in its message (None: its first unanswered call) and its
+        result.
 
         The result is a value, a ScorerError or a ScorerDeath. Raises ChildLost.
         """
@@ -346,7 +356,7 @@ class ScoringPool:
         return answer.get("at"), result
 
     def _death(self, error: ChildExited) -> ScorerDeath:
-        """Return the error that describes why a call's process died."""
+        """Return the error that tells why the process of a call died."""
         task, number = self._config.task, error.returncode or 0
         how = describe_end(number) + (f": {error.last_words}" if error.last_words else "")
         if error.death is Death.LATE or (sys.platform != "win32" and number == -signal.SIGALRM):
@@ -372,13 +382,13 @@ class ScoringPool:
 
 
 def _width(config: HubConfig, problems: Problems) -> int:
-    """Return the number of calls that a process runs at once."""
+    """Return the number of calls that one process runs at the same time."""
     return config.task.scorer_concurrency if problems.is_async else 1
 
 
 class ScorerDeath(ScorerError):
-    """The call ended its process, or its process had to be killed."""
+    """The call ended its process, or the process had to be killed because of the call."""
 
 
 class _OutOfMemory(ScorerDeath):
-    """The process ran out of memory; only a call in a new process gets this as its result."""
+    """The process ran out of memory. It becomes the result only of a call that was the first of its process."""

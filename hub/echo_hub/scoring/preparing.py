@@ -1,7 +1,7 @@
-"""Prepares problems for groups that the coordinator will open soon: sampled and tokenized off the event loop, in order.
+"""Prepare problems of groups that the coordinator will open soon: sample and tokenize them on a thread, in order.
 
-Starting a thread and waiting for it takes longer than most problems do. Waiting problems are therefore prepared
-together, and reported after a short time.
+Starting a thread and waiting for it takes longer than most problems do. So a thread prepares all waiting problems for a
+short time, and reports them together.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from echo_hub.driving.event_queue import EventQueue
 from echo_hub.scoring.problems import Problems
 
 TOGETHER_S: Final = 0.005
-"""Time that a thread collects problems before it reports them."""
+"""Seconds after which a thread reports the problems that it has prepared."""
 
 
 class GroupPreparation:
-    """Queue of groups to prepare, bounded by the number of open groups."""
+    """Queue of groups whose problems are to be prepared. It is as long as the coordinator has groups to open."""
 
     def __init__(self, problems: Problems, queue: EventQueue) -> None:
         self._problems = problems
@@ -43,7 +43,7 @@ class GroupPreparation:
                     await self._queue.put(event)
 
     def _prepare_some(self) -> list[GroupPrepared]:
-        """Prepare the next groups, at least one."""
+        """Prepare waiting groups for TOGETHER_S, at least one."""
         until, prepared = time.monotonic() + TOGETHER_S, list[GroupPrepared]()
         while self._waiting and (not prepared or time.monotonic() < until):
             prepared.append(prepare(self._problems, self._waiting.popleft()))
@@ -51,8 +51,8 @@ class GroupPreparation:
 
 
 def prepare(problems: Problems, group_id: int) -> GroupPrepared:
-    """Sample and tokenize the group's problem. Blocks, and may take a while."""
-    prompt_ids = problems.prompt_ids(group_id)  # Fills the cache.
+    """Sample and tokenize the group's problem. Blocks, and may take long."""
+    prompt_ids = problems.prompt_ids(group_id)  # The result stays in the cache for leases and scoring.
     return GroupPrepared(
         group_id=group_id,
         seed=problems.seed(group_id),

@@ -1,8 +1,9 @@
-"""Problem of each group: its prompt's token ids, its seed, and the reward or next turn after a completion.
+"""The problem of each group: its prompt's token ids, its seed, and the reward or the next turn after a completion.
 
-A group's problem is a pure function of (run seed, group id), so prompts are not stored; a restart samples equal ones.
-In a run with several tasks, the group's task follows from the same two values (`echo_hub.core.policy.mixture`). Groups
-of evaluations use held-out problems; the number in their id counts through all evaluation sets.
+A group's problem is a pure function of the run's seed and the group's id. So prompts are not stored: after a restart
+they are sampled again. In a run with several tasks, the group's task follows from the same two values
+(`echo_hub.core.policy.mixture`). Groups of evaluations use held-out problems; the problem number in their id counts on
+through all evaluation sets.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from echo_shared.sampling.draws import derive_seed
 
 
 class Problems:
-    """Problems of all tasks. Thread-safe: only caches change."""
+    """The problems of all tasks of a run. Thread-safe, because only caches change."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Problems:
         sets: Sequence[ChosenSet] = (),
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`tasks` by key, in the order of the mixture; `sets` are the evaluation sets."""
+        """`tasks` by key, in the order of `mixture`. `sets`: the evaluation sets."""
         self.tasks = tasks
         self.sets = tuple(sets)
         self._in_order = tuple(tasks.values())
@@ -57,7 +58,8 @@ class Problems:
         cached: int = CACHED_PROBLEMS,
         held_out: Mapping[str, HeldOutProblems] | None = None,
     ) -> Problems:
-        """Create the problems from the run's settings. `held_out`: sets drawn before for this run, by task."""
+        """Create the problems from the run's settings. `held_out`: held-out problems already drawn for this run, by
+        task."""
         members = config.task.members
         drawn = held_out or {}
 
@@ -87,7 +89,7 @@ class Problems:
 
     @property
     def codec(self) -> PromptCodec:
-        """Codec of the run's first task, with its prompt texts and tools."""
+        """Tokenizer, prompt texts and tools of the run's first task."""
         return self._in_order[0].codec
 
     def rewards_of(self, chosen: ChosenSet) -> RewardBounds:
@@ -95,19 +97,19 @@ class Problems:
         return self.tasks[chosen.task].rewards
 
     def weighing(self, group_id: int) -> Weighing:
-        """Return the weights of the reward components for a group's task."""
+        """Return the weights of the reward components for the task of this group."""
         return self.tasks[self.task_of(group_id)].weighing
 
     def heldout_weighing(self, number: int) -> Weighing:
-        """Return `weighing` for a held-out problem."""
+        """Return the weights of the reward components for the task of this held-out problem."""
         return self.tasks[self._set_of(number).task].weighing
 
     def seed(self, group_id: int) -> int:
-        """Return the seed for the draws of a training group."""
+        """Return the seed with which a training group's completions are drawn."""
         return derive_seed(self._mixture.run_seed, "draws", group_id)
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
-        """Return the token ids [P] int32 of a group's prompt."""
+        """Return the token ids of a group's prompt."""
         return self._encoded(group_id)
 
     def task_of(self, group_id: int) -> str:
@@ -118,36 +120,37 @@ class Problems:
         return tuple(self.tasks)[self._mixture.place(group_id).task]
 
     def respond(self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
-        """Return the score, the reward components, or the environment's answer after the last turn so far.
+        """Return the episode's reward (with components if the task has several), or the environment's answer after the
+        last turn so far.
 
-        The task's `weighing` adds up components. `observed_tokens` counts all ids between the turns so far. Raises the
-        task's own errors, and ScorerError for an invalid reward.
+        `observed_tokens`: number of token ids that the environment has added between the turns. Raises the task's own
+        errors, and ScorerError for an invalid reward.
         """
         task, problem = self._problem(group_id)
         return task.respond(problem, completions, observed_tokens)
 
     def asked(self, group_id: int, completions: Sequence[NDArray[np.int32]], _observed_tokens: int = 0) -> Asked:
-        """Return the texts of an episode for judges; arguments as of `respond`."""
+        """Return the texts of an episode that judges get. The arguments are those of `respond`."""
         task, problem = self._problem(group_id)
         return task.asked(problem, completions)
 
     def heldout_asked(self, number: int, completions: Sequence[NDArray[np.int32]], _observed_tokens: int = 0) -> Asked:
-        """Return `asked` for a held-out problem."""
+        """Return the texts of an episode of a held-out problem that judges get."""
         task, problem = self._heldout(number)
         return task.asked(problem, completions)
 
     def heldout_problem(self, number: int) -> tuple[Problem, PromptCodec]:
-        """Return a held-out problem and its task's codec."""
+        """Return a held-out problem, and the codec (tokenizer and prompt texts) of its task."""
         task, problem = self._heldout(number)
         return problem, task.codec
 
     @property
     def held_out(self) -> dict[str, HeldOutProblems]:
-        """Held-out set of each task; drawn on first use."""
+        """Held-out problems of each task; drawn at the first use."""
         return {key: task.stream.held_out for key, task in self.tasks.items()}
 
     def heldout_prompt_ids(self, chosen: ChosenSet | None = None) -> list[NDArray[np.int32]]:
-        """Return the token ids [P] int32 of an evaluation set's prompts; None = of all sets."""
+        """Return the token ids of the prompts of an evaluation set; of all sets if `chosen` is None."""
         sets = self.sets if chosen is None else (chosen,)
         found = []
         for one in sets:
@@ -158,7 +161,8 @@ class Problems:
     def heldout_respond(
         self, number: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
     ) -> float | dict[str, float] | NDArray[np.int32]:
-        """Return `respond` for an episode of a held-out problem; an answer becomes the ids up to the next turn."""
+        """Return the reward or the environment's answer for an episode of a held-out problem. An answer is returned as
+        the token ids up to the next turn."""
         task, problem = self._heldout(number)
         answer = task.respond(problem, completions, observed_tokens)
         return answer.observation_ids if isinstance(answer, EnvironmentReply) else answer
@@ -166,12 +170,12 @@ class Problems:
     def training_respond(
         self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
     ) -> float | dict[str, float] | NDArray[np.int32]:
-        """Return `heldout_respond` for an episode of a training group's problem."""
+        """Return the same as `heldout_respond`, for an episode of a training group's problem."""
         answer = self.respond(group_id, completions, observed_tokens)
         return answer.observation_ids if isinstance(answer, EnvironmentReply) else answer
 
     def training_score(self, group_id: int, text: str) -> float:
-        """Score a text with the task's own scorer as the answer to a training problem. Raises as `respond`."""
+        """Return the task's own score of `text` as the answer to a training problem. Raises the errors of `respond`."""
         task, problem = self._problem(group_id)
         return task.score(problem, text)
 
@@ -181,11 +185,11 @@ class Problems:
 
     @property
     def content_hash(self) -> str:
-        """Hash of the tasks' problem files; empty if there are none."""
+        """Hash of the files that the tasks' problems come from; empty if there are none."""
         return "+".join(found for task in self._in_order if (found := task.content_hash))
 
     def notes(self) -> list[str]:
-        """Return sentences about reference answers that cannot be parsed. Reads files."""
+        """Return a sentence for each task some of whose reference answers cannot be parsed. Reads files."""
         return [note for task in self._in_order for note in task.notes()]
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
@@ -201,9 +205,9 @@ class Problems:
         return self._in_order[0].trial_asked(seed, replies)
 
     def prepare(self) -> None:
-        """Draw the held-out sets now, to speed up the first request.
+        """Draw held-out problems and the first training problem now, so that the first request is fast.
 
-        Raises ConfigError if a task is too small or its problems are too long.
+        Raises ConfigError if a task has too few problems or its problems are too long.
         """
         for task, quota in zip(self._in_order, self._mixture.quotas, strict=True):
             if quota:

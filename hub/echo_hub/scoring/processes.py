@@ -1,4 +1,4 @@
-"""Start of scoring processes, on the hub's machine or in a Ray cluster, with the same program and limits."""
+"""Start scoring processes on the hub's machine or in a Ray cluster, with the same program and limits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from echo_shared.process.child import Frame
 from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 GRACE_S: Final = 5.0
-"""Seconds after the time limit before a process is killed from outside; it normally ends itself."""
+"""Seconds after a call's time limit before its process is killed from outside. Normally the process ends itself at the
+limit."""
 _LIMITS: Final = replace(NO_HEARTBEAT, ending_s=GRACE_S)
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _NEEDED: Final = ("run", "model", "task", "reward", "sampling", "evaluation")
-"""Sections that a scoring process needs. Other sections contain passwords and tokens, and are not sent."""
+"""Sections of the settings that a scoring process needs. The others, which contain passwords and tokens, are not
+sent."""
 _KIND: Final = "scorer"
 _OF_TOKENIZERS: Final = ("*.json", "*.jinja")
 
@@ -41,27 +43,27 @@ class ScoringProcess(Protocol):
 
 
 class Processes(Protocol):
-    """Starts scoring processes."""
+    """Starts scoring processes, on the machines that `scoring.engine` selects."""
 
     @property
     def opening(self) -> Mapping[str, object]:
-        """Opening frame: settings and directory of the base model, valid for the started processes."""
+        """Frame that opens each process: settings, and the base model's directory on the machine of the process."""
 
     @property
     def absence(self) -> str:
-        """Reason why the engine waits for processes; empty = it does not."""
+        """Why the pool must wait for processes; empty if it need not."""
 
     async def spawn(self, number: int) -> ScoringProcess:
         """Start a process that waits for its opening frame. Raises ChildExited if it cannot be started."""
 
 
 def answer_s(config: HubConfig, *, width: int) -> float:
-    """Return the timeout for one answer of a process with `width` calls at once, in seconds."""
+    """Return the timeout in seconds for one answer of a process that runs `width` calls at the same time."""
     return config.task.scorer_timeout_s * (1 if width == 1 else 2) + GRACE_S
 
 
 def processes_of(config: HubConfig, *, base_dir: Path, logs: Path, width: int, cluster: RayLink | None) -> Processes:
-    """Return the starter that `scoring.engine` selects."""
+    """Return the object that starts processes as `scoring.engine` says."""
     if config.scoring.engine == "local":
         return LocalProcesses(config, base_dir=base_dir, logs=logs)
     assert cluster is not None
@@ -73,7 +75,8 @@ class LocalProcesses:
     """Starts processes on the hub's machine."""
 
     _GUARDED: Final = sys.platform == "linux"
-    """True: each process has a warden. SIGKILL would stop the warden before it has killed its descendants."""
+    """True: each process runs under a warden, which ends all processes that it started. Such a child is asked to end:
+    SIGKILL would stop the warden before it has killed them."""
 
     def __init__(self, config: HubConfig, *, base_dir: Path, logs: Path) -> None:
         self.opening: Mapping[str, object] = {"config": config.model_dump(mode="json"), "base_dir": str(base_dir)}
@@ -97,7 +100,7 @@ class RayProcesses:
 
     @property
     def absence(self) -> str:
-        """Reason to wait; see `Processes`."""
+        """Why the pool must wait for processes; empty if it need not."""
         return self._link.absence(_KIND)
 
     async def spawn(self, number: int) -> ScoringProcess:
@@ -113,7 +116,7 @@ class RayProcesses:
 
 
 def _command(logs: Path, number: int, *, parent: str) -> Command:
-    """Return the command; `parent` is the id of the starting process if it needs a warden, else empty."""
+    """Return the command. `parent`: id of the starting process, if the process runs under a warden; else empty."""
     return Command(
         module="echo_hub.scoring.warden" if parent else "echo_hub.scoring.worker",
         arguments=(parent,) if parent else (),
@@ -125,7 +128,8 @@ def _command(logs: Path, number: int, *, parent: str) -> Command:
 
 
 def parcel_of(config: HubConfig, base_dir: Path) -> tuple[Parcel, Mapping[str, object]]:
-    """Return the files that a scoring process needs on a bare machine, and the opening frame with their paths there."""
+    """Return the files that a scoring process needs on another machine, and the opening frame with their paths
+    there."""
     contents = {f"base/{file.name}": file for pattern in _OF_TOKENIZERS for file in base_dir.glob(pattern)}
     if config.ray.working_dir:
         contents["work"] = Path(config.ray.working_dir).expanduser()
@@ -145,7 +149,8 @@ def parcel_of(config: HubConfig, base_dir: Path) -> tuple[Parcel, Mapping[str, o
 
 
 def _module(name: str) -> dict[str, Path]:
-    """Return the user's own module and its place in the parcel; installed modules must be installed there as well."""
+    """Return the user's own module with its place in the parcel; {} for a module that is installed as a package, which
+    the other machine must have as well."""
     found = importlib.util.find_spec(name) if name not in PACKAGES else None
     if found is None or found.origin is None:
         return {}
@@ -159,7 +164,7 @@ def _module(name: str) -> dict[str, Path]:
 
 
 def where(config: HubConfig) -> str:
-    """Describe where scoring runs, for people."""
+    """Return a text that tells users where scoring runs."""
     count = config.task.scorer_processes
     if config.scoring.engine == "local":
         return f"{count} {'process' if count == 1 else 'processes'} beside the hub"

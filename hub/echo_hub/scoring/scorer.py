@@ -1,4 +1,4 @@
-"""Checks and scores committed rollouts in batches, off the event loop."""
+"""Check and score committed rollouts in batches, off the event loop."""
 
 from __future__ import annotations
 
@@ -27,33 +27,34 @@ from echo_shared.wire.messages.fields import printable_line
 log = logging.getLogger(__name__)
 
 SOON_TOKENS: Final = 16_384
-"""Number of tokens that are checked within a millisecond."""
+"""Number of tokens up to which a check takes less than a millisecond and runs on the event loop."""
 
 Verdict = RolloutScored | RolloutContinued | RolloutRejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringJob:
-    """One committed rollout."""
+    """A committed rollout that is to be scored."""
 
     rollout_id: str
     group_id: int
     earlier_turns: tuple[NDArray[np.int32], ...] = ()
-    """Completions of earlier turns of its episode."""
+    """Completions of the earlier turns of the rollout's episode."""
     observed_tokens: int = 0
-    """Tokens of all answers of the environment to these turns."""
+    """Number of tokens with which the environment answered these turns."""
     payload: RolloutPayload
 
 
 class CommittedRollouts(Protocol):
-    """Loads committed rollouts from the store: `echo_hub.intake.episodes.ScoringJobs`."""
+    """Loads committed rollouts from the store. Implemented by `echo_hub.intake.episodes.ScoringJobs`."""
 
     async def load(self, rollout_ids: Sequence[str]) -> Sequence[ScoringJob]:
         """Return the rollouts, without those that were dropped meanwhile."""
 
 
 class Scorer:
-    """Turns rollouts into verdicts. Its queue is bounded by the number of leased rollouts."""
+    """Turns rollouts into verdicts (score, next turn or refusal). Its queue is bounded by the number of leased
+    rollouts."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Scorer:
         queue: EventQueue,
         backlog: Backlog,
     ) -> None:
-        """`queue` gets the verdicts. `backlog` counts the rollouts without one."""
+        """`queue` receives the verdicts. `backlog` counts the rollouts that have none yet."""
         self._pool = pool
         self._bounds = bounds
         self._committed = committed
@@ -74,7 +75,7 @@ class Scorer:
         self._num_failed = 0
 
     def submit(self, rollout_id: str, first_turn: FirstTurn | None = None) -> None:
-        """Queue a rollout; it is loaded from the store unless `first_turn` is given."""
+        """Queue a rollout. It is loaded from the store, unless `first_turn` gives its content."""
         self._backlog.num_open += 1
         if first_turn is None:
             self._waiting.put_nowait(rollout_id)
@@ -83,9 +84,10 @@ class Scorer:
             self._waiting.put_nowait(job)
 
     async def run(self) -> None:
-        """Score until cancelled; loads all waiting rollouts together. Raises ScorerError if nothing can be scored.
+        """Score until cancelled; all waiting rollouts are loaded together. Raises ScorerError if nothing can be scored.
 
-        A slow scorer delays the verdicts of at most `PART_CALLS` rollouts, a judge of one.
+        Verdicts are returned per part: `PART_CALLS` rollouts, or one rollout if the run has judges. So a slow call
+        delays no other part's verdicts.
         """
         size = 1 if self._pool.has_judges else PART_CALLS
         async with asyncio.TaskGroup() as parts:
@@ -102,7 +104,7 @@ class Scorer:
 
     async def _judge(self, jobs: Sequence[ScoringJob]) -> None:
         num_tokens = sum(len(job.payload.completion_ids) for job in jobs)
-        # A short check runs directly, because a thread would take longer.
+        # Check few tokens on the event loop, because a thread would take longer.
         refused = await asyncio.to_thread(self._check_all, jobs) if num_tokens > SOON_TOKENS else self._check_all(jobs)
         possible = [job for job in jobs if job.rollout_id not in refused]
         turns = [
@@ -118,9 +120,10 @@ class Scorer:
         self._backlog.num_open -= len(jobs)
 
     def _note_failures(self, count: int, detail: str) -> None:
-        """Log failures, but rarely: nodes control both their texts and their number."""
+        """Log failures, but only at the 1st, 2nd, 4th, 8th and so on, because nodes control both their texts and their
+        number."""
         before, self._num_failed = self._num_failed, self._num_failed + count
-        if self._num_failed.bit_length() > before.bit_length():  # Log the 1st, 2nd, 4th, 8th ... failure.
+        if self._num_failed.bit_length() > before.bit_length():  # The number has reached the next power of two.
             log.warning("the scorer has failed on %d rollouts so far: %s", self._num_failed, printable_line(detail))
 
     def _check_all(self, jobs: Sequence[ScoringJob]) -> dict[str, RolloutRejected]:
@@ -137,7 +140,8 @@ class Scorer:
 
 
 def _verdict(job: ScoringJob, response: float | Sequence[Any] | ScorerError) -> Verdict:
-    """Return the verdict; for an answered turn, `response` has the fields of `problems.Answered`."""
+    """Return the verdict on a rollout. For a turn that the environment answered, `response` has the fields of
+    `EnvironmentReply`."""
     if isinstance(response, ScorerError):
         detail = str(response)
     elif isinstance(response, Sequence):
