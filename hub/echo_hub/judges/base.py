@@ -1,4 +1,4 @@
-"""Interface of all judges, with their counters and their availability."""
+"""What all judges have in common: their interface, counters, and the record of their outages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from echo_hub.judges.asking import Asked
 log = logging.getLogger(__name__)
 
 FIRST_S: Final = 1.0
-"""First delay before an unavailable judge is retried; jitter halves it, and it doubles each time."""
+"""Longest delay before the first retry of a judge that does not answer, in seconds. It doubles with each retry; jitter
+shortens it by up to half."""
 LIMIT_S: Final = 60.0
 
 
@@ -20,39 +21,40 @@ class Counts:
     """Counters of a judge since the hub's start."""
 
     calls: int = 0
-    """Requests, retries included."""
+    """Requests to the judge, retries included."""
     unanswered: int = 0
-    """Requests without an answer."""
+    """Requests that got no answer."""
     without_verdict: int = 0
-    """Answers without a verdict."""
+    """Answers in which no verdict was found."""
     tokens_read: int = 0
-    """Tokens that the judge reports as read."""
+    """Tokens that the judge has read, as it reports."""
     tokens_written: int = 0
-    """Tokens that the judge reports as written."""
+    """Tokens that the judge has written, as it reports."""
 
 
 class Judge(Protocol):
-    """One judge of a run."""
+    """A model that scores completions. Its value is one component of the reward."""
 
     name: str
-    """Name of the judge's component."""
+    """Name of the reward component."""
     counts: Counts
     absence: Absence
 
     async def value(self, asked: Asked) -> float:
-        """Return the component of a completion. Waits while the judge is unavailable.
+        """Return the component for a completion. Waits while the judge does not answer.
 
-        Raises ScorerError if the judge is not `patient` and unavailable, or finds no value for this completion.
+        Raises ScorerError if the judge finds no value for this completion, or does not answer and is not to be waited
+        for (`is_patient`).
         """
 
 
 class Absence:
-    """Availability of a judge; each outage is logged once."""
+    """The present outage of a judge, if any. Logs each outage once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.reason = ""
-        """Reason of the current outage; empty = none known."""
+        """Why the judge does not answer; empty if it does."""
 
     def answered(self) -> None:
         if self.reason:

@@ -1,7 +1,8 @@
 """All judges of a run, opened and asked together.
 
-A completion gets its judges' components after its task has scored it. Only received leased rollouts wait here, so no
-limit of its own is needed. A scored completion is stored with its components, so no judge is asked about it twice.
+A completion gets its judges' components after its task has scored it. Only received rollouts wait here, and leases
+limit their number, so the queue needs no limit. A scored completion is stored with its components, so no judge is asked
+about it twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from echo_hub.judges.reward_model import RewardModel
 
 
 class Judges:
-    """The judges of a run, created by `open`."""
+    """The judges of a run; create it with `open`."""
 
     def __init__(self, judges: Sequence[Judge]) -> None:
         self._judges = tuple(judges)
@@ -33,7 +34,7 @@ class Judges:
     ) -> AsyncIterator[Judges]:
         """Open all judges; leaving the block closes their connections and processes.
 
-        `is_patient`: wait for unavailable judges. Raises ConfigError if a key is not in the environment.
+        `is_patient`: wait for judges that do not answer. Raises ConfigError if a judge's key is not in the environment.
         """
         async with contextlib.AsyncExitStack() as stack:
             judges: list[Judge] = []
@@ -51,7 +52,7 @@ class Judges:
             yield cls(judges)
 
     async def values(self, asked: Asked) -> dict[str, float]:
-        """Return the components of all judges. Raises ScorerError if one has no value."""
+        """Return the components of all judges by name. Raises ScorerError if a judge has no value."""
         found = await asyncio.gather(*(judge.value(asked) for judge in self._judges), return_exceptions=True)
         values = {}
         for judge, value in zip(self._judges, found, strict=True):
@@ -62,15 +63,15 @@ class Judges:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Unavailable judges, with the reasons."""
+        """Why judges do not answer, by name of the judge; empty if all answer."""
         return {judge.name: judge.absence.reason for judge in self._judges if judge.absence.reason}
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Counters of each judge since it was opened, as fields of `Counts`."""
+        """Counters of each judge since it was opened, by the field names of `Counts`."""
         return {judge.name: asdict(judge.counts) for judge in self._judges}
 
 
 def secrets_of(settings: Mapping[str, JudgeConfig]) -> tuple[str, ...]:
-    """Return the keys, which no log may contain. Raises ConfigError if one is not in the environment."""
+    """Return the judges' keys, which no log may contain. Raises ConfigError if one is not in the environment."""
     return tuple(key_of(name, one) for name, one in settings.items() if isinstance(one, LlmJudgeConfig))

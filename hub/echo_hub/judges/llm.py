@@ -1,8 +1,9 @@
-"""A language model behind an OpenAI-compatible endpoint as a judge: `POST URL/chat/completions`.
+"""A judge that is a language model behind an OpenAI-compatible endpoint: `POST URL/chat/completions`.
 
-The hub's event loop sends up to `concurrency` requests at once; others wait, at most as many as are leased. Faults of
-the judge are retried with growing delays: connection errors, timeouts, statuses such as 401, 404, 429 or 503, and
-malformed responses. A status that blames the request (400, 413, 422) is final only if the judge has answered before.
+The hub's event loop sends up to `concurrency` requests at the same time; the others wait, and leases limit their
+number. Faults of the judge are retried with growing delays: connection errors, timeouts, statuses such as 401, 404, 429
+or 503, and malformed responses. A status that blames the request (400, 413, 422) is final only if the judge has
+answered some request before.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from echo_shared.errors import ConfigError, ScorerError
 from echo_shared.process.backoff import backoff_s
 
 MOST_BYTES: Final = 4 * 2**20
-"""Limit on the size of an answer."""
+"""Most bytes of an answer."""
 IMPATIENT_ATTEMPTS: Final = 3
-"""Attempts of a caller that does not wait for an unavailable judge."""
+"""Number of attempts for a caller that does not wait for a judge without an answer."""
 _OF_THE_QUESTION: Final = frozenset({400, 413, 422})
 _PATH: Final = "/chat/completions"
 
@@ -41,7 +42,7 @@ class _AwayError(Exception):
 
 
 def key_of(name: str, settings: LlmJudgeConfig) -> str:
-    """Return the endpoint's key; empty if it needs none. Raises ConfigError if the variable is not set."""
+    """Return the endpoint's key; empty if it needs none. Raises ConfigError if the environment variable is not set."""
     if not settings.api_key_env:
         return ""
     if key := os.environ.get(settings.api_key_env, ""):
@@ -54,7 +55,7 @@ def key_of(name: str, settings: LlmJudgeConfig) -> str:
 
 
 class LlmJudge:
-    """A judge that owns `session`; `is_patient`: wait while the endpoint is unavailable."""
+    """The judge at one endpoint; it uses `session`. `is_patient`: wait while the endpoint does not answer."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class LlmJudge:
         self._url = url if url.endswith(_PATH) else url + _PATH
 
     async def value(self, asked: Asked) -> float:
-        """Return the component; see `Judge`."""
+        """Return the component for a completion, as `Judge.value` does."""
         async with self._places:
             attempt = 1
             while True:
@@ -96,7 +97,7 @@ class LlmJudge:
                     attempt += 1
 
     async def _said(self, asked: Asked) -> str:
-        """Return the judge's answer, after any number of retries if it is patient."""
+        """Return the text of the judge's answer. Retries without limit if the judge is patient."""
         failures = 0
         while True:
             try:
@@ -139,7 +140,8 @@ class LlmJudge:
         raise _AwayError(reason, wait_s=_retry_after(answer.headers.get("Retry-After", "")))
 
     def _content(self, body: bytes) -> str:
-        """Return a chat completion's text. Raises _AwayError for another body; a truncated text gives no verdict."""
+        """Return the text of a chat completion. Raises _AwayError if the body is something else. For a truncated
+        answer, return a text without a verdict."""
         try:
             read = json.loads(body)
             choice = read["choices"][0]
@@ -154,7 +156,7 @@ class LlmJudge:
 
 
 def session_for(settings: LlmJudgeConfig, key: str) -> aiohttp.ClientSession:
-    """Open the connections to one endpoint; a loopback endpoint bypasses proxies."""
+    """Open a session for one endpoint. A loopback endpoint is reached without proxies."""
     headers = {"User-Agent": "echo-hub"} | ({"Authorization": f"Bearer {key}"} if key else {})
     connector = aiohttp.TCPConnector(limit=settings.concurrency)
     is_near = _is_loopback(urlsplit(settings.url).hostname or "")
@@ -163,7 +165,7 @@ def session_for(settings: LlmJudgeConfig, key: str) -> aiohttp.ClientSession:
 
 
 async def _read(stream: aiohttp.StreamReader) -> bytes:
-    """Read the whole body. Raises ValueError if it is too large."""
+    """Read the whole body. Raises ValueError if it has more than MOST_BYTES."""
     body = bytearray()
     async for chunk in stream.iter_any():
         body += chunk
@@ -173,7 +175,7 @@ async def _read(stream: aiohttp.StreamReader) -> bytes:
 
 
 def _retry_after(text: str) -> float:
-    """Parse a Retry-After header as seconds; 0 if it is missing or no number."""
+    """Return the seconds in a Retry-After header, at most LIMIT_S; 0 if the header is missing or not a number."""
     return min(float(text), LIMIT_S) if text.isascii() and text.isdigit() else 0.0
 
 

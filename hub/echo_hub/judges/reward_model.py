@@ -1,8 +1,8 @@
-"""Supervises a reward model's process and sends it completions; does not import torch.
+"""Supervise the process of a reward model and send it completions; this module does not import torch.
 
-All waiting completions are sent together, up to `TOGETHER`. If the process dies, its open completions are sent to the
-next process one by one. A completion that kills several processes is thus isolated, and fails. A process that cannot
-start or load its model is restarted forever, with growing delays, and completions wait.
+All waiting completions are sent together, up to `TOGETHER`. If the process dies, its unanswered completions are sent to
+the next process one by one. So a completion that kills several processes is found, and fails. A process that cannot
+start or load its model is started again without limit, with growing delays; completions wait.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from echo_shared.process.supervised import Command, SupervisedChild
 log = logging.getLogger(__name__)
 
 TOGETHER: Final = 256
-"""Limit on the completions sent to the process at once."""
+"""Most completions sent to the process together."""
 DEATHS_OF_ONE: Final = 3
-"""Deaths of processes with the same open completion before it fails; it is sent alone after the first."""
+"""Number of processes that die with the same unanswered completion before that completion fails. After the first death
+it is sent alone."""
 ANSWER_S: Final = 1_800.0
-"""Timeout for each further answer."""
+"""Timeout for each answer after the process is ready, in seconds."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,7 +41,7 @@ class _Job:
     asked: Asked
     value: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deaths: int = 0
-    """Number of processes that died while they had it."""
+    """Number of processes that died before they answered it."""
 
     def answer(self, value: float) -> None:
         if not self.value.done():
@@ -52,7 +53,7 @@ class _Job:
 
 
 class RewardModel:
-    """A judge, usable inside `working`."""
+    """A judge that is a reward model in a child process. Usable inside `working`."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class RewardModel:
         jitter: Callable[[], float] = random.random,
         first_s: float = FIRST_S,
     ) -> None:
-        """`log`: file for the process's output."""
+        """`log`: file for the process's output. `is_patient`: wait while the process cannot be started."""
         self.name = name
         self.counts = Counts()
         self.absence = Absence(name)
@@ -79,7 +80,7 @@ class RewardModel:
         self._in_hand: dict[int, _Job] = {}
         self._child: SupervisedChild | None = None
         self._failures = 0
-        """Failures in a row."""
+        """Number of failures since the last answer."""
 
     @property
     def pid(self) -> int | None:
@@ -88,7 +89,7 @@ class RewardModel:
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[RewardModel]:
-        """Run the judge within the block; the first request starts the process."""
+        """Let the judge work inside the block. The first request starts the process."""
         work = asyncio.create_task(self._run())
         try:
             yield self
@@ -97,7 +98,7 @@ class RewardModel:
             await asyncio.wait([work])
 
     async def value(self, asked: Asked) -> float:
-        """Return the component; see `Judge`."""
+        """Return the component for a completion, as `Judge.value` does."""
         job = _Job(asked=asked)
         self._waiting.append(job)
         self._some.set()
@@ -113,14 +114,15 @@ class RewardModel:
                 except (ChildExited, ScorerError) as error:
                     await self._rest(error)
                 except Exception as error:
-                    # Top level of this task: without this, callers would wait forever.
+                    # Nothing above this task handles errors; if it ended, callers would wait forever.
                     log.exception("the judge %s failed", self.name)
                     await self._rest(ScorerError("The judge failed.", got=repr(error), do="See the hub's log."))
         finally:
             await self._stop()
 
     async def _score(self) -> None:
-        """Score all waiting completions. Raises ChildExited if the process dies, ScorerError if it cannot work."""
+        """Score all waiting completions. Raises ChildExited if the process dies, ScorerError if the model cannot be
+        loaded."""
         if self._child is None:
             self._child = await self._start()
         while jobs := self._taken():
@@ -141,7 +143,8 @@ class RewardModel:
         self._some.clear()
 
     def _taken(self) -> list[_Job]:
-        """Return one completion that a dead process left open; without one, all waiting completions up to the limit."""
+        """Return one completion that a dead process left without an answer. If there is none, return all that wait, up
+        to TOGETHER."""
         while self._again:
             job = self._again.popleft()
             if not job.value.done():
@@ -168,7 +171,8 @@ class RewardModel:
         return child
 
     async def _rest(self, error: EchoError) -> None:
-        """Clean up after a failure, and wait before the next start."""
+        """Stop the process after a failure, put its unanswered completions back or let them fail, and pause before the
+        next start."""
         had_begun = self._child is not None
         await self._stop()
         self.counts.unanswered += len(self._in_hand)
@@ -193,5 +197,5 @@ class RewardModel:
     async def _stop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.kill()  # Its open completions are sent again.
+            child.kill()  # Its unanswered completions are sent again.
             await child.stop()

@@ -27,7 +27,7 @@ DETAIL_CHARACTERS: Final = 500
 
 
 class Classifier:
-    """The loaded reward model, created by `open`."""
+    """The loaded reward model; create it with `open`."""
 
     def __init__(self, model: Any, tokenizer: Any, settings: RewardModelConfig) -> None:
         self._model = model
@@ -38,7 +38,8 @@ class Classifier:
 
     @classmethod
     def open(cls, settings: RewardModelConfig) -> Classifier:
-        """Load the model. Raises ConfigError if it does not exist, ScorerError if it cannot work here."""
+        """Load the model. Raises ConfigError if it does not exist, ScorerError if this machine cannot run it as a
+        reward model."""
         torch.set_num_threads(settings.threads)
         device = _device(settings.device)
         half = device.type == "cuda" and multiplies(device, torch.bfloat16)
@@ -68,7 +69,7 @@ class Classifier:
         return cls(model.to(device).eval(), tokenizer, settings)
 
     def score(self, asked: Sequence[tuple[str, str]]) -> Iterator[Frame]:
-        """Yield one answer for each (prompt, completion), with its index, shortest first."""
+        """Yield one answer for each (prompt, completion) with its index; short sequences come first."""
         encoded = {}
         for at, (prompt, completion) in enumerate(asked):
             try:
@@ -83,7 +84,8 @@ class Classifier:
             yield from self._scored(encoded, places)
 
     def _encoded(self, prompt: str, completion: str) -> dict[str, list[int]]:
-        """Encode both as text: strings that look like control tokens stay text, so no completion adds a turn."""
+        """Encode prompt and completion as plain text: strings that look like control tokens are not read as such, so no
+        completion can add a turn."""
         if self._tokenizer.chat_template:
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
             found = self._tokenizer.apply_chat_template(turns, sanitize_control_tokens=True, return_dict=True)
@@ -126,7 +128,8 @@ def _length(encoded: dict[str, list[int]]) -> int:
 
 
 def _batches(lengths: dict[int, int], tokens_at_once: int) -> Iterator[list[int]]:
-    """Yield batches of indices, shortest first, each within the budget (padding included) or of size one."""
+    """Yield batches of indices, shortest sequences first. A batch keeps the token budget, with padding, or has one
+    sequence."""
     batch: list[int] = []
     for at in sorted(lengths, key=lambda at: lengths[at]):
         if batch and (len(batch) + 1) * lengths[at] > tokens_at_once:
@@ -146,7 +149,7 @@ def _device(name: str) -> torch.device:
 
 
 def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
-    """Load the model and return its request handler. Raises as `Classifier.open`."""
+    """Load the model and return the function that answers requests. Raises the errors of `Classifier.open`."""
     classifier = Classifier.open(RewardModelConfig.model_validate(opening["settings"]))
     return lambda request: classifier.score(request["asked"])
 

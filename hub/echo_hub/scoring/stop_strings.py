@@ -1,8 +1,8 @@
-"""Cuts completions after the token that completes one of the texts in `sampling.stop`.
+"""Cut completions after the token that completes one of the texts in `sampling.stop`.
 
 Nodes only know token ids, so they draw up to a stop token or sampling.max_tokens. The hub cuts every received
-completion before it is committed; the tokens before the cut remain an honest draw, because none depends on later ones.
-No node therefore needs to claim that it stopped at a text, all engines behave alike, and completions can still be
+completion before it is committed. The tokens before the cut are still an honest draw, because no token depends on later
+ones. So no node needs to claim that it stopped at a text, all engines behave alike, and completions can still be
 resumed and checked.
 """
 
@@ -26,8 +26,8 @@ Ids = NDArray[np.int32]
 
 
 class StopStrings:
-    """Stop strings with a decoder: `text` decodes ids below `num_ids`, special tokens shown. Higher ids, which a
-    hostile node may send, are ignored."""
+    """The texts at which completions are cut (stop strings). `text` decodes token ids below `num_ids`, special tokens
+    included. Other ids, which a hostile node may send, are skipped."""
 
     def __init__(self, strings: Sequence[str], text: Callable[[Ids], str], *, num_ids: int) -> None:
         self._strings = tuple(strings)
@@ -40,9 +40,10 @@ class StopStrings:
         return cls(config.sampling.stop, codec.text, num_ids=codec.num_ids)
 
     def end(self, ids: Ids) -> int | None:
-        """Return the number of tokens up to the first that completes a stop string; None if none is complete.
+        """Return the number of tokens up to and including the first that completes a stop string; None if no stop
+        string occurs.
 
-        Decodes only a few texts, even for long completions.
+        The search is binary, so that even for a long completion only a few texts are decoded.
         """
         if not self._strings or not self._holds(ids):
             return None
@@ -56,7 +57,7 @@ class StopStrings:
         return high
 
     def arrived(self, event: RolloutArrived) -> RolloutArrived:
-        """Return a received completion after the cut. Malformed payloads are unchanged, to be refused later."""
+        """Return the received completion as cut. A malformed payload is returned unchanged; it is refused later."""
         payload = event.payload
         if event.problem or len(payload.completion_ids) != len(payload.behavior_logprobs):
             return event
@@ -64,7 +65,7 @@ class StopStrings:
         return event if count is None else replace(event, payload=_cut(payload, count))
 
     def finished(self, rollout: FinishedRollout) -> FinishedRollout:
-        """Return a rollout drawn on the hub after the cut."""
+        """Return a rollout that the hub's own learner drew, as cut."""
         count = self.end(rollout.completion_ids)
         if count is None:
             return rollout

@@ -1,7 +1,7 @@
-"""One task of a run: its problems as prompts of the base model, and the reward or next turn after a completion.
+"""One task of a run: its problems as prompts of the base model, and the reward or the next turn after a completion.
 
-An episode whose next turn exceeds the base model's context ends there, with the reward that its environment gives for
-this case.
+An episode whose next turn would exceed the base model's context ends there, with the reward that its environment gives
+for this case.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ class EnvironmentReply(NamedTuple):
     """An environment's answer to a turn."""
 
     observation_ids: NDArray[np.int32]
-    """Token ids between this turn and the next."""
+    """Token ids between this turn and the next: the environment's answer in the chat template."""
     turn_reward: float
 
 
 Response = float | dict[str, float] | EnvironmentReply
-"""A score, components, or an answer to a turn."""
+"""A score; or the components of the reward; or an environment's answer to a turn."""
 
 
 class _Fitting:
-    """Checks if prompts fit the model's context; logs prompts that cannot be given to the model."""
+    """Checks that prompts leave room for a completion in the model's context. Logs prompts that the model cannot be
+    given."""
 
     def __init__(self, codec: PromptCodec, key: str, *, tokens: int) -> None:
         self._codec = codec
@@ -55,19 +56,19 @@ class _Fitting:
         self._failures = 0
 
     def __call__(self, prompt: str) -> bool:
-        """Return True if the prompt fits. Raises ConfigError if it cannot be given to the model."""
+        """Return True if the prompt is short enough. Raises ConfigError if the model cannot be given this prompt."""
         try:
             return self._codec.has_room(prompt, tokens=self._tokens)
         except ConfigError as error:
             self._failures += 1
-            if self._failures.bit_count() == 1:  # Log the 1st, 2nd, 4th, 8th ..., to limit the log's size.
+            if self._failures.bit_count() == 1:  # Log the 1st, 2nd, 4th, 8th and so on: a small log.
                 of = f" of {self._key}" if self._key else ""
                 log.warning("problems%s passed over, %d so far, the last: %s", of, self._failures, error.brief)
             raise
 
 
 class TaskProblems:
-    """Problems of one task. Thread-safe: only caches change. Training problems are numbered within the task."""
+    """Problems of one task. Thread-safe, because only caches change. Training problems are numbered within the task."""
 
     def __init__(
         self,
@@ -80,18 +81,18 @@ class TaskProblems:
         is_async: bool = False,
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`max_tokens`: limit of a completion; an episode ends if the context lacks room for another one.
-        `cached`: number of problems of each kind to keep. `is_async`: the task can answer many calls at once. Raises
-        ConfigError if the task's reward bounds or weights are invalid."""
+        """`max_tokens`: most tokens of a completion; an episode ends if the context has no room for another one.
+        `cached`: number of training and of held-out problems that are kept. `is_async`: the task can answer many calls
+        at the same time. Raises ConfigError if the task's reward bounds or weights are invalid."""
         self.weighing = Weighing.of(task, reward)
         self.is_async = is_async
         self.stream = stream
         self._task = task
-        # Cached, because a protocol check takes as long as many scores.
+        # Keep the results of the checks: isinstance() with a protocol takes as long as many scores.
         self._environment: Environment | None = task if isinstance(task, Environment) else None
         self._scored: Task | None = None if isinstance(task, Environment) else task
         self.codec = codec
-        """Codec with the task's prompt texts and tools."""
+        """Tokenizer of the base model, with the task's prompt texts and tools."""
         self._max_tokens = max_tokens
         self.train = lru_cache(cached)(stream.train)
         self.heldout = lru_cache(cached)(stream.heldout)
@@ -107,8 +108,8 @@ class TaskProblems:
         heldout: HeldOutProblems | None,
         avoid: Callable[[], Iterable[str]],
     ) -> TaskProblems:
-        """Create the problems of the run's task `key`. `codec` is the base model's; `avoid` and `heldout` are passed
-        to the stream."""
+        """Create the problems of the run's task `key`. `codec` is the base model's. `heldout` (problems drawn before)
+        and `avoid` (prompts not to train on) are passed to the stream of problems."""
         wanted = config.task.members[key]
         task = make_task(wanted.name, wanted.options)
         own = codec.with_words(system_prompt=wanted.system_prompt or "", prompt_suffix=wanted.prompt_suffix or "")
@@ -151,14 +152,14 @@ class TaskProblems:
         return self._task.content_hash if isinstance(self._task, FileTask) else ""
 
     def prompt_ids(self, prompt: str) -> NDArray[np.int32]:
-        """Return the token ids [P] int32 of a problem's prompt."""
+        """Return the token ids of a problem's prompt."""
         return self.codec.encode_prompt(prompt)
 
     def respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
-        """Return the score, the reward components, or the environment's answer after the last turn so far.
+        """Return the score, or the reward components, or the environment's answer after the last turn so far.
 
-        `weighing` adds up components. `observed_tokens` counts all ids between the turns so far. Raises the task's own
-        errors, and ScorerError for an invalid reward.
+        `weighing` adds up the components. `observed_tokens`: number of token ids that the environment has added between
+        the turns. Raises the task's own errors, and ScorerError for an invalid reward.
         """
         replies = [self.codec.reply(ids) for ids in completions]
         if self._scored is not None:
@@ -176,17 +177,18 @@ class TaskProblems:
         return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
 
     def score(self, problem: Problem, text: str) -> float:
-        """Return the task's own score of `text`, without other components. For single-turn tasks; raises as
-        `respond`."""
+        """Return the task's own score of `text`, without other components. Only for single-turn tasks. Raises the
+        errors of `respond`."""
         assert self._scored is not None, "an environment plays, it does not score"
         return self.weighing.of_score.read(self._scored.score(problem, text))
 
     def asked(self, problem: Problem, completions: Sequence[NDArray[np.int32]]) -> Asked:
-        """Return the texts of an ended episode for judges."""
+        """Return the texts of an ended episode that judges get."""
         return self._asked(problem, [self.codec.reply(ids) for ids in completions])
 
     def trial_asked(self, seed: int, replies: Sequence[str]) -> Asked:
-        """Return `asked` outside of any run; `replies` are text."""
+        """Return the texts that judges get for `replies` (text) to the problem of the task's own `seed`, outside of any
+        run."""
         return self._asked(self._task.sample(seed), replies)
 
     def _asked(self, problem: Problem, replies: Sequence[str]) -> Asked:
@@ -196,19 +198,19 @@ class TaskProblems:
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
         """Return the problem of the task's own `seed`, outside of any run: its `prompt`, its `answer` if the metadata
-        has one, and its `reading`. Raises the task's own errors."""
+        has one, and its `reading` (what the task parses the answer as). Raises the task's own errors."""
         problem = self._task.sample(seed)
         answer = problem.metadata.get("answer")
         reading = self._task.reading(problem) if isinstance(self._task, ReadTask) else ""
         return {"prompt": problem.prompt, "answer": None if answer is None else str(answer), "reading": reading}
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences about the task's reference answers that cannot be parsed."""
+        """Return sentences about reference answers of the task that cannot be parsed."""
         return self._task.notes() if isinstance(self._task, ReadTask) else ()
 
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
-        """Return the result after the last of `replies` (text), outside of any run: a `reward` as of `respond`, or an
-        `observation`. Raises as `respond`."""
+        """Return the result after the last of `replies` (text), outside of any run: a `reward` like that of `respond`,
+        or an `observation`. Raises the errors of `respond`."""
         problem = self._task.sample(seed)
         if self._environment is not None:
             response = self._environment.respond(problem, replies)

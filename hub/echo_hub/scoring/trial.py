@@ -35,9 +35,9 @@ from echo_shared.sampling.draws import derive_seed
 
 AnswerKind = Literal["empty", "copied", "line", "random", "another", "reference", "tagged"]
 FREE: Final[tuple[AnswerKind, ...]] = ("empty", "copied", "line", "random")
-"""Answers that need no work and should have no reward."""
+"""Answers that take no work and should earn no reward."""
 MOST_TURNS: Final = 64
-"""Turns after which an episode counts as endless."""
+"""Number of turns after which an episode counts as endless."""
 _RANDOM_WORDS: Final = 4
 _LIST_MARK: Final = re.compile(r"^\s*\.?(\d{1,3}[.)]|[-*•])\s+")
 
@@ -49,13 +49,13 @@ class TriedAnswer:
     kind: AnswerKind
     text: str
     reward: float | None = None
-    """None = no reward because of `error`."""
+    """Reward of the answer; None if there is none because of `error`."""
     error: str = ""
     turns: int = 1
     verdict: str = ""
-    """The task's verdict, if it gives one."""
+    """What the task says about the answer; empty if it says nothing."""
     components: Mapping[str, float] | None = None
-    """Components of the reward, unweighted; None: the reward is only the task's score."""
+    """Components of the reward before weighing; None if the reward is only the task's score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +64,20 @@ class TriedProblem:
 
     seed: int
     prompt: str
-    """Prompt as the task gives it."""
+    """The prompt as the task gives it."""
     rendered: str
-    """Prompt as the base model sees it: with the run's texts, in its chat template."""
+    """The prompt as the base model sees it: with the run's texts, in the model's chat template."""
     prompt_tokens: int
     reference: str | None
     reading: str
-    """Type that the reference answer parses as; empty: the task does not report it."""
+    """What the task parses the reference answer as; empty if the task does not tell."""
     answers: tuple[TriedAnswer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """All problems of a trial; `warnings` are sentences about suspected faults of the task."""
+    """The result of trying a task: its problems with their answers. `warnings` are sentences about suspected faults of
+    the task."""
 
     task: str
     base: str
@@ -86,11 +87,11 @@ class Trial:
 
 
 class _Observed:
-    """Marks a turn that does not end its episode."""
+    """Result of a turn after which the episode goes on."""
 
 
 def _ended(answer: Any) -> Any:
-    """Return the final result of an ended episode, or `_Observed`."""
+    """Return the result of an episode if the answer ends it, else `_Observed`."""
     if not isinstance(answer, Mapping):
         return answer
     return _Observed() if "observation" in answer else answer["reward"]
@@ -98,7 +99,7 @@ def _ended(answer: Any) -> Any:
 
 @dataclass(slots=True)
 class _Episode:
-    """An answer in progress; `said` adds a result and updates `is_over`."""
+    """One answer that is being tried, turn by turn. `said` takes the result of a turn and updates `is_over`."""
 
     seed: int
     answer: TriedAnswer
@@ -123,9 +124,9 @@ class _Episode:
 async def try_task(
     config: HubConfig, problems: Problems, codec: PromptCodec, *, pool: ScoringPool, count: int
 ) -> Trial:
-    """Try `count` problems of a run's only task; `problems` are the pool's, without held-out ones.
+    """Try `count` problems of a run's only task. `problems` are those of the pool, without held-out problems.
 
-    Raises ScorerError if a problem cannot be sampled, or no scoring process can be started.
+    Raises ScorerError if a problem cannot be sampled, or if no scoring process can be started.
     """
     seeds = [derive_seed(config.task.name, config.run.seed, "trial", number) for number in range(count)]
     here = [_sample(problems, seed) for seed in seeds]
@@ -170,7 +171,7 @@ def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:
     try:
         return problems.trial_problem(seed)
     except Exception as error:
-        # A task is a plug-in, so its author needs to see any exception.
+        # A task is a plug-in: show its author any exception.
         raise ScorerError(
             "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Mend its sample method."
         ) from error
@@ -187,7 +188,7 @@ def _answers(seed: int, prompt: str, references: Sequence[str | None], number: i
 
 
 def free_answers(seed: int, prompt: str, reference: str | None) -> dict[AnswerKind, str]:
-    """Return one problem's answers that need no work."""
+    """Return the answers to one problem that take no work."""
     found: dict[AnswerKind, str] = {"empty": "", "copied": prompt}
     if lines := prompt_lines(prompt):
         found["line"] = random.Random(derive_seed(seed, "line")).choice(lines)
@@ -195,13 +196,14 @@ def free_answers(seed: int, prompt: str, reference: str | None) -> dict[AnswerKi
 
 
 def prompt_lines(prompt: str) -> list[str]:
-    """Return the lines of a multi-line prompt as answers, without list numbers and marks."""
+    """Return the lines of a prompt as answers, without list numbers and marks; [] if the prompt has one line."""
     lines = [_LIST_MARK.sub("", line).strip() for line in prompt.splitlines()]
     return [line for line in lines if line] if len(lines) > 1 else []
 
 
 def _random_like(reference: str | None, seed: int) -> str:
-    """Return a text in the form of the reference answer that differs from it; without a reference, random words."""
+    """Return a text that has the form of the reference answer but differs from it; random words if there is no
+    reference."""
     rng = random.Random(derive_seed(seed, "random answer"))
     if reference is None or not any(c.isalnum() for c in reference):
         lengths = [rng.randint(1, 8) for _ in range(_RANDOM_WORDS)]
@@ -266,6 +268,6 @@ def _of_kind(tried: Sequence[TriedProblem], kind: AnswerKind) -> list[TriedAnswe
 
 
 def _reads(codec: PromptCodec, problem: TriedProblem) -> bool:
-    """Return True if the tokens keep the prompt's letters and digits; tokenizers may change white space."""
+    """Return True if the tokens of the prompt keep all its letters and digits. Tokenizers may change white space."""
     read = codec.text(codec.encode_prompt(problem.prompt))
     return {c for c in problem.rendered if c.isalnum()} <= set(read)

@@ -1,10 +1,10 @@
-"""Runs one scoring process and ends all its descendants: `python -m echo_hub.scoring.warden HUB_PID`, on Linux.
+"""Run one scoring process and end everything that it started: `python -m echo_hub.scoring.warden HUB_PID`, on Linux.
 
-A process that a scorer starts in its own session belongs to no group that could be killed, and init adopts it when its
-parent dies. The warden therefore stands between the hub and the scoring process as a *subreaper* (prctl(2)): orphaned
+A process that a scorer starts in a new session belongs to no group that could be killed, and init adopts it when its
+parent dies. So the warden stands between the hub and the scoring process as a *subreaper* (prctl(2)): orphaned
 descendants become its children. It kills them all when the scoring process ends, when the hub sends SIGTERM, and when
-the hub dies. Then it exits like the scoring process did. It runs no task code, and the scoring process ends if the
-warden is killed.
+the hub dies. Then it exits with the status of the scoring process. It runs no code of the task. If the warden itself is
+killed, the scoring process ends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
-    """Make the kernel send signal `number` to this process when its parent `parent`, or the starting thread, ends.
+    """Make the kernel send the signal `number` to this process when its parent process `parent`, or the parent's thread
+    that started it, ends.
 
-    The signal is sent at once if the parent has ended. Raises OSError if the system refuses.
+    The signal is sent at once if the parent has ended already. Raises OSError if the system refuses.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -39,13 +40,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _watch(worker: int) -> int | None:
-    """Wait for the scoring process and return its exit status; None after SIGTERM.
+    """Wait until the scoring process ends, and return its exit status; return None after SIGTERM.
 
     The caller must block SIGCHLD and SIGTERM first, so that no signal is missed.
     """
     while signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) != signal.SIGTERM:
         pid = -1
-        while pid != 0:  # One SIGCHLD may stand for several exits.
+        while pid != 0:  # One SIGCHLD may stand for the end of several children.
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == worker:
                 return os.waitstatus_to_exitcode(status)
@@ -53,7 +54,7 @@ def _watch(worker: int) -> int | None:
 
 
 def _end_all() -> None:
-    """Kill all descendants. Processes started meanwhile are adopted and killed as well."""
+    """Kill all descendants, also those that are started or adopted meanwhile."""
     with contextlib.suppress(ChildProcessError):  # No child is left.
         while True:
             for process in psutil.Process().children(recursive=True):
@@ -63,7 +64,8 @@ def _end_all() -> None:
 
 
 def _end_by(number: int) -> None:
-    """End this process by a signal, without a core dump, because the scoring process wrote its own."""
+    """End this process by the signal that ended the scoring process. Write no core dump: the scoring process wrote its
+    own."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -74,13 +76,14 @@ def _end_by(number: int) -> None:
 
 
 def main(hub: int) -> int:
-    """Run the warden and return its exit status; a signal that killed the scoring process also kills the warden."""
+    """Run the warden and return its exit status. If a signal killed the scoring process, the same signal ends the
+    warden."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
     end_with(hub, signal.SIGTERM)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     command = [sys.executable, "-m", "echo_hub.scoring.worker", str(os.getpid())]
     worker = os.posix_spawn(sys.executable, command, os.environ, setsigmask=())
-    os.closerange(0, 2)  # So that the hub sees its pipes close as soon as the scoring process ends.
+    os.closerange(0, 2)  # The hub then sees its pipes close as soon as the scoring process ends.
     exit_code = _watch(worker)
     _end_all()
     if exit_code is not None and exit_code < 0:

@@ -3,11 +3,11 @@
     reward = sum of weight * value, over all components
 
 For example, with {score = 1.0, format = 0.2}, a right answer in a wrong form earns 1.0, a wrong one in the right form
-0.2, and rewards range from 0 to 1.2. The task's own reward is the component `score`. Without other components or
-weights, rewards are plain scores.
+0.2, and rewards range from 0 to 1.2. The task's own reward is the component `score`. Without other components and
+weights, the reward is the score itself.
 
-A weighted component outside its bounds, by default 0..1, is a failure of the scorer. An unweighted component may be any
-finite number.
+If a component with a weight is outside its bounds (by default 0..1), the scorer has failed. A component without a
+weight may be any finite number.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _ANY: Final = RewardBounds(lowest=-MAX_REWARD, highest=MAX_REWARD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing:
-    """Weights and bounds of a task's reward components, created by `of`."""
+    """Weights and bounds of the reward components of a task; create it with `of`."""
 
     of_score: RewardBounds
     rewards: RewardBounds
-    """Bounds of all rewards."""
+    """Bounds of the weighted reward."""
     weights: Mapping[str, float]
-    """Weights of the components that have one."""
+    """Weights by name, of the components that have one."""
     bounds: Mapping[str, RewardBounds]
-    """Bounds of all components known in advance."""
+    """Bounds by name, of all components known before scoring."""
     beside: Mapping[str, TextComponent]
-    """Components from the settings that read a completion's text."""
+    """Components from the settings that the hub computes from a completion's text."""
     judged: frozenset[str]
-    """Components that judges give after all others."""
+    """Names of the components that judges give, after all others."""
     is_plain: bool
-    """True: rewards are scores, and the task's own components have no weight."""
+    """True if the reward is the score alone: no other component has a weight, and the settings add none."""
     explained: Callable[[Problem, str], Mapping[str, float]] | None
-    """Returns the task's own components, if it has any."""
+    """Returns the task's own components; None if it has none."""
 
     @classmethod
     def of(cls, task: Task | Environment, config: RewardConfig) -> Weighing:
-        """Combine a task with the settings. Raises ConfigError for invalid bounds, and for a weight of an unknown
-        component."""
+        """Combine a task with the settings. Raises ConfigError for invalid bounds, and for a weight whose component is
+        not known."""
         of_score = RewardBounds.of(task)
         weights, own = _weights(task, config), _own_bounds(task)
         beside = _beside(config)
@@ -91,7 +91,7 @@ class Weighing:
         )
 
     def scored(self, task: Task, problem: Problem, completion: str, num_tokens: int) -> float | dict[str, float]:
-        """Return a completion's score, or all unweighted components except the judges'.
+        """Return a completion's score, or all its components before weighing, except those of judges.
 
         Raises the task's own errors, and ScorerError for an invalid value.
         """
@@ -100,18 +100,19 @@ class Weighing:
         return self._checked(score, more, completion, num_tokens)
 
     def ended(self, ending: Ending, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """Return `scored` for the end of an episode; form and length are those of its last turn."""
+        """Return the same as `scored` for an episode that has ended. Form and length are those of its last turn."""
         return self._checked(ending.reward, ending.components, replies[-1], num_tokens)
 
     def cut(self, reward: float, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """Return `scored` for an episode whose context lacks room for another turn."""
+        """Return the same as `scored` for an episode that ends because the context has no room for another turn. The
+        task's own components get their lowest values."""
         lowest = {name: self.bounds.get(name, RewardBounds()).lowest for name in self.weights}
         others = {SCORE, *self.beside, *self.judged}
         own = {name: value for name, value in lowest.items() if name not in others}
         return self._checked(reward, own, replies[-1], num_tokens)
 
     def total(self, given: float | Mapping[str, float]) -> float:
-        """Return the weighted reward, with its components if there are any."""
+        """Return the weighted reward, with its components attached if there are any."""
         if not isinstance(given, Mapping):
             return given
         value = math.fsum(weight * given[name] for name, weight in self.weights.items())

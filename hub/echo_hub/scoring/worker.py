@@ -1,9 +1,9 @@
 """Scoring process: `python -m echo_hub.scoring.worker [WARDEN_PID]`, started by `echo_hub.scoring.pool`; no torch.
 
 Scorers are plug-ins and completions are untrusted, so every effect of a call must end here. Exceptions are returned as
-answers. The system's timer ends a call that takes too long, even inside C code (a power of large numbers, a regular
-expression). Memory is limited where the system supports it. Running out of memory ends the process, because later calls
-would fail as well. The timer also ends a call whose hub was killed.
+answers. A timer of the system ends the process if a call takes too long, even inside C code (a power of large numbers,
+a regular expression), and also if the hub was killed meanwhile. Memory is limited where the system supports it. A call
+that runs out of memory ends the process, because later calls would fail as well.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 log = logging.getLogger(__name__)
 
 DETAIL_CHARACTERS: Final = 500
-"""Limit on the text of an exception that is returned."""
+"""Most characters of an exception's text that are returned."""
 _CACHED_PROBLEMS: Final = 256
 
 
 def _open(frame: Frame) -> Problems:
-    """Create the problems. Raises ConfigError if the task cannot be created, or its files differ from the hub's."""
+    """Create the run's problems. Raises ConfigError if a task cannot be created, or if its files differ from the
+    hub's."""
     config = HubConfig.model_validate(frame["config"])
     codec = PromptCodec.of_run(config, Path(frame["base_dir"]))
     held_out = {
@@ -55,13 +56,14 @@ def _open(frame: Frame) -> Problems:
             do="Put back what was there. New problems go into new files, for a new run.",
         )
     if any(task.name == "jsonl" for task in config.task.members.values()):
-        is_equal("1 cm", "1 m")  # Import pint and sympy now, because that takes long and calls have time limits.
+        is_equal("1 cm", "1 m")  # Import pint and sympy now: it takes long, and calls have time limits.
         is_equal("$x+1$", "1+x")
     return problems
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Limit further allocations of this process, if the system supports it; beyond it they fail."""
+    """Limit what this process may allocate from now on, where the system supports it. Allocations above the limit
+    fail."""
     if sys.platform == "linux":
         import resource
 
@@ -71,7 +73,8 @@ def _limit_memory(megabytes: int) -> None:
 
 
 def _set_timer(seconds: float) -> None:
-    """Let the system end this process in `seconds`; 0 = never. Without such a timer, the hub ends it."""
+    """Let the system end this process after `seconds`; 0 switches the timer off. On Windows the hub ends a late
+    process."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -96,20 +99,20 @@ def _called(problems: Problems, method: str, arguments: Sequence[Any], failures:
         *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)
         kind = (type(error).__name__, raised_in.f_code.co_filename, line)
         failures[kind] += 1
-        if failures[kind].bit_count() == 1:  # Log the 1st, 2nd, 4th, 8th ..., to limit the log's size.
+        if failures[kind].bit_count() == 1:  # Log the 1st, 2nd, 4th, 8th and so on: a small log.
             log.exception("%s%r failed, for the %d. time like this", method, tuple(arguments), failures[kind])
         return {"failed": repr(error)[:DETAIL_CHARACTERS]}
 
 
 def _is_for_memory(error: BaseException | None) -> bool:
-    """Return True if the error was caused by a MemoryError, which many scorers wrap in another exception."""
+    """Return True if a MemoryError caused this error: many scorers wrap it in another exception."""
     while error is not None and not isinstance(error, MemoryError):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error is not None
 
 
 def serve(pipe: ParentPipe) -> int:
-    """Answer calls one by one until the parent is gone; return the exit status."""
+    """Answer calls one by one until the parent process is gone. Return the exit status."""
     frame = pipe.receive()
     if frame is None:
         return 0
@@ -134,9 +137,10 @@ def serve(pipe: ParentPipe) -> int:
 
 
 def _serve_many(pipe: ParentPipe, problems: Problems, timeout_s: float, width: int) -> int:
-    """Serve an async scorer: run `width` calls at once; each finished call is answered with its index.
+    """Serve an async scorer: run up to `width` calls at the same time, and answer each finished call with its index in
+    the message.
 
-    The timer ends a process in which no call finishes.
+    The timer ends the process if no call finishes in time.
     """
     failures: Counter[Any] = Counter()
     limit_s = 2 * timeout_s + LOOP_ANSWERS_S

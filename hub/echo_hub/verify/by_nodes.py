@@ -1,7 +1,8 @@
-"""Send rollouts to nodes for checking, and turn the answers into evidence about the nodes that drew them.
+"""Send rollouts to nodes for checking, and turn their answers into evidence about the nodes that drew the rollouts.
 
-The checking node gets only tokens and policy versions. Claimed logprobs and uniforms are read from the store after its
-answer. Before that, memory holds only rollout ids, at most `MOST_OUT` for each node.
+The checking node gets only tokens and policy versions. The claimed log-probabilities and the uniforms (random numbers
+of the draws) are read from the store after its answer. Until then the hub keeps only the rollouts' ids in memory, at
+most `MOST_OUT` for each node.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, CheckLease, CheckResult
 from echo_shared.wire.messages.fields import MAX_TOKENS
 
 MOST_OUT: Final = 64
-"""Maximum number of unanswered checks of a node. If there are more, answers to the oldest are ignored."""
+"""Most unanswered checks of one node. When a further one is sent, the answer to the oldest will be ignored."""
 
 
 class NodeChecks:
-    """Checks that nodes make. `rollouts` are the committed ones, as they were claimed. `temperature`: that of all
-    leases."""
+    """Checks that nodes make of other nodes' rollouts. `rollouts`: reads committed rollouts with their claims.
+    `temperature`: sampling temperature of all leases."""
 
     def __init__(
         self, *, rollouts: CheckedRollouts, connections: NodeSender, queue: EventQueue, temperature: float
@@ -44,11 +45,11 @@ class NodeChecks:
         self._out: dict[str, OrderedDict[str, None]] = {}
 
     def submit(self, action: SendCheck) -> None:
-        """Queue a check. Never waits: the coordinator bounds the number of queued checks."""
+        """Queue a check. Never waits, because the coordinator limits the number of checks."""
         self._waiting.put_nowait(action)
 
     async def run(self) -> None:
-        """Send queued checks forever."""
+        """Send queued checks until cancelled."""
         while True:
             actions = [await self._waiting.get()]
             while not self._waiting.empty():
@@ -67,7 +68,8 @@ class NodeChecks:
                 self._connections.send(action.node_id, lease)
 
     def _lease(self, drawn: DrawnRollout, deadline_s: float) -> CheckLease | None:
-        """Return the message, or None for a rollout that cannot have been drawn or that a message cannot hold."""
+        """Return the message to the checking node; None if the rollout contradicts itself or does not fit into a
+        message."""
         count = len(drawn.completion_ids)
         versions: Spans = ()
         for span in drawn.spans:
@@ -87,7 +89,7 @@ class NodeChecks:
         )
 
     async def answered(self, node_id: str, result: CheckResult) -> None:
-        """Report the evidence of a node's answer. Answers that were not asked for are ignored."""
+        """Put the evidence of a node's answer into the event queue. An answer without an open check is ignored."""
         out = self._out.get(node_id, OrderedDict())
         if result.rollout_id not in out:
             return
@@ -105,7 +107,7 @@ class NodeChecks:
 
 
 def finding_of(drawn: DrawnRollout, result: CheckResult) -> PeerFinding:
-    """Return the evidence of a node's answer about each node that drew a part of the rollout."""
+    """Return what a node's answer shows about each node that drew a part of the rollout."""
     u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
     below, logprobs = result.below.astype(np.float64).clip(0.0, 1.0), result.logprobs.astype(np.float64).clip(max=0.0)
     counts = [span.num_tokens for span in drawn.spans]

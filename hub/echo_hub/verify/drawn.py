@@ -1,4 +1,4 @@
-"""Committed rollouts as the verifier needs them, and frames of evidence for its process. Loads no torch."""
+"""Committed rollouts in the form that the verifier needs, and evidence as frames for its process. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from echo_shared.process.child import Frame
 from echo_shared.records.rollout import RolloutPayload
 
 NodeEvidence = tuple[str, Evidence]
-"""The node that drew a span, and the evidence about it."""
+"""The node that drew a part (span) of a rollout, and the evidence about that part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRollout(RolloutPayload):
-    """One completion, with all inputs of its draws. Its spans cover all tokens."""
+    """A completion with everything from which its draws can be computed again. Its spans cover all tokens."""
 
     rollout_id: str
     prompt_ids: NDArray[np.int32]
-    """[P] token ids before the completion; of a later turn, the whole conversation before it."""
+    """Token ids before the completion; for a later turn, the whole conversation before it."""
     seed: int
-    """Seed of its group's turn."""
+    """Seed with which this turn of the group was drawn."""
     index: int
     is_greedy: bool = False
-    """True for a greedy completion, where each token is the most likely one; seed and claims are unused."""
+    """True for a greedy completion: each token is the most likely one. Seed and claimed log-probabilities are then not
+    used."""
 
 
 def pack_evidence(evidence: Evidence) -> Frame:
@@ -40,7 +41,7 @@ def unpack_evidence(frame: Frame) -> Evidence:
 
 
 def unpack_spans(frames: list[Frame]) -> tuple[NodeEvidence, ...]:
-    """Return node and evidence of each span in an answer of the verifier process."""
+    """Return the node and the evidence of each span in an answer of the verifier process."""
     return tuple(
         (frame["node_id"], unpack_evidence({name: frame[name] for name in Evidence.__slots__})) for frame in frames
     )

@@ -31,22 +31,25 @@ from torch.utils._pytree import tree_map
 
 BLOCK: Final = 32
 SUPERBLOCK: Final = 256
-"""Number of inputs in one block of K-quants. A layer whose number of inputs is no multiple gets a simpler format."""
+"""Number of inputs in one block of llama.cpp's K-quants. A layer whose number of inputs is not a multiple of it gets a
+simpler format."""
 _aten = torch.ops.aten
 _MANTISSA_BITS: Final = {"f16": 10, "bf16": 7}
 _EXACT: Final = "f32"
 _HALVES: Final = (torch.bfloat16, torch.float16)
 _PRODUCTS: Final = {_aten.mm: 0, _aten.addmm: 1, _aten.addmm_: 1}
-"""Matrix products, with the argument index of the first factor. The next argument is a layer's transposed weight."""
+"""Matrix products, each with the index of the argument that is the first factor. The argument after it is the
+transposed weight of a layer."""
 
 _IS_WEIGHT: Final = "_echo_is_base_weight"
-"""Attribute of tensors that are a base weight in another shape or precision."""
+"""Attribute that marks a tensor as a base weight in another shape or precision."""
 
 Rounding = Callable[[Tensor], Tensor]
 
 
 def symmetric(bits: int) -> Rounding:
-    """Return a rounding of blocks to `bits` bits, with one float16 scale a block: q8_0, q5_0, q4_0."""
+    """Return a function that rounds blocks to `bits` bits with one float16 scale per block, as q8_0, q5_0 and q4_0
+    do."""
     most = 2 ** (bits - 1) - 1
 
     def rounded(blocks: Tensor) -> Tensor:
@@ -59,8 +62,8 @@ def symmetric(bits: int) -> Rounding:
 
 
 def affine(bits: int) -> Rounding:
-    """Return a rounding of blocks to `bits` bits, with a float16 scale and minimum a block: q5_1, and nearly
-    K-quants."""
+    """Return a function that rounds blocks to `bits` bits with a float16 scale and minimum per block, as q5_1 does and
+    K-quants nearly do."""
     most = 2**bits - 1
 
     def rounded(blocks: Tensor) -> Tensor:
@@ -74,14 +77,14 @@ def affine(bits: int) -> Rounding:
 
 
 def _in_float16(values: Tensor) -> Tensor:
-    """Round float32 `values` to float16, clamped to its range."""
+    """Round float32 `values` to float16. Values outside the range of float16 become its largest values."""
     most = torch.finfo(torch.float16).max
     return values.clamp(-most, most).half().float()
 
 
 def _weight_rounding(precision: str, num_inputs: int) -> Rounding:
-    """Return the rounding of the weights of a layer with `num_inputs` inputs. Unknown precisions get 4 bits to nearest,
-    the coarsest."""
+    """Return the rounding of the weights of a layer with `num_inputs` inputs. An unknown precision gets `symmetric(4)`,
+    the coarsest rounding."""
     is_whole = num_inputs % SUPERBLOCK == 0
     if precision.startswith("q8"):
         return symmetric(8)
@@ -95,7 +98,7 @@ def _weight_rounding(precision: str, num_inputs: int) -> Rounding:
 
 
 def with_mantissa(values: Tensor, bits: int) -> Tensor:
-    """Round float32 `values` to `bits` bits of mantissa: to nearest, ties away from 0. The range stays that of
+    """Round float32 `values` to `bits` bits of mantissa, to nearest, ties away from 0. The range stays that of
     float32."""
     spare = 23 - bits
     whole: Tensor = values.contiguous().view(torch.int32).add(1 << (spare - 1)) >> spare << spare
@@ -103,7 +106,7 @@ def with_mantissa(values: Tensor, bits: int) -> Tensor:
 
 
 def in_blocks(values: Tensor, rounding: Rounding) -> Tensor:
-    """Return `values` [..., I] in float32, rounded in blocks of `BLOCK` along the last dimension."""
+    """Return `values` in float32, rounded in blocks of `BLOCK` along the last dimension."""
     size = values.shape[-1]
     padded = torch.nn.functional.pad(values.float(), (0, -size % BLOCK))
     return rounding(padded.unflatten(-1, (-1, BLOCK))).flatten(-2)[..., :size]
@@ -116,14 +119,15 @@ class _Emulation(TorchDispatchMode):
         self._mantissa_bits = _MANTISSA_BITS.get(precision)
         self._weights = weights
         self._last: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], Tensor] | None = None
-        """The weight packed last. The output layer uses its weight again for each chunk of rows."""
+        """The weight that was packed last, with its key. The output layer uses its weight again for each chunk of
+        rows."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         is_view = _is_view(func)
         if is_view or func.overloadpacket is _aten._to_copy:
             result = func(*args, **_exact_dtype(kwargs))
-            # Mark views and copies of a weight as weights.
+            # Mark views and copies of a weight as weights, too.
             if isinstance(result, Tensor):
                 setattr(result, _IS_WEIGHT, self._is_weight(args[0]))
             return result if is_view or self._mantissa_bits is None else self._rounded(func, result)
@@ -144,7 +148,7 @@ class _Emulation(TorchDispatchMode):
         return bool(getattr(value, _IS_WEIGHT, False)) or value.untyped_storage().data_ptr() in self._weights
 
     def _rounded(self, func: Any, result: Any) -> Any:
-        """Return the result rounded; if the operator works in place, so does the rounding."""
+        """Return the rounded result. If the operator works in place, the result is rounded in place."""
         assert self._mantissa_bits is not None
         if isinstance(result, Tensor) and result.dtype is torch.float32 and result.dim() > 1:
             rounded = with_mantissa(result, self._mantissa_bits)
@@ -152,7 +156,8 @@ class _Emulation(TorchDispatchMode):
         return result
 
     def _packed_weight(self, weight_IO: Tensor) -> Tensor:
-        """Return a layer's transposed weight [I, O] in float32, rounded as the engine packs it."""
+        """Return the transposed weight of a layer in float32, rounded as the engine packs it. I and O: number of inputs
+        and outputs."""
         is_kept = weight_IO.untyped_storage().data_ptr() in self._weights
         key = (weight_IO.data_ptr(), tuple(weight_IO.shape), tuple(weight_IO.stride()))
         if is_kept and self._last is not None and self._last[0] == key:
@@ -171,7 +176,7 @@ def _is_view(func: Any) -> bool:
 
 @contextmanager
 def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
-    """Round what the block computes as an engine of `precision` does. No autograd graph is recorded.
+    """Round what is computed inside the block as an engine of this precision does. No autograd graph is recorded.
 
     `weights`: addresses of the storages (`untyped_storage().data_ptr()`) of all weights that such an engine packs.
     """
@@ -180,10 +185,10 @@ def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
 
 
 def in_float32() -> AbstractContextManager[None]:
-    """Compute the block in float32 with weights stored in 16 bits, without an autograd graph.
+    """Compute inside the block in float32, with weights that are stored in 16 bits; without an autograd graph.
 
-    Each weight is converted when it is used. So the model takes half of the memory, and results equal those of float32
-    weights.
+    Each weight is converted when it is used. So the model takes half of the memory, and the results equal those of
+    float32 weights.
     """
     return emulating(_EXACT, ())
 

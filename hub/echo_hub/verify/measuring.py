@@ -1,8 +1,9 @@
-"""Measurement of how coarsely an engine rounds, on the run's own base and policy.
+"""Measure how coarsely an engine rounds, on the run's own base and policy.
 
-The verifier completes some of the run's prompts. It computes every position twice: normally, and as an engine of the
-given rounding would (`emulation`). It draws tokens from the emulated distribution and examines them like a node's. The
-result is the evidence that an honest node would show, including the verifier's own rounding.
+The verifier completes some of the run's prompts. It computes every position twice: with its own precision, and as an
+engine of the given rounding would (`emulation`). It draws tokens from the emulated distribution and examines them like
+those of a node. The result is the evidence that an honest node with this rounding would show; it includes the
+verifier's own rounding.
 """
 
 from __future__ import annotations
@@ -29,22 +30,24 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.torch_sampler import sample_groups
 
 COMPLETION_TOKENS: Final = 64
-"""Longest completion, in tokens."""
+"""Most tokens of a completion."""
 TOGETHER: Final = 16
-"""Prompts completed in one batch."""
+"""Number of prompts completed in one batch."""
 POSITIONS: Final = 1_024
-"""Positions to measure. Prompts are completed, batch by batch, until this number is reached or no prompts are left.
-Rounding errors vary strongly between prompts: variety matters more than many completions of one prompt."""
+"""Number of positions (tokens) to measure. Batches of prompts are completed until it is reached or no prompts are left.
+Rounding errors differ strongly between prompts, so many prompts matter more than many completions of one."""
 EXACT_ELEMENTS: Final = 2**22
-"""Logits held in float64 at once; several such tensors exist, 32 MiB each."""
+"""Most logits held in float64 at a time. Several such tensors exist, of 32 MiB each."""
 DRAWS: Final = 32
-"""Tokens drawn at each position. More draws show better how far an interval's edge has moved."""
+"""Number of tokens drawn at each position. More draws show better how far rounding has moved the edges of a token's
+interval."""
 
 
 def contexts(
     policy: Policy, settings: LearnerSettings, prompts: Sequence[NDArray[np.int32]], *, seed: int
 ) -> list[WeightedGroup]:
-    """Complete as many of `prompts` as needed, with the policy's current weights. Equal seeds give equal completions.
+    """Complete as many of `prompts` as POSITIONS needs, with the policy's current weights. The same seed gives the same
+    completions.
 
     Raises LearnerError if there are no prompts, and BackendError if the policy's logits are not finite.
     """
@@ -87,9 +90,10 @@ def measured(
     seed: int,
     computing: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Evidence:
-    """Return the evidence of an honest engine with this rounding, with this adapter, on the completions `groups`.
+    """Return the evidence that an honest engine with this rounding and adapter would show on the completions in
+    `groups`.
 
-    `rounding` is one of `core.trust.numerics.ROUNDINGS`. `computing` is the context of the verifier's own, exact
+    `rounding` is one of `core.trust.numerics.ROUNDINGS`. `computing` returns the context of the verifier's own, exact
     computation.
     """
     policy.set_adapter(adapter)
@@ -103,7 +107,8 @@ def measured(
 
 
 _Drawn = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-"""Lower interval ends, true log-probabilities, uniforms and claims, each [N]."""
+"""For each drawn token: lower end of its interval, true log-probability, uniform (random number), and claimed
+log-probability."""
 
 
 def _examined(
@@ -134,16 +139,18 @@ def _examined(
 
 
 def _drawn(true_NV: Tensor, emulated_NV: Tensor, temperature: float, generator: np.random.Generator) -> _Drawn:
-    """Draw tokens from the emulated logits [N, V], and examine them under the true logits [N, V].
+    """Draw tokens from the emulated logits and examine them under the true logits. N: positions, V: vocabulary, D:
+    draws per position.
 
-    Draws like `echo_shared.sampling.draws.draw`, with `DRAWS` uniforms for each row, and sums each distribution once.
+    Draws as `echo_shared.sampling.draws.draw` does, but with `DRAWS` uniforms for each position, so that each
+    distribution is summed once.
     """
     true_NV, emulated_NV = (
         (exact(logits).double() / temperature).log_softmax(dim=1) for logits in (true_NV, emulated_NV)
     )
     uniforms_ND = torch.from_numpy(generator.random((len(true_NV), DRAWS))).to(true_NV.device)
     ids_ND = torch.searchsorted(emulated_NV.exp().cumsum(dim=1), uniforms_ND, right=True)
-    ids_ND.clamp_(max=true_NV.shape[1] - 1)  # Rounding may leave the total below u.
+    ids_ND.clamp_(max=true_NV.shape[1] - 1)  # Rounding may leave the total below the uniform.
     claims_ND, logprobs_ND = emulated_NV.gather(1, ids_ND), true_NV.gather(1, ids_ND)
     below_ND = (true_NV.exp().cumsum(dim=1).gather(1, ids_ND) - logprobs_ND.exp()).clamp_(min=0.0)
     found = (below_ND, logprobs_ND, uniforms_ND, claims_ND)
