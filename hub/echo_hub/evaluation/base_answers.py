@@ -1,7 +1,7 @@
-"""Sample the base model's answers to a task's problems before training, and judge whether GRPO can learn from them.
+"""Sample the base model's answers to a task's problems before training, and judge if GRPO can learn from them.
 
 Each problem is answered by one group, as in training: `training.group_size` completions with the run's sampling
-settings. A group gives a training signal only if its rewards differ. So the share of such groups decides. The solve
+settings. A group gives a training signal only if its rewards differ, so the share of such groups decides. The solve
 rate explains a low share: at 0 % there is nothing to reinforce, at 100 % nothing to learn.
 """
 
@@ -29,12 +29,12 @@ from echo_shared.records.rewards import all_equal, components_of
 from echo_shared.records.run import EvaluationKind
 
 GOOD: Final = (0.05, 0.6)
-"""Solve rates from which GRPO learns well."""
+"""Lowest and highest solve rate with which GRPO learns well."""
 MANY_ALIKE: Final = 0.8
-"""Share of groups with equal rewards above which most work is wasted."""
+"""Share of groups with equal rewards from which most work is wasted."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
-"""Shares of completions above which a warning is given."""
+"""Shares of completions, cut off or right in a form that earns nothing, above which a warning is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,56 +44,56 @@ class BaseAnswer:
     text: str
     num_tokens: int
     reward: float | None
-    """None if the scorer failed; `error` says why."""
+    """None if the scorer failed; `error` then says why."""
     is_solved: bool
     is_cut: bool
-    """True if it was cut off at sampling.max_tokens."""
+    """True if the completion was cut off at sampling.max_tokens."""
     error: str = ""
     paid_as: str = ""
-    """The same answer in a form that would be solved; "" if the completion itself is solved or no form is."""
+    """The same answer in a form that would be solved; "" if the completion itself is solved or no tried form is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredProblem:
-    """One problem and its group."""
+    """A problem with the answers of its group."""
 
     prompt: str
-    """As the task states it."""
+    """The prompt as the task states it."""
     rendered: str
-    """As the base model receives it."""
+    """The prompt as the base model receives it, with the run's texts and in the chat template."""
     reference: str | None
     answers: tuple[BaseAnswer, ...]
     is_mixed: bool
-    """True if its rewards differ, so that the group gives a training signal."""
+    """True if the rewards of the answers differ, so that the group gives a training signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseAnswers:
-    """All groups, their figures and the verdict."""
+    """All groups, their figures, and the verdict on them."""
 
     task: str
     base: str
     group_size: int
     problems: tuple[AnsweredProblem, ...]
     num_scored: int
-    """Completions that have a reward."""
+    """Number of completions that have a reward."""
     num_solved: int
     solved_rate: float
     solved_error: float
-    """Standard error of `solved_rate`, clustered by problem."""
+    """Standard error of `solved_rate`, over problems."""
     mean_reward: float
     num_mixed: int
     seconds: float
-    """Seconds of engine time."""
+    """Seconds that the engine sampled."""
     verdict: str
-    """Says whether GRPO has a training signal."""
+    """A sentence that says if GRPO has a training signal."""
     warnings: tuple[str, ...]
 
 
 async def base_answers(
     config: HubConfig, problems: Problems, *, pool: ScoringPool, generate: Generator, count: int
 ) -> BaseAnswers:
-    """Let the base model, sampled by `generate`, answer the first `count` problems of a run's only task.
+    """Let the base model answer the first `count` problems of a run's only task. `generate` samples its completions.
 
     Raises ScorerError if no completion can be scored.
     """
@@ -124,7 +124,8 @@ async def base_answers(
 async def _paid_as(
     episodes: Sequence[Episode], codec: PromptCodec, of_score: RewardBounds, pool: ScoringPool
 ) -> dict[tuple[int, int], str]:
-    """Map (episode number, index) of unsolved answers to a form that would be solved."""
+    """Return a form that would be solved for each unsolved answer that has one, by problem number and index of the
+    answer."""
     forms = [
         (episode, form)
         for episode in episodes
@@ -200,7 +201,7 @@ def _figures(config: HubConfig, answered: tuple[AnsweredProblem, ...], seconds: 
 
 
 def verdict(solved_rate: float, mixed_share: float, *, num_scored: int) -> str:
-    """Judge the training signal for GRPO, and suggest changes if it is weak."""
+    """Return a sentence that judges the training signal for GRPO, and suggests changes if the signal is weak."""
     if solved_rate >= 1 - 1e-9:
         return "Nothing to learn: the base solves all of it. Make the problems harder."
     if mixed_share == 0 and solved_rate == 0:

@@ -1,11 +1,11 @@
 """Evaluate one policy version on held-out problems, on the hub's own device.
 
-Every completion of an evaluation comes from exactly the named version. The draws of problem n are seeded by the run's
-seed and n, never by the version, so that versions are compared on the same random numbers.
+Every completion of an evaluation is drawn with exactly the named version. The draws of problem n are seeded by the
+run's seed and n, never by the version, so that all versions are compared on the same random numbers.
 
-Two small interfaces: a `Generator` samples completions; a `AnswerScorer` answers each completion with a reward or with
-an environment's reply. For evaluations on nodes the coordinator does both (`echo_hub.evaluation.by_nodes`). Both kinds
-of evaluation produce attempts (`echo_hub.evaluation.figures`).
+There are two small interfaces: a `Generator` samples completions; an `AnswerScorer` answers each completion with a
+reward or with an environment's reply. For evaluations on nodes the coordinator does both
+(`echo_hub.evaluation.by_nodes`). Both kinds of evaluation produce attempts (`echo_hub.evaluation.figures`).
 """
 
 from __future__ import annotations
@@ -37,37 +37,39 @@ Played = tuple[int, Sequence[Ids], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Rollouts of some requests in any order, and the engine's time."""
+    """The rollouts of some requests, in any order, and the seconds that the engine sampled."""
 
     rollouts: Sequence[FinishedRollout]
     seconds: float
 
 
 class Generator(Protocol):
-    """The engine that samples. All requests of one call name the same version, which samples every completion."""
+    """The engine that samples. All requests of one call name the same version; every completion is drawn with it."""
 
     async def __call__(self, requests: Sequence[GroupRequest], *, greedy: bool) -> Generated: ...
 
 
 class AnswerScorer(Protocol):
-    """Answers each (problem, completions of its turns so far, tokens of the replies to these), in order.
+    """Answers each item of `played` (problem number, completions of the episode's turns so far, number of tokens that
+    the environment has added between them), in order.
 
-    An answer is the reward of a finished episode, the ids between this completion and the next turn, or a scorer's
-    error.
+    An answer is the reward of a finished episode, the token ids between this completion and the next turn, or the
+    scorer's error.
     """
 
     async def __call__(self, played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]: ...
 
 
 class VersionSampler(Protocol):
-    """Draws on the hub's own device: `echo_hub.training.trainer` and `echo_hub.evaluation.evaluator`."""
+    """Draws on the hub's own device or in its Ray cluster. Implemented by `echo_hub.training.trainer` and
+    `echo_hub.evaluation.evaluator`."""
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        """Return all rollouts of `requests`. `adapter`: its directory; None: the bare base."""
+        """Return all rollouts of `requests`. `adapter`: the adapter's directory; None: the bare base model."""
 
 
 def drawn_by(sampler: VersionSampler, adapter: Path | None) -> Generator:
-    """Return a generator for the version with this adapter."""
+    """Return a generator that draws with this adapter."""
 
     async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
         return await sampler.generate(requests, adapter=adapter, greedy=greedy)
@@ -76,7 +78,7 @@ def drawn_by(sampler: VersionSampler, adapter: Path | None) -> Generator:
 
 
 def scored_by(pool: ScoringPool) -> AnswerScorer:
-    """Return a judge that uses the run's task in the pool's processes."""
+    """Return a scorer that uses the run's task in the processes of `pool`."""
 
     async def judge(played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]:
         return await pool.rewards("heldout_respond", played)
@@ -86,26 +88,28 @@ def scored_by(pool: ScoringPool) -> AnswerScorer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """One evaluation set and its sampling parameters; `prompts[n]` is problem `first` + n of all sets together."""
+    """An evaluation set with its sampling parameters. `prompts[n]` is the prompt of problem number `first` + n; the
+    numbers count through all sets."""
 
     name: str = ""
     first: int = 0
     weight: float = 1.0
-    """Weight in the run's own accuracy."""
+    """Weight of this set in the run's own accuracy."""
     prompts: Sequence[Ids]
     run_seed: int
     samples: int
-    """Completions of each problem at `temperature`, in addition to the greedy one; 0 = none."""
+    """Number of completions of each problem at `temperature`, in addition to the greedy one; 0 = only the greedy
+    one."""
     temperature: float
     max_tokens: int
-    """Most tokens of one turn's completion."""
+    """Most tokens of a completion (one turn)."""
     stop_ids: tuple[int, ...]
     rewards: RewardBounds
     stop_strings: StopStrings = NO_STRINGS
 
     @classmethod
     def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> tuple[HeldOut, ...]:
-        """Return the run's evaluation sets. Samples their problems, so call it off the event loop."""
+        """Return the run's evaluation sets. Blocks: it samples their problems."""
         return tuple(
             cls(
                 name=chosen.name,
@@ -126,20 +130,20 @@ class HeldOut:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Episode(Attempt):
-    """One episode, in progress or finished."""
+    """An episode on a held-out problem, running or finished."""
 
     index: int
     prompt_ids: Ids
     """Prompt of the next turn: the whole conversation so far."""
     turns: list[Ids] = field(default_factory=list)
     observations: list[Ids] = field(default_factory=list)
-    """The reply to each turn but the last: the ids between it and the next turn."""
+    """The environment's reply to each turn except the last: the token ids between this turn and the next."""
     error: str = ""
-    """The scorer's error, if there is no reward."""
+    """The scorer's error if there is no reward; else ""."""
 
     @property
     def observed_tokens(self) -> int:
-        """Total tokens of all observations."""
+        """Number of tokens of all observations."""
         return sum(map(len, self.observations))
 
     def take(self, rollout: FinishedRollout) -> None:
@@ -153,7 +157,7 @@ class Episode(Attempt):
 
 
 Watch = Callable[[HeldOut, EvaluationKind, Sequence[Episode]], None]
-"""Receives the finished episodes of one evaluation set and kind."""
+"""Called with the finished episodes of one evaluation set and kind."""
 
 
 def _unwatched(_heldout: HeldOut, _kind: EvaluationKind, _episodes: Sequence[Episode]) -> None:
@@ -168,8 +172,8 @@ async def evaluate_sets(
     judge: AnswerScorer,
     watch: Watch = _unwatched,
 ) -> list[Evaluation]:
-    """Evaluate every set, one after the other. With several sets, the run's own figures come first. Raises like
-    `evaluate`."""
+    """Evaluate every set, one after the other. If there are several, the run's own figures over all sets come first.
+    Raises the errors of `evaluate`."""
     measured: list[Evaluation] = []
     for heldout in sets:
         measured += await evaluate(policy_version, heldout, generate=generate, judge=judge, watch=watch)
@@ -179,7 +183,8 @@ async def evaluate_sets(
 async def evaluate(
     policy_version: int, heldout: HeldOut, *, generate: Generator, judge: AnswerScorer, watch: Watch = _unwatched
 ) -> list[Evaluation]:
-    """Evaluate every configured kind, greedy first. Raises ScorerError if no completion could be scored."""
+    """Evaluate a set greedily, and by sampling if it has samples. Raises ScorerError if no completion could be
+    scored."""
     results = []
     for kind, samples in ((EvaluationKind.GREEDY, 1), (EvaluationKind.SAMPLED, heldout.samples)):
         if samples:
@@ -201,7 +206,7 @@ async def evaluate(
 async def play(
     policy_version: int, heldout: HeldOut, kind: EvaluationKind, *, generate: Generator, judge: AnswerScorer
 ) -> tuple[list[Episode], float]:
-    """Play all episodes of one kind to the end. Return them and the engine's seconds."""
+    """Run all episodes of one kind to their end. Return them, and the seconds that the engine sampled."""
     samples = 1 if kind is EvaluationKind.GREEDY else heldout.samples
     episodes = [
         Episode(number=number, index=index, prompt_ids=prompt)
@@ -220,7 +225,7 @@ async def _play(
     generate: Generator,
     judge: AnswerScorer,
 ) -> float:
-    """Play all episodes to the end, turn by turn. Return the engine's seconds."""
+    """Run all episodes to their end, turn by turn. Return the seconds that the engine sampled."""
     seconds, turn, playing = 0.0, 0, list(episodes)
     while playing:
         requests, who = _requests(playing, policy_version, heldout, turn)
@@ -245,9 +250,10 @@ async def _play(
 def _requests(
     playing: Sequence[Episode], policy_version: int, heldout: HeldOut, turn: int
 ) -> tuple[list[GroupRequest], dict[tuple[int, int], Episode]]:
-    """Build the requests of one turn, and map each draw to its episode.
+    """Return the requests of one turn, and the episode of each requested rollout, by (lease id, index).
 
-    In the first turn all episodes of a problem share its prompt and one request; later each episode has its own.
+    In the first turn all episodes of a problem have the same prompt and share a request; later each episode has its
+    own.
     """
     together: dict[tuple[int, int], list[Episode]] = {}
     for episode in playing:

@@ -1,11 +1,12 @@
 """Evaluation on nodes: the coordinator leases the held-out problems, and the figures are computed from the store.
 
-It survives restarts of hub and nodes, and waits for nodes as training does. After the run's last version, a hub that
-gets no more rollouts stops waiting and evaluates the version itself.
+It survives restarts of hub and nodes, and waits for nodes as training does. If no more rollouts arrive after the run's
+last version, the hub stops waiting and evaluates that version itself.
 
 A greedy completion is the limit of sampling as the temperature approaches 0, so engines sample it like all others. At
-`GREEDY_TEMPERATURE`, two logits of size 1 or more that differ in float32 have weights of at most e^-59 to 1. The draws,
-in float64 on every engine, do not overflow. Only exactly equal logits share the draw, and each is a greedy choice.
+`GREEDY_TEMPERATURE`, if two logits of size 1 or more differ in float32, the weight of the lower is at most e^-59 of
+that of the higher. The draws, in float64 on every engine, do not overflow. Only exactly equal logits share the draw,
+and each of them is a greedy choice.
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ log = logging.getLogger(__name__)
 
 GREEDY_TEMPERATURE: Final = 1e-9
 LOOK_S: Final = 5.0
-"""Interval, in seconds, between checks for working nodes after the last version."""
+"""Interval in seconds between checks, after the last version, that nodes still work."""
 PATIENCE_DEADLINES: Final = 2
-"""Lease deadlines without a single rollout after which connected nodes count as useless."""
+"""Wait for a rollout after the last version, in lease deadlines. After it the hub evaluates the version itself, even if
+nodes are connected."""
 
 
 class Keeps(Protocol):
-    """Keeps a version published while nodes evaluate it: `echo_hub.distribution.publishing`."""
+    """Keeps a version published while nodes evaluate it. Implemented by `echo_hub.distribution.publishing`."""
 
     async def keep_for_evaluation(self, policy_version: int) -> None: ...
 
 
 class NodeEvaluations:
-    """Evaluations by nodes, one version at a time. `sets` are the run's held-out sets, with the bounds of rewards."""
+    """Evaluations by nodes. `sets`: the run's evaluation sets, each with the bounds of its rewards."""
 
     def __init__(
         self,
@@ -66,15 +68,15 @@ class NodeEvaluations:
         self._done: dict[int, asyncio.Event] = {}
 
     def done(self, policy_version: int) -> None:
-        """Note that the coordinator has received all rollouts of this version."""
+        """Note that all rollouts of this version's evaluation have arrived and have verdicts."""
         if policy_version in self._done:
             self._done[policy_version].set()
 
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
-        """Return the figures of every configured kind, greedy first; None if the hub must evaluate the version itself.
+        """Return the figures of every set and kind; None if the hub must evaluate the version itself.
 
-        Reasons: the nodes will not finish, or no completion could be scored: a scorer that was fixed since may be able
-        to score the hub's completions.
+        That is so if the nodes will not finish, or if no completion could be scored: a scorer that was fixed meanwhile
+        may score the hub's own completions. `patience_s`: longest wait for a rollout after the last version.
         """
         done = self._done[policy_version] = asyncio.Event()
         try:
@@ -109,7 +111,7 @@ class NodeEvaluations:
 def of_sets(
     policy_version: int, episodes: Sequence[EvaluatedEpisode], sets: Mapping[ChosenSet, RewardBounds]
 ) -> list[Evaluation]:
-    """Return the figures of every set, computed like those of the hub's own evaluations.
+    """Return the figures of every set, computed as for the hub's own evaluations.
 
     Raises ScorerError if no completion of a set could be scored.
     """
@@ -123,10 +125,10 @@ def of_sets(
 def figures(
     policy_version: int, episodes: Sequence[EvaluatedEpisode], *, rewards: RewardBounds, name: str = ""
 ) -> list[Evaluation]:
-    """Return the figures of one set, computed like those of the hub's own evaluations.
+    """Return the figures of one set, computed as for the hub's own evaluations.
 
-    Raises ScorerError if no completion could be scored. A stored reward outside the bounds counts as unscored: the
-    task's code may have changed between two starts of a run.
+    Raises ScorerError if no completion could be scored. A stored reward outside the bounds counts as not scored: the
+    task's code may have changed between two starts of the hub.
     """
     results = []
     for kind in EvaluationKind:

@@ -1,4 +1,4 @@
-"""Decide which versions to evaluate, and when."""
+"""Decide which versions are evaluated, and in which order."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ log = logging.getLogger(__name__)
 
 
 def is_due(config: HubConfig, policy_version: int) -> bool:
-    """Return True for the base, the run's last version, and versions at the configured interval."""
+    """Return True for the base, the run's last version, and every `evaluation.every`-th version."""
     every = config.evaluation.every
     return policy_version in (0, config.training.steps) or (every > 0 and policy_version % every == 0)
 
 
 class DueVersions:
-    """Queue of versions to evaluate. `first_version`, with which the run began, is due as well.
+    """Queue of versions to evaluate. `first_version`, from which the run started, is due as well.
 
-    A due version whose evaluation is not in the store is due again after a restart.
+    A due version whose evaluation is not in the store is due again after a restart of the hub.
     """
 
     def __init__(
         self, config: HubConfig, directory: RunDirectory, *, done: Collection[int], first_version: int = 0
     ) -> None:
-        """`done`: versions whose evaluation is in the store."""
+        """`done`: versions whose evaluations are in the store."""
         self._config = config
         self._directory = directory
         self._first_version = first_version
         self._queue: asyncio.Queue[int] = asyncio.Queue()
         self._done = set(done)
         self.waiting: set[int] = set()
-        """Versions whose adapters are still needed."""
+        """Versions that are queued or being evaluated, so that their adapters are still needed."""
         self._actions: dict[int, set[int]] = {}
-        """Operators' actions that wait for the evaluation of a version, by their numbers."""
+        """Numbers of the operator's actions that wait for the evaluation of a version, by version."""
 
     def reached(self, policy_version: int) -> None:
-        """Queue the due versions up to this one, which the learner holds."""
+        """Queue the due versions up to this one, which the learner has reached, unless they are queued or evaluated
+        already."""
         for version in sorted({0, *self._directory.adapter_versions()}):
             known = version in self._done or version in self.waiting
             is_wanted = version == self._first_version or is_due(self._config, version)
@@ -49,8 +50,8 @@ class DueVersions:
                 self._add(version)
 
     def want(self, version: int | None, *, action: int) -> str:
-        """Queue a version for an operator's action, due or not. None: the newest version. Return why it is refused, or
-        "" if it is queued."""
+        """Queue a version for an operator's action, even if it is not due. None stands for the newest version. Return
+        why it is refused; "" if it is queued."""
         there = [0, *self._directory.adapter_versions()]
         version = there[-1] if version is None else version
         if version in self._done:
@@ -67,7 +68,7 @@ class DueVersions:
         self._queue.put_nowait(version)
 
     async def next(self) -> int:
-        """Wait for the next version. Versions come in the order in which they were queued."""
+        """Wait for the next version and return it. Versions come in the order in which they were queued."""
         return await self._queue.get()
 
     def done(self, version: int) -> None:
@@ -76,18 +77,18 @@ class DueVersions:
         self._done.add(version)
 
     def take_actions(self, version: int) -> frozenset[int]:
-        """Return, and forget, the operators' actions that wait for the evaluation of this version."""
+        """Return and forget the numbers of the operator's actions that wait for the evaluation of this version."""
         return frozenset(self._actions.pop(version, ()))
 
 
 class Measures(Protocol):
-    """Evaluates one version: `echo_hub.evaluation.measuring`."""
+    """Evaluates one version. Implemented by `echo_hub.evaluation.measuring`."""
 
     async def measure(self, policy_version: int) -> Sequence[Evaluation]: ...
 
 
 class EvaluationBooks(Protocol):
-    """Records evaluations: `echo_hub.evaluation.records`."""
+    """Records evaluations. Implemented by `echo_hub.evaluation.records`."""
 
     async def record(self, measured: Sequence[Evaluation]) -> None: ...
 
@@ -101,7 +102,7 @@ class Evaluations:
         self._books = books
 
     async def run(self) -> None:
-        """Evaluate until cancelled. Raises the errors that make evaluation impossible."""
+        """Evaluate queued versions until cancelled. An error that makes evaluation impossible is raised."""
         while True:
             version = await self._due.next()
             measured = await self._measuring.measure(version)

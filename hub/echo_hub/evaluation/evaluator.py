@@ -1,7 +1,8 @@
-"""Sample evaluations in a separate process, next to the hub or in its Ray cluster; loads no torch.
+"""Sample evaluations in a separate process, on the hub's machine or in its Ray cluster. Loads no torch.
 
-If the process dies or is lost, finished rollouts are kept and the others are requested from the next process. Each
-rollout counts once and has the same draws; in a differently composed batch, one draw in a million differs.
+If the process dies or is lost, its finished rollouts are kept and the others are requested from the next process. Each
+rollout counts once and is drawn from the same random numbers. In a batch with other rollouts, rounding changes about
+one draw in a million.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 log = logging.getLogger(__name__)
 
 KEPT: Final = 2
-"""Adapters kept by the process."""
+"""Number of adapters that the process keeps."""
 DEATHS_IN_A_ROW: Final = 5
-"""Consecutive deaths without a rollout after which evaluation is given up."""
+"""Number of deaths without a rollout in between after which the evaluation is given up."""
 LOSSES_IN_A_ROW: Final = 8
-"""The same for processes lost although the cluster is available: a request may crash machines."""
+"""Number of processes lost without a rollout in between, while the cluster answers, after which the evaluation is given
+up: a request may crash machines."""
 RESTART_S: Final = 1.0
-"""Seconds before the first restart, minus up to half; doubled with each further one, up to half a minute."""
+"""Seconds before the first restart, reduced at random by up to half. The wait doubles with every further one, up to 30
+s."""
 _WORKER: Final = "echo_hub.evaluation.worker"
 _Key = tuple[int, int]
 
 
 def program(settings: LearnerSettings) -> Program:
-    """Return the evaluator's process description."""
-    # Required for deterministic matrix products on CUDA.
+    """Return the program that the evaluator's process runs."""
+    # CUDA needs this for deterministic matrix products.
     env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if settings.learner.threads:
         env["OMP_NUM_THREADS"] = str(settings.learner.threads)
@@ -49,22 +52,22 @@ def program(settings: LearnerSettings) -> Program:
 
 
 class Evaluator:
-    """A `VersionSampler` for one call at a time. The first call starts its process."""
+    """Samples versions, for one call of `generate` at a time. The first call starts the process."""
 
     def __init__(self, process: ModelProcess, *, is_patient: bool = True) -> None:
-        """`is_patient`: wait for a cluster that is unavailable."""
+        """`is_patient`: wait while the cluster does not answer."""
         self._process = process
         self._is_patient = is_patient
         self.drawn: Callable[[], object] = lambda: None
-        """Called after each rollout."""
+        """Called after each received rollout."""
 
     @property
     def absence(self) -> str:
-        """Why nothing is sampled while waiting for the cluster; "" if there is no problem."""
+        """Why sampling waits for the cluster; "" if it does not."""
         return self._process.absence
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        """Sample the requests. Raises LearnerError if no process stays alive."""
+        """Return all rollouts of `requests`. Raises LearnerError if too many processes in a row die or are lost."""
         done = _Done()
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         while missing := _without(requests, done.rollouts):
@@ -80,7 +83,7 @@ class Evaluator:
         return Generated(rollouts=list(done.rollouts.values()), seconds=done.seconds)
 
     async def stop(self) -> None:
-        """Stop the process, if there is one."""
+        """Stop the process if one runs."""
         await self._process.stop()
 
     async def _draw(self, requests: Sequence[GroupRequest], done: _Done, *, adapter: Path | None, greedy: bool) -> None:
@@ -99,7 +102,7 @@ class Evaluator:
             self.drawn()
 
     def _wait_s(self, error: ChildExited | ChildLost, done: _Done, restarts: Restarts) -> float:
-        """Return the seconds until the next attempt. Raises LearnerError if evaluation is given up."""
+        """Return the seconds until the next attempt. Raises LearnerError if the evaluation is given up."""
         if isinstance(error, ChildExited):
             wait_s = restarts.died()
             extra = {"event": "evaluator_died", "data": {"deaths": restarts.deaths}}
@@ -122,9 +125,9 @@ class Evaluator:
 def evaluator_of(
     learner: LearnerSettings, *, logs: Path, cluster: RayLink | None, is_patient: bool = True
 ) -> Evaluator:
-    """Return an evaluator that samples like the learner, in one process.
+    """Return an evaluator that samples as the learner does, in one process.
 
-    In a `cluster` it uses whatever device and threads are available there.
+    In a `cluster` it uses the device and threads of the machine where it runs.
     """
     changed: dict[str, object] = {"processes": 1, "hosts": 1, "address": ""}
     if cluster is not None:
@@ -136,12 +139,12 @@ def evaluator_of(
 
 @dataclass(slots=True, eq=False)
 class _Done:
-    """Progress of one call."""
+    """What one call of `generate` has received so far."""
 
     rollouts: dict[_Key, FinishedRollout] = field(default_factory=dict)
     seconds: float = 0.0
     losses: int = 0
-    """Consecutive losses while the cluster was available."""
+    """Number of processes lost since the last rollout while the cluster answered."""
     tries: int = 0
 
 

@@ -1,4 +1,4 @@
-"""Collect a few answers of an evaluation for people to read: figures do not show what a model does wrong."""
+"""Collect a few answers of an evaluation as examples for users: figures do not show what a model does wrong."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from echo_hub.scoring.problems import Problems
 from echo_shared.records.run import EvaluationKind
 
 EXAMPLES: Final = 3
-"""Examples per version and evaluation set."""
+"""Number of examples per version and evaluation set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerExample:
-    """One greedy answer to a held-out problem."""
+    """A greedy answer to a held-out problem."""
 
     policy_version: int
-    """0 = the base."""
+    """Version that drew the answer; 0 = the base."""
     name: str
-    """Name of the evaluation set; "" if there is only one."""
+    """Name of the evaluation set; "" if the run has only one set."""
     prompt: str
     completion: str
     num_tokens: int
     reward: float | None
-    """None if the scorer failed; `error` says why."""
+    """None if the scorer failed; `error` then says why."""
     is_solved: bool
     is_cut: bool
     error: str
 
 
 def choosing(policy_version: int, problems: Problems, into: list[AnswerExample]) -> Watch:
-    """Return a watcher that appends examples to the list `into`.
+    """Return a watcher for `evaluate_sets` that appends examples to the list `into`.
 
-    It takes the first solved and the first unsolved answer, then the next ones in problem order. Versions with the same
-    solved problems therefore show the same problems.
+    The examples are the first solved and the first unsolved answer, and then the next ones in problem order. So
+    versions that solve the same problems show the same problems.
     """
 
     def watch(heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
@@ -67,7 +67,7 @@ def choosing(policy_version: int, problems: Problems, into: list[AnswerExample])
 
 
 def transcript(episode: Episode, codec: PromptCodec) -> str:
-    """Return the model's text, turn by turn, with the answer to each turn."""
+    """Return the text of an episode: the model's turns, and the environment's answers between them."""
     parts = [codec.decode(episode.turns[0])]
     for observed, turn in zip(episode.observations, episode.turns[1:], strict=False):
         parts += [f"[answered: {codec.decode(observed).strip()}]", codec.decode(turn)]

@@ -20,31 +20,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One finished episode on one held-out problem."""
+    """A finished episode on a held-out problem."""
 
     number: int
     num_tokens: int = 0
-    """Sampled tokens, over all turns."""
+    """Number of sampled tokens, over all turns."""
     truncated: bool = False
-    """True if any turn was cut off by length."""
+    """True if a turn was cut off at its length limit."""
     reward: float | None = None
     """None if the scorer failed."""
 
 
 def pass_at(solved: int, samples: int, k: int) -> float:
-    """Estimate the probability that at least one of k completions solves a problem, if `solved` of `samples` did.
+    """Estimate the probability that at least one of k completions solves a problem, if `solved` of `samples`
+    completions did.
 
-    1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al., https://arxiv.org/abs/2107.03374, section 2.1.
-    Requires k <= samples.
+    With n samples and c solved: 1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al.,
+    https://arxiv.org/abs/2107.03374, section 2.1. Requires k <= samples.
     """
     return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
 
 
 def standard_error(means: Sequence[float]) -> float:
-    """Return the standard error of the mean of `means`, one per problem; 0 for a single problem.
+    """Return the standard error of the mean of `means`, which has one mean per problem; 0 for a single problem.
 
-    Problems are the independent draws, their completions are not: clustered by problem as in Miller,
-    https://arxiv.org/abs/2411.00640, section 2.2.
+    Problems are independent draws, but the completions of one problem are not. So the error is computed over problems,
+    as in Miller, https://arxiv.org/abs/2411.00640, section 2.2.
     """
     return float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
 
@@ -77,7 +78,7 @@ def summary(
         )
     solved = [(sum(map(rewards.is_solved, earned)), len(earned)) for earned in by_problem.values()]
     means = [count / total for count, total in solved]
-    # A problem with fewer than k scored completions gives no estimate for k.
+    # A problem with fewer than k scored completions gives no estimate for that k.
     ks = sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})
     possible = {k: [pass_at(count, total, k) for count, total in solved if total >= k] for k in ks}
     return Evaluation(
@@ -103,8 +104,8 @@ def summary(
 def with_headline(measured: Sequence[Evaluation], weights: Mapping[str, float]) -> list[Evaluation]:
     """Put the run's own figures in front of the figures of all sets of one version.
 
-    They are means over the sets, weighted, per kind; their standard error assumes independent sets. A single set is the
-    run's own figure.
+    Per kind, they are weighted means over the sets; their standard error assumes independent sets. If there is only one
+    set, its figures are the run's own.
     """
     if len(weights) == 1:
         return list(measured)

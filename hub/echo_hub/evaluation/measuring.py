@@ -1,4 +1,5 @@
-"""Evaluate a version on the run's nodes, if configured and available; else on the hub's own device."""
+"""Evaluate a version on the run's nodes, if the settings say so and nodes finish it; else with the hub's own
+sampler."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from echo_shared.records.run import Evaluation
 
 
 class Measuring:
-    """Evaluates versions. `own` draws on the hub's own device."""
+    """Evaluates versions. `own`: the hub's own sampler (the learner, or a process in the Ray cluster)."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class Measuring:
         self._by_nodes = by_nodes
 
     async def measure(self, policy_version: int) -> Sequence[Evaluation]:
-        """Evaluate every configured kind, greedy first. Raises ScorerError if no completion could be scored."""
+        """Return the figures of every set and kind. Raises ScorerError if no completion could be scored."""
         if self._config.evaluation.by == "nodes":
             patience_s = PATIENCE_DEADLINES * self._config.leases.deadline_s
             measured = await self._by_nodes.measure(policy_version, patience_s=patience_s)

@@ -15,7 +15,7 @@ from echo_shared.records.run import Evaluation
 
 
 class EvaluationRecords:
-    """Commits evaluations, and settles the operators' actions that asked for them."""
+    """Commits evaluations, and reports the operator's actions that asked for them as done."""
 
     def __init__(self, store: AsyncStore, *, progress: RunProgress, due: DueVersions, changes: Changes) -> None:
         self._store = store
@@ -24,7 +24,7 @@ class EvaluationRecords:
         self._changes = changes
 
     async def record(self, measured: Sequence[Evaluation]) -> None:
-        """Commit all figures of one version."""
+        """Commit all figures of one version, and tell the pages."""
         version = measured[0].policy_version
         await self._store.on_writer(self._store.store.record_evaluations, measured)
         self._progress.evaluated(version)

@@ -1,8 +1,8 @@
-"""A process that samples evaluations: `python -m echo_hub.evaluation.worker`, driven by
+"""A process that samples evaluations: `python -m echo_hub.evaluation.worker`, controlled by
 `echo_hub.evaluation.evaluator`.
 
-It samples like the learner, with the adapter named in each request or with the base. It returns each rollout as soon as
-it is finished.
+It samples as the learner does, with the adapter that a request names or with the bare base. It returns each rollout as
+soon as it is finished.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from echo_shared.sampling.torch_draws import draw, most_likely
 
 
 class Drawer:
-    """Created by `open`."""
+    """Samples rollouts with the loaded base; create it with `open`."""
 
     def __init__(self, policy: Policy, settings: LearnerSettings) -> None:
         self._policy = policy

@@ -1,18 +1,18 @@
 """Supervise the verifier process and send it rollouts to check. Loads no torch.
 
-A forward pass has a fixed cost, so a few rollouts take about as long as a dozen. Waiting rollouts are therefore sent in
+A forward pass has a fixed cost, so a few rollouts take about as long as a dozen. So waiting rollouts are sent in
 batches. A batch starts when an urgent rollout comes, when `ENOUGH` rollouts wait, when the oldest has waited for
-`COMPANY_S`, or when `patience` versions were published meanwhile.
+`COMPANY_S`, or when `patience` versions were published while it waited.
 
-Every rollout gets exactly one answer: evidence about each node that sampled a part of it, or a reason against checking
-it.
+Every rollout gets exactly one answer: evidence about each node that sampled a part of it, or the reason why it cannot
+be checked.
 
-If the process dies, its unfinished rollouts go to the next process one by one. So a rollout that kills process after
-process is identified and given up. If processes die for another reason, all waiting rollouts are answered with that
-reason, and the verifier tries again after a pause: no check waits forever.
+If the process dies, its unanswered rollouts go to the next process one by one. So a rollout that kills process after
+process is found and given up. If processes die for another reason, all waiting rollouts are answered with that reason,
+and the verifier tries again after a pause (`REST_S`): no check waits forever.
 
-In a Ray cluster, a lost process does not mean that its rollouts are at fault. They go to the next process. While the
-cluster is unreachable, checks wait.
+In a Ray cluster a process can also be lost with its machine. Its rollouts are not to blame and go to the next process.
+While the cluster does not answer, checks wait.
 """
 
 from __future__ import annotations
@@ -45,37 +45,40 @@ from echo_shared.records.rollout import pack_payload
 log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 16_384
-"""Maximum number of waiting rollouts; further ones are answered with `TOO_MANY` at once."""
+"""Most waiting rollouts. Further ones are answered with `TOO_MANY` at once."""
 TOO_MANY: Final = "Too many rollouts wait to be checked."
 NOT_KEPT: Final = "The rollout's tokens were deleted."
 TOGETHER: Final = 256
-"""Maximum number of rollouts in one batch."""
+"""Most rollouts in one batch."""
 TOKENS_TOGETHER: Final = 2**18
-"""Maximum number of completion tokens in one batch, if each completion had its maximum length. A batch has at least one
+"""Most completion tokens in one batch, if each completion had the greatest possible length. A batch has at least one
 rollout."""
 ENOUGH: Final = 64
-"""Batch size from which on larger batches save little. Measured per rollout, on the built-in model with three versions
-in a batch: 2.1 ms in a batch of 4, 0.7 ms of 24, 0.5 ms of 64, 0.4 ms of 256."""
+"""Number of rollouts from which on larger batches save little. Measured time per rollout, on the built-in model with
+three versions in a batch: 2.1 ms in a batch of 4, 0.7 ms of 24, 0.5 ms of 64, 0.4 ms of 256."""
 COMPANY_S: Final = 6.0
-"""Maximum wait for a fuller batch, in seconds. It delays the discovery of a node that begins to forge, unless too many
-of that node's checks wait (`core.trust.rate.patience`)."""
+"""Longest wait of a rollout for a fuller batch, in seconds. It delays the discovery of a node that begins to forge,
+unless too many of that node's checks wait (`core.trust.rate.patience`)."""
 DEATHS_OF_ONE: Final = 3
-"""Process deaths during checks of one rollout after which the rollout is given up. From the second try on, it is
-checked alone."""
+"""Number of processes that die while they check one rollout, after which that rollout is given up. After the first
+death it is checked alone."""
 DEATHS_IN_A_ROW: Final = 5
 LOSSES_OF_ONE: Final = 8
-"""Lost processes during checks of one rollout after which the rollout is given up: it may crash machines."""
+"""Number of processes that are lost with their machines while they check one rollout, after which that rollout is given
+up: it may crash machines."""
 RESTART_S: Final = 1.0
-"""Seconds before the first restart, less up to half by chance; doubled with every further death, up to 30 s."""
+"""Seconds before the first restart, reduced at random by up to half. The wait doubles with every further death, up to
+30 s."""
 REST_S: Final = 300.0
-"""Pause in seconds after `DEATHS_IN_A_ROW`, or if the process cannot work at all."""
+"""Pause in seconds after DEATHS_IN_A_ROW deaths, or if the process reports that it cannot work. Rollouts that come
+meanwhile are answered without a check."""
 
 
 class CheckedRollouts(Protocol):
-    """Source of what the verifier checks: `echo_hub.intake.episodes.DrawnRollouts`."""
+    """Reads what the verifier checks. Implemented by `echo_hub.intake.episodes.DrawnRollouts`."""
 
     async def load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
-        """Return committed rollouts by id, or the reason why one cannot be checked. Rollouts whose tokens are deleted
+        """Return committed rollouts by id, or the reason why one cannot be checked. Rollouts whose tokens were deleted
         are left out."""
 
     def prompts(self) -> list[NDArray[np.int32]]:
@@ -83,20 +86,21 @@ class CheckedRollouts(Protocol):
 
 
 class Findings(Protocol):
-    """Receiver of the verifier's answers: `echo_hub.verify.verifying`."""
+    """Receives the verifier's answers. Implemented by `echo_hub.verify.verifying`."""
 
     async def checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
-        """Take the evidence about the node of each span; `seconds` of processor or device time."""
+        """Take the evidence about the node of each span (part drawn by one node). `seconds`: processor or device time
+        of the check."""
 
     async def abandoned(self, rollout_id: str, why: str) -> None:
-        """Take the reason why a rollout cannot be checked."""
+        """Take the reason why a rollout was not checked."""
 
     async def measured(self, rounding: str, policy_version: int, evidence: Evidence | None, seconds: float) -> None:
-        """Take the evidence that an honest engine with this rounding shows; None: it cannot be measured."""
+        """Take the evidence that an honest engine with this rounding shows; None if it cannot be measured."""
 
 
 def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker") -> Program:
-    """Return the description of the verifier process."""
+    """Return the program that the verifier process runs."""
     return Program(
         kind="verifier",
         name="verifying",
@@ -107,8 +111,8 @@ def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker"
 
 
 def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSettings:
-    """Return the learner's settings for a single process with the verifier's device, threads and precision. The base is
-    not quantised, as on the nodes."""
+    """Return the learner's settings, changed for one process with the verifier's device, threads and precision. The
+    base is not quantised, because the nodes' base is not."""
     alone = learner.learner.model_copy(
         update={
             "device": config.trust.verifier_device,
@@ -128,15 +132,15 @@ def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSet
 class _Job:
     drawn: DrawnRollout
     deaths: int = 0
-    """Processes that died while they checked it."""
+    """Number of processes that died while they checked this rollout."""
     losses: int = 0
-    """Processes that were lost while they checked it."""
+    """Number of processes that were lost while they checked this rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patient:
-    """A rollout that waits for a fuller batch, until `due_at` by the event loop's clock or until `due_with` versions
-    are published.
+    """A rollout that waits for a fuller batch: until `due_at` by the event loop's clock, or until `due_with` versions
+    were published since the hub's start.
     """
 
     rollout_id: str
@@ -147,9 +151,9 @@ class _Patient:
 class Verifier:
     """Queue of checks, bounded by `MOST_WAITING`.
 
-    `process` None: nothing is verified. `directory` is the run with its adapters; `kept` is the number of adapters that
-    the process keeps in memory. `patience` is the number of versions, at least 1, after whose publication a rollout's
-    tokens may be deleted.
+    `process`: None if nothing is verified. `directory`: the run, with its adapters. `kept`: number of adapters that the
+    process keeps in memory. `patience`: number of versions, at least 1, after whose publication the tokens of a waiting
+    rollout may be deleted.
     """
 
     def __init__(
@@ -170,16 +174,16 @@ class Verifier:
         self._num_published = 0
         self._rollouts = rollouts
         self._to_measure: dict[str, int] = {}
-        """Roundings to measure, each with the policy version to measure it with."""
+        """Policy version with which each queued rounding is to be measured, by rounding."""
         self._urgent: deque[str] = deque()
         self._patient: deque[_Patient] = deque()
         self._some = asyncio.Event()  # A rollout or a rounding waits.
-        self._now = asyncio.Event()  # The waiting rollouts are to be sent at once.
+        self._now = asyncio.Event()  # Set when the waiting rollouts must be sent without waiting for a fuller batch.
         self._refused: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # Emptied at once, even during a check.
         self._again: deque[_Job] = deque()
         self._in_hand: dict[str, _Job] = {}
         self._losses = 0
-        """Processes lost in a row."""
+        """Number of processes lost since the last answer."""
 
     @property
     def pid(self) -> int | None:
@@ -188,11 +192,11 @@ class Verifier:
 
     @property
     def absence(self) -> str:
-        """Reason why checks wait for the Ray cluster; empty: they do not."""
+        """Why checks wait for the Ray cluster; empty if they do not."""
         return "" if self._process is None else self._process.absence
 
     def submit(self, rollout_id: str, *, is_urgent: bool) -> None:
-        """Queue a committed rollout. One that is not urgent waits for a fuller batch."""
+        """Queue a committed rollout for its check. A rollout that is not urgent may wait for a fuller batch."""
         if self._process is None:
             self._refused.put_nowait((rollout_id, "This hub verifies nothing: trust.verifier is off."))
             return
@@ -210,19 +214,19 @@ class Verifier:
             self._now.set()
 
     def measure(self, rounding: str, policy_version: int) -> None:
-        """Queue the measurement of a rounding with this version. It precedes all checks that have not started."""
+        """Queue the measurement of a rounding with this version. It comes before all checks that have not started."""
         self._to_measure[rounding] = policy_version
         self._some.set()
         self._now.set()
 
     def published(self) -> None:
-        """Count one more published version."""
+        """Count one more published version. Send waiting rollouts whose tokens may be deleted soon."""
         self._num_published += 1
         if self._patient and self._patient[0].due_with <= self._num_published:
             self.hasten()
 
     def hasten(self) -> None:
-        """Send the waiting rollouts now."""
+        """Send the waiting rollouts without waiting for a fuller batch."""
         if self._num_waiting:
             self._now.set()
 
@@ -235,8 +239,8 @@ class Verifier:
         return max(1, min(TOGETHER, TOKENS_TOGETHER // self._settings.max_tokens))
 
     async def run(self, findings: Findings) -> None:
-        """Check forever. Each rollout is answered by one call of `checked` or `abandoned`, each measurement by
-        one call of `measured`."""
+        """Check and measure until cancelled. Each rollout is answered by one call of `checked` or `abandoned`, each
+        measurement by one call of `measured`."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refuse(findings))
             if self._process is not None:
@@ -276,8 +280,8 @@ class Verifier:
             await process.stop()
 
     async def _take(self, findings: Findings) -> None:
-        """Fill `_in_hand` with the next batch: one rollout that was being checked when a process died, or all waiting
-        rollouts once they are due."""
+        """Fill `_in_hand` with the next batch: one rollout that a dead process left unanswered, or all waiting rollouts
+        once they are due. Return early if a rounding is to be measured."""
         while not self._in_hand and not self._to_measure:
             if self._again:
                 jobs = [self._again.popleft()]
@@ -295,7 +299,7 @@ class Verifier:
             self._in_hand = {job.drawn.rollout_id: job for job in jobs}
 
     def _taken(self, most: int) -> list[str]:
-        """Remove up to `most` waiting rollouts from the queues, urgent ones first, then the oldest."""
+        """Remove and return up to `most` waiting rollouts: urgent ones first, then the oldest."""
         ids: list[str] = []
         while len(ids) < most and self._num_waiting:
             ids.append(self._urgent.popleft() if self._urgent else self._patient.popleft().rollout_id)
@@ -317,7 +321,7 @@ class Verifier:
         return jobs
 
     async def _measure(self, process: ModelProcess, findings: Findings, restarts: Restarts) -> None:
-        """Measure all queued roundings. Raises as `_ask` does; unanswered roundings stay queued."""
+        """Measure all queued roundings. Raises the errors of `_ask`; a rounding without an answer stays queued."""
         while self._to_measure:
             if not process.is_ready:
                 await process.start({"kept": self._kept})
@@ -345,7 +349,7 @@ class Verifier:
 
     async def _ask(self, process: ModelProcess, findings: Findings, restarts: Restarts) -> None:
         """Check all rollouts in `_in_hand`; start a process if none runs. Raises ChildExited and ChildLost, or
-        LearnerError if the process cannot work at all."""
+        LearnerError if the process reports that it cannot work."""
         if not process.is_ready:
             await process.start({"kept": self._kept})
         if not self._in_hand:
@@ -366,7 +370,8 @@ class Verifier:
                 await findings.checked(rollout_id, unpack_spans(answer["spans"]), answer["seconds"])
 
     async def _take_back(self, process: ModelProcess, error: ChildExited | ChildLost, findings: Findings) -> None:
-        """Queue again the rollouts that a process was checking when it died or was lost."""
+        """Stop the process, and queue again the rollouts that it left unanswered. Give up those that too many processes
+        died of."""
         had_begun = process.is_ready and not isinstance(error, ClusterUnusable)
         await process.stop()
         jobs, self._in_hand = list(self._in_hand.values()), {}
@@ -386,7 +391,7 @@ class Verifier:
             await findings.measured(rounding, version, None, 0.0)
 
     async def _rest(self, process: ModelProcess, error: EchoError, findings: Findings) -> None:
-        """Answer all waiting rollouts, and those that come within `REST_S`, with the error."""
+        """Answer all waiting rollouts, and those that come within `REST_S`, with the reason that the verifier fails."""
         log.error("no rollout can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
         why = f"The verifier process keeps failing. {error}"
         await process.stop()

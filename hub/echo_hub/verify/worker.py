@@ -1,8 +1,9 @@
 """The verifier process: `python -m echo_hub.verify.worker`, controlled by `echo_hub.verify.verifier`.
 
-It recomputes nodes' rollouts under the versions that they name. It uses the learner's packed forward pass, with the
-published base and adapters; one prefill handles rollouts of several versions. A rollout drawn by several versions is
-computed once with each, up to the end of that version's span. The evidence of each span concerns the node that drew it.
+It computes nodes' rollouts again, with the versions that they name. It uses the learner's packed forward pass, with the
+published base and adapters; one prefill handles rollouts of several versions. A rollout drawn with several versions is
+computed once with each of them, up to the end of that version's part. The evidence of each span concerns the node that
+drew the span.
 
 Its input comes from strangers: an invalid rollout is answered with a reason and never reaches the device. The process
 has low priority, and frees the device's memory whenever it is idle. On request, it measures how coarsely engines of a
@@ -47,33 +48,36 @@ from echo_shared.sampling import draws
 log = logging.getLogger(__name__)
 
 NICENESS: Final = 10
-"""Niceness on POSIX. With the learner on the same processor core, the verifier gets about a tenth of its share."""
+"""Niceness of the process on POSIX systems. On a processor core that it shares with the learner, the verifier gets
+about a tenth of the learner's time."""
 FLOAT32_SHARE: Final = 0.25
-"""Share of a GPU's memory that the base may take in float32. A larger base keeps the 16-bit type of its files."""
+"""Largest share of a GPU's memory that the base may take in float32. A larger base is held in the 16-bit type of its
+files."""
 
 _STORED: Final = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""PyTorch's types by safetensors' names."""
+"""PyTorch's 16-bit types, by their names in safetensors files."""
 
 _Found = NDArray[np.float64]
-"""[2, N]: for each token, the lower end of its interval in cumulative probability, and its true log-probability in
-nats. For a greedy token, the first value is the log-probability gap to the most likely token, in nats."""
+"""Array of shape [2, N] for N tokens: the lower end of each token's interval in cumulative probability, and its true
+log-probability in nats. For a greedy token, the first value is how far its log-probability is below that of the most
+likely token, in nats."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Case:
-    """One rollout under examination; `missing` counts its tokens without a result."""
+    """A rollout under examination. `missing`: number of its tokens that have no result yet."""
 
     drawn: DrawnRollout
     missing: int
     found_2T: NDArray[np.float64]
-    """As `_Found`, for the rollout's T tokens."""
+    """Results as in `_Found`, for the T tokens of the rollout."""
     seconds: float = 0.0
     cannot: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """Tokens `start` to `stop` - 1 of a rollout, all drawn by one version."""
+    """Tokens `start` to `stop` - 1 of a rollout, which were all drawn with one version."""
 
     case: _Case = field(repr=False)
     policy_version: int
@@ -82,7 +86,7 @@ class _Piece:
 
 
 _Adapters = dict[int, Mapping[str, Tensor]]
-"""Adapters by version."""
+"""Adapter weights by version."""
 
 
 class Examiner:
@@ -96,8 +100,8 @@ class Examiner:
         kept: int,
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`policy` is version 0; `kept` is the number of adapters kept on its device. `computing` is the context of
-        each forward pass, for computing in another precision than the stored one.
+        """`policy`: the base (version 0). `kept`: number of adapters kept on its device. `computing`: makes the context
+        of each forward pass, to compute in another precision than the weights are stored in.
         """
         self._policy = policy
         self._settings = settings
@@ -106,12 +110,12 @@ class Examiner:
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
         self._contexts: tuple[int, list[WeightedGroup]] | None = None
-        """A version and its completions, on which roundings are measured."""
+        """A version, and the completions made with it on which roundings are measured."""
         self._clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
 
     @classmethod
     def open(cls, frame: Frame) -> Examiner:
-        """Load the base. Compute in float32 unless the settings name another precision.
+        """Load the base. It computes in float32, unless the settings name another precision.
 
         Raises LearnerError if the base cannot be loaded.
         """
@@ -134,7 +138,8 @@ class Examiner:
     def measure(
         self, rounding: str, version: int, place: Callable[[int], Path], prompts: Sequence[NDArray[np.int32]]
     ) -> Frame:
-        """Return the answer to a measurement: the evidence of an honest engine with this rounding and version."""
+        """Return the answer to a measurement: the evidence of an honest engine with this rounding and version, or why
+        measuring failed."""
         began = self._clock()
         try:
             adapter = self._adapter(version, place)
@@ -157,7 +162,7 @@ class Examiner:
         return {"rounding": rounding, "evidence": pack_evidence(evidence), "seconds": self._clock() - began}
 
     def examine(self, rollouts: Sequence[DrawnRollout], place: Callable[[int], Path]) -> Iterator[Frame]:
-        """Yield one answer for each rollout as soon as it is computed, oldest versions first.
+        """Yield one answer for each rollout as soon as it is computed, rollouts of older versions first.
 
         `place` returns the directory of a version's adapter.
         """
@@ -184,7 +189,7 @@ class Examiner:
             torch.cuda.empty_cache()
 
     def _problem(self, drawn: DrawnRollout) -> str:
-        """Return why a rollout cannot be computed, or ""."""
+        """Return why a rollout is invalid and is not computed; "" if it is valid."""
         count = len(drawn.completion_ids)
         if not count or not len(drawn.prompt_ids) or len(drawn.behavior_logprobs) != count:
             return f"{len(drawn.prompt_ids)} prompt tokens, {count} drawn tokens, {len(drawn.behavior_logprobs)} claims"
@@ -199,7 +204,7 @@ class Examiner:
         return ""
 
     def _adapter(self, version: int, place: Callable[[int], Path]) -> Mapping[str, Tensor]:
-        """Return a version's adapter. Raises LearnerError if it no longer exists."""
+        """Return a version's adapter, from memory or its directory. Raises LearnerError if the directory is gone."""
         if version == 0:
             return self._base
         adapter = self._adapters.pop(version, None)
@@ -214,8 +219,8 @@ class Examiner:
     def _computed(
         self, pieces: Sequence[_Piece], adapters: _Adapters, *, each_alone: bool = False
     ) -> Iterator[tuple[Sequence[_Piece], _Found | None]]:
-        """Yield pieces and the results of all their tokens, concatenated. None means too little memory for a single
-        piece.
+        """Yield pieces together with the results of all their tokens, in order. The results are None if memory does not
+        suffice for a single piece.
         """
         together, pieces = _by_prompt(pieces)
         budget = 1 if each_alone else self._settings.learner.tokens_at_once
@@ -251,17 +256,18 @@ class Examiner:
 
 
 def is_float32_affordable(settings: LearnerSettings) -> bool:
-    """Return True if the base is small enough to hold in float32: always on a CPU."""
+    """Return True if the base may be held in float32: on a CPU always, on a GPU if it takes at most FLOAT32_SHARE of
+    the memory."""
     device = resolve_device(settings.learner.device)
     if device.type != "cuda":
         return True
     held = sum(path.stat().st_size for path in settings.base_dir.glob("*.safetensors"))
     _, total = torch.cuda.mem_get_info(device)
-    return 2 * held <= FLOAT32_SHARE * total  # Files usually hold 16 bits a weight, and never more than 32.
+    return 2 * held <= FLOAT32_SHARE * total  # Files usually hold 16 bits per weight, and never more than 32.
 
 
 def stored_dtype(base_dir: Path) -> torch.dtype:
-    """Return the 16-bit type that holds all of the base's weights exactly, or float32 if there is none."""
+    """Return the 16-bit type in which all of the base's weights are stored; float32 if there is no such type."""
     stored: set[str] = set()
     for path in base_dir.glob("*.safetensors"):
         with safe_open(path, framework="pt") as weights:
@@ -283,8 +289,8 @@ def _pieces(drawn: DrawnRollout) -> list[_Piece]:
 
 
 def _by_prompt(pieces: Sequence[_Piece]) -> tuple[list[WeightedGroup], list[_Piece]]:
-    """Group the pieces of the same version and prompt, as the learner packs them. Return groups and pieces in that
-    order.
+    """Group the pieces by version and prompt, as the learner packs them. Return the groups, and the pieces in the order
+    of the groups.
     """
     families: dict[tuple[int, bytes], list[_Piece]] = {}
     for piece in pieces:
@@ -297,8 +303,8 @@ def _by_prompt(pieces: Sequence[_Piece]) -> tuple[list[WeightedGroup], list[_Pie
 
 
 def _positions(of_version: Sequence[_Piece]) -> int:
-    """Return the positions that pieces take in a micro-batch: each prompt once, and each completion except its last
-    token.
+    """Return the number of positions that these pieces take in a micro-batch: each prompt once, and each completion
+    without its last token.
     """
     prompts = sum(len(next(same).case.drawn.prompt_ids) for _, same in groupby(of_version, key=_prompt))
     return prompts + sum(piece.stop - 1 for piece in of_version)
@@ -313,7 +319,8 @@ def _prompt(piece: _Piece) -> bytes:
 
 
 def _weighted(piece: _Piece) -> WeightedRollout:
-    """Return a piece as a rollout, cut off after the piece. Tokens before the piece are not examined."""
+    """Return a piece as a rollout that ends with the piece. Its tokens before the piece are computed, but not
+    examined."""
     drawn = piece.case.drawn
     return WeightedRollout(
         completion_ids=drawn.completion_ids[: piece.stop],
@@ -325,12 +332,12 @@ def _weighted(piece: _Piece) -> WeightedRollout:
 
 
 def _uniforms(drawn: Sequence[DrawnRollout]) -> NDArray[np.float64]:
-    """Return the uniforms of all tokens of the rollouts, concatenated."""
+    """Return the uniforms (random numbers of the draws) of all tokens of these rollouts, concatenated."""
     return draws.all_uniforms((one.seed, one.index, len(one.completion_ids)) for one in drawn)
 
 
 def _greedy(pieces: Sequence[_Piece]) -> Tensor | None:
-    """Return, for each token of the pieces, True if it is from a greedy completion; None if none is."""
+    """Return for each token of the pieces if it belongs to a greedy completion; None if no piece does."""
     of_pieces = [piece.case.drawn.is_greedy for piece in pieces]
     if not any(of_pieces):
         return None
@@ -338,14 +345,14 @@ def _greedy(pieces: Sequence[_Piece]) -> Tensor | None:
 
 
 def _spread(seconds: float, pieces: Sequence[_Piece]) -> None:
-    """Divide the time of a batch among its pieces, by their tokens."""
+    """Divide the time of a batch among its pieces, in proportion to their computed tokens."""
     tokens = [len(piece.case.drawn.prompt_ids) + piece.stop for piece in pieces]
     for piece, own in zip(pieces, tokens, strict=True):
         piece.case.seconds += seconds * own / sum(tokens)
 
 
 def _taken(pieces: Sequence[_Piece], found_2N: _Found) -> list[Frame]:
-    """Store the results of pieces. Return the answers of rollouts that are now complete."""
+    """Store the results of these pieces. Return the answers of rollouts that are complete now."""
     end = 0
     complete = []
     for piece in pieces:
@@ -366,9 +373,9 @@ def _refused(pieces: Sequence[_Piece], why: str) -> Iterator[Frame]:
 
 
 def _answers(cases: Sequence[_Case]) -> list[Frame]:
-    """Return the answers, with evidence for each span in order.
+    """Return the answers of complete rollouts, with the evidence for each span in order.
 
-    All cases are examined together, since most are short.
+    All rollouts are examined together, because most are short.
     """
     answers: list[Frame] = []
     told = []
@@ -398,7 +405,8 @@ def _answers(cases: Sequence[_Case]) -> list[Frame]:
 
 
 def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
-    """Return the answering function for `answering.serve`. Raises LearnerError if nothing can be computed."""
+    """Load the base and return the function that answers requests, for `answering.serve`. Raises LearnerError if the
+    base cannot be loaded."""
     examiner = Examiner.open(opening)
 
     def answers(request: Frame) -> Iterator[Frame]:
