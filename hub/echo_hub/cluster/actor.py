@@ -105,8 +105,8 @@ class ChildHost:
             hosted.came(number, frame)
 
     async def answers(self, child_id: int) -> dict[str, Any]:
-        """Return what is new from the child: its answers (`frames`), its output (`log`), and how it ended (`exited`;
-        None while it runs)."""
+        """Return news of the child since the last call: its answers (`frames`), its output (`log`), and how it ended
+        (`exited`; None while it runs)."""
         hosted = self._hosted
         if hosted is None or hosted.child_id != child_id:
             raise LookupError(f"there is no child {child_id}")
@@ -139,7 +139,7 @@ PID: Final = "{pid}"
 
 
 class _Hosted:
-    """A child of the actor, with the frames to it and from it."""
+    """A child of the actor, with its incoming and outgoing frames."""
 
     def __init__(self, child_id: int, command: Command, spec: dict[str, Any]) -> None:
         self.child_id = child_id

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 ANSWERS_S: Final = 20.0
 """Seconds after which a cluster that has not listed its machines counts as gone."""
 PLACED_S: Final = 10.0
-"""Seconds after which the hub is told that Ray has not yet found a machine for an actor."""
+"""Seconds after which the driver tells the hub that an actor still has no machine."""
 ENDING_S: Final = 20.0
-"""Seconds that an actor has to end its children before it is killed."""
+"""Seconds for an actor to end its children; afterwards the actor is killed."""
 LAST_S: Final = 25.0
 """Longest time that this process goes on after the hub's end, in seconds."""
 _NAME_S: Final = 0.5
@@ -140,8 +140,8 @@ class RayDriver:
         task.add_done_callback(self._sent.discard)
 
     async def _prepared(self, number: int, slot: str, kind: Mapping[str, Any]) -> tuple[Any, str]:
-        """Create an actor for a slot and wait until Ray has resources for it. Return the actor, and why it is unusable
-        ("" if it is usable)."""
+        """Create an actor for a slot and wait until Ray has resources for it. Return the actor, and a reason if it is
+        unusable (else "")."""
         options, packed = kind["options"], kind["parcel"]
         if packed not in self._parcels:
             put = asyncio.to_thread(lambda: ray.put(Path(packed).read_bytes()))

@@ -31,8 +31,7 @@ class Parcel:
 
     contents: Mapping[str, Path] = field(default_factory=dict)
     lies_there: Mapping[str, int] = field(default_factory=dict)
-    """Files that are not sent, with their sizes in bytes; the other machine must have each of them under the same
-    path."""
+    """Sizes in bytes of files that are not sent: the other machine must have each file under the same path."""
 
     def write(self, path: Path) -> None:
         """Write the zip. Raises ConfigError if a file cannot be read, or if all together exceed MOST_BYTES."""
@@ -78,7 +77,7 @@ def base_model(base_dir: Path) -> tuple[Parcel, str]:
 
 
 def lacking(lies_there: Mapping[str, int]) -> str:
-    """Return the first of these files that is missing here or has another size; "" if all are as expected."""
+    """Return the first file that is missing on this machine or has another size; "" if all files are as expected."""
     for name, size in lies_there.items():
         file = Path(name)
         if not file.is_file() or file.stat().st_size != size:
@@ -93,7 +92,7 @@ def unpack(packed: Path, directory: Path) -> dict[str, str]:
         archive.extractall(directory)
     for name in ("work", "modules"):
         (directory / name).mkdir(exist_ok=True)
-    own = os.environ.get("PYTHONPATH")  # Keep it, so that the child imports the same Echo as its parent.
+    own = os.environ.get("PYTHONPATH")  # Keep the path, so that child and parent import the same Echo.
     return {"PYTHONPATH": ":".join([str(directory / "work"), str(directory / "modules"), *([own] if own else [])])}
 
 

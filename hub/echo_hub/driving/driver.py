@@ -7,7 +7,7 @@ sees it. Only `BeginStep` is handed out before the commit, so that a free learne
 committed with the next records, or alone. They wait while the store cannot be written, and never end the hub.
 
 Events are handled for `HANDLING_S` at a time; then other tasks of the loop run. Frequent events are collected for the
-same time, except in lock-step modes: the coordinator handles many events at once for little more than the cost of one.
+same time, except in lock-step modes: handling many events together costs the coordinator little more than handling one.
 Commits begin `COMMIT_S` apart, because a small commit costs about as much as a large one. Actions in `_AT_ONCE`, and
 the first effects after a pause, are committed at once.
 
@@ -119,7 +119,7 @@ class Driver:
         """Set when an effect must be committed at once."""
         self._committed = asyncio.Event()
         self._num_handled = self._num_settled = 0
-        """Numbers of nodes' events that were handled, and of those whose records are committed too."""
+        """Numbers of nodes' events that are handled, and of events whose records are also committed."""
         self._has_settled = asyncio.Event()
         self._is_waited_for = False
 
@@ -228,7 +228,7 @@ class Driver:
         events, self._noted = self._noted, []
         if not records and not events:
             return
-        # Shield the commit: the store may have begun to write, so it is completed even if this task is cancelled.
+        # Shield the commit: a started write is completed even after this task's cancellation.
         self._writing = asyncio.ensure_future(self._store.apply(records, self._clock(), events))
         self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:

@@ -37,7 +37,7 @@ Played = tuple[int, Sequence[Ids], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """The rollouts of some requests, in any order, and the seconds that the engine sampled."""
+    """Rollouts of requests, in any order, with the engine's sampling time in seconds."""
 
     rollouts: Sequence[FinishedRollout]
     seconds: float

@@ -4,9 +4,9 @@ It survives restarts of hub and nodes, and waits for nodes as training does. If 
 last version, the hub stops waiting and evaluates that version itself.
 
 A greedy completion is the limit of sampling as the temperature approaches 0, so engines sample it like all others. At
-`GREEDY_TEMPERATURE`, if two logits of size 1 or more differ in float32, the weight of the lower is at most e^-59 of
-that of the higher. The draws, in float64 on every engine, do not overflow. Only exactly equal logits share the draw,
-and each of them is a greedy choice.
+`GREEDY_TEMPERATURE`, two different float32 logits of size 1 or more get sampling weights whose ratio is at most e^-59.
+The draws, in float64 on every engine, do not overflow. Only exactly equal logits share the draw, and each of them is a
+greedy choice.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ GREEDY_TEMPERATURE: Final = 1e-9
 LOOK_S: Final = 5.0
 """Interval in seconds between checks, after the last version, that nodes still work."""
 PATIENCE_DEADLINES: Final = 2
-"""Wait for a rollout after the last version, in lease deadlines. After it the hub evaluates the version itself, even if
-nodes are connected."""
+"""Wait for a rollout after the last version, in lease deadlines. After this wait the hub evaluates the version itself,
+even with connected nodes."""
 
 
 class Keeps(Protocol):
@@ -75,8 +75,8 @@ class NodeEvaluations:
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
         """Return the figures of every set and kind; None if the hub must evaluate the version itself.
 
-        That is so if the nodes will not finish, or if no completion could be scored: a scorer that was fixed meanwhile
-        may score the hub's own completions. `patience_s`: longest wait for a rollout after the last version.
+        Two cases return None: the nodes will not finish, or no completion could be scored: a scorer that was fixed
+        meanwhile may score the hub's own completions. `patience_s`: longest wait for a rollout after the last version.
         """
         done = self._done[policy_version] = asyncio.Event()
         try:

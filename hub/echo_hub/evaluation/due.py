@@ -23,7 +23,7 @@ def is_due(config: HubConfig, policy_version: int) -> bool:
 class DueVersions:
     """Queue of versions to evaluate. `first_version`, from which the run started, is due as well.
 
-    A due version whose evaluation is not in the store is due again after a restart of the hub.
+    After a restart of the hub, due versions without a stored evaluation are queued again.
     """
 
     def __init__(
@@ -36,13 +36,12 @@ class DueVersions:
         self._queue: asyncio.Queue[int] = asyncio.Queue()
         self._done = set(done)
         self.waiting: set[int] = set()
-        """Versions that are queued or being evaluated, so that their adapters are still needed."""
+        """Versions queued or under evaluation, whose adapters must be kept."""
         self._actions: dict[int, set[int]] = {}
         """Numbers of the operator's actions that wait for the evaluation of a version, by version."""
 
     def reached(self, policy_version: int) -> None:
-        """Queue the due versions up to this one, which the learner has reached, unless they are queued or evaluated
-        already."""
+        """Queue due versions up to this one, which the learner has reached; skip queued and evaluated versions."""
         for version in sorted({0, *self._directory.adapter_versions()}):
             known = version in self._done or version in self.waiting
             is_wanted = version == self._first_version or is_due(self._config, version)
@@ -50,8 +49,8 @@ class DueVersions:
                 self._add(version)
 
     def want(self, version: int | None, *, action: int) -> str:
-        """Queue a version for an operator's action, even if it is not due. None stands for the newest version. Return
-        why it is refused; "" if it is queued."""
+        """Queue a version for an operator's action, due or not. None stands for the newest version. Return why it is
+        refused; "" if it is queued."""
         there = [0, *self._directory.adapter_versions()]
         version = there[-1] if version is None else version
         if version in self._done:

@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 KEPT: Final = 2
 """Number of adapters that the process keeps."""
 DEATHS_IN_A_ROW: Final = 5
-"""Number of deaths without a rollout in between after which the evaluation is given up."""
+"""Consecutive process deaths without a new rollout, after which the evaluation fails."""
 LOSSES_IN_A_ROW: Final = 8
-"""Number of processes lost without a rollout in between, while the cluster answers, after which the evaluation is given
-up: a request may crash machines."""
+"""Consecutive processes lost without a new rollout, with an answering cluster, after which the evaluation fails: a
+request may crash machines."""
 RESTART_S: Final = 1.0
 """Seconds before the first restart, reduced at random by up to half. The wait doubles with every further one, up to 30
 s."""
@@ -127,7 +127,7 @@ def evaluator_of(
 ) -> Evaluator:
     """Return an evaluator that samples as the learner does, in one process.
 
-    In a `cluster` it uses the device and threads of the machine where it runs.
+    In a `cluster` the process uses its machine's device and threads.
     """
     changed: dict[str, object] = {"processes": 1, "hosts": 1, "address": ""}
     if cluster is not None:

@@ -104,8 +104,8 @@ def summary(
 def with_headline(measured: Sequence[Evaluation], weights: Mapping[str, float]) -> list[Evaluation]:
     """Put the run's own figures in front of the figures of all sets of one version.
 
-    Per kind, they are weighted means over the sets; their standard error assumes independent sets. If there is only one
-    set, its figures are the run's own.
+    Per kind, they are weighted means over the sets; their standard error assumes independent sets. With a single set,
+    the set's figures are the run's own.
     """
     if len(weights) == 1:
         return list(measured)

@@ -1,8 +1,8 @@
 """A process that samples evaluations: `python -m echo_hub.evaluation.worker`, controlled by
 `echo_hub.evaluation.evaluator`.
 
-It samples as the learner does, with the adapter that a request names or with the bare base. It returns each rollout as
-soon as it is finished.
+It samples like the learner, with the adapter named in the request or the bare base. It returns each rollout as soon as
+it is finished.
 """
 
 from __future__ import annotations

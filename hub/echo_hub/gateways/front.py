@@ -51,7 +51,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """The hub's answer about one node (its invite, and if it is known), in the form of a guest list."""
+    """The hub's answer about one node (invite, known or unknown), in the form of a guest list."""
 
     front: Front
     invite_id: int | None
@@ -77,7 +77,7 @@ class Front:
     uplink: GatewayUplink
 
     def __init__(self, gateway: Gateway, *, hub_host: str = "") -> None:
-        """`hub_host`: the hub's own host, if it differs from the one under which nodes reach the gateway."""
+        """`hub_host`: the hub's own host, if nodes reach the gateway under another host."""
         self._gateway = gateway
         self._hub_host = hub_host
         self._requests = itertools.count(1)
@@ -192,7 +192,7 @@ class Front:
             waiting.set_result(item)
 
     def _not_wanted(self, answer: Item) -> None:
-        """Handle an answer that came too late: tell the hub that the node which it admitted is not connected here."""
+        """Handle an answer that came too late: report to the hub that its admitted node has no connection here."""
         if answer[0] == ItemKind.JOINED:
             self._sessions.pop(answer[2], None)
             self._begin(self.uplink.put([ItemKind.LEFT, "", answer[2]], 0))

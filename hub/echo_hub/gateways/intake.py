@@ -1,9 +1,9 @@
 """Deliver messages that gateways stored in JetStream to the hub's inbox, in order.
 
 A message is settled (deleted from JetStream) once its effects are committed. A rollout whose node was told "received"
-is therefore always in JetStream or in the database. A hub that is killed before it settles a message gets it again and
-recognises its rollouts by their ids. Messages repeated after a lost connection, or by an attacker, are recognised by
-their numbers.
+is therefore always in JetStream or in the database. After a kill before settling, the hub receives the message again
+and recognises its rollouts by id. Messages repeated after a lost connection, or by an attacker, are recognised by their
+numbers.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class ConnectedNodes:
             raise
         self._live[node.node_id] = LiveNode(info=node, cost_per_hour=cost)
         self._distributor.node_joined(node)
-        # Keep this last and without an await, so that no version is announced between this answer and the open session.
+        # Keep this last and without an await: no version may be announced before the session is open.
         return self._welcoming.welcome(node)
 
     async def node_left(self, node_id: str) -> None:

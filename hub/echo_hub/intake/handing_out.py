@@ -88,8 +88,8 @@ class HandingOut:
                     self._connections.send(action.node_id, LeaseRevoked(lease_id=action.lease_id, reason=action.reason))
 
     def _lease(self, action: SendLease, turns: Sequence[AnsweredTurn], prefixes: Sequence[LeasedPrefix]) -> None:
-        """Send one lease. `turns`: the earlier turns of its episode; if some are missing, the group was dropped and
-        nothing is sent."""
+        """Send one lease. `turns`: the earlier turns of its episode; missing turns mean a dropped group, and no lease
+        is sent."""
         if len(turns) < action.turn:
             return
         if action.node_id == HUB_NODE_ID:

@@ -21,7 +21,7 @@ from echo_shared.wire.messages import RefusalCode
 from echo_shared.wire.messages.shown_names import looks_of
 
 LOOK_S: Final = 30.0
-"""Seconds for which the names read from the database are used before they are read again."""
+"""Interval in seconds between two readings of the names from the database."""
 
 
 class KnownNodes:

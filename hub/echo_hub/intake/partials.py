@@ -9,10 +9,10 @@ draws. All parts are lost when the hub ends. Nodes send them again when the hub 
 
 A node that resumes a rollout sends the whole completion. It is not responsible for the given prefix, which must come
 back unchanged; the finished rollout lists the nodes that drew its parts. For leases from before the hub's start, the
-hub does not know the given prefix. If only one node ever held such a rollout, all tokens count as that node's. If
-several nodes held it, or if the hub dropped its lease to save memory, its first tokens are unattributed. Unattributed
-rollouts are never resumed. Finished unattributed rollouts with a given prefix are drawn again: a node must not be
-blamed for another node's forgery.
+hub does not know the given prefix. If a single node held such a rollout, all tokens count as that node's. If several
+nodes held it, or if the hub dropped its lease to save memory, its first tokens are unattributed. Unattributed rollouts
+are never resumed. Finished unattributed rollouts with a given prefix are drawn again: a node must not be blamed for
+another node's forgery.
 
 Every token has a policy version. A node draws its own tokens with its lease's version. If the run interrupts
 completions (training.on_new_version), it may also use newer published versions, in ascending order.
@@ -73,7 +73,7 @@ class FinishedPartial:
     spans: tuple[DrawnSpan, ...] = ()
     """Node and policy version of each part; empty if the leased node drew all tokens with the lease's version."""
     problem: str = ""
-    """The contradiction found in the rollout, or between it and the given prefix; empty if none was found."""
+    """Contradiction within the rollout, or between rollout and given prefix; empty if none was found."""
     is_unattributed: bool = False
     """True if the node that drew the first tokens is unknown."""
 
@@ -89,7 +89,7 @@ class PartRefusal(StrEnum):
     DIFFERENT = "different"
     """The part repeats tokens with changes."""
     TOO_LONG = "too_long"
-    """The tokens reach max_tokens. Only a finished completion may be that long, and it is sent as a rollout."""
+    """The tokens reach max_tokens. Only finished completions reach this length, and nodes send those as rollouts."""
     BAD_TOKEN = "bad_token"
     """A token is outside the vocabulary, or is a stop token, which only ends a completion."""
     BAD_LOGPROB = "bad_logprob"
@@ -248,8 +248,8 @@ class Partials:
         others_held: Collection[int] = (),
     ) -> None:
         """Add the rollouts that a node holds, with the prefixes that it was given. Tokens known for the same lease are
-        kept. `again`: the lease was sent before, so a rollout that is not known here has an unknown prefix. Other nodes
-        also had leases of the rollouts in `others_held`."""
+        kept. `again`: the lease was sent before; rollouts missing here then have an unknown prefix. Other nodes also
+        had leases of the rollouts in `others_held`."""
         given = {prefix.index: prefix for prefix in prefixes}
         known = self._leases.get(lease_id)
         rollouts = known.rollouts if known is not None and known.node_id == node_id else {}
@@ -344,8 +344,8 @@ class Partials:
         return f"version {unknown[0]}, which is not published" if unknown else ""
 
     def _may_have(self, version: int, lease: _Lease) -> bool:
-        """Return True if the lease's node may have this version. A lease for an evaluation may name a version that was
-        not announced."""
+        """Return True if the lease's node may have this version. Leases for evaluations may name unannounced
+        versions."""
         return version <= max(self._first_known, lease.policy_version) or version in self._announced
 
     def arrived(self, node_id: str, lease_id: int, index: int) -> None:

@@ -1,5 +1,5 @@
-"""Send receipts (states of rollouts) to nodes: those of the coordinator, those that nodes ask for, and those of trained
-batches."""
+"""Send receipts (states of rollouts) to nodes: receipts from the coordinator, answers to nodes' questions, and receipts
+of trained batches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from echo_shared.wire.messages import Receipt as ReceiptMessage
 LOOK_UPS_WAITING: Final = 4_096
 WAIT_S: Final = 2.0
 GATHER_S: Final = 0.05
-"""Pause between two rounds of sending, in seconds. After a step is trained, the receipts of all nodes are due at the
-same time."""
+"""Pause between two rounds of sending, in seconds. After a trained step, receipts for all nodes become due together."""
 ONE_IN: Final = 20
-"""A round sends to at most one in this many waiting nodes, or to `AT_LEAST` nodes if that is more."""
+"""A round serves the waiting nodes divided by this number, but at least `AT_LEAST` nodes."""
 AT_LEAST: Final = 16
 _CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
-"""States after which a node does nothing differently, so that their receipts may wait."""
+"""States that change nothing in a node's work: receipts of these states may wait."""
 TOLD_AT_ONCE: Final = 512
 """Number of receipts of a trained batch that are queued before other tasks run."""
 

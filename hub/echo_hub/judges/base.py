@@ -43,8 +43,8 @@ class Judge(Protocol):
     async def value(self, asked: Asked) -> float:
         """Return the component for a completion. Waits while the judge does not answer.
 
-        Raises ScorerError if the judge finds no value for this completion, or does not answer and is not to be waited
-        for (`is_patient`).
+        Raises ScorerError if the judge finds no value for this completion. An impatient judge (`is_patient` False) also
+        raises it instead of waiting.
         """
 
 

@@ -30,7 +30,7 @@ from echo_shared.process.backoff import backoff_s
 MOST_BYTES: Final = 4 * 2**20
 """Most bytes of an answer."""
 IMPATIENT_ATTEMPTS: Final = 3
-"""Number of attempts for a caller that does not wait for a judge without an answer."""
+"""Number of attempts if the caller does not wait for an unresponsive judge."""
 _OF_THE_QUESTION: Final = frozenset({400, 413, 422})
 _PATH: Final = "/chat/completions"
 

@@ -1,7 +1,7 @@
 """Limit the rate of an event (a connection, a request) by token buckets: a common bucket and one bucket per address.
 
-At most `MOST_PLACES` addresses are remembered; a forgotten address starts with a full bucket. A client with more
-addresses than that is limited by the common bucket.
+At most `MOST_PLACES` addresses are remembered; a forgotten address starts with a full bucket. The common bucket limits
+clients with even more addresses.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ _MANIFEST_SUFFIX: Final = ".manifest.json"
 _TORRENT_SUFFIX: Final = ".torrent"
 _WORK_SUFFIX: Final = ".tmp"
 _DELTA_HANDICAP: Final = 1.05
-"""Factor on a delta's size when it is compared with a keyframe's: a node can use a delta only if it has the parent
-version, so the delta must be clearly smaller."""
+"""Factor on a delta's size when it is compared with a keyframe's: a delta needs its parent version on the node, so a
+delta must be clearly smaller."""
 _NO_HASH: Final = "0" * 40
 _POLICY_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 _BASE_FILES: Final = (

@@ -30,8 +30,8 @@ most 16 MiB."""
 
 
 PUSHED_VERSIONS: Final = 2
-"""Number of versions pushed at the same time: the newest, and the one before it, which may be nearly complete on the
-nodes."""
+"""Number of versions pushed at the same time: the newest version, and its predecessor, of which nodes may lack only a
+few pieces."""
 
 
 class Sender(Protocol):

@@ -106,8 +106,8 @@ class Distributor:
         live: LiveNodes,
         links_each: int = MAX_MESH,
     ) -> None:
-        """`live`: the connected nodes; nodes on standby (without work) are told of a version after all others.
-        `links_each`: most other nodes that one node is linked with."""
+        """`live`: the connected nodes; nodes on standby (without work) hear of a version last. `links_each`: most other
+        nodes that one node is linked with."""
         self._settings = settings
         self._publisher = publisher
         self._broadcaster = broadcaster
@@ -155,8 +155,8 @@ class Distributor:
         await self._publisher.publish_base(model_dir, source=source)
 
     async def publish(self, version: int, adapter_dir: Path) -> None:
-        """Publish a version. A node that joins from now on is offered this version at once; connected nodes are offered
-        it by `announce`."""
+        """Publish a version. Nodes that join later get its offer at once; connected nodes get the offer from
+        `announce`."""
         await self._publish(version, adapter_dir)
         self._newest = max(self._newest, version)
 
@@ -234,8 +234,8 @@ class Distributor:
         return way if any(offer.shared_memory is None for offer in offers.values()) else None
 
     def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
-        """Return the offer of a version (0: the base) for a node that fetches it by itself, from the swarm or the web
-        seed: after joining, or for a lease."""
+        """Return the offer of a version (0: the base) for a node that fetches independently, from swarm or web seed:
+        after joining, or for a lease."""
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
             version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe
@@ -338,8 +338,8 @@ class Distributor:
         """Estimate a lower bound of a node's uplink: bytes that nodes forwarded, per node and second of a whole
         broadcast.
 
-        It is a lower bound because the uplinks may not have been the bottleneck. The estimated duration of an equal
-        broadcast is still right.
+        The true uplinks may be faster, because something else may have been the bottleneck. The estimated duration of
+        an equal broadcast is still right.
         """
         progress = self._spread.progress(time.monotonic())
         if progress is None or progress.under_way or progress.release.way is not Way.BROADCAST or not progress.since_s:
@@ -444,8 +444,8 @@ class Distributor:
                     await self._send_keyframe(version, node_ids)
 
     async def _send_keyframe(self, version: int, node_ids: Sequence[str]) -> None:
-        """Send the keyframe of a version to the nodes that asked for it. It is made at the first request, which takes a
-        while."""
+        """Send a version's keyframe to the nodes that requested the keyframe. It is made at the first request, which
+        takes a while."""
         carrier = self._publisher.carrier(version)
         parent = carrier.manifest.delta_parent
         if parent is not None:
@@ -491,8 +491,7 @@ class Distributor:
         return version in self._current() or node_id in self._lent.get(version, ())
 
     def _current(self) -> frozenset[int]:
-        """Return the versions that a node may need although it does not hold them: the newest, the announced and the
-        evaluated one."""
+        """Return the versions that nodes may still have to fetch: the newest, the announced and the evaluated one."""
         return frozenset({self._newest, self._announced, self._evaluated})
 
 
@@ -503,6 +502,5 @@ def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
 
 
 def pinned(way: Way, at: Circumstances) -> Way:
-    """Return the configured way. Use the swarm instead of a push if there are no nodes to push to or the pieces are too
-    large."""
+    """Return the configured way. Replace a push by the swarm if no node can take pushes or the pieces are too large."""
     return way if way not in PUSHED or (at.num_nodes and at.piece_bytes <= MAX_PIECE_BYTES) else Way.SWARM

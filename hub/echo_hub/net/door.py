@@ -79,7 +79,7 @@ class Guest:
 
 
 class GuestList(Protocol):
-    """Answers questions about nodes by their ids: may this node join, is it known, which invite does it have."""
+    """Answers questions about nodes by their ids: permission to join, useful work in the past, invite."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
         """Return the list that is responsible for this node: with several runs, the list of the run that it joins.

@@ -285,7 +285,7 @@ class Gateway:
         try:
             async with Silence(HEARTBEATS_MISSED * self._settings.heartbeat_s) as silence:
                 while (frame := await self._next_frame(connection, node, silence)) is not None:
-                    if session.is_closed:  # The refusal was sent, but the node has not read it yet.
+                    if session.is_closed:  # The hub sent a refusal; the node has not read the refusal yet.
                         return
                     message = session.receive(frame)
                     if isinstance(message, Goodbye):

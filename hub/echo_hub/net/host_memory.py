@@ -17,8 +17,8 @@ from echo_shared.wire.messages import SharedMemory
 log = logging.getLogger(__name__)
 
 HELD_VERSIONS: Final = 2
-"""Versions held: the newest, and the one before it for nodes that start late. A node that has started reading can
-finish after its version is released."""
+"""Versions held: the newest version, and its predecessor for nodes that start reading late. A node that has started
+reading can finish after its version is released."""
 
 
 class HostMemory:
@@ -43,8 +43,8 @@ class HostMemory:
             self._segments.pop(old).close()
 
     def address(self, version: int, *, node_ip: str) -> SharedMemory | None:
-        """Return where a node at `node_ip` finds this version in shared memory. Return None if the node is remote or
-        the version is not held."""
+        """Return where a node at `node_ip` finds this version in shared memory. Return None for a remote node, or a
+        version outside shared memory."""
         if not self._enabled or not _is_own_address(node_ip):
             return None
         self._has_readers = True

@@ -23,8 +23,8 @@ _DO: Final = "Ask the hub's operator for another invite, then: echo-node join UR
 
 
 class InviteEndedError(RefusedError):
-    """The token is valid, but its invite admits no further key: it is revoked, expired or used up. Such an attempt is
-    not counted as a guess of a token."""
+    """The token is valid, but its invite admits no further key: it is revoked, expired or used up. The attempt does not
+    count as token guessing."""
 
 
 def new_token() -> str:

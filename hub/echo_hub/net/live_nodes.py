@@ -50,6 +50,7 @@ class LiveNodes(dict[str, LiveNode]):
         return Standby(reason=reason, detail=detail)
 
     def stands_by(self, node_id: str) -> bool:
-        """Return True if the node is connected and on standby: the hub last told it that there is no work for it."""
+        """Return True if the node is connected and on standby: the hub's last word to the node was a reason for having
+        no work."""
         live = self.get(node_id)
         return live is not None and bool(live.standby)

@@ -9,8 +9,8 @@ import asyncio
 from typing import Final
 
 ROUND_S: Final = 0.01
-"""Seconds per turn of the event loop for handling the messages of all nodes together. Each connection may handle one
-message even if they are used up."""
+"""Seconds per turn of the event loop for handling the messages of all nodes together. Every connection may handle one
+message per turn, even beyond this budget."""
 
 
 class MessageShare:

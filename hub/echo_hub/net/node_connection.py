@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 FAREWELL_S: Final = 2.0
 """Longest time for a node to receive the hub's last message, in seconds."""
 UNSENT_BYTES: Final = 8 * 1024
-"""Kernel limit of unsent bytes per node. So a message waits behind at most this many bytes of pushes, plus one push."""
+"""Kernel limit of unsent bytes per node. A message therefore waits behind at most this number of pushed bytes, plus one
+push."""
 
 AT_ONCE: Final = 64
 """Number of connections written to before the event loop does other work."""
@@ -29,8 +30,8 @@ AT_ONCE: Final = 64
 class Together:
     """Collects the frames that one turn of the event loop produces for each node, and writes them together.
 
-    Without it, an acknowledgement and the lease that follows it would take two system calls, and each costs as much as
-    one for both.
+    Otherwise an acknowledgement and the following lease would take two system calls, each as expensive as a single call
+    for both.
     """
 
     def __init__(self) -> None:

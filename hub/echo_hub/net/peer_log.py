@@ -15,7 +15,7 @@ from echo_shared.wire.messages.fields import printable_line
 
 BURST: Final = 20
 EVERY_S: Final = 5.0
-"""Seconds until one more line of a kind is allowed, after the burst is used up."""
+"""Seconds per additional line of a kind, once the burst is exhausted."""
 MOST_CHARACTERS: Final = 300
 """Length limit of one peer-supplied value."""
 

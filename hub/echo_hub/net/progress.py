@@ -20,7 +20,7 @@ Progress = tuple[int, int]
 
 
 def progress(transport: asyncio.Transport) -> Progress | None:
-    """Return the connection's progress; None if nothing waits to be sent, or if the system does not tell.
+    """Return the connection's progress; None if no data waits to be sent, or the system reports no counters.
 
     The kernel sends files without the write buffer. For files, only Linux reports unsent and acknowledged bytes.
     """

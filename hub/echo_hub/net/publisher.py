@@ -1,9 +1,9 @@
 """Publish the base model and policy versions as signed, sealed (encrypted) artefacts, and seed them.
 
-A policy version is published once, as a delta or as a keyframe (complete), whichever is smaller. The keyframe of a
-delta is made when a node asks for it. Info-hash and signature survive restarts of the hub. The newest KEPT_VERSIONS
-stay published; a version that nodes still fetch stays until it is older than the newest 2 * KEPT_VERSIONS. A version
-kept longer for an evaluation is removed at the next start of the hub, and sealed again when the evaluation needs it.
+A policy version is published once, as a delta or as a keyframe (complete), whichever is smaller. A delta's keyframe is
+made at a node's first request. Info-hash and signature survive restarts of the hub. The newest KEPT_VERSIONS stay
+published; a version that nodes still fetch stays until it is older than the newest 2 * KEPT_VERSIONS. A version kept
+longer for an evaluation is removed at the next start of the hub, and sealed again when the evaluation needs it.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class Publisher:
         """Seal, sign and seed the PEFT adapter in `adapter_dir`; return at once if this version is already published.
 
         After `reopen`, call it for the version that the store lists as published: this restores the version if its
-        artefact was damaged. It is published as a delta against `delta_parent` if that version is still published and
-        the delta is smaller. Versions `in_use` are retired later than others. Raises StorageError if the artefact
-        cannot be written.
+        artefact was damaged. A delta against `delta_parent` is published if the parent is still published and the delta
+        is smaller. Versions `in_use` are retired later than others. Raises StorageError if the artefact cannot be
+        written.
         """
         if version < 1:
             raise ValueError("policy versions count from 1; 0 is the base")

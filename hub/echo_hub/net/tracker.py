@@ -75,7 +75,7 @@ class Tracker:
     """The members of each torrent's swarm. `now` is a monotonic clock in seconds; all calls must use the same clock.
 
     `public`: nodes reach the hub from other machines. A loopback address then belongs to an untrusted proxy: its
-    announces are answered, but its address is not given to other nodes.
+    announces get answers, but other nodes never learn its address.
     """
 
     def __init__(self, hub: Identity, *, public: bool = False) -> None:

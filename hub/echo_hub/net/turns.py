@@ -34,7 +34,8 @@ class FairSelector(selectors.DefaultSelector):
         it."""
 
     def select(self, timeout: float | None = None) -> list[_Ready]:
-        """Return the ready events: all events of the hub's own files and sockets, and at most `AT_ONCE` of nodes."""
+        """Return the ready events: every event of the hub's own files and sockets, and at most `AT_ONCE` events of
+        nodes."""
         ready = super().select(timeout)
         if len(ready) <= AT_ONCE:
             return ready

@@ -19,7 +19,7 @@ from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import RefusalCode
 
 STRANGERS_TURN: Final = 4
-"""One turn in this many goes to an unknown node, if one waits."""
+"""Every n-th turn, with n this number, goes to a waiting unknown node."""
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class FairQueue(Generic[T]):
 
 
 class Turnstile:
-    """Admits at most `rate` requests per second. Turns that nobody uses are not saved up."""
+    """Admits at most `rate` requests per second. Unused turns are not saved up."""
 
     def __init__(self, *, rate: float, most_waiting: int) -> None:
         self._gap_s = 1 / rate

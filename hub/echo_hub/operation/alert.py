@@ -27,7 +27,7 @@ class Alert:
     """One alert for the webhook."""
 
     alert_id: str
-    """The same in every delivery attempt, so that a receiver can recognise repetitions."""
+    """Equal in all delivery attempts: receivers can recognise repetitions."""
     kind: str
     """A `ProblemKind`, `finished` or `test`."""
     state: AlertState
@@ -60,8 +60,8 @@ def alert_of(change: Change, alert_id: str) -> Alert:
 class AlertGate:
     """Decides which alerts are sent: only wanted kinds, no duplicates, at most `PER_HOUR` per hour.
 
-    The end of a problem is sent only if its beginning was sent. A problem that recurs is sent again at the earliest an
-    hour after its last beginning.
+    A problem's end is sent only after its beginning. A problem that recurs is sent again at the earliest an hour after
+    its last beginning.
     """
 
     def __init__(self, *, kinds: Collection[str]) -> None:
@@ -69,7 +69,7 @@ class AlertGate:
         self._began: dict[str, float] = {}
         """Time when the beginning of a problem was last sent, by kind."""
         self._open: set[str] = set()
-        """Kinds of problems whose beginning was sent and whose end was not yet."""
+        """Kinds of problems with a sent beginning and an end that is still unsent."""
         self._sent: deque[float] = deque()
         self.held_back = 0
         """Number of alerts that the hourly limit suppressed since the last sent one."""

@@ -1,7 +1,7 @@
 """Track the run's problems: when each begins and ends. Pure: gets observations, returns changes.
 
-A problem ends when no observation has shown it for `END_S`. A measured value must also get better than its limit by a
-margin, so that a value that hovers at the limit causes one problem and not many.
+A problem ends when no observation has shown it for `END_S`. A measured value must also pass its limit by a margin: a
+value hovering at the limit then causes one problem, not many.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _since(known: float | None, lasts: bool, now: float) -> float | None:
 
 
 def _risen(history: deque[tuple[float, int]]) -> int:
-    """Return by how much the newest number is higher than the lowest in the history."""
+    """Return the difference between the newest and the lowest number of the history."""
     return history[-1][1] - min(number for _, number in history)
 
 

@@ -19,7 +19,7 @@ from typing import Final
 WINDOW: Final = 16
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
-"""A fall ends when it is smaller than this share of what made it a fall, in gain or in standard errors."""
+"""Once fallen, the reward has recovered when the fall is below this share of either limit (gain, standard errors)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class RewardTrend:
             self._best, self._lowest = now, self._lowest_so_far
 
     def fall(self, share: float, *, has_fallen: bool) -> Fall | None:
-        """Return the fall from the best window; None if it is smaller than `share` of the gain or may be chance. With
-        `has_fallen`, half of both limits suffices."""
+        """Return the fall from the best window; None if the fall is below `share` of the gain, or explained by chance.
+        With `has_fallen`, half of both limits suffices."""
         best, now = self._best, self._now
         if best is None or now is None:
             return None

@@ -38,7 +38,7 @@ class Bans(Protocol):
     """Bars nodes. Implemented by `echo_hub.net.distributor`."""
 
     def bar(self, node_ids: frozenset[str]) -> None:
-        """Bar exactly these nodes; nodes that were barred before and are not among them are admitted again."""
+        """Bar exactly these nodes, and admit all other nodes again."""
 
 
 class Invites(Protocol):

@@ -82,8 +82,7 @@ class RunObserver:
         self._changes = changes
 
     async def observe(self) -> RunObservation:
-        """Return the present state of the run. While the store cannot be read, the figures that come from it are left
-        out."""
+        """Return the present state of the run. While the store cannot be read, its figures are left out."""
         try:
             view = await self._pages.run_view()
         except StorageError:

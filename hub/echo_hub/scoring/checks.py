@@ -44,7 +44,7 @@ class SamplingBounds:
     max_tokens: int
     stop_ids: frozenset[int]
     stop_strings: StopStrings = NO_STRINGS
-    """Strings at the first of which completions are cut."""
+    """Stop strings; a completion is cut after the first one that occurs."""
 
 
 def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
@@ -99,8 +99,8 @@ def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
     doublings = (len(excess) - 1).bit_length()
     places = 1 << doublings
     factorials = _log_factorials(places)
-    # Each term of the exponential series up to this one is at least sums / (sizes - 1) times the term before it. So
-    # bound the series by a geometric one.
+    # Up to this term, the exponential series grows per term by a factor of at least sums / (sizes - 1). So bound the
+    # series by a geometric one.
     shrink = (sizes - 1) / sums
     with np.errstate(divide="ignore", invalid="ignore"):
         tails = -sums + (sizes - 1) * np.log(sums) - factorials[sizes - 1] - np.log1p(-shrink)

@@ -6,8 +6,8 @@ an async scorer a process runs many calls at once. After its death, half as many
 time, until the one that kills processes is alone. A call that ran out of memory is repeated in a new process, because
 earlier calls may have used the memory. Results are MessagePack values: numbers, text, lists, maps, arrays.
 
-When a process ends, the processes that its scorers started end too: on Linux all of them (`echo_hub.scoring.warden`),
-on macOS those of the same session, on Windows none.
+When a process ends, the processes that its scorers started end too: on Linux all descendants
+(`echo_hub.scoring.warden`), on macOS processes of the same session, on Windows no process.
 
 `echo_hub.scoring.processes` decides where processes run. If a process is lost with its machine, no call is blamed: its
 calls go to another process, or wait for one.
@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 PART_CALLS: Final = 64
 """Most calls in one message to a process."""
 MOST_SENT: Final = 8
-"""Most messages sent to a process that has not yet answered the first of them completely."""
+"""Most messages sent to a process before it has answered the first message completely."""
 DEATHS_AT_START: Final = 3
-"""Number of processes in a row that die before they are ready, after which the pool gives up."""
+"""Number of consecutive process deaths before readiness, after which the pool gives up."""
 RESTART_S: Final = 0.5
 """Seconds before the first restart after such a death; doubled after the second."""
 LOSSES_OF_ONE: Final = 8
@@ -58,7 +58,7 @@ _CPP_MEMORY_ERROR: Final = "std::bad_alloc"
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """Calls that were submitted together. One process at a time works on them, until each has a result."""
+    """Calls that were submitted together. One process at a time runs the calls, until every call has a result."""
 
     method: str
     arguments: Sequence[Sequence[Any]]
@@ -173,8 +173,8 @@ class ScoringPool:
         """Call `respond`, `training_respond` or `heldout_respond`, and weigh and add up the reward components, also
         those of judges.
 
-        A reward is a float, with its components attached if it has several. An environment's answer is returned as it
-        is. Waits for judges.
+        A reward is a float; several components are attached to the float. An environment's answer is returned as it is.
+        Waits for judges.
         """
         is_training = method != "heldout_respond"
         weighing = self._problems.weighing if is_training else self._problems.heldout_weighing
@@ -272,8 +272,8 @@ class ScoringPool:
     async def _feed(self, child: ScoringProcess, part: _Part | None) -> _Part | None:
         """Send parts to a process, starting with `part`, until the process dies.
 
-        Return the part with which the next process must start: its call ran out of memory after other calls, which may
-        have used the memory up.
+        Return the part with which the next process must start: one call of this part ran out of memory, perhaps because
+        earlier calls had used the memory.
         """
         under_way: deque[_Sent] = deque()
         is_new = is_open = True
@@ -387,8 +387,8 @@ def _width(config: HubConfig, problems: Problems) -> int:
 
 
 class ScorerDeath(ScorerError):
-    """The call ended its process, or the process had to be killed because of the call."""
+    """The call ended its process, or forced the pool to kill the process."""
 
 
 class _OutOfMemory(ScorerDeath):
-    """The process ran out of memory. It becomes the result only of a call that was the first of its process."""
+    """The process ran out of memory. Only the first call of a new process gets this error as its result."""

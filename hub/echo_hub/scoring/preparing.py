@@ -21,7 +21,7 @@ TOGETHER_S: Final = 0.005
 
 
 class GroupPreparation:
-    """Queue of groups whose problems are to be prepared. It is as long as the coordinator has groups to open."""
+    """Queue of groups whose problems need preparation; the coordinator limits its length."""
 
     def __init__(self, problems: Problems, queue: EventQueue) -> None:
         self._problems = problems

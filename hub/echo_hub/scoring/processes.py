@@ -149,8 +149,8 @@ def parcel_of(config: HubConfig, base_dir: Path) -> tuple[Parcel, Mapping[str, o
 
 
 def _module(name: str) -> dict[str, Path]:
-    """Return the user's own module with its place in the parcel; {} for a module that is installed as a package, which
-    the other machine must have as well."""
+    """Return the user's own module with its place in the parcel; {} for an installed package: the other machine must
+    have installed it, too."""
     found = importlib.util.find_spec(name) if name not in PACKAGES else None
     if found is None or found.origin is None:
         return {}

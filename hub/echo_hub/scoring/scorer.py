@@ -34,7 +34,7 @@ Verdict = RolloutScored | RolloutContinued | RolloutRejected
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringJob:
-    """A committed rollout that is to be scored."""
+    """A committed rollout that waits for its score."""
 
     rollout_id: str
     group_id: int

@@ -81,9 +81,9 @@ class TaskProblems:
         is_async: bool = False,
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`max_tokens`: most tokens of a completion; an episode ends if the context has no room for another one.
-        `cached`: number of training and of held-out problems that are kept. `is_async`: the task can answer many calls
-        at the same time. Raises ConfigError if the task's reward bounds or weights are invalid."""
+        """`max_tokens`: most tokens of a completion; an episode ends when the context lacks room for another
+        completion. `cached`: number of training and of held-out problems that are kept. `is_async`: the task can answer
+        many calls at the same time. Raises ConfigError if the task's reward bounds or weights are invalid."""
         self.weighing = Weighing.of(task, reward)
         self.is_async = is_async
         self.stream = stream
@@ -197,8 +197,8 @@ class TaskProblems:
         return Asked(prompt=problem.prompt, completion="\n\n".join(replies), answer=said)
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
-        """Return the problem of the task's own `seed`, outside of any run: its `prompt`, its `answer` if the metadata
-        has one, and its `reading` (what the task parses the answer as). Raises the task's own errors."""
+        """Return the problem of the task's own `seed`, outside of any run: `prompt`, `answer` (from the metadata, or
+        None) and `reading` (the type that the task parses the answer as). Raises the task's own errors."""
         problem = self._task.sample(seed)
         answer = problem.metadata.get("answer")
         reading = self._task.reading(problem) if isinstance(self._task, ReadTask) else ""

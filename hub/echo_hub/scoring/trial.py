@@ -202,8 +202,7 @@ def prompt_lines(prompt: str) -> list[str]:
 
 
 def _random_like(reference: str | None, seed: int) -> str:
-    """Return a text that has the form of the reference answer but differs from it; random words if there is no
-    reference."""
+    """Return a different text in the form of the reference answer; random words if there is no reference."""
     rng = random.Random(derive_seed(seed, "random answer"))
     if reference is None or not any(c.isalnum() for c in reference):
         lengths = [rng.randint(1, 8) for _ in range(_RANDOM_WORDS)]

@@ -26,7 +26,7 @@ def end_with(parent: int, number: signal.Signals) -> None:
     """Make the kernel send the signal `number` to this process when its parent process `parent`, or the parent's thread
     that started it, ends.
 
-    The signal is sent at once if the parent has ended already. Raises OSError if the system refuses.
+    If the parent has already ended, the signal comes immediately. Raises OSError if the system refuses.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

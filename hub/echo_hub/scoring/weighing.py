@@ -104,7 +104,7 @@ class Weighing:
         return self._checked(ending.reward, ending.components, replies[-1], num_tokens)
 
     def cut(self, reward: float, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """Return the same as `scored` for an episode that ends because the context has no room for another turn. The
+        """Return the same as `scored` for an episode cut short because the context lacks room for another turn. The
         task's own components get their lowest values."""
         lowest = {name: self.bounds.get(name, RewardBounds()).lowest for name in self.weights}
         others = {SCORE, *self.beside, *self.judged}

@@ -191,7 +191,7 @@ def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
     """Skip a random number of lease ids, so that no id is used twice, not even after a restored backup.
 
     A database restored from a backup lacks the newest leases, but nodes still hold rollouts of these leases. A node
-    would take a new lease with such an id for work that it has already done.
+    would mistake a new lease with an old id for finished work.
     """
     if snapshot.next_lease_id == CoordinatorSnapshot().next_lease_id:
         return snapshot
@@ -346,13 +346,13 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
 
 
 def _secret(me: Identity) -> bytes:
-    """Return the secret that selects the rollouts to check. It is the same at every start, because it is derived from
-    the hub's key."""
+    """Return the secret that selects the rollouts to check. Derived from the hub's key, the secret is equal at every
+    start."""
     return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
 
 
 def trained_tasks(problems: Problems) -> tuple[TrainedTask, ...]:
-    """Return the tasks that the run trains on, for the coordinator, in the order of the settings."""
+    """Return the run's training tasks for the coordinator, in the order of the settings."""
     return tuple(
         TrainedTask(key=key, solved_at=task.rewards.solved_at, lowest=task.rewards.lowest)
         for key, task in problems.tasks.items()

@@ -40,8 +40,8 @@ from echo_hub.training.service import TrainingService
 
 
 class HubServices:
-    """The services intake, training, distribution and oversight. Each one gets the services that it uses when it is
-    created."""
+    """The services intake, training, distribution and oversight. Each service receives, at its creation, the other
+    services that it uses."""
 
     def __init__(self, shared: Shared, *, doors: Doors, partials: Partials, server: Server) -> None:
         config = shared.resources.config

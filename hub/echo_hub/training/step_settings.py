@@ -27,8 +27,8 @@ class RunStepSettings:
         self._steps_before = steps_before
 
     def export_path(self, step: int) -> Path | None:
-        """Return the directory for the step's adapter; None if that version is neither published nor evaluated and need
-        not be exported."""
+        """Return the directory for the step's adapter; None for a version that is neither published nor evaluated: no
+        export is needed."""
         is_needed = self._coordinator.settings.is_due(step) or is_due(self._config, step)
         return self._directory.adapter(step) if is_needed else None
 

@@ -1,11 +1,10 @@
 """Keep the learner process running, and send it steps, evaluations and, in co-located mode, requests to sample.
 
-The process gets jobs in order. A group is sent as soon as it is complete, so the order for a step contains only the ids
-of groups and their rewards. A step is ordered while the learner still trains the step before and the driver commits the
-step's plan. The process does not keep a step until the hub confirms that the store holds its plan. The process answers
-twice for a step: when the step is computed, and when it is written to disk. A process that dies is started again from
-its newest checkpoint. The coordinator then asks again for lost steps and rollouts; the trainer itself resumes an
-evaluation.
+The process gets jobs in order. Each complete group is sent immediately, so a step's order contains only group ids and
+rewards. A step is ordered while the learner still trains the step before and the driver commits the step's plan. The
+process does not keep a step until the hub confirms that the store holds its plan. The process answers twice per step:
+after computing it and after writing it to disk. A process that dies is started again from its newest checkpoint. The
+coordinator then asks again for lost steps and rollouts; the trainer itself resumes an evaluation.
 
 Evaluations run in parts, each with the adapter of its own version. If a step waits, the evaluation pauses after it has
 taken as much time as the last step. So evaluations take at most half of the learner's time.
@@ -343,7 +342,7 @@ class Trainer:
             await asyncio.sleep(0)
 
     async def _tell_of(self, step: int, under_way: StepUnderWay, restarts: Restarts) -> None:
-        """Report the step when it is computed, and again when it is written to disk."""
+        """Report the computed step, and later the step written to disk."""
         await under_way.computed()
         await self._report(StepComputed(step=step))
         told = await under_way.told()
@@ -368,7 +367,7 @@ class Trainer:
                 assert_never(job)
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
-        """Return this request and all that wait, to draw them in one batch. Other jobs keep their order and follow."""
+        """Return this request with all waiting requests, to draw one batch. Other jobs keep their order and follow."""
         requests, others = [first], []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()
@@ -381,8 +380,8 @@ class Trainer:
         return requests
 
     async def _generate(self, learner: Learner, job: _Generate) -> None:
-        """Draw an evaluation part by part, until it is done or cancelled, or until another job waits and it has taken
-        as long as the last step."""
+        """Draw an evaluation part by part until it is done or cancelled. Stop early for a waiting job, once the parts
+        took as long as the last step."""
         took_s = 0.0
         settings = self._settings.learner
         budget = settings.tokens_at_once * settings.processes * settings.hosts

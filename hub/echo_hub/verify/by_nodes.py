@@ -1,8 +1,8 @@
 """Send rollouts to nodes for checking, and turn their answers into evidence about the nodes that drew the rollouts.
 
 The checking node gets only tokens and policy versions. The claimed log-probabilities and the uniforms (random numbers
-of the draws) are read from the store after its answer. Until then the hub keeps only the rollouts' ids in memory, at
-most `MOST_OUT` for each node.
+of the draws) are read from the store after its answer. Until then, memory holds only rollout ids, at most `MOST_OUT`
+per node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, CheckLease, CheckResult
 from echo_shared.wire.messages.fields import MAX_TOKENS
 
 MOST_OUT: Final = 64
-"""Most unanswered checks of one node. When a further one is sent, the answer to the oldest will be ignored."""
+"""Most unanswered checks of one node. Sending one more check discards the oldest: its answer is then ignored."""
 
 
 class NodeChecks:
@@ -68,8 +68,7 @@ class NodeChecks:
                 self._connections.send(action.node_id, lease)
 
     def _lease(self, drawn: DrawnRollout, deadline_s: float) -> CheckLease | None:
-        """Return the message to the checking node; None if the rollout contradicts itself or does not fit into a
-        message."""
+        """Return the message to the checking node; None if the rollout is inconsistent or too large for a message."""
         count = len(drawn.completion_ids)
         versions: Spans = ()
         for span in drawn.spans:

@@ -18,7 +18,7 @@ NodeEvidence = tuple[str, Evidence]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRollout(RolloutPayload):
-    """A completion with everything from which its draws can be computed again. Its spans cover all tokens."""
+    """A completion with all inputs needed to recompute its draws. Its spans cover all tokens."""
 
     rollout_id: str
     prompt_ids: NDArray[np.int32]

@@ -176,7 +176,7 @@ def _is_view(func: Any) -> bool:
 
 @contextmanager
 def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
-    """Round what is computed inside the block as an engine of this precision does. No autograd graph is recorded.
+    """Round computations inside the block as an engine of this precision does. No autograd graph is recorded.
 
     `weights`: addresses of the storages (`untyped_storage().data_ptr()`) of all weights that such an engine packs.
     """

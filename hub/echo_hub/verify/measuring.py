@@ -1,7 +1,7 @@
 """Measure how coarsely an engine rounds, on the run's own base and policy.
 
-The verifier completes some of the run's prompts. It computes every position twice: with its own precision, and as an
-engine of the given rounding would (`emulation`). It draws tokens from the emulated distribution and examines them like
+The verifier completes some of the run's prompts. It computes every position twice: in its own precision, and emulating
+an engine of the given rounding (`emulation`). It draws tokens from the emulated distribution and examines them like
 those of a node. The result is the evidence that an honest node with this rounding would show; it includes the
 verifier's own rounding.
 """
@@ -35,7 +35,8 @@ TOGETHER: Final = 16
 """Number of prompts completed in one batch."""
 POSITIONS: Final = 1_024
 """Number of positions (tokens) to measure. Batches of prompts are completed until it is reached or no prompts are left.
-Rounding errors differ strongly between prompts, so many prompts matter more than many completions of one."""
+Rounding errors differ strongly between prompts, so variety of prompts matters more than the number of completions per
+prompt."""
 EXACT_ELEMENTS: Final = 2**22
 """Most logits held in float64 at a time. Several such tensors exist, of 32 MiB each."""
 DRAWS: Final = 32
@@ -142,8 +143,8 @@ def _drawn(true_NV: Tensor, emulated_NV: Tensor, temperature: float, generator: 
     """Draw tokens from the emulated logits and examine them under the true logits. N: positions, V: vocabulary, D:
     draws per position.
 
-    Draws as `echo_shared.sampling.draws.draw` does, but with `DRAWS` uniforms for each position, so that each
-    distribution is summed once.
+    Draws like `echo_shared.sampling.draws.draw`, with `DRAWS` uniforms per position: each distribution is summed only
+    once.
     """
     true_NV, emulated_NV = (
         (exact(logits).double() / temperature).log_softmax(dim=1) for logits in (true_NV, emulated_NV)

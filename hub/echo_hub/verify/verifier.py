@@ -4,15 +4,15 @@ A forward pass has a fixed cost, so a few rollouts take about as long as a dozen
 batches. A batch starts when an urgent rollout comes, when `ENOUGH` rollouts wait, when the oldest has waited for
 `COMPANY_S`, or when `patience` versions were published while it waited.
 
-Every rollout gets exactly one answer: evidence about each node that sampled a part of it, or the reason why it cannot
-be checked.
+Every rollout gets exactly one answer: evidence about each node that sampled a part, or a reason against checking the
+rollout.
 
 If the process dies, its unanswered rollouts go to the next process one by one. So a rollout that kills process after
 process is found and given up. If processes die for another reason, all waiting rollouts are answered with that reason,
 and the verifier tries again after a pause (`REST_S`): no check waits forever.
 
-In a Ray cluster a process can also be lost with its machine. Its rollouts are not to blame and go to the next process.
-While the cluster does not answer, checks wait.
+In a Ray cluster, processes can also disappear with their machines. Its rollouts are not to blame and go to the next
+process. While the cluster does not answer, checks wait.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ DEATHS_OF_ONE: Final = 3
 death it is checked alone."""
 DEATHS_IN_A_ROW: Final = 5
 LOSSES_OF_ONE: Final = 8
-"""Number of processes that are lost with their machines while they check one rollout, after which that rollout is given
-up: it may crash machines."""
+"""Number of processes lost with their machines during checks of one rollout, after which the rollout is given up: the
+rollout may crash machines."""
 RESTART_S: Final = 1.0
 """Seconds before the first restart, reduced at random by up to half. The wait doubles with every further death, up to
 30 s."""
@@ -174,7 +174,7 @@ class Verifier:
         self._num_published = 0
         self._rollouts = rollouts
         self._to_measure: dict[str, int] = {}
-        """Policy version with which each queued rounding is to be measured, by rounding."""
+        """Queued measurements: policy version to measure with, by rounding."""
         self._urgent: deque[str] = deque()
         self._patient: deque[_Patient] = deque()
         self._some = asyncio.Event()  # A rollout or a rounding waits.
@@ -281,7 +281,7 @@ class Verifier:
 
     async def _take(self, findings: Findings) -> None:
         """Fill `_in_hand` with the next batch: one rollout that a dead process left unanswered, or all waiting rollouts
-        once they are due. Return early if a rounding is to be measured."""
+        once they are due. Return early if the measurement of a rounding is queued."""
         while not self._in_hand and not self._to_measure:
             if self._again:
                 jobs = [self._again.popleft()]

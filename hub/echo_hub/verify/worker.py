@@ -1,9 +1,9 @@
 """The verifier process: `python -m echo_hub.verify.worker`, controlled by `echo_hub.verify.verifier`.
 
 It computes nodes' rollouts again, with the versions that they name. It uses the learner's packed forward pass, with the
-published base and adapters; one prefill handles rollouts of several versions. A rollout drawn with several versions is
-computed once with each of them, up to the end of that version's part. The evidence of each span concerns the node that
-drew the span.
+published base and adapters; one prefill handles rollouts of several versions. A rollout with several versions is
+computed once per version, up to the end of the version's part. The evidence of each span concerns the node that drew
+the span.
 
 Its input comes from strangers: an invalid rollout is answered with a reason and never reaches the device. The process
 has low priority, and frees the device's memory whenever it is idle. On request, it measures how coarsely engines of a
@@ -110,7 +110,7 @@ class Examiner:
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
         self._contexts: tuple[int, list[WeightedGroup]] | None = None
-        """A version, and the completions made with it on which roundings are measured."""
+        """A version with its completions, the material for measuring roundings."""
         self._clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
 
     @classmethod
@@ -219,8 +219,8 @@ class Examiner:
     def _computed(
         self, pieces: Sequence[_Piece], adapters: _Adapters, *, each_alone: bool = False
     ) -> Iterator[tuple[Sequence[_Piece], _Found | None]]:
-        """Yield pieces together with the results of all their tokens, in order. The results are None if memory does not
-        suffice for a single piece.
+        """Yield pieces together with the results of all their tokens, in order. None instead of results means too
+        little memory for a single piece.
         """
         together, pieces = _by_prompt(pieces)
         budget = 1 if each_alone else self._settings.learner.tokens_at_once
@@ -256,8 +256,7 @@ class Examiner:
 
 
 def is_float32_affordable(settings: LearnerSettings) -> bool:
-    """Return True if the base may be held in float32: on a CPU always, on a GPU if it takes at most FLOAT32_SHARE of
-    the memory."""
+    """Return True if the base may be held in float32: always on a CPU; on a GPU up to FLOAT32_SHARE of its memory."""
     device = resolve_device(settings.learner.device)
     if device.type != "cuda":
         return True
