@@ -127,7 +127,7 @@ class ProcessInCluster(ModelProcess):
 
     @property
     def absence(self) -> str:
-        """Reason to wait; see `ModelProcess`."""
+        """Why requests must wait for the process in the cluster; empty if they need not."""
         return self._cluster.absence(self._program.kind)
 
     async def _spawn(self) -> RayChild:

@@ -1,4 +1,4 @@
-"""A node's own records, which it may read over HTTP: receipts, certificate of contribution, and team."""
+"""A node's own records, which the node may read over HTTP: receipts, certificate of contribution, and team."""
 
 from __future__ import annotations
 

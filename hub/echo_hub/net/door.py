@@ -82,8 +82,8 @@ class GuestList(Protocol):
     """Answers questions about nodes by their ids: permission to join, useful work in the past, invite."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        """Return the list that is responsible for this node: with several runs, the list of the run that it joins.
-        `nonce` is the one that it authenticated with. Raises RefusedError if no list is responsible."""
+        """Return the list to ask about this node: this list itself, or at a gateway the hub's answer. `nonce`: nonce
+        with which the node authenticated. Raises RefusedError if the hub refuses or does not answer."""
 
     def admit(self, node_id: str) -> None:
         """Raise RefusedError for a node that may not join."""

@@ -87,8 +87,8 @@ class Inbox(Protocol):
     """Receives what happens on the nodes' connections: joins, messages, ends."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        """Return the guest list that is responsible for this node, which authenticated with `nonce`. Raises
-        RefusedError if none is."""
+        """Return the guest list to ask about this node, which authenticated with `nonce`; at a gateway, the hub's
+        answer. Raises RefusedError if the hub refuses or does not answer."""
 
     def admit(self, node_id: str) -> None:
         """Raise RefusedError for a node that may not join. Called before the connection opens."""

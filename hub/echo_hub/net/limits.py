@@ -48,7 +48,7 @@ SWEEP_S: Final = 5.0
 MOST_OF_NODE: Final = 32
 """Most connections of one node: its websocket and its downloads."""
 MOST_HELD_BYTES: Final = 24 * 2**20
-"""Most response bytes buffered for all strangers together, in bytes."""
+"""Most bytes of responses buffered in memory for all strangers together."""
 UNKNOWN_SHARE: Final = 0.75
 """Share of all connections up to which nodes' connections may grow before unknown nodes are refused."""
 

@@ -68,7 +68,8 @@ class NodeConnection:
         losses: LossPool,
         place: str,
     ) -> None:
-        """`losses`: TCP losses, pooled over all node connections; this connection counts for the address `place`."""
+        """`losses`: detects TCP losses over all node connections together; losses on this one count for the address
+        `place`."""
         self.socket = socket
         self.session = session
         self.queue = SendQueue()

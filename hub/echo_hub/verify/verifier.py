@@ -112,7 +112,7 @@ def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker"
 
 def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSettings:
     """Return the learner's settings, changed for one process with the verifier's device, threads and precision. The
-    base is not quantised, because the nodes' base is not."""
+    base is not quantised, even if the learner's is, because nodes get the base unquantised."""
     alone = learner.learner.model_copy(
         update={
             "device": config.trust.verifier_device,
