@@ -160,7 +160,7 @@ class _Hosted:
         self._log_at = 0
 
     async def run(self, opening: bytes) -> None:
-        """Run the child until its end or this task's cancellation."""
+        """Run the child until it ends or this task is cancelled."""
         child: SupervisedChild | None = None
         try:
             limits = replace(NO_HEARTBEAT, ending_s=self._spec["ending_s"])

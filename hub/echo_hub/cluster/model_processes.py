@@ -108,13 +108,13 @@ class ProcessBeside(ModelProcess):
         return await SupervisedChild.spawn(self._command)
 
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """Send a request; see `ModelProcess`."""
+        """Send a request, as `ModelProcess.send` does."""
         assert isinstance(self._child, SupervisedChild)
         await self._child.send({**request, "adapters": {version: str(path) for version, path in adapters.items()}})
 
 
 class ProcessInCluster(ModelProcess):
-    """A process under its own Ray actor."""
+    """A process that runs under its own Ray actor on a machine of the cluster."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path, cluster: RayLink, kept: int) -> None:
         """`kept`: number of adapters that the process keeps on its machine."""
@@ -139,7 +139,7 @@ class ProcessInCluster(ModelProcess):
         )
 
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """Send a request with the missing adapters; see `ModelProcess`."""
+        """Send a request, with the adapters that the process does not have yet."""
         assert isinstance(self._child, RayChild)
         files = {
             f"{version}/{WEIGHTS_FILE}": adapters[version] / WEIGHTS_FILE for version in adapters.keys() - self._sent

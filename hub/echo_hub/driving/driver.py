@@ -65,7 +65,7 @@ _AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishR
 """Actions that are committed at once, without waiting for further effects."""
 
 MOST_NOTED: Final = 1_000
-"""Maximum number of run events that wait for a commit. Above it the oldest are dropped."""
+"""Most run events that wait for a commit. Of more, the oldest are dropped."""
 
 SOONEST_S: Final = 0.005
 """Shortest wait between the last event and a `Tick`, in seconds."""
@@ -76,7 +76,7 @@ sleep."""
 
 
 class Services(Protocol):
-    """The hub's services: `echo_hub.serving.services.HubServices`."""
+    """The hub's services, which carry out actions. Implemented by `echo_hub.serving.services.HubServices`."""
 
     def handle(self, action: Action) -> None:
         """Carry out the action, or queue it. Must not wait."""
@@ -145,7 +145,8 @@ class Driver:
         self._loop.call_soon_threadsafe(self.note, event)
 
     async def commit_noted(self) -> None:
-        """Commit the last run events. Call it when `run` has ended. Events that the store does not take are lost."""
+        """Commit the run events that were noted last. Call it when `run` has ended. Events that the store does not take
+        then are lost."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         await self._commit(())
@@ -180,7 +181,7 @@ class Driver:
                     await self._committed.wait()
 
     def _take(self, effects: list[Effect], services: Services) -> bool:
-        """Collect the effects, and return True if the learner may begin a step."""
+        """Collect the effects for the next commit. Return True if one of them lets the learner begin a step."""
         self._num_handled = self._queue.num_taken
         if self._is_waited_for:
             self._there_are_effects.set()
@@ -254,7 +255,7 @@ class Driver:
         return TOGETHER if self.coordinator.settings.mode == "async" else 1
 
     async def _next(self, garbage: Garbage) -> list[Event]:
-        """Return the next events, or a `Tick` when the coordinator is due."""
+        """Return the next events; a `Tick` if none comes before the coordinator is due."""
         if self._queue:
             return await self._take_in_time()
         due = self.coordinator.due_at()

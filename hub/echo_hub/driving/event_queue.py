@@ -48,9 +48,9 @@ class EventQueue:
         self._has_room = asyncio.Event()
         self._has_ended = False
         self.num_put = 0
-        """Number of nodes' events ever put."""
+        """Number of nodes' events put since the start."""
         self.num_taken = 0
-        """Number of nodes' events ever taken."""
+        """Number of nodes' events taken since the start."""
 
     async def put(self, event: Event) -> None:
         """Add an event. For a node's event, wait while QUEUED_EVENTS of them are queued. After `end` the event is

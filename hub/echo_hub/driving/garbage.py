@@ -32,7 +32,7 @@ SOON_S: Final = 0.2
 SMALL_GROWTH: Final = 2**25
 """Growth of memory, in bytes, after which a cheap full collection runs."""
 SHARE: Final = 0.02
-"""Maximum share of full collections in the thread's processor time."""
+"""Largest share of the thread's processor time that cheap full collections may take."""
 LEAST_GROWTH: Final = 2**28
 """Least growth of memory, in bytes, for any other full collection: after less growth it would free too little."""
 MOST_GROWTH: Final = 2**32
@@ -41,7 +41,7 @@ may have a lower limit."""
 
 
 class Garbage:
-    """Context manager that schedules the process's collector as described above."""
+    """Context manager inside which Python's collector runs at the times that this module describes."""
 
     def __init__(self) -> None:
         self._num_handled = 0
@@ -60,7 +60,7 @@ class Garbage:
         gc.unfreeze()
 
     def handled(self, num_events: int) -> None:
-        """Count handled events, and collect if it is time."""
+        """Count handled events, and collect if EVERY events have been handled since the last collection."""
         self._num_handled += num_events
         if self._num_handled < EVERY:
             return

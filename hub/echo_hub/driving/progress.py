@@ -36,7 +36,7 @@ class RunProgress:
             self.finished.set()
 
     def farewell(self) -> tuple[RefusalCode, str]:
-        """Return code and text for nodes whose connections the hub closes now."""
+        """Return the code and the text with which the hub closes its nodes' connections now."""
         if self.finished.is_set():
             return RefusalCode.FINISHED, "The run is finished."
         return RefusalCode.SHUTTING_DOWN, "The hub stops. Your node waits and connects again."

@@ -38,7 +38,7 @@ class Resources:
     codec: PromptCodec
     scoring: ScoringPool
     cluster: RayLink | None
-    """None: the run uses no Ray cluster."""
+    """None if the run uses no Ray cluster."""
     bounds: SamplingBounds
     learner: LearnerSettings
     coordinator: Coordinator
@@ -50,11 +50,11 @@ class Resources:
     spawned: SupervisedChild | None = None
     """The learner's process, if it was started before this object was made."""
     start: Start | None = None
-    """The adapter that the run began with; None: the bare base model."""
+    """The adapter from which the run started; None if it started from the bare base model."""
 
     @property
     def first_version(self) -> int:
-        """The policy version that the run began with; 0 = the base model."""
+        """Policy version from which the run started; 0 = the base model."""
         return self.start.policy_version if self.start else 0
 
     @property

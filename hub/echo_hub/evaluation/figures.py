@@ -28,7 +28,7 @@ class Attempt:
     truncated: bool = False
     """True if a turn was cut off at its length limit."""
     reward: float | None = None
-    """None if the scorer failed."""
+    """Reward of the episode; None if the scorer failed."""
 
 
 def pass_at(solved: int, samples: int, k: int) -> float:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 CONNECT_S: Final = 10
 RETRY_S: Final = 0.5
 STORE_S: Final = 5.0
-"""Timeout of one JetStream request, in seconds; after that the request is repeated."""
+"""Timeout of one request to JetStream, in seconds. After it the caller repeats the request."""
 LEAST_PAYLOAD: Final = MAX_FRAME_BYTES + 2**16
 """Smallest message size limit that the NATS server must allow, in bytes: the largest message to a node, plus its
 overhead."""
@@ -103,7 +103,7 @@ class Broker:
                 got=f"{without_password(settings.url)}: {error or type(error).__name__}",
                 do="Start it (nats-server --jetstream), or correct gateways.url.",
             ) from error
-        client.options["max_reconnect_attempts"] = -1  # From here on, reconnect forever.
+        client.options["max_reconnect_attempts"] = -1  # Connected once: from here on, reconnect forever.
         if client.max_payload < LEAST_PAYLOAD:
             await client.close()
             raise ConfigError(
@@ -138,7 +138,7 @@ class Broker:
         _heed_cancellation()
 
     async def subscribe(self, subject: str, take: Callable[[bytes], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Pass every later message to `take`, in order, one at a time. Returns a function that unsubscribes.
+        """Pass every later message to `take`, in order, one at a time. Return a function that unsubscribes.
 
         Raises ConnectError.
         """
@@ -251,7 +251,7 @@ class Broker:
         await self._streams.add_consumer(stream, consumer)
 
     async def waiting(self, stream: str) -> int:
-        """Return the number of unsettled stored messages. Raises ConnectError."""
+        """Return the number of stored messages that the hub has not settled yet. Raises ConnectError."""
         from nats.errors import Error
 
         try:
@@ -260,7 +260,7 @@ class Broker:
             raise ConnectError("JetStream does not answer.", got=str(error)) from error
 
     async def close(self) -> None:
-        """Flush buffered messages if possible, and disconnect."""
+        """Send buffered messages if that takes at most 2 s, and disconnect."""
         from nats.errors import Error
 
         self._is_closing = True
@@ -297,7 +297,7 @@ def without_password(url: str) -> str:
 
 
 def _tls(settings: GatewaysConfig) -> ssl.SSLContext | None:
-    """Return the TLS context; None without TLS. Raises ConfigError for unusable files."""
+    """Return the TLS context; None if the settings use no TLS. Raises ConfigError if a file cannot be used."""
     if not (settings.tls_ca or settings.tls_certificate or "tls://" in settings.url):
         return None
     try:

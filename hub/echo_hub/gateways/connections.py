@@ -71,7 +71,8 @@ class Connections:
         await self._gateway.close(code, what)
 
     def displace(self, node_id: str) -> bool:
-        """Close the old connection of a reconnected node; return True if it had one. The inbox is not notified."""
+        """Close the older connection of a node that connects again; return True if there was one. The inbox is not
+        notified."""
         return self._displace_by_gateway(node_id) or self._gateway.displace(node_id)
 
     def _displace_by_gateway(self, node_id: str) -> bool:

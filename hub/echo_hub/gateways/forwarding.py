@@ -34,7 +34,7 @@ _OF_ONE_HOP: Final = frozenset(
         hdrs.UPGRADE,
     )
 )
-"""Hop-by-hop headers, RFC 9110, section 7.6.1."""
+"""Headers that concern only one connection (hop-by-hop), RFC 9110, section 7.6.1."""
 
 
 class Forwarding:

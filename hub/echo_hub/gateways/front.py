@@ -46,7 +46,7 @@ class _Session:
     node_id: str
     number: int
     early: list[Item] | None = field(default_factory=list)
-    """Items that arrived before the Welcome was queued; None after that."""
+    """Items for this node that arrived before its Welcome was queued; None afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

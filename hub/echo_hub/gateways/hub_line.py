@@ -79,7 +79,7 @@ class HubLine:
         return self._expected > 1 and not self._is_to_begin.is_set() and self._now() - self._heard_at < GONE_S
 
     async def run(self) -> None:
-        """Maintain the line forever. Raises ConnectError if the broker does not answer at the start."""
+        """Keep a line to the hub until cancelled. Raises ConnectError if the broker does not answer at the start."""
         await self._broker.subscribe(self._beacon, self._beacon_heard)
         while True:
             try:
@@ -93,7 +93,7 @@ class HubLine:
                 await asyncio.sleep(HERE_S)
 
     async def ask(self, item: Item) -> None:
-        """Send an item to the hub; log a failure."""
+        """Send an item to the hub. If that fails, the failure is only logged."""
         if self.subjects is None or not self._name:
             return
         self._number += 1

@@ -1,4 +1,5 @@
-"""One gateway process: a port like the hub's. It holds nodes' websockets and forwards all other requests to the hub."""
+"""A gateway process: its port looks like the hub's. It holds nodes' websockets itself and forwards all other requests
+to the hub."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ class GatewayProcess:
 
 @asynccontextmanager
 async def open_gateway(config: HubConfig, me: Identity) -> AsyncIterator[GatewayProcess]:
-    """Open a gateway and its port, for the hub whose identity is `me`. Raises ConfigError."""
+    """Open a gateway and its port. `me`: the identity of the hub that it serves. Raises ConfigError."""
     settings, serving = config.gateways, config.server
     if not settings.url:
         raise ConfigError(

@@ -51,7 +51,7 @@ class GatewayLine:
     is_over: bool = False
 
     def make_push(self) -> None:
-        """Build the next push; append it to the outbox unless it became useless."""
+        """Build the next push and append it to the outbox, unless the push has become useless."""
         rank, _, number, make = heappop(self.pushes)
         if number in self.sessions and (frame := make()) is not None:
             self.put([ItemKind.PUSH, number, frame, rank], len(frame))

@@ -18,12 +18,12 @@ class Subjects:
 
     @property
     def stream(self) -> str:
-        """JetStream stream of node messages that the hub has not committed yet."""
+        """Name of the JetStream stream with the nodes' messages that the hub has not committed yet."""
         return f"echo-{self.run_id}"
 
     @property
     def sent(self) -> str:
-        """Subject of the messages in that stream."""
+        """Subject under which gateways store these messages."""
         return f"echo.run.{self.run_id}.sent"
 
     @property

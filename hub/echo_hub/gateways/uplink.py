@@ -25,7 +25,7 @@ STORED_BYTES: Final = 2**20
 WAITING_BYTES: Final = 2**24
 RETRY_S: Final = 0.5
 AROUND_BYTES: Final = 128
-"""Estimated overhead of an item in addition to its frame."""
+"""Estimated bytes that an item takes in addition to its frame."""
 
 
 class GatewayUplink:
@@ -59,7 +59,7 @@ class GatewayUplink:
         self._there_are.set()
 
     async def run(self, subject: str) -> None:
-        """Store batches forever. After a cancellation, a new call resumes with the unfinished batch."""
+        """Store batches until cancelled. When called again after that, resume with the unfinished batch."""
         while True:
             if not self._in_hand:
                 await self._there_are.wait()

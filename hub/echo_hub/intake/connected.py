@@ -136,7 +136,7 @@ class ConnectedNodes:
         self._invitations = invitations
         self._electricity_per_kwh = electricity_per_kwh
         self._useful: frozenset[str] = frozenset()
-        self._log = PeerLog(log)  # A new key costs nothing, so log lines about joins are limited.
+        self._log = PeerLog(log)  # Limit log lines about joins, because a new key costs nothing.
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> ConnectedNodes:
         return self

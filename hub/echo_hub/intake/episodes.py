@@ -70,7 +70,7 @@ class DrawnRollouts:
         """Return each rollout, or the reason why it cannot be checked. Rollouts whose tokens were deleted are left
         out."""
         found = await self._store.read(read_draws, rollout_ids)
-        # On a thread: a problem that is not cached is sampled again.
+        # Use a thread: a problem that is not in the cache is sampled again.
         return await asyncio.to_thread(self._drawn, found)
 
     def _drawn(self, found: Sequence[StoredDraw]) -> dict[str, DrawnRollout | str]:

@@ -97,7 +97,7 @@ class HandingOut:
             return
         about, node = EvaluationGroup.of(action.group_id), self._nodes.get(action.node_id)
         if node is None or (about is not None and not self._offers.has(action.policy_version)):
-            return  # The node has left, or the evaluation has ended. The lease expires at its deadline.
+            return  # The node has left, or the version is no longer published. The lease expires at its deadline.
         request = self._request(action, turns)
         offered = about is not None and about.policy_version > 0
         if about is None and 0 < action.policy_version < (node.policy_version or 0):

@@ -41,7 +41,7 @@ class KnownNodes:
             return
         async with self._reading:  # Nodes that join meanwhile wait, and are checked against the same names.
             if self._clock() - self._read_at >= LOOK_S:
-                # In a thread: 100,000 names take half a second.
+                # Use a thread: 100,000 names take half a second.
                 self._first = await asyncio.to_thread(_by_look, await self._store.read(read_counted_names))
                 self._read_at = self._clock()
         for look in looks_of(node.name):

@@ -37,5 +37,5 @@ class NodeRecords:
         return None if found is None else sign(found, self._resources.me)
 
     async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
-        """Change the node's team, and return its new standing. Raises RefusedError."""
+        """Create, join or leave a team for the node, and return its team. Raises RefusedError."""
         return await change_own_team(self._store.store, node_id, wanted)

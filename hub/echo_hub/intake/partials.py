@@ -75,7 +75,7 @@ class FinishedPartial:
     problem: str = ""
     """Contradiction within the rollout, or between rollout and given prefix; empty if none was found."""
     is_unattributed: bool = False
-    """True if the node that drew the first tokens is unknown."""
+    """True if the hub does not know which node drew the first tokens."""
 
 
 class PartRefusal(StrEnum):
@@ -110,7 +110,7 @@ class _Partial:
     origin: _Origin | None = None
     """Lease and nodes from which the first given prefix came."""
     others_held: bool = False
-    """True if the given prefix is unknown and may come from another node."""
+    """True if the hub does not know the given prefix and another node may have drawn it."""
     is_open: bool = True
     """True while the rollout's node may send more tokens."""
 
@@ -196,7 +196,7 @@ class Partials:
         self._announced: set[int] = set()
         """Versions announced since the hub's start. A version up to `_first_known` may have been announced before."""
         self._goes_on = np.ones(bounds.vocabulary_size, np.bool_)
-        """For each token id: True if a completion may continue after it."""
+        """By token id: True if a completion may continue after this token."""
         self._goes_on[[stop for stop in bounds.stop_ids if stop < bounds.vocabulary_size]] = False
         self._budget_bytes = budget_bytes
         self._leases: dict[int, _Lease] = {}

@@ -18,7 +18,7 @@ LIMIT_S: Final = 60.0
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of a judge since the hub's start."""
+    """Counters of a judge since it was opened."""
 
     calls: int = 0
     """Requests to the judge, retries included."""

@@ -56,14 +56,14 @@ _BASE_FILES: Final = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Files of a base model that are included if they exist, in addition to the weights."""
+"""Further files of a base model that are included if they exist. The weights are always included."""
 _WEIGHTS: Final = "model.safetensors"
 _WEIGHTS_INDEX: Final = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carrier:
-    """A published directory of sealed files."""
+    """A published directory of sealed (encrypted) files, with its manifest and torrent."""
 
     manifest: Manifest
     directory: Path
@@ -128,7 +128,8 @@ class ArtefactStore:
             return self._seal(draft, {name + SEALED_SUFFIX: path for name, path in sources.items()}, key)
 
     def make_policy(self, version: int, adapter_dir: Path, key: RunKey, *, parent: Manifest | None) -> Carrier:
-        """Seal the version in `adapter_dir` as a keyframe, or as a delta against `parent` if that is clearly smaller.
+        """Seal the version in `adapter_dir` as a keyframe (complete), or as a delta against `parent` if that is clearly
+        smaller.
 
         Raises StorageError, and CodecError if the adapter cannot be encoded.
         """
@@ -203,7 +204,7 @@ class ArtefactStore:
         return None
 
     def _has_files(self, manifest: Manifest) -> bool:
-        """Return True if all plain files of a policy version exist with their full size."""
+        """Return True if all plain files of a policy version exist with their full size. A base model has none."""
         directory = self.files_of(manifest)
         return manifest.kind == "base" or all(
             (directory / file.path).is_file() and (directory / file.path).stat().st_size == file.size_bytes
@@ -302,7 +303,7 @@ def _delete(path: Path) -> None:
 
 
 def _base_files(model_dir: Path) -> dict[str, Path]:
-    """Map path in the artefact to file, for everything needed to load the model and its tokenizer."""
+    """Return the files needed to load the model and its tokenizer: path in the artefact -> file."""
     weights = [_WEIGHTS]
     if (model_dir / _WEIGHTS_INDEX).is_file():
         try:

@@ -62,23 +62,24 @@ class Broadcaster:
         self._gateway = gateway
         self._paths = BroadcastPaths()
         self._pushes: dict[bytes, _Push] = {}
-        """By info-hash, in order of start."""
+        """Running pushes by info-hash, in order of their start."""
         self._news = asyncio.Event()
 
     def number_of(self, node_id: str) -> int:
-        """Return the node's number in piece routes, valid until the node disconnects."""
+        """Return the number that stands for the node in piece routes. It is valid until the node disconnects."""
         return self._paths[node_id].number
 
     @property
     def uplink_bytes_s(self) -> float | None:
-        """Measured uplink rate of the hub under saturation, in bytes per second; None before the first saturation."""
+        """Uplink rate of the hub in bytes per second, measured while sending was limited by the uplink; None before the
+        first measurement."""
         return self._paths.uplink.steady_rate
 
     def start(self, carrier: Carrier, node_ids: Iterable[str], *, hand_on: bool) -> None:
-        """Start pushing `carrier` to these nodes, or add the nodes to a running push. The artefact started last goes
-        first.
+        """Start pushing `carrier` to these nodes, or add the nodes to a running push. The artefact whose push started
+        last is sent first.
 
-        `hand_on`: the nodes forward pieces to each other. Ends the pushes of versions older than the newest
+        `hand_on`: the nodes forward pieces to each other. Also ends the pushes of versions older than the newest
         PUSHED_VERSIONS.
         """
         push = self._pushes.get(carrier.info_hash)
@@ -108,7 +109,7 @@ class Broadcaster:
     def said(self, node_id: str, message: Have | Links) -> None:
         """Process a node's report of its pieces (Have) or of its peer connections (Links).
 
-        A node that was disconnected rejoins the pushes that it still wants.
+        A node that had left a push and reports that it still wants the artefact rejoins the push.
         """
         match message:
             case Links():
@@ -151,12 +152,12 @@ class Broadcaster:
             push.plan.check(time.monotonic())
         for info_hash, push in reversed(list(self._pushes.items())):
             for send in push.plan.plan(time.monotonic()):
-                # The newest version first; within it, pieces that other nodes wait for.
+                # The newest version goes first; within a version, pieces that nodes forward to others.
                 rank = (-push.version, not send.hand_on)
                 if not self._gateway.push(send.node_id, partial(self._piece, push, send), rank):
                     push.plan.leave(send.node_id, time.monotonic())
             if push.plan.done:
-                push.forget()  # Send queues may still refer to this push.
+                push.forget()  # Free the cached pieces: send queues may keep this object alive.
                 del self._pushes[info_hash]
 
     def _piece(self, push: _Push, send: SendPiece) -> Piece | None:

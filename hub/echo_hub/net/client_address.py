@@ -1,4 +1,4 @@
-"""Determine a request's client address and the address that it was sent to, also behind proxies."""
+"""Determine the address of a request's client and the host that the client connected to, also behind proxies."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def place_of(host: str) -> str:
 
 
 def origin_of(host: str) -> str:
-    """Return the place of `host`, or "" for loopback, where all keys belong to the operator.
+    """Return the place (`place_of`) of `host`, or "" for loopback, where all keys belong to the operator.
 
-    Used where several keys may belong to one person.
+    Used to tell whether several keys may belong to one person.
     """
     place = place_of(host)
     return "" if place == "::1" or place.startswith("127.") else place
@@ -63,7 +63,7 @@ def is_https(request: web.Request, trusted_proxies: Collection[str]) -> bool:
 def hub_host(request: web.Request) -> str:
     """Return the host name or address under which the client reached the hub; "" if the request has no Host header.
 
-    Raises RemoteProtocolError for a malformed host, because other nodes receive it.
+    Raises RemoteProtocolError for a malformed host, because the hub passes it on to other nodes.
     """
     try:
         host = request.url.raw_host or ""

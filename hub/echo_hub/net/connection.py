@@ -112,7 +112,7 @@ class Keeper(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Sits between the transport and aiohttp's protocol, which it creates once the connection is admitted."""
+    """Passes data between the transport and aiohttp's protocol, which is created once the connection is admitted."""
 
     def __init__(
         self, keeper: Keeper, make: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None
@@ -200,7 +200,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._inner.data_received(data)
         if not self._may_send_more and self._num_read >= HEAD_BYTES and not self.transport.is_closing():
-            self.transport.pause_reading()  # Until its request is complete.
+            self.transport.pause_reading()  # Resumed when the request is complete.
             self._is_paused = True
 
     @property
@@ -236,7 +236,8 @@ class Connection(asyncio.BufferedProtocol):
         self._since, self._seen = now, None
 
     def overdue(self, now: float) -> CloseReason | None:
-        """Return why the connection must be closed, or None. Call regularly: progress is measured between calls."""
+        """Return why the connection must be closed, or None. Call it regularly: progress is measured from one call to
+        the next."""
         if self.stage is Stage.HANDSHAKE:
             return CloseReason.HANDSHAKE_TOO_LATE if now - self._since > HANDSHAKE_S else None
         if self.stage is Stage.UNREAD:

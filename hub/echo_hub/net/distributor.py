@@ -54,7 +54,7 @@ HOUSEKEEPING_S: Final = 1.0
 """Shortest interval, in seconds, between messages to a node about changed peers or unwanted versions."""
 
 KEYFRAME_AGAIN_S: Final = 10.0
-"""A node that repeats a keyframe request within this many seconds gets no answer."""
+"""Seconds within which a node's repeated request for the same keyframe is ignored."""
 
 KEYFRAME_COLLECT_S: Final = 0.1
 """Seconds to wait after a keyframe request, so that requests of other nodes for the same keyframe share one push."""
@@ -72,14 +72,14 @@ KEYFRAMES_WAITING: Final = 1_024
 _BANNED: Final = "This hub's operator has banned this node."
 
 Said = Fetched | Have | Links | KeyframeWanted
-"""Messages from nodes that concern distribution."""
+"""Messages from nodes about the distribution of versions."""
 
 
 class Connections(Protocol):
-    """The open sessions with nodes: the gateway."""
+    """The open sessions with nodes. Implemented by the gateway."""
 
     def send(self, node_id: str, message: FromHub) -> bool:
-        """Queue a message; return False if the node is not connected. Never waits."""
+        """Queue a message for the node; return False if it is not connected. Never waits."""
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
         """Close this node's connection, if open, and report the reason to the node."""
@@ -121,7 +121,7 @@ class Distributor:
         hub's machine."""
         self._neighbours = Neighbours(degree=links_each, draw=random.randrange)
         self._with_base: set[str] = set()
-        """Nodes that reported having the base model. The others accept no pieces yet."""
+        """Nodes that reported having the base model. Other nodes accept no pieces of versions yet."""
         self._links: dict[str, frozenset[str]] = {}
         self._told_mesh: dict[str, tuple[MeshPeer, ...]] = {}
         self._told_unwanted: dict[str, frozenset[int]] = {}
@@ -131,11 +131,11 @@ class Distributor:
         self._newest = 0
         self._announced = 0
         self._evaluated = 0
-        """The version used by an evaluation on nodes; 0 = none."""
+        """The version that nodes are evaluating; 0 if none."""
         self._lent: dict[int, set[str]] = {}
         """Published versions named in leases, each with the connected nodes that have had such a lease."""
         self._handed_on = 0
-        """Bytes of the last announced version that nodes forwarded to each other."""
+        """Bytes of the last announced version that nodes received from each other."""
         self._node_uplink: float | None = None
         self._barred: frozenset[str] = frozenset()
         self._keyframes_sent: dict[tuple[str, int], float] = {}
@@ -161,7 +161,7 @@ class Distributor:
         self._newest = max(self._newest, version)
 
     async def keep_for_evaluation(self, version: int, adapter_dir: Path) -> None:
-        """Keep this version published regardless of its age. Replaces the version kept before."""
+        """Keep this version published, however old it is, until the next call names another one."""
         self._publisher.keep(version)
         self._evaluated = version
         await self._publish(version, adapter_dir)
@@ -210,9 +210,9 @@ class Distributor:
         self._changed.set()
 
     def _send_out(self, version: int, nodes: Iterable[NodeInfo], *, keyframe: bool = False) -> Way | None:
-        """Offer the version to these nodes and start pushing it.
+        """Offer the version to these nodes. If the chosen way is a push, start it for the nodes that accept pieces.
 
-        Returns the way used; None if all of them read it from shared memory.
+        Return the way used; None if all of the nodes read the version from shared memory.
         """
         carrier = self._publisher.carrier(version, keyframe=keyframe)
         offers = {node.node_id: self.offer(version, node, keyframe=keyframe) for node in nodes}
@@ -359,7 +359,7 @@ class Distributor:
     # --- links between nodes, and bans
 
     def mesh_for(self, node: NodeInfo) -> tuple[MeshPeer, ...]:
-        """Return the peers that this node links with, whichever of the two connects."""
+        """Return the peers with which this node links. Either end may open the connection."""
         others = (self._linkable[other] for other in self._neighbours.of(node.node_id))
         return tuple(
             _mesh_peer(
@@ -383,7 +383,8 @@ class Distributor:
     def bar(self, node_ids: Collection[str]) -> None:
         """Ban exactly these nodes from now on: they cannot decrypt anything published later.
 
-        Cheap. Call it after `open`, before publishing, and whenever the bans may have changed.
+        Call it after `open`, before publishing, and whenever the bans may have changed; without a change it costs
+        little.
         """
         self._barred = frozenset(node_ids)
         for node_id in self._nodes.keys() & self._barred:
@@ -429,7 +430,7 @@ class Distributor:
                 self._to_record.task_done()
 
     async def _send_keyframes(self) -> None:
-        """Answer keyframe requests; requests that arrive within a short time are answered together."""
+        """Answer keyframe requests. Those that arrive within KEYFRAME_COLLECT_S are answered together."""
         while True:
             asked = [await self._keyframes_wanted.get()]
             await asyncio.sleep(KEYFRAME_COLLECT_S)
@@ -451,7 +452,7 @@ class Distributor:
         if parent is not None:
             for node_id in node_ids:
                 self._spread.lacks(node_id, parent)
-                # The node cannot use the delta, and must not confirm pieces of it that still arrive.
+                # The node cannot use the delta. Stop its push, so that the node confirms no piece that still arrives.
                 self._broadcaster.said(node_id, Have(info_hash=carrier.info_hash, pieces=(), wanted=False))
         try:
             await self._publisher.publish_keyframe(version)
@@ -470,7 +471,7 @@ class Distributor:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _tell_mesh(self) -> None:
-        """Send each node its peers if they differ from those it was told last."""
+        """Send each node its peers if they have changed since the last message about them."""
         for node_id, node in self._nodes.items():
             peers = self.mesh_for(node)
             if peers != self._told_mesh[node_id] and self._connections.send(node_id, Mesh(peers=peers)):
@@ -497,7 +498,7 @@ class Distributor:
 
 @lru_cache(1_024)
 def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
-    """Cached, because many nodes are told of the same peers."""
+    """Return the peer's description. Cached, because many nodes are told of the same peer."""
     return MeshPeer(node_id=node_id, host=host, port=port, number=number)
 
 

@@ -109,7 +109,8 @@ class Door:
         nonces: Nonces | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`nonces`: shared with other processes, whose `clock` must be shared as well; None makes private ones."""
+        """`nonces`: shared with other gateway processes, which then must share the same `clock`; None: this process has
+        its own."""
         self.refusals: Counter[str] = Counter()
         """Refused requests, by reason."""
         self._log = PeerLog(log)
@@ -122,7 +123,7 @@ class Door:
         self._turnstile = Turnstile(rate=settings.joins_per_s, most_waiting=MOST_WAITING)
 
     async def enter(self, request: web.Request, guests: GuestList) -> Guest:
-        """Authenticate the request and return its node. Raises TurnedAway."""
+        """Authenticate the request and return the node that sent it. Raises TurnedAway."""
         if hdrs.ORIGIN in request.headers:  # A web page sent this request, in the browser of somebody near the hub.
             self.refusals["web_page"] += 1
             raise TurnedAway(web.Response(status=403, text="Web pages may not connect as nodes.\n"))
@@ -161,7 +162,7 @@ class Door:
         """Return the HTTP response that reports this error to a node."""
         said = refused(error)
         self.refusals[said.code] += 1
-        # Log no `got`: it may contain a token.
+        # Do not log `got`: it may contain a token.
         extra = {"event": "node_refused", "data": {"code": said.code}}
         self._log.info("refused a node: %s", error.what, extra=extra)
         status = STATUS_OF.get(said.code, 403)
@@ -201,7 +202,8 @@ class Door:
         return HubSession(me=self._me, software_version=echo_shared.__version__, nonce=nonce)
 
     def _invite(self, proof: Proof, node_id: str, guests: GuestList) -> int | None:
-        """Return the id of the node's invite. Raises RefusedError if one is required and missing.
+        """Return the id of the node's invite; None if it joined without a personal one. Raises RefusedError if an
+        invite is required and missing.
 
         If joining is open, an ended invite is ignored.
         """

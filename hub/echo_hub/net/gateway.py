@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 WELCOME_S: Final = 20.0
 """Longest time for the hub to admit an authenticated node, in seconds."""
 NO_LIMIT: Final = 2**62
-"""Disables aiohttp's write limit: `NodeConnection` has its own and waits for buffer space itself."""
+"""Switches off aiohttp's write limit: `NodeConnection` sets a limit of its own and waits for buffer space itself."""
 HEARTBEATS_MISSED: Final = 6
-"""Heartbeat intervals of silence after which a node counts as disconnected."""
+"""Number of heartbeat intervals without a message after which a node counts as disconnected."""
 
 _PINGS: Final = (WSMsgType.PING, WSMsgType.PONG)
 _SILENT: Final = RemoteProtocolError("The node stayed silent for too long.", do="Check the network, then join again.")
@@ -59,7 +59,8 @@ _SILENT: Final = RemoteProtocolError("The node stayed silent for too long.", do=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A connected node: its proven key, what it reported, and the addresses the hub sees."""
+    """A connected node: its key, which it has proven, what it reported about itself, and the addresses that the hub
+    sees."""
 
     node_id: str
     public_key: bytes
@@ -78,7 +79,7 @@ class NodeInfo:
     power_watts: float = 0.0
     """Power draw as stated by the node, in watts; 0 = not stated."""
     invite_id: int | None = None
-    """The personal invite that the node joined with; None if it used none."""
+    """Id of the personal invite that the node joined with; None if it used none."""
     hears_totals: bool = False
     """True if the node understands Totals messages."""
 
@@ -123,9 +124,9 @@ class Gateway:
         nonces: Nonces | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`nonces` and their `clock`: see `Door`."""
+        """`Door` explains `nonces` and their `clock`."""
         self.faults: Counter[Fault] = Counter()
-        """Faults of nodes on open connections."""
+        """Number of faults of nodes on open connections, by kind."""
         self.displace_elsewhere: Callable[[str], bool] = lambda node_id: False
         """Close the node's connection to another gateway process, if it has one; return True if it had."""
         self._settings = settings
@@ -176,10 +177,10 @@ class Gateway:
         return connection.send(connection.session.send(message)) or self._give_up(connection, node_id)
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a low-priority message that is built when its turn comes; `make` returns None if it is no longer
+        """Queue a low-priority message that is built when the queue reaches it; `make` returns None if it is no longer
         needed.
 
-        Returns False if the node is not connected.
+        Return False if the node is not connected.
         """
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not SessionState.OPEN:
@@ -201,7 +202,7 @@ class Gateway:
         return is_taken or self._give_up(connection, node_id)
 
     def _give_up(self, connection: NodeConnection, node_id: str) -> Literal[False]:
-        if connection.abort():  # Its reader task then ends and tells the inbox.
+        if connection.abort():  # The connection's reader task then ends and tells the inbox.
             self.faults[Fault.NOT_READING] += 1
             extra = {"event": "node_left", "subject": node_id}
             self._log.warning("node %s does not read what it is sent: disconnecting it", node_id, extra=extra)
@@ -221,7 +222,7 @@ class Gateway:
     async def _serve(
         self, request: web.Request, session: HubSession, node: NodeInfo, inbox: Inbox
     ) -> web.WebSocketResponse:
-        # Token ids hardly compress, and trying would cost the hub's only event loop time for every frame.
+        # Token ids hardly compress, and each attempt would cost time of the hub's only event loop.
         socket = web.WebSocketResponse(
             max_msg_size=MAX_FRAME_FROM_NODE_BYTES,
             heartbeat=self._settings.heartbeat_s * 2,
@@ -357,7 +358,7 @@ class Gateway:
         if received.type is WSMsgType.BINARY:
             frame: bytes = received.data
             return frame
-        # aiohttp has closed the connection.
+        # aiohttp itself has closed the connection, or the node sent something else than a binary frame.
         if received.type is WSMsgType.ERROR and isinstance(received.data, WebSocketError):
             is_large = received.data.code == WSCloseCode.MESSAGE_TOO_BIG
             self._blame(node, Fault.TOO_LARGE if is_large else Fault.BAD_WEBSOCKET)
@@ -387,7 +388,7 @@ class Gateway:
 
     @property
     def turned_away(self) -> dict[str, dict[str, int]]:
-        """Refused nodes and faulty frames since the start, by reason."""
+        """Number of refused nodes and of faults on open connections since the start, by reason."""
         return {"node": dict(self._door.refusals), "frame": {fault.value: n for fault, n in self.faults.items()}}
 
 

@@ -31,7 +31,7 @@ class HostMemory:
         self._segments: dict[int, MemorySegment] = {}
 
     async def hold(self, manifest: Manifest, directory: Path) -> None:
-        """Copy this version from `directory` into shared memory, if a node on this machine reads from there."""
+        """Copy this version from `directory` into shared memory, if a node on this machine has asked for an address."""
         if not self._has_readers:
             return
         version = manifest.policy_version

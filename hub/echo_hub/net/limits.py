@@ -81,7 +81,7 @@ class ConnectionLimits:
         self._most = settings.max_connections
         self._all: dict[Connection, None] = {}
         self._waiting: dict[Connection, None] = {}
-        """Stranger connections that wait for their next request, oldest first."""
+        """Connections of strangers that wait for their next request, the longest waiting first."""
         self._under_way: dict[Connection, None] = {}
         """Running TLS handshakes, oldest first."""
         self._strangers_of: Counter[str] = Counter()
@@ -96,7 +96,7 @@ class ConnectionLimits:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Closed connections and refused requests since the start, by reason."""
+        """Number of closed connections and refused requests since the start, by reason."""
         return {cut.value: number for cut, number in self.cuts.items()}
 
     @property
@@ -123,7 +123,7 @@ class ConnectionLimits:
         return False
 
     def opened(self, connection: Connection) -> bool:
-        """Count a new connection; return False if there is no room for it."""
+        """Count a new connection. Return False if a limit is reached and no other connection can be closed instead."""
         peer = connection.transport.get_extra_info("peername")
         host = str(peer[0]) if peer else ""
         connection.is_proxy = host in self._proxies
@@ -200,7 +200,7 @@ class ConnectionLimits:
             self._waiting[connection] = None
 
     def _count(self, connection: Connection, account: Account | None) -> None:
-        """Count the connection for this account instead of its previous one."""
+        """Count the connection for `account` and no longer for its previous account. None counts for nobody."""
         for one, change in ((connection.account, -1), (account, 1)):
             if one is None:
                 continue
@@ -238,7 +238,7 @@ class ConnectionLimits:
                 self._wait(connection)
 
     def _account_of(self, request: web.Request, connection: Connection) -> Account | None:
-        """Return the account of a request, which first counts as a stranger's.
+        """Return the account that a request counts for before it authenticates: its client's address.
 
         Raises HTTPTooManyRequests if a proxy's client is over its limit.
         """
@@ -259,10 +259,10 @@ class ConnectionLimits:
         return Account(place)
 
     def vouch(self, request: web.Request, node_id: str, *, is_known: bool = False) -> None:
-        """Count the request's connection for this node.
+        """Count the request's connection for this node and no longer for a stranger.
 
-        Raises RefusedError if node or address has too many connections, or if an unknown node finds the share of all
-        nodes exhausted.
+        Raises RefusedError if the node or its address has too many connections, or if the node is unknown and nodes
+        hold UNKNOWN_SHARE of all connections.
         """
         connection = _connection_of(request)
         if connection is None or connection not in self._all or connection.account is None:
@@ -299,13 +299,13 @@ class ConnectionLimits:
             connection.count_frames(flooded)
 
     def began_handshake(self, connection: Connection) -> None:
-        """Count a TLS handshake that starts; abort the oldest if too many run."""
+        """Count a TLS handshake that starts. Abort the oldest one if more than MOST_UNDER_WAY run."""
         self._under_way[connection] = None
         if len(self._under_way) > MOST_UNDER_WAY:
             self.cut(next(iter(self._under_way)), CloseReason.TOO_MANY_HANDSHAKES)
 
     def ended_handshake(self, connection: Connection) -> None:
-        """Uncount a finished TLS handshake."""
+        """Stop counting a TLS handshake, which is finished."""
         self._under_way.pop(connection, None)
 
     def end_handshakes(self) -> None:

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 ACCEPTED_AT_ONCE: Final = 32
-"""Connections accepted per turn of the event loop, so that open connections are served in between."""
+"""Most connections accepted per turn of the event loop, so that open connections are served in between."""
 TURNED_AWAY_AT_ONCE: Final = 256
 WAITING_IN_SYSTEM: Final = 1_024
 """Length of the kernel's accept queue, as far as the system allows. A client that finds it full retries after a second.
 """
 
 Admits = Callable[[str], bool]
-"""Return True if one more connection from this IP address is within the rates."""
+"""Takes an IP address; returns True if the rates allow one more connection from it."""
 
 
 class ListeningSocket(socket.socket):

@@ -82,18 +82,19 @@ class NodeConnection:
         self._transport = transport
         self._together = together
         self._kept: list[bytes] = []
-        """Frames that `together` will send; later frames are appended."""
+        """Frames that `together` will send in its next batch; `send` appends further ones."""
         self._watch = LossWatch(transport, losses, place)
         if transport is not None:
-            # Not 0: with TLS, asyncio would treat an empty buffer as full, and writing would wait for reading.
+            # The limit is not 0: with TLS, asyncio would treat an empty buffer as full, and writing would wait for
+            # reading.
             transport.set_write_buffer_limits(high=1)
             keep_unsent_short(transport, UNSENT_BYTES)
 
     def send(self, frame: bytes) -> bool:
         """Send a frame; return False if the queue is full.
 
-        If nothing is queued, the frame joins the current batch (`Together`), which saves a switch to the writer task.
-        Otherwise it is queued.
+        If nothing is queued, the frame joins the current batch (`Together`), so that the writer task need not be woken.
+        Otherwise the frame is queued.
         """
         transport = self._transport
         if self._kept:
@@ -176,7 +177,7 @@ class NodeConnection:
             await asyncio.wait([self._closing], timeout=FAREWELL_S)
         finally:
             if not self._closing.done():
-                self.abort()  # abort() makes the closing task end.
+                self.abort()  # This also ends the closing task.
 
     async def _say_and_close(self, last_frame: bytes | None) -> None:
         with contextlib.suppress(ConnectionError):  # The connection has already ended.

@@ -43,12 +43,13 @@ class Nonces:
             raise _stale()
 
     def use(self, nonce: bytes, *, now: float) -> None:
-        """Store a nonce that was answered correctly. Raises RefusedError if it was used before or the store is full."""
+        """Store a nonce that was answered correctly. Raises RefusedError if it was used before, or if MOST_USED nonces
+        are stored."""
         while self._used and (oldest := next(iter(self._used.items())))[1] <= now:
             del self._used[oldest[0]]
         if nonce in self._used:
             raise _stale()
-        if len(self._used) >= MOST_USED:  # No nonce may be forgotten before it expires.
+        if len(self._used) >= MOST_USED:  # A nonce forgotten before its expiry could be replayed.
             raise RefusedError("Too many nodes connect at once.", do="Try again soon.", code=RefusalCode.TOO_SOON)
         self._used[nonce] = now + VALID_S
 

@@ -38,7 +38,7 @@ def outward_ip() -> str | None:
 
 
 def shared_address(settings: ServerConfig, local: str) -> str:
-    """Return the address to give to others; `local` is the address that is valid on this machine."""
+    """Return the hub's address to give to other machines. `local`: the address for this machine."""
     if settings.public_url or settings.host not in WILDCARDS:
         return local
     outward = outward_ip()

@@ -27,7 +27,7 @@ from echo_shared.wire.messages import FromNode, Receipt, Receipts, ReceiptsWante
 IN_ALL_PER_S: Final = 20.0
 OF_ONE_PER_S: Final = 1.0
 BODY_S: Final = 10.0
-"""Seconds within which a request body of a few kilobytes must arrive."""
+"""Longest time for a request body (a few kilobytes) to arrive, in seconds."""
 BODY_BYTES: Final = 64 * MOST_RECEIPTS
 
 Answer = Callable[[web.Request, str], Awaitable[web.Response]]

@@ -11,7 +11,7 @@ MOST_PLACES: Final = 8
 """Most addresses per node: enough for changing internet connections and for IPv4 next to IPv6."""
 FORGOTTEN_AFTER_S: Final = 3_600.0
 MOST_NODES: Final = 100_000
-"""Above this number of nodes, the node that was seen first is forgotten."""
+"""Most nodes remembered; above it the node that was first seen longest ago is forgotten."""
 
 
 class PasskeyUse:
@@ -19,7 +19,7 @@ class PasskeyUse:
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, float]] = {}
-        """Maps node id to address to time of last use."""
+        """Time of the last use, by node id and address."""
 
     def may_use(self, node_id: str, ip: str, *, now: float) -> bool:
         """Return True if `ip` is a known address of the node, or becomes one now. A known address keeps its place until

@@ -68,7 +68,8 @@ class Penalties:
         self._trusted: OrderedDict[str, None] = OrderedDict()
 
     def behaved(self, node_id: str) -> None:
-        """Mark the node as well behaved: it has sent a useful message."""
+        """Mark the node as well behaved, because it has sent a valid message. A node with remembered faults is not
+        marked."""
         if node_id not in self._nodes:
             self._trusted[node_id] = None
             self._trusted.move_to_end(node_id)
@@ -76,7 +77,8 @@ class Penalties:
                 self._trusted.popitem(last=False)
 
     def fault(self, place: str, node_id: str = "", *, now: float) -> None:
-        """Record a protocol violation from this address and, if its identity is proven, by this node."""
+        """Record a protocol violation from this address. `node_id`: the node that provably caused it; "" if none is
+        proven."""
         if node_id:
             self._trusted.pop(node_id, None)
             _note(self._nodes, node_id, LONGEST_S, now)

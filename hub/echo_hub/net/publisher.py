@@ -58,7 +58,7 @@ class Publisher:
         """Carriers by version, in order of publication. A version's delta comes before its keyframe."""
 
     async def reopen(self) -> None:
-        """Seed everything that was published before the restart, and delete incomplete artefacts."""
+        """Seed everything that was published before a restart of the hub, and delete incomplete artefacts."""
         self._keys = await asyncio.to_thread(RunKeys.open, self._directory.run_keys)
         for carrier in await asyncio.to_thread(self._store.read_all, self._keys.ids):
             await self._swarm.seed(carrier.torrent, carrier.directory)
@@ -113,7 +113,7 @@ class Publisher:
                 await self._publish(lambda key: self._store.make_keyframe(manifest, adapter_dir, key))
 
     def keep(self, version: int) -> None:
-        """Keep this version published regardless of its age. Replaces the version kept before."""
+        """Keep this version published, however old it is, until the next call names another one."""
         self._kept = version
 
     def published(self) -> tuple[int, ...]:
@@ -142,8 +142,8 @@ class Publisher:
     ) -> ArtefactOffer:
         """Return the signed offer of a version for one node.
 
-        It lists the peers that a node at `node_ip` can connect to; `hub_host` is the host under which it reached the
-        hub. On the hub's own machine it also contains the version's place in shared memory.
+        The offer lists the peers to which a node at `node_ip` can connect. `hub_host`: host under which the node
+        reached the hub. For a node on the hub's own machine it also contains the version's place in shared memory.
         """
         published = self._find(version, keyframe=keyframe)
         peers = self._tracker.peers(
@@ -159,7 +159,7 @@ class Publisher:
         )
 
     def file(self, carrier_name: str, path: str) -> Path | None:
-        """Return the path of this file of a published carrier; None if no torrent contains it."""
+        """Return the path of this file of a published carrier; None if no published carrier has it."""
         for of_version in self._published.values():
             for published in of_version:
                 carrier = published.carrier
@@ -169,7 +169,7 @@ class Publisher:
         return None
 
     def run_keys(self) -> tuple[RunKey, ...]:
-        """Return the newest key and all keys with which published artefacts are sealed, in order."""
+        """Return the run keys of everything that is published, and the newest run key, in order of creation."""
         return self._keys.named(self._keys_in_use() | {self._keys.current.key_id})
 
     def bar(self, node_ids: Collection[str]) -> bool:
@@ -217,8 +217,8 @@ class Publisher:
         return _Published(carrier=carrier, offer=offer)
 
     async def _retire(self, in_use: Collection[int] = ()) -> None:
-        """Withdraw old versions: keep the newest KEPT_VERSIONS, the version from `keep`, and versions `in_use` among
-        the newest 2 * KEPT_VERSIONS."""
+        """Withdraw old versions. Kept are the newest KEPT_VERSIONS, the version named to `keep`, and of the newest 2 *
+        KEPT_VERSIONS those `in_use`."""
         policies = [version for version in self.published() if version != self._kept]
         old, recent = policies[:-KEPT_VERSIONS], policies[-2 * KEPT_VERSIONS :]
         for version in [version for version in old if version not in in_use or version not in recent]:

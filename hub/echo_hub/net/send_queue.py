@@ -22,7 +22,7 @@ MakePush = Callable[[], bytes | None]
 """Builds the frame of a push; returns None if the push is no longer useful."""
 
 Rank = tuple[int, bool]
-"""Pushes with the lowest rank go first; among equal ranks, the oldest."""
+"""Order of pushes: lower ranks go first, and among equal ranks the older push."""
 
 
 class SendQueue:

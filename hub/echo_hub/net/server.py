@@ -113,12 +113,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Base URL for nodes on this machine; the public URL if one is set."""
+        """URL for nodes on this machine; the public URL if the settings name one."""
         return address(self._settings, self.port)
 
     @property
     def shared_url(self) -> str:
-        """Base URL to give to others. If the hub listens on all addresses, it contains this machine's network
+        """URL to give to other machines. If the hub listens on all addresses, it contains this machine's network
         address."""
         return shared_address(self._settings, self.url)
 
@@ -134,7 +134,7 @@ class Server:
 
 
 def address(settings: ServerConfig, port: int) -> str:
-    """Return the URL that nodes on this machine use; the public URL if one is set."""
+    """Return the URL for nodes on this machine; the public URL if the settings name one."""
     if settings.public_url:
         return settings.public_url.rstrip("/")
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "") else settings.host

@@ -11,7 +11,8 @@ from typing import Self
 
 
 class Silence:
-    """Context manager for one task: raises TimeoutError when `most_s` seconds pass between `listens` and `heard`."""
+    """Context manager for one task. Raises TimeoutError if more than `most_s` seconds pass from `listens` to
+    `heard`."""
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s

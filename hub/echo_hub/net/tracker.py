@@ -45,7 +45,8 @@ _MAC_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """A node's announcement for one torrent. `ip` is the source of the request; `port` 0 means unreachable."""
+    """A node's announcement for one torrent. `ip`: address that the request came from. `port`: 0 if the node cannot be
+    reached."""
 
     info_hash: bytes
     ip: str
@@ -108,7 +109,8 @@ class Tracker:
         return node_id
 
     def user_of(self, passkey: str, ip: str, *, now: float) -> str:
-        """Like `node_of`, for a request from `ip`. Also raises RefusedError if too many addresses use the passkey."""
+        """Return the owner of this passkey as `node_of` does, for a request from `ip`. Also raises RefusedError if too
+        many addresses use the passkey."""
         node_id = self.node_of(passkey)
         if not self._use.may_use(node_id, ip, now=now):
             self.refused["shared_passkey"] += 1
@@ -127,8 +129,8 @@ class Tracker:
                 del swarm[node_id]
 
     def register_self(self, info_hash: bytes, port: int) -> None:
-        """Open the swarm of this torrent. The hub's own peer at `port` stays a member; 0 means that the hub has
-        none."""
+        """Open the swarm of this torrent. `port`: port of the hub's own peer, which is always a member; 0 if the hub
+        has none."""
         self._hub_ports[info_hash] = port
         self._swarms.setdefault(info_hash, {})
 
@@ -188,7 +190,8 @@ class Tracker:
 
     @staticmethod
     def _fetching(swarm: Mapping[str, _Member], *, reach: str) -> tuple[str, ...]:
-        """Return the fetching peers that can reach this address; chosen at random if there are many."""
+        """Return the nodes that are fetching and can reach this address; MOST_PEERS of them at random if there are
+        more."""
         found = [node for node, member in swarm.items() if not member.is_seed and reaches(member.address[0], reach)]
         return tuple(random.sample(found, min(len(found), MOST_PEERS)))
 
@@ -251,7 +254,7 @@ def routes(
 
 
 def read_query(raw_path: str) -> dict[str, bytes]:
-    """Decode the query to raw bytes. aiohttp's decoding would turn the non-text bytes of hashes into surrogates."""
+    """Decode the query to raw bytes. aiohttp would decode the bytes of a hash as text and so change them."""
     pairs = (part.partition("=") for part in raw_path.partition("?")[2].split("&"))
     return {key: unquote_to_bytes(value.replace("+", " ").encode(errors="surrogateescape")) for key, _, value in pairs}
 
@@ -274,7 +277,7 @@ def read_announce(query: Mapping[str, bytes], *, ip: str) -> Announce:
 
 
 def _encode_peers(peers: Sequence[PeerAddress], *, compact: bool) -> dict[str, bencode.Encodable]:
-    """Pack the addresses; use the uncompacted list if a host is a name, which cannot be packed."""
+    """Pack the addresses in compact form. If a host is a name, which cannot be packed, use the list form for all."""
     try:
         packed = [(ipaddress.ip_address(host).packed, port) for host, port in peers]
     except ValueError:

@@ -73,7 +73,7 @@ class Turnstile:
         """Timer of the next turn; None if the last turn is long enough ago for the next request to go at once."""
 
     async def turn(self, place: str, *, known: bool = False) -> None:
-        """Wait for the caller's turn. Raises RefusedError if too many requests wait."""
+        """Wait for the caller's turn. Raises RefusedError if too many requests wait and this one is dropped."""
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._timer = loop.call_later(self._gap_s, self._due)
@@ -95,7 +95,7 @@ class Turnstile:
         self._timer = None
         while self.num_waiting:
             turn = self._next()
-            if not turn.done():  # A done future means that its waiter was cancelled.
+            if not turn.done():  # A done future: the waiting task was cancelled.
                 turn.set_result(None)
                 self._timer = asyncio.get_running_loop().call_later(self._gap_s, self._due)
                 return

@@ -75,7 +75,7 @@ class AlertGate:
         """Number of alerts that the hourly limit suppressed since the last sent one."""
 
     def admits(self, kind: str, state: AlertState, now: float) -> bool:
-        """Return True if this alert must be sent, and count it as sent."""
+        """Return True if this alert is to be sent; it then counts as sent."""
         if kind not in self._kinds or not self._is_news(kind, state, now):
             return False
         while self._sent and self._sent[0] <= now - HOUR_S:

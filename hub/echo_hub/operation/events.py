@@ -26,7 +26,7 @@ MOST_DATA: Final = 16
 """Most items of `data` that are kept."""
 _WARNING: Final = 30
 _ERROR: Final = 40
-"""Levels of the standard library's logging."""
+"""Levels of the standard library's logging module."""
 
 
 class EventKind(StrEnum):
@@ -89,7 +89,7 @@ def event_of(*, at: float, level: int, text: str, extra: Mapping[str, Any]) -> R
 
 
 def decision_line(decided: TrustDecided) -> tuple[int, str, tuple[str, str], dict[str, Any]]:
-    """Return the log call for a decision about a node: level, format, arguments, extra."""
+    """Return what to log about a decision on a node: level, format, arguments and `extra`."""
     kind, level, text = _DECIDED[decided.decision]
     data = {"rollout_id": decided.rollout_id} if decided.rollout_id else {}
     reason = decided.reason or "no reason given"
@@ -101,7 +101,7 @@ def _line(value: object, most: int) -> str:
 
 
 def _safe(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep JSON's plain values; convert everything else to truncated text."""
+    """Return the data with plain JSON values unchanged and everything else converted to truncated text."""
     return {
         _line(name, 32): value if _is_plain(value) else _line(value, 200)
         for name, value in list(data.items())[:MOST_DATA]
@@ -109,5 +109,5 @@ def _safe(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    """Return True for JSON's plain values; floats must be finite, as PostgreSQL's JSON requires."""
+    """Return True for a plain JSON value. Floats must be finite, as PostgreSQL's JSON requires."""
     return value is None or isinstance(value, bool | int) or (isinstance(value, float) and isfinite(value))

@@ -63,10 +63,10 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[str]) -> Iterator[LogFile]:
-    """Inside the block, copy everything this program logs to the run's log file, at the configured level.
+    """Inside the block, copy everything that this program logs to the run's log file, at the configured level.
 
-    If the disk is full or the directory read-only, lines are lost and nothing else happens. The other handlers report
-    this once; when writing works again, the log says how many lines are missing.
+    While the disk is full or the directory read-only, lines are lost and nothing else happens. The other handlers
+    report this once; when writing works again, the log says how many lines are missing.
     """
     path = path_of(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)

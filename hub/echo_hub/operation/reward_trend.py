@@ -48,7 +48,7 @@ class RewardTrend:
         self._now: _Mean | None = None
         self._best: _Mean | None = None
         self._lowest = 0.0
-        """Lowest mean before the best one."""
+        """Lowest mean before the best window."""
         self._lowest_so_far = 0.0
         self._squares = 0.0
         """Sum of squared differences between consecutive steps' rewards."""

@@ -72,7 +72,7 @@ class _Part:
 
     @property
     def left(self) -> list[int]:
-        """Indices of the calls without a result."""
+        """Indices of the part's calls that have no result yet."""
         return [place for place in range(len(self.arguments)) if place not in self.results]
 
     def answer(self, place: int, result: Any) -> None:

@@ -113,7 +113,7 @@ class Problems:
         return self._encoded(group_id)
 
     def task_of(self, group_id: int) -> str:
-        """Return the key of a group's task."""
+        """Return the key of the task to which a group belongs."""
         about = EvaluationGroup.of(group_id)
         if about is not None:
             return self._set_of(about.number).task

@@ -84,7 +84,7 @@ class LocalProcesses:
         self._logs = logs
 
     async def spawn(self, number: int) -> SupervisedChild:
-        """Start a process; see `Processes`."""
+        """Start a process, as `Processes.spawn` does."""
         command = _command(self._logs, number, parent=str(os.getpid()) if self._GUARDED else "")
         return await SupervisedChild.spawn(command, _LIMITS)
 
@@ -104,7 +104,7 @@ class RayProcesses:
         return self._link.absence(_KIND)
 
     async def spawn(self, number: int) -> ScoringProcess:
-        """Start a process; see `Processes`. Waits for the cluster."""
+        """Start a process, as `Processes.spawn` does. Waits for the cluster."""
         return await self._link.spawn(
             _KIND,
             f"{_KIND}-{number}",

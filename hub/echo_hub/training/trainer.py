@@ -166,7 +166,7 @@ class Trainer:
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
-        """Duration of the last step."""
+        """Duration of the last step, in seconds."""
 
     @property
     def pid(self) -> int | None:
