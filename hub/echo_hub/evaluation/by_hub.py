@@ -4,8 +4,8 @@ Every completion of an evaluation is drawn with exactly the named version. The d
 run's seed and n, never by the version, so that all versions are compared on the same random numbers.
 
 There are two small interfaces: a `Generator` samples completions; an `AnswerScorer` answers each completion with a
-reward or with an environment's reply. For evaluations on nodes the coordinator does both
-(`echo_hub.evaluation.by_nodes`). Both kinds of evaluation produce attempts (`echo_hub.evaluation.figures`).
+reward or with an environment's reply. For evaluations on nodes, the coordinator leases and collects the completions
+instead (`echo_hub.evaluation.by_nodes`). Both kinds of evaluation produce attempts (`echo_hub.evaluation.figures`).
 """
 
 from __future__ import annotations

@@ -75,8 +75,9 @@ class NodeEvaluations:
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
         """Return the figures of every set and kind; None if the hub must evaluate the version itself.
 
-        Two cases return None: the nodes will not finish, or no completion could be scored: a scorer that was fixed
-        meanwhile may score the hub's own completions. `patience_s`: longest wait for a rollout after the last version.
+        Two cases return None. Either the nodes will not finish, or no completion could be scored; a scorer that was
+        fixed meanwhile may then score the hub's own completions. `patience_s`: longest wait for a rollout after the
+        last version.
         """
         done = self._done[policy_version] = asyncio.Event()
         try:

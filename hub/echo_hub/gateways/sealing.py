@@ -1,8 +1,8 @@
 """Authenticate messages between hub and gateways with a key derived from the hub's identity key.
 
-Others who reach the broker, and the broker's operator, can delay or delete messages, but cannot forge them. Each
-message carries a MAC over its body and its subject, which names run, direction and recipient. Receivers detect replayed
-messages by their numbers (`hub_line`, `fleet`, `intake`).
+Strangers with access to the broker, and the broker's operator, can delay or delete messages, but cannot forge messages.
+Each message carries a MAC over its body and its subject, which names run, direction and recipient. Receivers detect
+replayed messages by their numbers (`hub_line`, `fleet`, `intake`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Make nodes that broke the protocol wait before they connect again: one second, doubled with each fault.
 
 A fault counts for the node that provably caused it and also for its address, because a new key costs nothing. Several
-nodes may share an address, so the wait of an address stays short, and nodes that have behaved well are exempt from it.
-Loopback addresses never wait: all clients of an untrusted local proxy have that address. Everything is in memory and
-bounded; the oldest faults are forgotten first.
+nodes may share an address, so the wait of an address stays short, and nodes that have behaved well are exempt from the
+address's wait. Loopback addresses never wait: all clients of an untrusted local proxy have that address. Everything is
+in memory and bounded; the oldest faults are forgotten first.
 """
 
 from __future__ import annotations

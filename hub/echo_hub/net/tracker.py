@@ -1,4 +1,4 @@
-"""The run's private BitTorrent tracker: tells nodes the addresses of others that fetch or seed the same torrent.
+"""The run's private BitTorrent tracker: tells nodes the addresses of other nodes that fetch or seed the same torrent.
 
 A node announces itself with its own passkey, which the hub issues when the node joins and which also opens the web seed
 (`echo_hub.net.artefact_routes`). Unknown and barred passkeys are refused, and so is a passkey used from too many

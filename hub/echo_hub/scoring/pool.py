@@ -2,9 +2,9 @@
 
 Each process holds the run's `Problems`, made from the settings, and calls their methods by name. Calls are sent in
 batches and answered one by one, so a process died of its first unanswered call; later calls go to another process. With
-an async scorer a process runs many calls at once. After its death, half as many unanswered calls are sent together each
-time, until the one that kills processes is alone. A call that ran out of memory is repeated in a new process, because
-earlier calls may have used the memory. Results are MessagePack values: numbers, text, lists, maps, arrays.
+an async scorer, a process runs many calls at once. After each death, half as many calls are sent together, until the
+call that kills processes is alone. A call that ran out of memory is repeated in a new process, because earlier calls
+may have used the memory. Results are MessagePack values: numbers, text, lists, maps, arrays.
 
 When a process ends, the processes that its scorers started end too: on Linux all descendants
 (`echo_hub.scoring.warden`), on macOS processes of the same session, on Windows no process.

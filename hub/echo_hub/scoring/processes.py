@@ -75,8 +75,8 @@ class LocalProcesses:
     """Starts processes on the hub's machine."""
 
     _GUARDED: Final = sys.platform == "linux"
-    """True: each process runs under a warden, which ends all processes that it started. Such a child is asked to end:
-    SIGKILL would stop the warden before it has killed them."""
+    """True: each process runs under a warden, which ends all processes that it started. The hub therefore ends the
+    warden by SIGTERM: SIGKILL would stop the warden before it has killed them."""
 
     def __init__(self, config: HubConfig, *, base_dir: Path, logs: Path) -> None:
         self.opening: Mapping[str, object] = {"config": config.model_dump(mode="json"), "base_dir": str(base_dir)}

@@ -49,8 +49,7 @@ class Hub:
         await self.server.open(routes, guards=[books_away, self.guard.middleware], dress=add_security_headers)
 
     async def serve(self) -> None:
-        """Serve until cancelled. Raises fatal errors, such as a disk that fails or a learner that dies DEATHS_IN_A_ROW
-        times.
+        """Serve until cancelled. Raises fatal errors, such as a disk that fails or a learner process that keeps dying.
 
         While the disk is full, or the database server does not answer, the hub waits.
         """

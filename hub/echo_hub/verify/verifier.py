@@ -1,6 +1,6 @@
 """Supervise the verifier process and send it rollouts to check. Loads no torch.
 
-A forward pass has a fixed cost, so a few rollouts take about as long as a dozen. So waiting rollouts are sent in
+A forward pass has a fixed cost: a few rollouts take about as long as a dozen. Waiting rollouts are therefore sent in
 batches. A batch starts when an urgent rollout comes, when `ENOUGH` rollouts wait, when the oldest has waited for
 `COMPANY_S`, or when `patience` versions were published while it waited.
 
@@ -11,8 +11,8 @@ If the process dies, its unanswered rollouts go to the next process one by one. 
 process is found and given up. If processes die for another reason, all waiting rollouts are answered with that reason,
 and the verifier tries again after a pause (`REST_S`): no check waits forever.
 
-In a Ray cluster, processes can also disappear with their machines. Its rollouts are not to blame and go to the next
-process. While the cluster does not answer, checks wait.
+In a Ray cluster, processes can also disappear with their machines. The rollouts of a lost process are not to blame; the
+next process gets them. While the cluster does not answer, checks wait.
 """
 
 from __future__ import annotations
