@@ -108,7 +108,7 @@ class Front:
         )
         welcome = decode_from_hub(frame)
         session = self._sessions.get(number)
-        if session is None:  # The hub has admitted another connection of this node meanwhile, or it has gone.
+        if session is None:  # The hub has admitted the node's newer connection, or has gone.
             raise _hub_away()
         assert isinstance(welcome, Welcome), "JOINED carries a Welcome"
         session.node_id = node.node_id

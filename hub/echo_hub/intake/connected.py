@@ -173,7 +173,7 @@ class ConnectedNodes:
             )
         )
         try:
-            self._distributor.admit(node.node_id)  # The node may have been banned meanwhile.
+            self._distributor.admit(node.node_id)  # The operator may have banned the node meanwhile.
         except RefusedError:
             await self._queue.put(NodeDisconnected(node_id=node.node_id))
             raise

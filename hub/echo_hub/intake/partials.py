@@ -435,7 +435,7 @@ class Partials:
     def _may_draw(self, version: int, partial: _Partial, lease: _Lease) -> bool:
         """Return True if the node may have drawn further tokens with this version."""
         there = partial.versions[-1].policy_version if partial.versions else 0
-        # An unknown prefix is older than the lease, so its tokens may have any older version.
+        # The hub does not know the given prefix: its tokens are older than the lease and may have any older version.
         oldest = 0 if partial.given is None and lease.may_move_on else lease.policy_version
         newest = self.published_version if lease.may_move_on else lease.policy_version
         has_room = version == there or len(partial.versions) < MAX_VERSION_SPANS

@@ -152,7 +152,7 @@ class RewardModel:
         jobs: list[_Job] = []
         while self._waiting and len(jobs) < TOGETHER:
             job = self._waiting.popleft()
-            if not job.value.done():  # The caller may have been cancelled.
+            if not job.value.done():  # Else the caller was cancelled.
                 jobs.append(job)
         return jobs
 

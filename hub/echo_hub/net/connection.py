@@ -164,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         socket, loop = self.transport, asyncio.get_running_loop()
         try:
             await self._keeper.handshakes.turn("" if self.account is None else self.account.place)
-            if socket.is_closing():  # Another connection needed its place.
+            if socket.is_closing():  # Closed to free its place for another connection.
                 return
             self._keeper.began_handshake(self)
             secure = await loop.start_tls(
@@ -200,7 +200,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._inner.data_received(data)
         if not self._may_send_more and self._num_read >= HEAD_BYTES and not self.transport.is_closing():
-            self.transport.pause_reading()  # Resumed when the request is complete.
+            self.transport.pause_reading()  # Reading resumes when the request is complete.
             self._is_paused = True
 
     @property
@@ -245,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._request is not None and not self._request.content.is_eof():
             return CloseReason.BODY_TOO_LATE if now - self._since > BODY_S else None
         if self.stage is Stage.ANSWERING and self.account is not None and self.account.node_id:
-            return None  # A websocket: the gateway has its own deadlines for it.
+            return None  # This is a websocket: the gateway has its own deadlines for it.
         seen, self._seen = self._seen, progress(self.transport)
         if self._seen != seen:
             self._since = now

@@ -64,7 +64,7 @@ RECORDS_WAITING: Final = 4_096
 written."""
 
 RETIRED_REMEMBERED: Final = 64
-"""Number of retired versions (no longer published) that nodes are still told to delete."""
+"""Number of retired versions (no longer published) that nodes are still asked to delete."""
 
 KEYFRAMES_WAITING: Final = 1_024
 """Most waiting keyframe requests. A request above this limit is dropped; the node falls back to its earlier offer."""

@@ -124,7 +124,7 @@ class Door:
 
     async def enter(self, request: web.Request, guests: GuestList) -> Guest:
         """Authenticate the request and return the node that sent it. Raises TurnedAway."""
-        if hdrs.ORIGIN in request.headers:  # A web page sent this request, in the browser of somebody near the hub.
+        if hdrs.ORIGIN in request.headers:  # Sent by a web page in somebody's browser, not by a node.
             self.refusals["web_page"] += 1
             raise TurnedAway(web.Response(status=403, text="Web pages may not connect as nodes.\n"))
         try:
@@ -149,7 +149,7 @@ class Door:
             is_known = invite_id is not None or guests.knows(session.node_id)
             await self._turn(place, known=is_known)
             if request.transport is None or request.transport.is_closing():
-                raise TurnedAway(web.Response(status=408))  # The client has gone and reads no answer.
+                raise TurnedAway(web.Response(status=408))  # The client has gone.
             self._limits.vouch(request, session.node_id, is_known=is_known)
             return Guest(session=session, invite_id=invite_id)
         except (RefusedError, RemoteProtocolError) as error:

@@ -202,7 +202,7 @@ class Gateway:
         return is_taken or self._give_up(connection, node_id)
 
     def _give_up(self, connection: NodeConnection, node_id: str) -> Literal[False]:
-        if connection.abort():  # The connection's reader task then ends and tells the inbox.
+        if connection.abort():  # The reader task then ends and tells the inbox.
             self.faults[Fault.NOT_READING] += 1
             extra = {"event": "node_left", "subject": node_id}
             self._log.warning("node %s does not read what it is sent: disconnecting it", node_id, extra=extra)
@@ -273,12 +273,12 @@ class Gateway:
             if self.displace(node.node_id) or self.displace_elsewhere(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
-            self.displace_elsewhere(node.node_id)  # Another connection may have joined there meanwhile.
-        if session.state is SessionState.CLOSED:  # The hub is shutting down and has said so.
+            self.displace_elsewhere(node.node_id)  # A connection may have joined there meanwhile.
+        if session.state is SessionState.CLOSED:  # The hub is stopping; the node was told.
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
             return
-        self.displace(node.node_id)  # Another connection of the node may have joined here meanwhile.
+        self.displace(node.node_id)  # Another connection of the node may have joined here while this one waited.
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
         connection.start_writing(stream, node.node_id)

@@ -177,7 +177,7 @@ class NodeConnection:
             await asyncio.wait([self._closing], timeout=FAREWELL_S)
         finally:
             if not self._closing.done():
-                self.abort()  # This also ends the closing task.
+                self.abort()  # The abort also ends the closing task.
 
     async def _say_and_close(self, last_frame: bytes | None) -> None:
         with contextlib.suppress(ConnectionError):  # The connection has already ended.

@@ -163,7 +163,7 @@ class Operation:
             with suppress(StorageError):
                 await self._tell_of_the_end()
         log.info("the hub stops", extra={"event": "hub_stopped"})
-        await asyncio.sleep(0)  # Let the driver get the event of this log line.
+        await asyncio.sleep(0)  # Let the driver receive this line's event.
         await self._driver.commit_noted()
 
     async def _tell_of_the_end(self) -> None:

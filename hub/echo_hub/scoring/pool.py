@@ -141,7 +141,7 @@ class ScoringPool:
                 for worker in workers:
                     worker.cancel()
                 await asyncio.wait(workers)
-                for child in pool._children.values():  # Workers cancelled while stopping a child leave it here.
+                for child in pool._children.values():  # Left by workers that were cancelled during cleanup.
                     await child.stop()
 
     @property
@@ -285,7 +285,7 @@ class ScoringPool:
                     await child.send({"method": part.method, "arguments": [part.arguments[at] for at in sent.places]})
                     under_way.append(sent)
                 except (ChildExited, ChildLost):
-                    self._waiting.put_nowait(part)  # None of its calls in this message has started.
+                    self._waiting.put_nowait(part)  # No call of the message has started.
                     is_open = False
                 part = None
             if not under_way:

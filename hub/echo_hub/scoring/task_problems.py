@@ -61,7 +61,7 @@ class _Fitting:
             return self._codec.has_room(prompt, tokens=self._tokens)
         except ConfigError as error:
             self._failures += 1
-            if self._failures.bit_count() == 1:  # Log the 1st, 2nd, 4th, 8th and so on: a small log.
+            if self._failures.bit_count() == 1:  # Powers of two: keep the log small.
                 of = f" of {self._key}" if self._key else ""
                 log.warning("problems%s passed over, %d so far, the last: %s", of, self._failures, error.brief)
             raise

@@ -99,7 +99,7 @@ def _called(problems: Problems, method: str, arguments: Sequence[Any], failures:
         *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)
         kind = (type(error).__name__, raised_in.f_code.co_filename, line)
         failures[kind] += 1
-        if failures[kind].bit_count() == 1:  # Log the 1st, 2nd, 4th, 8th and so on: a small log.
+        if failures[kind].bit_count() == 1:  # Powers of two: keep the log small.
             log.exception("%s%r failed, for the %d. time like this", method, tuple(arguments), failures[kind])
         return {"failed": repr(error)[:DETAIL_CHARACTERS]}
 

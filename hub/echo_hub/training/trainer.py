@@ -336,7 +336,8 @@ class Trainer:
         held = list(groups)
         for start in range(0, len(held), HELD_AT_ONCE):
             some = held[start : start + HELD_AT_ONCE]
-            # Note the groups before waiting for the pipe: a step that drops them meanwhile is sent after them.
+            # Note the groups before waiting for the pipe: a step that begins meanwhile and drops them is sent after
+            # them.
             self._held.update({group_id: wanted[group_id] for group_id in some})
             await learner.hold({group_id: groups[group_id] for group_id in some})
             await asyncio.sleep(0)
