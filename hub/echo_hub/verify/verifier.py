@@ -179,7 +179,7 @@ class Verifier:
         self._patient: deque[_Patient] = deque()
         self._some = asyncio.Event()  # Set while a rollout or a rounding waits.
         self._now = asyncio.Event()  # Set when the waiting rollouts must be sent without waiting for a fuller batch.
-        self._refused: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # Refused rollouts with reasons; answered at once, even during a check.
+        self._refused: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # (rollout id, reason); answered at once.
         self._again: deque[_Job] = deque()
         self._in_hand: dict[str, _Job] = {}
         self._losses = 0
