@@ -30,7 +30,7 @@ GATHER_S: Final = 0.01
 """Seconds for which further answers of the child are collected into one reply, because each reply is a call in the
 cluster."""
 LOG_PART_BYTES: Final = 2**16
-"""Most bytes of the child's output in one reply."""
+"""Maximum number of bytes of the child's output in one reply."""
 _PREFIX: Final = "echo-ray-"
 
 

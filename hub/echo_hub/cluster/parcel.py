@@ -20,7 +20,7 @@ from zipfile import ZIP_STORED
 from echo_shared.errors import ConfigError
 
 MOST_BYTES: Final = 2**29
-"""Most bytes of all files together."""
+"""Maximum number of bytes of all files together."""
 PACKAGES: Final = ("echo_hub", "echo_shared")
 """Packages whose source must be the same on both machines."""
 

@@ -54,18 +54,18 @@ from echo_shared.records.run import RunEvent
 log = logging.getLogger(__name__)
 
 MOST_EFFECTS: Final = 4_096
-"""Most effects that wait for a commit. While there are more, no event is handled."""
+"""Maximum number of effects that wait for a commit. While there are more, no event is handled."""
 
 HANDLING_S: Final = 0.01
 TOGETHER: Final = 64
-"""Most frequent events that the coordinator handles in one call."""
+"""Maximum number of frequent events that the coordinator handles in one call."""
 COMMIT_S: Final = 0.02
 BEHIND_S: Final = 0.1
 _AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishRun})
 """Actions that are committed at once, without waiting for further effects."""
 
 MOST_NOTED: Final = 1_000
-"""Most run events that wait for a commit. Of more, the oldest are dropped."""
+"""Maximum number of run events that wait for a commit. Of more, the oldest are dropped."""
 
 SOONEST_S: Final = 0.005
 """Shortest wait between the last event and a `Tick`, in seconds."""
@@ -250,8 +250,8 @@ class Driver:
 
     @property
     def _most_together(self) -> int:
-        """Most events in one call of the coordinator; 1 in lock-step modes, whose batches must not depend on the timing
-        of events."""
+        """Maximum number of events in one call of the coordinator; 1 in lock-step modes, whose batches must not depend
+        on the timing of events."""
         return TOGETHER if self.coordinator.settings.mode == "async" else 1
 
     async def _next(self, garbage: Garbage) -> list[Event]:

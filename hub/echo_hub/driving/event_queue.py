@@ -24,8 +24,8 @@ from echo_hub.core.accounting.events import (
 )
 
 QUEUED_EVENTS: Final = 8_192
-"""Most queued events of nodes. While the queue is full, `put` waits, and so the hub stops reading the nodes'
-sockets."""
+"""Maximum number of queued events of nodes. While the queue is full, `put` waits, and so the hub stops reading the
+nodes' sockets."""
 _OF_NODES: Final = frozenset(
     {LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived, RolloutsBegun}
 )

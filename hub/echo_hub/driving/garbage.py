@@ -28,7 +28,7 @@ from echo_shared.process.process_memory import left_bytes, own_bytes
 EVERY: Final = 500
 """Number of handled events between two collections of the young generations; each event leaves some ten objects."""
 SOON_S: Final = 0.2
-"""Most processor seconds that the last full collection may have taken to count as cheap."""
+"""Maximum number of processor seconds that the last full collection may have taken to count as cheap."""
 SMALL_GROWTH: Final = 2**25
 """Growth of memory, in bytes, after which a cheap full collection runs."""
 SHARE: Final = 0.02

@@ -102,7 +102,7 @@ class HeldOut:
     one."""
     temperature: float
     max_tokens: int
-    """Most tokens of a completion (one turn)."""
+    """Maximum number of tokens of a completion (one turn)."""
     stop_ids: tuple[int, ...]
     rewards: RewardBounds
     stop_strings: StopStrings = NO_STRINGS

@@ -24,7 +24,7 @@ class EvaluationRecords:
         self._changes = changes
 
     async def record(self, measured: Sequence[Evaluation]) -> None:
-        """Commit all figures of one version, and tell the pages."""
+        """Commit all figures of one version, report the waiting actions as done, and notify the pages."""
         version = measured[0].policy_version
         await self._store.on_writer(self._store.store.record_evaluations, measured)
         self._progress.evaluated(version)

@@ -192,7 +192,7 @@ class Front:
             waiting.set_result(item)
 
     def _not_wanted(self, answer: Item) -> None:
-        """Handle an answer that came too late: report to the hub that its admitted node has no connection here."""
+        """Handle an answer that came too late: report to the hub that the admitted node has no connection here."""
         if answer[0] == ItemKind.JOINED:
             self._sessions.pop(answer[2], None)
             self._begin(self.uplink.put([ItemKind.LEFT, "", answer[2]], 0))

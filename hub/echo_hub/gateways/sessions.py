@@ -15,8 +15,8 @@ from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.net.send_queue import MakePush, Rank
 
 WAITING_BYTES: Final = 2**26
-"""Most bytes queued for one gateway. Above it the hub drops the gateway's line, so its nodes reconnect and get the
-hub's state again."""
+"""Maximum number of bytes queued for one gateway. Above it the hub drops the gateway's line, so its nodes reconnect and
+get the hub's state again."""
 AROUND_BYTES: Final = 64
 
 

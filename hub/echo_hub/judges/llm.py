@@ -28,7 +28,7 @@ from echo_shared.errors import ConfigError, ScorerError
 from echo_shared.process.backoff import backoff_s
 
 MOST_BYTES: Final = 4 * 2**20
-"""Most bytes of an answer."""
+"""Maximum number of bytes of an answer."""
 IMPATIENT_ATTEMPTS: Final = 3
 """Number of attempts if the caller does not wait for an unresponsive judge."""
 _OF_THE_QUESTION: Final = frozenset({400, 413, 422})

@@ -28,7 +28,7 @@ from echo_shared.process.supervised import Command, SupervisedChild
 log = logging.getLogger(__name__)
 
 TOGETHER: Final = 256
-"""Most completions sent to the process together."""
+"""Maximum number of completions sent to the process together."""
 DEATHS_OF_ONE: Final = 3
 """Number of processes that die with the same unanswered completion before that completion fails. After the first death
 it is sent alone."""

@@ -25,8 +25,8 @@ from echo_shared.wire.messages import FromHub, Have, Links, Piece
 log = logging.getLogger(__name__)
 
 PIECES_KEPT: Final = 64
-"""Most pieces of an artefact cached in memory, because several nodes receive the same piece soon after each other; at
-most 16 MiB."""
+"""Maximum number of pieces of an artefact cached in memory, because several nodes receive the same piece soon after
+each other; at most 16 MiB."""
 
 
 PUSHED_VERSIONS: Final = 2

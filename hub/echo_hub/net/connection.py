@@ -34,7 +34,7 @@ HEAD_BYTES: Final = 16_384
 BODY_S: Final = 30.0
 IDLE_S: Final = 75.0
 READ_BYTES: Final = 256 * 1024
-"""Size of the read buffer, in bytes: most that one read takes from a connection."""
+"""Size of the read buffer, in bytes: one read takes at most this from a connection."""
 
 
 class CloseReason(StrEnum):

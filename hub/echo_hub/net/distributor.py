@@ -60,14 +60,15 @@ KEYFRAME_COLLECT_S: Final = 0.1
 """Seconds to wait after a keyframe request, so that requests of other nodes for the same keyframe share one push."""
 
 RECORDS_WAITING: Final = 4_096
-"""Most unwritten records of releases and arrivals. The handler of a node's report above this limit waits until all are
-written."""
+"""Maximum number of unwritten records of releases and arrivals. The handler of a node's report above this limit waits
+until all are written."""
 
 RETIRED_REMEMBERED: Final = 64
 """Number of retired versions (no longer published) that nodes are still asked to delete."""
 
 KEYFRAMES_WAITING: Final = 1_024
-"""Most waiting keyframe requests. A request above this limit is dropped; the node falls back to its earlier offer."""
+"""Maximum number of waiting keyframe requests. A request above this limit is dropped; the node falls back to its
+earlier offer."""
 
 _BANNED: Final = "This hub's operator has banned this node."
 
@@ -106,8 +107,8 @@ class Distributor:
         live: LiveNodes,
         links_each: int = MAX_MESH,
     ) -> None:
-        """`live`: the connected nodes; nodes on standby (without work) hear of a version last. `links_each`: most other
-        nodes that one node is linked with."""
+        """`live`: the connected nodes; nodes on standby (without work) hear of a version last. `links_each`: maximum
+        number of other nodes that one node is linked with."""
         self._settings = settings
         self._publisher = publisher
         self._broadcaster = broadcaster
@@ -445,8 +446,8 @@ class Distributor:
                     await self._send_keyframe(version, node_ids)
 
     async def _send_keyframe(self, version: int, node_ids: Sequence[str]) -> None:
-        """Send a version's keyframe to the nodes that requested the keyframe. It is made at the first request, which
-        takes a while."""
+        """Send a version's keyframe to the nodes that requested the keyframe. Making the keyframe takes a while; it is
+        made once per version."""
         carrier = self._publisher.carrier(version)
         parent = carrier.manifest.delta_parent
         if parent is not None:

@@ -41,7 +41,8 @@ NONCE_BYTES: Final = 32
 TURN_S: Final = 10.0
 """Longest wait of an authenticated node for its turn, in seconds; shorter than the node's own timeout."""
 MOST_WAITING: Final = 200
-"""Most authenticated nodes in each of the two queues: one for known or invited nodes, one for the others."""
+"""Maximum number of authenticated nodes in each of the two queues: one for known or invited nodes, one for the
+others."""
 NO_CREDENTIALS: Final = (
     "This address is for nodes, which authenticate before they connect. A node that gets this answer is older than"
     " the hub: upgrade it by running its installer again.\n"

@@ -128,7 +128,7 @@ class Gateway:
         self.faults: Counter[Fault] = Counter()
         """Number of faults of nodes on open connections, by kind."""
         self.displace_elsewhere: Callable[[str], bool] = lambda node_id: False
-        """Close the node's connection to another gateway process, if it has one; return True if it had."""
+        """Close the node's connection to another gateway process; return True if the node had one."""
         self._settings = settings
         self._limits = limits
         self._log = PeerLog(log)

@@ -22,7 +22,7 @@ SCRIPT: Final = "install.sh"
 WINDOWS_SCRIPT: Final = "install.ps1"
 ARCHIVES: Final = "echo-swarm-*.tar"
 MOST_AT_ONCE: Final = 32
-"""Most archive downloads at the same time. The limit leaves uplink for the training run."""
+"""Maximum number of archive downloads at the same time. The limit leaves uplink for the training run."""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "10"}
 

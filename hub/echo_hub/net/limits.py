@@ -40,15 +40,15 @@ from echo_shared.wire.messages import RefusalCode
 
 HANDSHAKES_PER_S: Final = 250.0
 MOST_HANDSHAKES: Final = 1_024
-"""Most TLS handshakes that wait for their turn."""
+"""Maximum number of TLS handshakes that wait for their turn."""
 MOST_UNDER_WAY: Final = 256
-"""Most TLS handshakes running at the same time, about 300 KB each. At HANDSHAKES_PER_S, each one has at least a
-second."""
+"""Maximum number of TLS handshakes running at the same time, about 300 KB each. At HANDSHAKES_PER_S, each one has at
+least a second."""
 SWEEP_S: Final = 5.0
 MOST_OF_NODE: Final = 32
-"""Most connections of one node: its websocket and its downloads."""
+"""Maximum number of connections of one node: its websocket and its downloads."""
 MOST_HELD_BYTES: Final = 24 * 2**20
-"""Most bytes of responses buffered in memory for all strangers together."""
+"""Maximum number of bytes of responses buffered in memory for all strangers together."""
 UNKNOWN_SHARE: Final = 0.75
 """Share of all connections up to which nodes' connections may grow before unknown nodes are refused."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 ACCEPTED_AT_ONCE: Final = 32
-"""Most connections accepted per turn of the event loop, so that open connections are served in between."""
+"""Maximum number of connections accepted per turn of the event loop, so that open connections are served in between."""
 TURNED_AWAY_AT_ONCE: Final = 256
 WAITING_IN_SYSTEM: Final = 1_024
 """Length of the kernel's accept queue, as far as the system allows. A client that finds it full retries after a second.

@@ -8,10 +8,10 @@ from typing import Final
 from echo_hub.net.client_address import place_of
 
 MOST_PLACES: Final = 8
-"""Most addresses per node: enough for changing internet connections and for IPv4 next to IPv6."""
+"""Maximum number of addresses per node: enough for changing internet connections and for IPv4 next to IPv6."""
 FORGOTTEN_AFTER_S: Final = 3_600.0
 MOST_NODES: Final = 100_000
-"""Most nodes remembered; above it the node that was first seen longest ago is forgotten."""
+"""Maximum number of nodes remembered; above it the node that was first seen longest ago is forgotten."""
 
 
 class PasskeyUse:

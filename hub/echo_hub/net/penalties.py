@@ -24,9 +24,9 @@ LONGEST_OF_ADDRESS_S: Final = 30.0
 FORGOTTEN_AFTER_S: Final = 1_800.0
 """Seconds without another fault after which a node's or address's faults are forgotten."""
 MOST_KNOWN: Final = 4_096
-"""Most nodes with faults kept in memory, and most addresses."""
+"""Maximum number of nodes with faults kept in memory, and of addresses."""
 MOST_TRUSTED: Final = 16_384
-"""Most well-behaved nodes kept in memory."""
+"""Maximum number of well-behaved nodes kept in memory."""
 
 
 class Fault(StrEnum):

@@ -16,7 +16,7 @@ from typing import Final
 MOST_MESSAGES: Final = 2_048
 MOST_PUSHES: Final = 4_096
 MOST_BYTES: Final = 32 * 2**20
-"""Most bytes of queued messages. A node that leaves more than this unread is taken as stuck."""
+"""Maximum number of bytes of queued messages. A node that leaves more than this unread is taken as stuck."""
 
 MakePush = Callable[[], bytes | None]
 """Builds the frame of a push; returns None if the push is no longer useful."""

@@ -36,7 +36,7 @@ INTERVAL_S: Final = 120
 are still there."""
 EXPIRES_AFTER_S: Final = 2.5 * INTERVAL_S
 MOST_PEERS: Final = 50
-"""Most peers in one answer; chosen at random if there are more."""
+"""Maximum number of peers in one answer; chosen at random if there are more."""
 INTRODUCED_EVERY_S: Final = INTERVAL_S
 """Shortest interval between two messages about the same new peer, in seconds, however often the peer restarts."""
 _NODE_ID_DIGITS: Final = 20

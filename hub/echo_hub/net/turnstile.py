@@ -19,7 +19,7 @@ from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import RefusalCode
 
 STRANGERS_TURN: Final = 4
-"""Every n-th turn, with n this number, goes to a waiting unknown node."""
+"""One turn out of this number goes to an unknown node, if one waits."""
 
 T = TypeVar("T")
 

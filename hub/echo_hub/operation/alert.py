@@ -14,8 +14,8 @@ from echo_hub.operation.problems import Change
 
 HOUR_S: Final = 3_600.0
 PER_HOUR: Final = 20
-"""Most alerts per hour, because a person can act on no more. The next alert that is sent tells how many were
-suppressed."""
+"""Maximum number of alerts per hour, because a person can act on no more. The next alert that is sent tells how many
+were suppressed."""
 VERSION: Final = 1
 """Version of the JSON format. A later release may add fields to a version, but removes none."""
 

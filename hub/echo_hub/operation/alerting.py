@@ -22,7 +22,7 @@ from echo_shared.errors import EchoError
 log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 50
-"""Most alerts in the queue."""
+"""Maximum number of alerts in the queue."""
 
 
 class RunDescription(Protocol):

@@ -23,7 +23,7 @@ from echo_shared.wire.messages.fields import printable_line
 MOST_CHARACTERS: Final = 500
 MOST_OF_SUBJECT: Final = 64
 MOST_DATA: Final = 16
-"""Most items of `data` that are kept."""
+"""Maximum number of items of `data` that are kept."""
 _WARNING: Final = 30
 _ERROR: Final = 40
 """Levels of the standard library's logging module."""

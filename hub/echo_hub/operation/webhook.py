@@ -30,7 +30,7 @@ attempt."""
 
 
 class Webhook:
-    """The receiver of alerts named in the settings. `attempts`: most attempts per alert."""
+    """The receiver of alerts named in the settings. `attempts`: maximum number of attempts per alert."""
 
     def __init__(
         self, settings: AlertsConfig, *, attempts: int = ATTEMPTS, jitter: Callable[[], float] = random.random

@@ -40,9 +40,9 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, 
 log = logging.getLogger(__name__)
 
 PART_CALLS: Final = 64
-"""Most calls in one message to a process."""
+"""Maximum number of calls in one message to a process."""
 MOST_SENT: Final = 8
-"""Most messages sent to a process before it has answered the first message completely."""
+"""Maximum number of messages sent to a process before it has answered the first message completely."""
 DEATHS_AT_START: Final = 3
 """Number of consecutive process deaths before readiness, after which the pool gives up."""
 RESTART_S: Final = 0.5

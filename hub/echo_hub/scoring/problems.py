@@ -189,7 +189,7 @@ class Problems:
         return "+".join(found for task in self._in_order if (found := task.content_hash))
 
     def notes(self) -> list[str]:
-        """Return a sentence for each task some of whose reference answers cannot be parsed. Reads files."""
+        """Return a sentence for each task with reference answers that cannot be parsed. Reads files."""
         return [note for task in self._in_order for note in task.notes()]
 
     def trial_problem(self, seed: int) -> dict[str, Any]:

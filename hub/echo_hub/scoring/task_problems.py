@@ -81,9 +81,10 @@ class TaskProblems:
         is_async: bool = False,
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`max_tokens`: most tokens of a completion; an episode ends when the context lacks room for another
-        completion. `cached`: number of training and of held-out problems that are kept. `is_async`: the task can answer
-        many calls at the same time. Raises ConfigError if the task's reward bounds or weights are invalid."""
+        """`max_tokens`: maximum number of tokens of a completion; an episode ends when the context lacks room for
+        another completion. `cached`: number of training and of held-out problems that are kept. `is_async`: the task
+        can answer many calls at the same time. Raises ConfigError if the task's reward bounds or weights are
+        invalid."""
         self.weighing = Weighing.of(task, reward)
         self.is_async = is_async
         self.stream = stream

@@ -35,7 +35,7 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 log = logging.getLogger(__name__)
 
 DETAIL_CHARACTERS: Final = 500
-"""Most characters of an exception's text that are returned."""
+"""Maximum number of characters of an exception's text that are returned."""
 _CACHED_PROBLEMS: Final = 256
 
 

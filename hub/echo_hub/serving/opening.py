@@ -71,7 +71,7 @@ from echo_shared.wire.codec import check_codec
 log = logging.getLogger(__name__)
 
 LEASES_APART: Final = 2**32
-"""Most lease ids that a hub skips when it starts."""
+"""Maximum number of lease ids that a hub skips when it starts."""
 
 SWITCH_S: Final = 0.0005
 """Thread switch interval in seconds, a tenth of Python's default. Threads that read the store for pages wait for a

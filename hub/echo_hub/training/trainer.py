@@ -46,7 +46,8 @@ from echo_shared.wire.messages import rollout_id
 log = logging.getLogger(__name__)
 
 DEATHS_IN_A_ROW: Final = 5
-"""Number of deaths without a finished job in between after which the run stops with the learner's error."""
+"""Number of consecutive deaths, without a finished job in between, after which the run stops with the learner's
+error."""
 
 HELD_AT_ONCE: Final = 16
 """Number of groups sent to the process before other tasks run."""

@@ -27,7 +27,8 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, CheckLease, CheckResult
 from echo_shared.wire.messages.fields import MAX_TOKENS
 
 MOST_OUT: Final = 64
-"""Most unanswered checks of one node. Sending one more check discards the oldest: its answer is then ignored."""
+"""Maximum number of unanswered checks of one node. Sending one more check discards the oldest: its answer is then
+ignored."""
 
 
 class NodeChecks:

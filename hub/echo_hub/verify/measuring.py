@@ -30,7 +30,7 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.torch_sampler import sample_groups
 
 COMPLETION_TOKENS: Final = 64
-"""Most tokens of a completion."""
+"""Maximum number of tokens of a completion."""
 TOGETHER: Final = 16
 """Number of prompts completed in one batch."""
 POSITIONS: Final = 1_024
@@ -38,7 +38,7 @@ POSITIONS: Final = 1_024
 Rounding errors differ strongly between prompts, so variety of prompts matters more than the number of completions per
 prompt."""
 EXACT_ELEMENTS: Final = 2**22
-"""Most logits held in float64 at a time. Several such tensors exist, of 32 MiB each."""
+"""Maximum number of logits held in float64 at a time. Several such tensors exist, of 32 MiB each."""
 DRAWS: Final = 32
 """Number of tokens drawn at each position. More draws show better how far rounding has moved the edges of a token's
 interval."""
