@@ -1,34 +1,36 @@
 """Choice of *active* nodes, and the reasons sent to nodes without work.
 
-Gifts are always active: they cost nothing, and wait in the order of their last work. Among priced nodes, the cheapest
-per rollout are active: as many as cover, with a margin, the learner's demand that gifts leave (`useful`, `choice`). All
-other priced nodes stand by: they get versions and finish held work, but get no leases.
+A *gift* is a node that costs nothing. Gifts are always active; the gift that got work longest ago is served first. A
+*priced* node costs money while it is active. The priced nodes with the cheapest rollouts are active: just enough to
+cover the part of the learner's demand that gifts leave, times a safety margin (`useful`, `choice`). All other priced
+nodes are on standby: they still get new versions and finish their leases, but get no new leases.
 
-    enter   when the margin has shrunk by `HYSTERESIS`: at once, enough nodes to restore it.
-    leave   when the margin holds without the node, after `dwell_s`.
-    change  when new nodes cost less by `HYSTERESIS` or more, likewise. New nodes work alongside old ones until settled,
-            if the cap allows both.
-    cap     the total cost of all active nodes never exceeds `spend_cap_per_hour`
+    enter   once the margin has shrunk by `HYSTERESIS`: then at once enough nodes to restore it
+    leave   if the margin holds without the node, and the node has been active for `dwell_s`
+    change  if another set of nodes costs less by `HYSTERESIS` or more. The new nodes work alongside the old ones until
+            they are settled (below), if the spending cap allows both
+    cap     the total price of all active nodes never exceeds `spend_cap_per_hour`
 
-A node without any result cannot be judged. If measured nodes do not suffice, all unmeasured nodes within the cap are
-tried. If priced nodes work, one in `TRIED_SHARE` is tried, because it may be cheaper. If gifts suffice, none is tried.
-A trial without results ends after `TRIAL_S`, and the wait for the next one doubles. Before the first trained step the
-demand is unknown, so only the cap limits trials.
+The speed of a node without any result is unknown. If the measured nodes do not suffice, all unmeasured nodes within the
+spending cap are tried: they become active. While priced nodes work, one unmeasured node per `TRIED_SHARE` active ones
+is tried, because it may be cheaper. If gifts suffice, none is tried. A trial without results ends after `TRIAL_S`, and
+the wait for the next one doubles. Before the first trained step the demand is unknown, so only the cap limits trials.
 
-A node is *too slow* if its rollouts arrive too late to be useful. Its pace may change, so every `TURN_S` it gets a
-turn: one member of the youngest group. Other nodes may take the same member, so no step waits for the turn.
+A node is *too slow* if its rollouts arrive too late for the steps that may use them. Its speed may change, so every
+`TURN_S` it gets a *turn*: a lease of one rollout of the youngest group. Another node may take the same rollout, so no
+step waits for the slow node.
 
 Gifts that are too slow get turns regularly. Too slow priced nodes get turns under the conditions of a trial, because a
 slow result may be one hang. Unproven nodes get turns too if steps are too short to wait for their first rollouts.
 
-A node's results count at once. Other nodes stand by only for *settled* nodes: those that worked for `dwell_s` without
-delaying others. A node that makes others step in is settled only `HANG_S` later, doubling each time. So a node that
-looks fast and cheap but stalls costs a few seconds once.
+A node's results count at once towards the demand. Other nodes are sent to standby only because of *settled* nodes:
+those that have worked for `dwell_s` without late rollouts. A node that hangs is settled only `HANG_S` later, and twice
+as long after each further hang. So a node that looks fast and cheap but stalls costs a few seconds once.
 
-Most events cause no work here. Nodes are examined in slices of `SLICE` per turn, a round every few seconds. A choice is
-one pass over arrays of priced nodes, at most once a second, and changes at most `CHANGES` nodes. Both become rarer with
-many priced nodes. For 100,000 priced nodes, measured cost is about 1.5 ms per slice and 40 ms per choice (every 5 s): 4
-% of a processor.
+Most events cause no computation here. Nodes are examined in slices of `SLICE` per turn, a round every few seconds. A
+choice is one pass over arrays of priced nodes, at most once a second, and changes at most `CHANGES` nodes. Rounds and
+choices become rarer with many priced nodes. For 100,000 priced nodes, measured cost is about 1.5 ms per slice and 40 ms
+per choice (every 5 s): 4 % of a processor.
 """
 
 from __future__ import annotations
@@ -53,48 +55,50 @@ from echo_hub.core.policy.lengths import CompletionLengths
 from echo_shared.wire.messages import StandbyReason
 
 ROUND_S: Final = 5.0
-"""Length of a round over all nodes, with priced nodes present."""
+"""Seconds in which every node is examined once (a round), while any node is priced."""
 GIFTS_ROUND_S: Final = 30.0
-"""Length of a round while all nodes are gifts."""
+"""Seconds of such a round while all nodes are gifts, which cost nothing."""
 SLICE: Final = 256
-"""Maximum number of nodes examined per turn."""
+"""Maximum number of nodes examined in one call of `advance`."""
 REACT_S: Final = 1.0
-"""Shortest time between two choices."""
+"""Shortest seconds between two choices of active nodes."""
 ROUND_A_SECOND: Final = 5_000
-"""Average number of priced nodes examined per second, which stretches rounds in large fleets."""
+"""Priced nodes examined per second on average: with more nodes, a round takes longer than `ROUND_S`."""
 CHOICE_A_SECOND: Final = 20_000
-"""Average number of priced nodes in choices per second, which stretches the time between choices."""
+"""Priced nodes considered in choices per second on average: with more nodes, choices are rarer than `REACT_S`."""
 CHANGES: Final = 2_048
-"""Maximum number of activations and deactivations per choice."""
+"""Maximum number of nodes that one choice activates or deactivates."""
 TRIED_SHARE: Final = 16
-"""Active priced nodes per concurrent trial."""
+"""One unmeasured node may be on trial for every 16 wanted priced nodes, while the measured nodes suffice."""
 TRIAL_S: Final = 180.0
-"""Length of a trial, and base of the wait until the next one."""
+"""Seconds after which a trial without result ends. The wait until the node's next trial starts at twice this value."""
 SILENT_S: Final = 5.0
-"""Time without expected results after which a node's rate no longer counts."""
+"""Seconds since a node's rollout became late after which the node's measured rate counts as 0."""
 LOST_S: Final = 60.0
-"""Time without expected results after which a node is treated as unmeasured."""
+"""Seconds since a node's rollout became late after which the node is treated like one that was never measured."""
 HANG_S: Final = 60.0
-"""Wait until a node that delayed others is settled again; doubles each time."""
+"""Seconds from a node's first hang until the node counts as settled again. The wait doubles with each further hang."""
 MOST_DOUBLED: Final = 6
 """Maximum number of doublings of `HANG_S` and of the wait between trials."""
 LEFT_KEPT: Final = 65_536
-"""Number of departed nodes whose trials are remembered."""
+"""Number of departed nodes whose trials are remembered, so that reconnecting does not reset the wait for the next
+trial."""
 IDLE_S: Final = 30.0
-"""Time without work after which a resting node is told so."""
+"""Seconds without work after which a node that rests (gets no work for a while after misbehaviour) is told why."""
 IDLE_STEPS: Final = 3.0
-"""Time without work, in steps, after which any other idle node is told the reason: many nodes idle between two
-steps."""
+"""Training steps without work after which any other idle node is told why. Before that, idling is normal: many nodes
+idle between two steps."""
 TURN_S: Final = 600.0
-"""Shortest time between two turns of a gift that is too slow."""
+"""Shortest seconds between two turns (single-rollout leases) of a gift that is too slow for ordinary work."""
 FIRST_TURN_S: Final = 10.0
-"""Wait of an unproven node before its first turn, if steps are too short for an ordinary lease."""
+"""Seconds that a connected node without any scored rollout waits for its first turn, a single-rollout lease. Needed if
+steps are too short for ordinary leases to such nodes."""
 TURNS_SHARE: Final = 32
-"""Divisor of the turns per step: at most 1/32 of a step's rollouts, at least one."""
+"""Divisor of the limit of turns: turns of slow nodes get at most 1/32 of a step's rollouts, but at least one."""
 TURNS_KEPT: Final = 4_096
-"""Number of remembered turns."""
+"""Number of turns (single-rollout leases to slow nodes) that are remembered until their rollouts arrive."""
 VERSIONS_KEPT: Final = 64
-"""Number of versions whose training time is remembered."""
+"""Number of newest versions whose training time is remembered, to measure when nodes get them."""
 _NEWS: Final = 0.5
 """Weight of a new measurement in running averages."""
 
@@ -106,12 +110,12 @@ class ActivationStatus:
     short: bool = True
     """True if the measured nodes do not suffice, or the demand is unknown."""
     share: float = 0.0
-    """Rollouts that active nodes return in time, relative to the learner's demand."""
+    """Rollouts per step that active nodes return in time, divided by the learner's demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gifts:
-    """Rollouts per step from gifts: all, and those from settled gifts."""
+    """Useful rollouts per step from gifts (free nodes): of all gifts, and of the settled ones among them."""
 
     all: float = 0.0
     settled: float = 0.0
@@ -129,8 +133,8 @@ _NOTHING: Final = _Gifts()
 
 
 class Activation:
-    """Activation of nodes. Report node events here before `Nodes` unless stated otherwise, and call `advance` when
-    due."""
+    """Decides which nodes are active. Report each node event here before reporting it to `Nodes`, unless a method says
+    otherwise, and call `advance` at `due_at`."""
 
     def __init__(self, settings: ActivationSettings, *, nodes: Nodes, lengths: CompletionLengths, out: Outbox) -> None:
         self._settings = settings
@@ -141,23 +145,25 @@ class Activation:
         self._meter = CostMeter()
         self._trained_at: OrderedDict[int, float] = OrderedDict()
         self._behind_s = 0.0
-        """Running average of the delay from training a version until a node has it."""
+        """Average seconds from the training of a version until a node reports having it. Used for nodes without a value
+        of their own."""
         self._gifts = self._gifts_seen = _NOTHING
-        """Gifts' contribution, as of the last round and in the current round so far."""
+        """Useful rollouts per step of the gifts: as counted in the last complete round, and in the current round so
+        far."""
         self._left: OrderedDict[str, tuple[int, float, float]] = OrderedDict()
-        """Trials, not_before and tried_s of departed nodes without any result."""
+        """The columns `trials`, `not_before` and `tried_s` of `Priced`, for departed nodes without any result."""
         self._to_see: deque[str] = deque()
         self._round_at = inf
         self._choose_at = inf
         self._chosen_at = -inf
         self._halted = ""
-        """Reason for paying no node at present; empty: nodes are paid."""
+        """Reason why no priced node may be active at present; empty while nodes may be active."""
         self.standing = ActivationStatus()
         self.due_at = inf
-        """Time of the next necessary `advance`; inf = never."""
+        """Time at which `advance` must be called next; inf = never."""
         self._turns_left = 1
         self._turns: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        """Node and leasing time of each turn's rollout."""
+        """Node and leasing time of each outstanding turn, by rollout id."""
 
     @property
     def spend_per_hour(self) -> float:
@@ -177,7 +183,8 @@ class Activation:
     # --- events
 
     def connected(self, node_id: str, now: float) -> None:
-        """Add a node, after `Nodes` has added it. A priced node stays inactive until chosen."""
+        """Add a connected node. Call this after `Nodes` has added it. A priced node stays on standby until a choice
+        activates it."""
         node = self._nodes.get(node_id)
         if node is None or node.is_hub:
             return
@@ -192,7 +199,8 @@ class Activation:
         self._note_due()
 
     def disconnected(self, node_id: str, demand: Demand | None, now: float) -> None:
-        """Remove a node, before `Nodes` does. Other nodes soon replace an active one."""
+        """Remove a disconnected node. Call this before `Nodes` removes it. If the node was active, another choice
+        follows soon to replace it."""
         node = self._nodes.get(node_id)
         if node is None or not node.connected:
             return
@@ -204,7 +212,8 @@ class Activation:
         self._note_due()
 
     def reported(self, node_id: str, capacity: int, policy_version: int | None, now: float) -> None:
-        """Note a report, before `Nodes` does."""
+        """Note a node's report of capacity and version. Call this before `Nodes` stores it: the old values are
+        compared."""
         node = self._nodes.get(node_id)
         if node is None or not node.connected:
             return
@@ -219,7 +228,7 @@ class Activation:
             self._choose_soon(now)
 
     def trained(self, policy_version: int, rollouts_per_step: int, now: float) -> None:
-        """Note that the learner has just trained this version."""
+        """Note that the learner has just trained this version. The limit of turns starts over."""
         self._trained_at[policy_version] = now
         if len(self._trained_at) > VERSIONS_KEPT:
             self._trained_at.popitem(last=False)
@@ -228,7 +237,7 @@ class Activation:
             self._choose_soon(now)
 
     def halt(self, why: str, now: float) -> None:
-        """Pay no node and send all nodes the reason `why`; an empty reason ends the halt."""
+        """Deactivate all priced nodes and tell idle nodes the reason `why`. An empty reason ends the halt."""
         if why == self._halted:
             return
         self._halted, self._round_at = why, now
@@ -237,7 +246,8 @@ class Activation:
         self._note_due()
 
     def change(self, settings: ActivationSettings, demand: Demand | None, now: float) -> None:
-        """Apply new settings. Under a lowered cap, only the nodes with the best price per rollout stay active."""
+        """Apply new settings. If the active nodes cost more than a lowered spending cap, only those with the cheapest
+        rollouts stay active."""
         self._settings = settings
         cap, cost = settings.spend_cap_per_hour, self._priced.cost
         for _ in range(len(self._priced) // CHANGES + 1 if self._meter.per_hour > cap else 0):
@@ -247,14 +257,15 @@ class Activation:
             self._choose_soon(now)
 
     def had_turn(self, rollout_id: str, node_id: str, now: float) -> None:
-        """Note that this rollout is the turn of a too slow node."""
+        """Note that this rollout was leased to the node as a turn: a single rollout for a node that is too slow for
+        other work."""
         self._turns_left -= 1
         self._turns[rollout_id] = (node_id, now)
         if len(self._turns) > TURNS_KEPT:
             self._turns.popitem(last=False)
 
     def came_late(self, node_id: str, rollout_id: str, num_tokens: int, sampling_s: float, now: float) -> None:
-        """Note a rollout that arrived too late to count. If the rollout was a turn, measure the node's pace."""
+        """Note a rollout that arrived after its lease had ended. If it was a turn, measure the node's speed by it."""
         turn = self._turns.get(rollout_id)
         if turn is not None and turn[0] == node_id and self._nodes.get(node_id) is not None:
             del self._turns[rollout_id]
@@ -263,12 +274,13 @@ class Activation:
     # --- choices
 
     def advance(self, demand: Demand | None, now: float) -> list[Node]:
-        """Do all due work, and return the nodes that get a turn. `demand` None: unknown demand."""
+        """Do all due examinations and choices. Return the nodes that should get a turn, a single-rollout lease.
+        `demand` None: the learner's demand is unknown."""
         turns: list[Node] = []
         if now >= self._round_at:
             self._begin_round(now)
         elif now >= self._choose_at and not self._to_see and self._nodes.num_known <= SLICE:
-            self._begin_round(now)  # Examine a small fleet before each choice.
+            self._begin_round(now)  # A small fleet is examined completely before each choice.
         if self._to_see:
             self._look_at_some(demand, now, turns)
         if now >= self._choose_at:
@@ -358,7 +370,7 @@ class Activation:
         priced.settled_from[row] = node.settled_from
 
     def _rate(self, node: Node) -> float:
-        """Return the node's rollouts per second; 0: not measured."""
+        """Return the rollouts per second of the node's measured speed; 0 before its first scored rollout."""
         mean = self._lengths.mean_tokens
         return node.pace.tokens_per_s / mean if mean and node.proven else 0.0
 
@@ -369,7 +381,8 @@ class Activation:
         return demand.useful_of(self._rate(node), self._late_s(node))
 
     def _is_too_slow(self, node: Node, demand: Demand | None) -> bool:
-        """True if rollouts at the node's measured pace come too late. Paces measured in turns count as well."""
+        """True if a rollout takes this node so long that it arrives too stale for every step. Speeds measured by turns
+        count as well."""
         measured = node.pace.tokens_per_s > 0 and self._lengths.mean_tokens > 0
         return demand is not None and measured and not demand.useful_of(1.0, self._late_s(node))
 
@@ -396,15 +409,16 @@ class Activation:
         self._change(wanted, demand, now)
 
     def _of_measured(self, useful: Floats, target: float, floor: float, settled_target: float, now: float) -> Bools:
-        """Return the measured nodes that should be active. Keep the active nodes. Add nodes if they return less than
-        `floor`. Remove nodes as long as the settled ones still return `settled_target`."""
+        """Return which measured nodes should be active, given each node's useful rollouts per step. If the active nodes
+        return less than `floor`, add the cheapest others until `target`. Otherwise remove nodes that are not needed:
+        the settled ones must still return `settled_target`."""
         priced, cap, cost = self._priced, self._settings.spend_cap_per_hour, self._priced.cost
         active = priced.active & (useful > 0)
         brought, spent = float(useful[active].sum()), float(cost[active].sum())
         if brought < floor:
             others = np.where(active, 0.0, useful)
             more = active | cheapest(others, cost, need=target - brought, budget=cap - spent)
-            # Under a binding cap, a different set may return more.
+            # If the spending cap limits the choice, a set chosen from scratch may return more.
             fresh = cheapest(useful, cost, need=target, budget=cap)
             gain = 1 + HYSTERESIS
             return fresh if float(useful[fresh].sum()) > gain * float(useful[more].sum()) else more
@@ -420,7 +434,8 @@ class Activation:
         return fewer if (young & ~fresh).any() else fresh
 
     def _tried(self, wanted: Bools, useful: Floats, short: bool, now: float) -> Bools:
-        """Return the nodes to try: those without a known pace, or last seen as too slow."""
+        """Return the nodes to activate on trial: willing nodes of unknown speed, or last measured as too slow. End the
+        trials that had `TRIAL_S` without a result."""
         priced = self._priced
         unknown = priced.willing & ((useful == 0) & (priced.silent_s < SILENT_S) | (priced.silent_s >= LOST_S))
         over = np.flatnonzero(unknown & priced.active & (priced.since - priced.tried_s <= now - TRIAL_S))
@@ -430,7 +445,7 @@ class Activation:
         able = np.flatnonzero(unknown & (priced.not_before <= now))
         room = len(able) if short else int(wanted.sum() + TRIED_SHARE - 1) // TRIED_SHARE
         room *= not self._halted
-        # Running trials first, so that a newcomer does not cut them short.
+        # Nodes already on trial come first, so that a newcomer does not end their trial early.
         order = able[np.lexsort((priced.cost[able], priced.trials[able], ~priced.active[able]))]
         tried = np.zeros(len(priced), bool)
         left = self._settings.spend_cap_per_hour - float(priced.cost[wanted].sum())
@@ -439,7 +454,8 @@ class Activation:
         return tried
 
     def _change(self, wanted: Bools, demand: Demand | None, now: float) -> None:
-        """Deactivate before activating, so that the cap always holds."""
+        """Make exactly the `wanted` nodes active, at most `CHANGES` per call. Deactivate first, so that the spending
+        cap holds at every moment."""
         priced = self._priced
         leave = np.flatnonzero(priced.active & ~wanted)[:CHANGES]
         enter = np.flatnonzero(wanted & ~priced.active)[: CHANGES - len(leave)]
@@ -460,7 +476,7 @@ class Activation:
             self._tell(node, None)
         if len(leave) + len(enter) == CHANGES:
             self._choose_at = now + REACT_S
-        elif len(priced) <= SLICE:  # In larger fleets, the next round tells the others.
+        elif len(priced) <= SLICE:  # In larger fleets, the next round tells the nodes on standby.
             for row in np.flatnonzero(~wanted).tolist():
                 standing = self._nodes.get(priced.node_ids[row])
                 if standing is not None:
@@ -482,12 +498,12 @@ class Activation:
     # --- reasons sent to nodes
 
     def _tell_why(self, node: Node, demand: Demand | None) -> None:
-        """Tell the node the first obstacle that keeps it from work."""
+        """Tell the node why it gets no work: the first reason in this order that applies to it."""
         cap = self._settings.spend_cap_per_hour
         if node.rests_until is not None:
             self._tell(node, StandbyReason.FAILING)
         elif node.capacity < 1 or node.policy_version is None:
-            return  # The node asks for no work.
+            return  # It asks for no work.
         elif self._halted:
             self._tell(node, StandbyReason.NO_WORK_NOW, self._halted)
         elif node.per_hour > cap:
@@ -509,7 +525,8 @@ class Activation:
             self._tell(node, StandbyReason.CHEAPER_NODES_SUFFICE)
 
     def _tell(self, node: Node, reason: StandbyReason | None, detail: str = "") -> None:
-        """Send the node its reason, unless it has not changed. A quarantined node hears only of its quarantine."""
+        """Send the node the reason why it has no work (None: it may get work), unless that was the last message. A
+        quarantined node is told only of its quarantine."""
         halted = self._halted if reason is StandbyReason.NO_WORK_NOW else ""
         if (node.told is not reason or node.told_halted != halted) and not node.quarantined:
             node.told, node.told_halted = reason, halted

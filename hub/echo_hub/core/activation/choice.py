@@ -1,15 +1,17 @@
-"""Cheapest set of nodes that does enough under a cap: a covering knapsack with one row, solved by price per rollout.
+"""Cheapest set of nodes that does enough work within a budget: a covering knapsack with one row, solved by price per
+rollout.
 
     node   cost per hour   rollouts per step   price per rollout
     a      0.30            6                   0.050
     b      0.40            5                   0.080
     c      0.90            9                   0.100
 
-For eight rollouts a step: a, then b. The linear relaxation takes nodes in order of price and a fraction of the last
-one. Here the last node is a whole one, the cheapest that covers the remaining need. Then nodes made superfluous are
-removed. So the cost exceeds the relaxation's by less than one node.
+For eight rollouts per step, a and then b are taken. The linear relaxation of this problem takes nodes in order of price
+per rollout, and only a fraction of the last one. Here the last node is taken whole: the cheapest one that covers the
+remaining need. Then nodes made superfluous are removed. So the cost exceeds that of the relaxation, a lower bound, by
+less than the cost of one node.
 
-The choice takes one numpy pass over all nodes, and some dozens over the rest: about 20 ms for 100,000 nodes.
+The choice takes one numpy pass over all nodes, and up to `FILLS` shorter ones: about 20 ms for 100,000 nodes.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 FILLS: Final = 64
-"""Maximum number of nodes added below the cap, or removed as superfluous."""
+"""Maximum number of nodes that one choice adds to fill the budget, or removes as superfluous."""
 
 NOTHING: Final = 1e-9
-"""Contributions up to this size count as zero."""
+"""Contributions in rollouts per step up to this size count as zero."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -32,8 +34,9 @@ Bools = NDArray[np.bool_]
 def cheapest(useful: Floats, cost: Floats, *, need: float, budget: float, price: Floats | None = None) -> Bools:
     """Return the nodes to take, as a mask [N].
 
-    `useful`: contribution of each node, at least 0. `cost`: its cost, above 0; the total is at most `budget`. `price`:
-    sort key; default cost / useful. If no set within the budget reaches `need`, take those with the best prices.
+    `useful`: rollouts per step of each node, at least 0. `cost`: price of each node, above 0; chosen nodes together
+    cost at most `budget`. `price`: order in which nodes are taken, smallest first; default: cost / useful. If the
+    best-priced nodes within the budget do not reach `need`, return as many of them as fit.
     """
     chosen = np.zeros(len(cost), bool)
     usable = np.flatnonzero((useful > NOTHING) & (cost <= budget))
@@ -55,8 +58,8 @@ def cheapest(useful: Floats, cost: Floats, *, need: float, budget: float, price:
 def _cover(
     chosen: Bools, order: NDArray[np.intp], last: int, useful: Floats, cost: Floats, need: float, budget: float
 ) -> None:
-    """Take all nodes before `last`, and the cheapest other node that covers the remaining need; drop superfluous
-    nodes."""
+    """Choose all nodes of `order` before position `last`, and of the others the cheapest that covers the remaining
+    need. Then drop superfluous nodes, the most expensive first."""
     chosen[order[:last]] = True
     rest = order[last:]
     missing = need - useful[order[:last]].sum()
@@ -78,7 +81,7 @@ def _cover(
 def _squeeze_in(
     chosen: Bools, rest: NDArray[np.intp], useful: Floats, cost: Floats, need: float, budget: float
 ) -> None:
-    """Add the next nodes that fit the remaining budget, in order, until the need is met."""
+    """Choose further nodes from `rest`, in order, that fit into the remaining budget, until the need is met."""
     missing, left = need - useful[chosen].sum(), budget - cost[chosen].sum()
     for _ in range(FILLS):
         rest = rest[cost[rest] <= left]

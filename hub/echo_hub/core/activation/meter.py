@@ -1,7 +1,7 @@
-"""Accrued cost of active nodes: price times connected active time.
+"""Accrued cost of active nodes: price per hour times the time for which a node was connected and active.
 
-Costs are recorded every `ACCRUE_S` seconds, or for `A_SECOND` nodes a second in large fleets, and when a node stops
-being active. A killed hub loses at most the unrecorded part.
+A node's cost is recorded every `ACCRUE_S` seconds (less often in large fleets, where `A_SECOND` nodes are recorded per
+second), and when it stops being active. A killed hub loses at most the unrecorded part.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ A_SECOND: Final = 100
 AT_ONCE: Final = 256
 """Maximum number of nodes in one record."""
 LONGEST_S: Final = 60.0
-"""Longest time charged between two looks at the clock. A longer gap means that the hub's computer slept."""
+"""Longest seconds charged in one record. A longer gap between two records means that the hub's computer slept."""
 
 
 class CostMeter:
-    """Costs of active nodes, kept in order of their last record."""
+    """Running costs of active nodes. The node whose cost was recorded longest ago is recorded next."""
 
     def __init__(self) -> None:
         self._running: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Price in dollars per hour, and start of the unrecorded time, by node."""
+        """Price in dollars per hour, and start of the time that is not recorded yet, by node."""
         self._ended: list[NodeCost] = []
         self._due_at = inf
 
@@ -41,7 +41,7 @@ class CostMeter:
 
     @property
     def due_at(self) -> float:
-        """Return the time at which `take` has costs to record."""
+        """Return the time at which `take` will have costs to record; -inf = now."""
         return -inf if self._ended else self._due_at
 
     def begin(self, node_id: str, per_hour: float, now: float) -> None:
@@ -51,7 +51,7 @@ class CostMeter:
         self._due_at = min(self._due_at, now + self._period_s)
 
     def end(self, node_id: str, now: float) -> None:
-        """Stop charging for a node. An inactive node changes nothing."""
+        """Stop charging for a node. Does nothing if the node is not active."""
         running = self._running.pop(node_id, None)
         if running is not None:
             self._ended.append(_cost(node_id, *running, now))
@@ -77,7 +77,7 @@ class CostMeter:
         return CostAccrued(nodes=tuple(costs)) if costs else None
 
     def _restart_clock(self, now: float) -> None:
-        """Charge nothing for time that has not passed."""
+        """Move start times that lie in the future back to `now`, so that no time is charged twice."""
         for node_id, (per_hour, since) in self._running.items():
             self._running[node_id] = (per_hour, min(since, now))
 

@@ -25,19 +25,16 @@ _COLUMNS: Final[dict[str, Any]] = {
 
 
 class Priced:
-    """Table with one row per node, in no order. A column such as `priced.cost` is a view of all rows: write by row.
+    """Table with one row per connected priced node, in no order. A column such as `priced.cost` is a view of all rows:
+    assign to its elements.
 
-    cost          dollars per hour
-    rate          rollouts per second; 0 = not measured yet
-    late_s        time from training a version until its rollout is back
-    silent_s      time without results while results were expected
-    willing       True if the node asks for work and does not rest
-    active        True if leases are allowed
-    since         time of the last change of `active`
-    not_before    earliest next trial
-    trials        number of trials without results
-    tried_s       elapsed trial time when the node left during a trial
-    settled_from  time from which other nodes may stand by because of this node
+    cost dollars per hour rate rollouts per second; 0 = not measured yet late_s seconds from the training of a version
+    until a rollout sampled with it is back silent_s seconds since the node's first rollout that is still late; 0 = none
+    is late willing True if the node asks for work and does not pause after misbehaviour (rest) active True if the node
+    may get leases since time of the last change of `active` not_before earliest time of the next trial (activation of a
+    node of unknown speed) trials number of trials without results tried_s seconds of an unfinished trial that ended
+    when the node left; they count in the next trial settled_from time from which this node counts as reliable, so that
+    other nodes may be sent to standby
     """
 
     def __init__(self) -> None:

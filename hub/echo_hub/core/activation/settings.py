@@ -1,4 +1,4 @@
-"""Settings of activation: prices, cap and margin."""
+"""Settings for the choice of active (paid) nodes: spending cap, safety margin, minimum time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from typing import Final
 
 HYSTERESIS: Final = 0.05
-"""Relative change that triggers a switch of active nodes.
+"""Relative change below which the set of active nodes stays as it is, so that measurement noise causes no switching.
 
-More nodes become active once the margin has shrunk by this share. Fewer stay active only if the whole margin holds. A
-replacement must save this share of the cost. The margin of 15 % is three times as large.
+Nodes are added once the active ones return this share less than demand times margin. Nodes are removed only if the
+others still return demand times margin. A replacement must save this share of the cost. The default margin of 15 % is
+three times as large.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationSettings:
-    """Settings of activation; money is in US dollars."""
+    """Settings for the choice of active nodes; money is in US dollars."""
 
     spend_cap_per_hour: float = 0.0
-    """Cap on the total cost of active nodes; 0 = only gifts work."""
+    """Limit on the total price of all active nodes, in dollars per hour; 0 = only nodes that cost nothing work."""
     margin: float = 1.15
-    """Rollouts that active nodes should return in time, relative to the learner's demand."""
+    """Rollouts per step that active nodes should return in time, divided by the learner's demand."""
     dwell_s: float = 60.0
-    """Minimum time for which a node stays active, as far as the cap allows."""
+    """Minimum seconds for which a node stays active, unless the spending cap is lowered."""

@@ -1,6 +1,8 @@
-"""Useful output of a node: its term of the provisioning rule (`echo_hub.core.capacity.rule`), from measured figures.
+"""Useful output of a node: the rollouts per step that arrive in time, by the provisioning rule
+(`echo_hub.core.capacity.rule`) with measured figures.
 
-With S = 0 every rollout waits for its version, so the rule does not apply. Then a node's full output of a step counts.
+With a staleness bound of 0 every rollout is sampled after its version and none can be late, so all rollouts that a node
+samples during a step count.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ class Demand:
 
     @property
     def need(self) -> float:
-        """Return the rollouts per step that keep the learner busy; infinite with S = 0, where more rollouts always
-        help."""
+        """Return the rollouts per step that keep the learner busy; infinite with a staleness bound of 0, where more
+        rollouts per second always shorten the step."""
         return self.rollouts_per_step if self.max_staleness else inf
 
     def useful(self, rate: Floats, late_s: Floats) -> Floats:
         """Return the useful rollouts per step of each node, [N].
 
-        A node samples `rate` rollouts a second. `late_s` is the time from training a version until its rollout is back.
+        A node samples `rate` rollouts a second. `late_s` is the seconds from the training of a version until a rollout
+        sampled with it is back.
         """
         step_s, every, bound = self.step_s, self.publish_every, self.max_staleness
         if not bound:

@@ -1,14 +1,16 @@
-"""Misbehaviour of nodes and the rests that follow. A scored rollout restores trust.
+"""Misbehaviour of nodes. A node that misbehaves gets no work for a while: it *rests*. A scored rollout ends the rest,
+except for deaths of scorers.
 
-- A *silent* node let all its rollouts pass their deadline. A proven node gets new work at once, but its window shrinks
-  to one rollout. An unproven node rests for `SILENT_RESTS` deadlines, first not at all. It is woken early if no other
-  node takes work. As soon as an unproven node's rollout is late, the node rests for one deadline. Otherwise a
-  replacement could win before the deadline and hide the silence.
-- A *failing* node returned work or sent something invalid. It rests for 1 s to 60 s, doubling each time. Failures
-  during a rest count as part of the same failure.
-- A *deadly* node sent completions that killed scorer processes in different groups, so the fault is not one problem's.
-  It rests with the same doubling, or `MAX_REST_S` each time while unproven. One scored rollout forgives only
-  `FORGIVEN_BY_ONE` of a death, because an attacker can mix good completions with deadly ones.
+- A *silent* node let all its rollouts pass their deadline. A proven node (one with a scored rollout) may get new work
+  at once, but only one rollout at a time (its window is 1). An unproven node rests for `SILENT_RESTS` times the
+  deadline: not at all the first time, longer later. The rest ends early if no other node takes work. An unproven node
+  also rests for one deadline as soon as a rollout of it is late: if another node's result wins before the deadline, the
+  late rollout is dropped and its silence would go unnoticed.
+- A *failing* node returned work or sent something invalid. It rests for 1 s to 60 s, doubling each time. Further
+  failures during the rest are ignored: they belong to the same failure.
+- A *deadly* node sent completions that killed scorer processes in two or more groups, so no single problem is the
+  cause. A proven node rests as after failures, an unproven one for `MAX_REST_S` each time. One scored rollout forgives
+  only `FORGIVEN_BY_ONE` of a killed scorer, because an attacker can mix good completions with deadly ones.
 
 The hub's own sampler is exempt: the learner's state already tells when it can sample.
 """
@@ -22,30 +24,32 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 FIRST_REST_S: Final = 1.0
-"""First rest after a failure, in seconds; later rests double."""
+"""Seconds without work (rest) after a node's first failure. The rest doubles with each further failure."""
 MAX_REST_S: Final = 60.0
-"""Longest rest after a failure, in seconds."""
+"""Longest time without work (rest) after a failure, in seconds."""
 FORGIVEN_BY_ONE: Final = 1 / 32
-"""Part of a scorer's death that one scored rollout forgives."""
+"""Part of one killed scorer process that one scored rollout of the node forgives."""
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
-"""Length of rests for silence, in deadlines: after the first, the second and every later silence.
+"""How long an unproven node gets no work after letting all its rollouts expire, as a multiple of the lease deadline:
+after the first, the second and every later time.
 
-An unproven silent node delays a group each time. These rests keep that cost small. A node that lost its work only once
-is asked again at once.
+Such a node delays a group each time, so repeated silence costs it long rests. A node that lost its work only once gets
+new work at once.
 """
 
 
 class Conduct:
-    """Bookkeeping of misbehaviour in the nodes' records. The caller polls `wake` for the rests that are over."""
+    """Counts misbehaviour in the nodes' records and sets `rests_until`, the end of a node's pause. The caller calls
+    `wake` to end pauses that are over."""
 
     def __init__(self, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._resting: dict[str, Node] = {}
         self._ends: list[tuple[float, str]] = []
-        """Heap of (end, node id). A shortened or prolonged rest leaves a stale entry. The heap has at most two entries
-        per resting node."""
+        """Heap of (end of rest, node id). If a rest is shortened or prolonged, its old entry stays behind and is
+        ignored. The heap has at most two entries per resting node."""
         self._silent: dict[str, Node] = {}
-        """Resting nodes whose only reason is silence."""
+        """Nodes that rest only because all their rollouts expired or are late."""
 
     @property
     def next_end(self) -> float:
@@ -53,14 +57,14 @@ class Conduct:
         return self._ends[0][0] if self._ends else inf
 
     def fail(self, node: Node, now: float) -> None:
-        """Rest a node that returned work or sent something invalid, so that it does not fail again at once."""
+        """Stop leasing to a node for a while (rest) because it returned work or sent something invalid."""
         if not node.is_hub and (node.rests_until is None or node.node_id in self._silent):
             self._silent.pop(node.node_id, None)
             self._rest(node, now + _rest_s(node.num_failures))
             node.num_failures += 1
 
     def excuse(self, node: Node) -> None:
-        """End the rest for failures that were not the node's fault."""
+        """Forget the node's failures because they were not its fault, and end its rest if it has no other reason."""
         if node.num_failures:
             node.num_failures = 0
             if not node.deaths and node.node_id not in self._silent:
@@ -68,7 +72,8 @@ class Conduct:
                 self._forget_ends()
 
     def kill_scorer(self, node: Node, group_id: int, now: float) -> None:
-        """Count a scorer process killed by the node's completion for this group."""
+        """Count a scorer process that was killed by the node's completion for this group. The second group makes the
+        node rest."""
         if node.is_hub:
             return
         recurs = node.deadly_group not in (None, group_id)
@@ -79,7 +84,8 @@ class Conduct:
             self._rest(node, now + (_rest_s(node.deaths - 1) if node.proven else MAX_REST_S))
 
     def expire(self, node: Node, now: float) -> None:
-        """Rest an unproven node whose rollouts are all overdue."""
+        """Stop leasing to an unproven node for a while (rest) once all rollouts that it holds are past their
+        deadline."""
         if node.is_hub or node.proven or node.in_flight:
             return
         rest_s = SILENT_RESTS[min(node.num_silences, len(SILENT_RESTS) - 1)] * self._deadline_s
@@ -89,14 +95,15 @@ class Conduct:
         self._rest(node, now + rest_s)
 
     def keep_waiting(self, node: Node, now: float) -> None:
-        """Rest an unproven node that has a late rollout."""
+        """Stop leasing to an unproven node for one deadline (rest), because one of its rollouts is late."""
         if not node.is_hub:
             if node.rests_until is None:
                 self._silent[node.node_id] = node
             self._rest(node, now + self._deadline_s)
 
     def trust(self, node: Node) -> None:
-        """Forgive earlier misbehaviour after a scored rollout."""
+        """Forgive silences and failures after a scored rollout, and part of the killed scorers. The rest ends if
+        nothing remains."""
         node.deaths = max(0.0, node.deaths - FORGIVEN_BY_ONE)
         if node.num_silences or node.num_failures or node.node_id in self._silent:
             node.num_silences = node.num_failures = 0
@@ -105,7 +112,8 @@ class Conduct:
                 self._forget_ends()
 
     def wake(self, now: float, *, all_silent: bool) -> list[Node]:
-        """End expired rests, and with `all_silent` every rest for silence. Return the woken nodes."""
+        """End the rests whose time is over and, with `all_silent`, all rests for silence. Return the nodes that may get
+        work again."""
         awake = list(self._silent.values()) if all_silent else []
         while self._ends and self._ends[0][0] <= now:
             end, node_id = heappop(self._ends)
@@ -133,7 +141,7 @@ class Conduct:
         self._forget_ends()
 
     def _forget_ends(self) -> None:
-        """Remove stale heap entries once they are the majority, to bound the memory."""
+        """Remove outdated heap entries once they are the majority, to bound the memory."""
         if len(self._ends) > 2 * len(self._resting):
             self._ends = sorted({(end, node_id) for end, node_id in self._ends if self._is_end(node_id, end)})
 

@@ -12,17 +12,17 @@ HUB_NODE_ID: Final = "hub"
 """Node id of the learner as its own sampler in co-located mode. No other node's id looks like this."""
 
 UNPROVEN: Final = -(2**30)
-"""Speed class of nodes without any measured completion."""
+"""Value of `Node.speed` for a node without any scored rollout, whose speed is unknown."""
 
 Place = tuple[int, int, int]
-"""Queue in which a ready node waits: version, tier, speed class. See `queues`."""
+"""Key of the queue in which a node with free capacity waits: version, tier, speed class. See `queues`."""
 
 Samplers = Literal["by_version", "any", "hub"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Settings of nodes.
+    """Settings of the run that limit what nodes may hold.
 
     `samplers` decides which nodes may take a lease:
     - "by_version": nodes with the lease's required version or a newer one;
@@ -32,21 +32,24 @@ class NodeSettings:
 
     samplers: Samplers
     lease_size: int
-    """Upper bound of rollouts per lease, where nothing else keeps the lease smaller."""
+    """Free capacity, in rollouts, from which a node may always get a lease: the size of a whole lease."""
     deadline_s: float
     first_window: int
-    """Rollouts that an unproven node may hold while no node is proven. Afterwards it may hold one."""
+    """Rollouts that an unproven node (without any scored rollout) may hold while no node is proven. Once one is proven,
+    an unproven node may hold one rollout."""
     unproven_most: int
-    """Base of `strangers`: rollouts that all unproven nodes together may hold while other nodes are present."""
+    """Rollouts that all unproven nodes together may hold while proven ones are present; the base that `strangers`
+    adjusts."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node that is connected, holds leases, rests, or has a remembered window."""
+    """Record of one node that is connected, holds leases, rests (gets no work after misbehaviour), or left but has
+    earned a window that is remembered."""
 
     node_id: str
     window: int
-    """Number of rollouts that the node has earned to hold at once."""
+    """Number of rollouts that the node has earned to hold at once by returning work in time."""
     connected: bool = False
     capacity: int = 0
     """Number of rollouts that the node claims to be willing to hold."""
@@ -57,7 +60,7 @@ class Node:
     held_tokens: float = 0.0
     """Expected total length of the held rollouts."""
     unchecked: int = 0
-    """Received rollouts whose reward waits for a check. They use capacity like held rollouts."""
+    """Received rollouts whose reward is held back until they are checked. They use capacity like held rollouts."""
     overdue: int = 0
     """Held rollouts whose deadline has passed."""
     proven: bool = False
@@ -66,53 +69,56 @@ class Node:
     speed: int = UNPROVEN
     """Speed class of the measured pace; smaller is faster."""
     counted: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """The node's share in the pool's pace: tokens_per_s, token_s, way_s."""
+    """The node's figures as included in the sums over all nodes: tokens_per_s, token_s, way_s."""
     candidate: int | None = None
-    """Version under which the node counts as a candidate for work; None: no candidate. Maintained by `Nodes`."""
+    """Version for which the node counts as able to take work (a candidate); None: it takes no work. Maintained by
+    `Nodes`."""
     place: Place | None = None
-    """Queue in which the node waits; None: no free capacity. Maintained by `ReadyQueues`."""
+    """Queue in which the node waits for work; None: it has no free capacity. Maintained by `ReadyQueues`."""
     num_silences: int = 0
-    """Times that all held rollouts were overdue, since the last scored rollout."""
+    """How often all rollouts that the node held were past their deadline, since its last scored rollout."""
     num_failures: int = 0
-    """Failures since the last scored rollout."""
+    """Leases returned and invalid messages since the node's last scored rollout, counted once per rest."""
     deaths: float = 0.0
-    """Number of scorer processes that its completions killed, minus forgiveness."""
+    """Scorer processes that the node's completions killed, minus what its scored rollouts have forgiven."""
     deadly_group: int | None = None
     """Group whose completion last killed a scorer process."""
     quarantined: bool = False
-    """True while the node is distrusted and gets no work."""
+    """True while the node gets no work because checks found it dishonest."""
     origin: str = ""
-    """Network origin or invite of the node; empty = unknown."""
+    """Invite that the node used, else the network address or range that it connects from; empty = unknown."""
     has_place: bool = False
-    """True if the node holds one of its origin's places. Maintained by `Origins`."""
+    """True if the node uses one of the places that limit the unproven nodes of its origin. Maintained by `Origins`."""
     rests_until: float | None = None
-    """End of the rest; None = not resting."""
+    """Time until which the node gets no work after misbehaviour (its rest); None = it is not resting."""
     per_hour: float = 0.0
     """Cost in US dollars per hour; 0 = a gift."""
     active: bool = True
-    """True if leases are allowed. Only `echo_hub.core.activation` changes this."""
+    """True if the node may get leases: it costs nothing, or `echo_hub.core.activation` has chosen to pay it. Changed
+    only through `Nodes`."""
     behind_s: float = 0.0
-    """Delay from training a version until the node has it; 0 = unknown."""
+    """Average seconds from the training of a version until the node reports having it; 0 = unknown."""
     taken_at: float = 0.0
     """Time at which the node last got work or became able to take work."""
     num_late: int = 0
     """Held rollouts that take far longer than expected."""
     late_since: float | None = None
-    """Start of the current period with late rollouts; None = none is late."""
+    """Time since which the node has had at least one late rollout; None = none is late."""
     hangs: bool = False
-    """True while the node is in a hang counted by `num_hangs`."""
+    """True while the node has had a late rollout for so long that its speed no longer counts: a hang."""
     num_hangs: int = 0
-    """Times that the node delayed others until its results no longer counted."""
+    """Number of hangs so far: periods with a late rollout in which the node's speed no longer counted."""
     settled_from: float = 0.0
-    """Start time of the node's reliable output, which lets other nodes stand by; 0 = unknown."""
+    """Time from which the node counts as reliable, so that others may be sent to standby because of it; 0 = unknown."""
     told: StandbyReason | None = None
-    """Reason for having no work, as last sent to the node."""
+    """Reason why the node gets no work, as last sent to it; None = it was told that it may get work."""
     told_halted: str = ""
-    """Reason why no node gets work, as last sent to the node."""
+    """Reason why no node gets work, as last sent to this node; empty = none."""
 
     @property
     def limit(self) -> int:
-        """Return how many rollouts the node may hold: the least of claim, earned window and useful amount."""
+        """Return how many rollouts the node may hold: the smallest of its claimed capacity, its earned window, and the
+        number that keeps it busy (`pace.takes`)."""
         earned = self.window if self.window < self.capacity else self.capacity
         takes = self.pace.takes
         return takes if 0 < takes < earned else earned
@@ -124,7 +130,7 @@ class Node:
 
     @property
     def in_flight(self) -> int:
-        """Return how many rollouts the node holds within their deadline."""
+        """Return how many of the node's rollouts are not received and still within their deadline."""
         return self.held - self.overdue
 
     @property

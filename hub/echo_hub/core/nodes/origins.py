@@ -1,8 +1,9 @@
-"""Limit per origin on the rollouts of strangers, because keys cost nothing but addresses do.
+"""Limit per origin on the rollouts that strangers (nodes without any scored rollout) hold: keys cost nothing, but
+addresses do.
 
-A stranger (`strangers`) needs a *place* of its origin before it is offered work. An origin is an address, an address
-range, or an invite, so that all keys of one person share the same places. The stranger keeps its place until its work
-is back or overdue. If no place is free, strangers wait first come, first served. Nodes of unknown origin need no place.
+A stranger needs one of its origin's *places* before it is offered work. An origin is an address, an address range, or
+an invite, so that all keys of one person share the same places. The stranger keeps its place until its work is back or
+overdue. If no place is free, strangers wait first come, first served. Nodes of unknown origin need no place.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 ORIGIN_SHARE: Final = 4
-"""Divisor of one origin's share: a quarter of the strangers' limit, at least one rollout."""
+"""The strangers of one origin may take a quarter of the rollouts that all strangers may hold, but at least one."""
 
 
 class Origins:
-    """Places by origin. This class maintains `Node.has_place`."""
+    """Counts the taken places of each origin and maintains `Node.has_place`."""
 
     def __init__(self) -> None:
         self._num_taken: dict[str, int] = {}
         self._waiting: dict[str, dict[str, None]] = {}
 
     def enter(self, node: Node, may_hold: int) -> bool:
-        """Return True if the stranger has or gets a place; otherwise it waits. `may_hold`: limit of all strangers."""
+        """Return True if the stranger has or gets a place of its origin. Otherwise it waits in its origin's queue.
+        `may_hold`: number of rollouts that all strangers together may hold."""
         if node.has_place or not node.origin:
             return True
         taken = self._num_taken.get(node.origin, 0)

@@ -1,14 +1,15 @@
 """Measured sampling speed of one node, derived from arrival times and counts. Claims of the node count only as bounds.
 
-All figures decay: the memory covers about `MEMORY` completions.
+All figures are running averages or maxima over about the last `MEMORY` completions.
 
     token_s         seconds per token within one completion; determines how soon the next completion can be back
     tokens_per_s    tokens per second over all parallel completions, while the node is busy. An underused node samples
                     less than it can, so the highest recent value counts. The value decays faster on a node with queued
                     work. It never exceeds the observed parallelism divided by the current token_s
-    takes           completions that keep the node busy: those sampled in parallel (Little's law: tokens_per_s ·
-                    token_s), those in transit meanwhile (or those sampled in .4 s, if more), plus a quarter. More would
-                    only queue on the node. If the node has spare capacity, the value grows with each round
+    takes           completions that the node should hold to stay busy: those sampled in parallel (Little's law:
+                    tokens_per_s · token_s), plus those in transit meanwhile (at least those sampled in 0.4 s), plus a
+                    quarter. More would only queue on the node. On a node with spare capacity the value grows with
+                    each completion round
 
 A node that samples 8 completions in parallel, each at 20 tokens a second, has token_s = 0.05 and tokens_per_s = 160.
 """
@@ -20,24 +21,27 @@ from math import ceil, inf
 from typing import Final
 
 MEMORY: Final = 32
-"""Decay constant of a node's figures, in completions."""
+"""Number of completions over which a node's figures decay to 1/e."""
 UNBOUNDED: Final = 2**30
 """Number of rollouts that stands for no limit."""
 _KEPT: Final = 1.0 - 1.0 / MEMORY
 _KEPT_FULL: Final = 1.0 - 1.0 / 256
 _KEPT_IDLE: Final = 1.0 - 1.0 / 8192
-"""Decay per completion of the highest observed values: fast while the node holds more than its observed parallelism
-(`_KEPT_FULL`), slow otherwise (`_KEPT_IDLE`)."""
+"""Factors by which the highest observed values shrink per completion. They shrink fast while the node holds more
+rollouts than it was seen to sample in parallel (`_KEPT_FULL`): then it shows what it can do. Otherwise they shrink
+slowly (`_KEPT_IDLE`)."""
 _WAY_GROWS: Final = 1.01
-"""Growth per completion of the transit time, which otherwise is the smallest observed value."""
+"""Factor by which the measured transit time grows per completion. It is the smallest value seen, so it could not rise
+otherwise."""
 _AHEAD: Final = 1.25
-"""Factor on the parallelism, so that a node never waits for the next lease."""
+"""Completions that a node may hold, divided by those that keep it busy: it never waits for its next lease."""
 _AHEAD_S: Final = 0.4
-"""Seconds of extra work that a node may always hold, because computers stall at times."""
+"""Seconds of additional work that a node may always hold, because the hub or the node may stall for a moment."""
 _NEARLY: Final = 0.1
-"""Measurement tolerance in rounds: a shortfall of this fraction of a round adds no round."""
+"""Tolerance of `finish_s` and `fits`, in rounds (a round: all parallel slots sample one completion each). An excess of
+less than this fraction of a round counts as none."""
 _PLACE: Final = 0.25
-"""Measurement tolerance in places: an excess of this fraction of a place adds no place."""
+"""Tolerance of the measured parallelism, in slots: an excess of this fraction of a slot adds no slot."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +63,7 @@ class NodePace:
     """Recent maximum of the average tokens per second."""
 
     def begin(self, now: float) -> None:
-        """Start measuring when an idle node gets work."""
+        """Start measuring throughput when an idle node gets work."""
         self._counted_from = now
 
     def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, held: int, now: float) -> None:
@@ -107,7 +111,8 @@ class NodePace:
         return self.token_s * num_tokens * max(1, rounds) + self.way_s
 
     def fits(self, queued_tokens: float, num_tokens: float, in_s: float) -> int:
-        """Return how many completions of `num_tokens` are back within `in_s` seconds, behind `queued_tokens`."""
+        """Return how many further completions of `num_tokens` tokens the node returns within `in_s` seconds, after
+        finishing the `queued_tokens` that it holds."""
         alone_s = self.token_s * num_tokens
         if not alone_s:
             return UNBOUNDED
@@ -116,10 +121,8 @@ class NodePace:
 
     @property
     def _at_once(self) -> int:
-        """Return the number of parallel places.
-
-        A partial place counts as a whole one, because an underused node would never show more parallelism.
-        """
+        """Return how many completions the node samples in parallel. A fraction counts as one more, because a node with
+        too little work would never show more parallelism."""
         return max(1, ceil(self.tokens_per_s * self.token_s - _PLACE))
 
     @property

@@ -1,13 +1,13 @@
-"""Queues of ready nodes, one for each combination of version, tier and speed class.
+"""Queues of nodes with free capacity, one for each combination of version, tier and speed class. Tier 1 holds the nodes
+that already hold at least half of what they may hold; they would only queue new work. A smaller speed class is faster.
 
     version   tier             speed class   nodes, longest waiting first
     7         0 (has idle)     -3            a, d
     7         1 (prefetches)   -3            b
     9         0                2             c
 
-`first(8, fastest=-9, slowest=9)` begins with c; `first(7, fastest=-9, slowest=0)` with a. Nodes with idle places
-precede nodes that would only queue new work. Among equals, the longest waiting node is first. A node that takes work
-moves to the end of its queue.
+`first(8, fastest=-9, slowest=9)` begins with c; `first(7, fastest=-9, slowest=0)` with a. Tier 0 comes first, then the
+longest waiting node. A node that takes work moves to the end of its queue.
 
 Each change takes O(1). Each search takes O(non-empty queues), independent of the number of nodes. Empty queues are
 deleted at once.
@@ -24,19 +24,19 @@ from echo_hub.core.nodes.node import UNPROVEN, Node, Place
 
 
 class ReadyQueues:
-    """All queues. Each node's record holds its place, which only this class changes.
-
-    A search considers only the first acceptable node of each queue. Nodes behind it cannot change the search result.
-    """
+    """All queues. `Node.place` names the queue of a node, and only this class changes it. A search returns at most one
+    node of each queue: the first one that it need not avoid."""
 
     def __init__(self) -> None:
         self._queues: dict[Place, OrderedDict[str, tuple[int, Node]]] = {}
         self._turns = 0
         self._num_waiting = 0
         self.notice_from: float = -inf
-        """Speed class below which nodes are ignored at present."""
+        """Nodes of a faster (smaller) speed class cannot take any work at present, so their changes are not
+        reported."""
         self.most_avoided = 0
-        """Maximum number of nodes that any search avoids."""
+        """Largest number of nodes that a search avoids, because the work failed on them. Only this many nodes and one
+        more at the head of a queue can be found."""
         self.num_unproven = 0
         """Number of waiting unproven nodes."""
 
@@ -45,9 +45,9 @@ class ReadyQueues:
         return self._num_waiting
 
     def put(self, node: Node, place: Place | None) -> bool:
-        """Move the node to this place; None removes it from all queues.
+        """Move the node to the queue `place`; None removes it from all queues.
 
-        Return True if a search may now find a relevant node that it did not find before.
+        Return True if a search may now find a node that it did not find before, and that could take work.
         """
         before = node.place
         if before == place:
@@ -67,9 +67,10 @@ class ReadyQueues:
         return noticed or (is_found and self._heeds(place))
 
     def slowest(self, oldest: int, enough: int) -> tuple[bool, int]:
-        """Look at nodes of version `oldest` or newer.
+        """Examine the waiting nodes of version `oldest` or newer.
 
-        Return whether one is of class `enough` or slower, and the slowest class below `enough` (UNPROVEN: none).
+        Return whether one is of speed class `enough` or slower, and the slowest class faster than `enough` (UNPROVEN:
+        none).
         """
         slow_enough, slowest = False, UNPROVEN
         for version, _, speed in self._queues:
@@ -81,7 +82,7 @@ class ReadyQueues:
         return slow_enough, slowest
 
     def is_found(self, node: Node) -> bool:
-        """True if the node is near enough to the front of its queue for a search to find it."""
+        """True if the node is near enough to the front of its queue that a search may return it."""
         return node.place is not None and self._is_first(self._queues[node.place], node.node_id)
 
     def to_the_end(self, node: Node) -> bool:
@@ -98,10 +99,10 @@ class ReadyQueues:
     def first(
         self, oldest: int, *, fastest: int, slowest: int, avoid: Collection[str] = (), by_speed: bool = False
     ) -> list[Node]:
-        """Return the first acceptable node of each matching queue, best first.
+        """Return the first node of each matching queue that is not in `avoid`, best first.
 
-        A queue matches by version (`oldest` or newer) and speed class. `by_speed`: sort by speed class before waiting
-        time.
+        A queue matches if its version is `oldest` or newer and its speed class is within `fastest` and `slowest`.
+        `by_speed`: prefer faster nodes to those that wait longer.
         """
         found: list[tuple[int, int, int, Node]] = []
         for (version, tier, speed), queue in self._queues.items():

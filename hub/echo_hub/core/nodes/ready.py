@@ -1,16 +1,16 @@
 """All nodes, their free capacity, and the choice of the next node for a lease.
 
-A node earns its *window*, the number of rollouts it may hold. The window starts small. Each rollout returned in time
-and scored adds one; each lost rollout shrinks the window. A node's claimed capacity is only an upper bound. While any
-proven node is present, an unproven node gets one rollout. `strangers` limits the rollouts of all unproven nodes
-together.
+A node earns its *window*, the number of rollouts it may hold. The window starts small. Each rollout that is returned in
+time and scored adds one; each rollout that passes its deadline takes one away. A node's claimed capacity is only an
+upper bound. A node is *proven* once a rollout of it was scored. While any proven node is present, an unproven node gets
+one rollout. `strangers` limits the rollouts of all unproven nodes together.
 
-A node is *ready* if a quarter of its limit is free, or a whole lease fits. Filling each place as soon as it is free
-would make every lease one rollout long. Multi-turn runs mostly have such leases anyway, so there one free place is
-enough. Overdue rollouts use no capacity, because the node may have lost them.
+A node is *ready* if a quarter of the rollouts that it may hold are free, or a whole lease fits. If a lease were made
+for each single free rollout, every lease would be one rollout long. Multi-turn runs mostly have such leases anyway, so
+there one free rollout is enough. Overdue rollouts use no capacity, because the node may have lost them.
 
 Ready nodes wait in queues by version and speed class (see `queues`), so that urgent work finds fast nodes. A resting
-node is no candidate, whatever it reports (see `conduct`).
+node (one that pauses after misbehaviour, see `conduct`) gets no work, whatever it reports.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from echo_hub.core.nodes.strangers import Strangers
 from echo_shared.wire.messages import MAX_BATCHED
 
 REMEMBERED: Final = 65_536
-"""Number of proven nodes whose window and pace are kept after they left. The longest absent are forgotten first."""
+"""Number of departed proven nodes whose window and measured speed are kept. The longest absent are forgotten first."""
 OLD: Final = 1_024
-"""Distance behind the newest version from which all older versions count as one."""
+"""Nodes whose version is this many behind the newest one, or more, all count as nodes of version 0."""
 _CLASS: Final = log(1.5)
-"""Width of a speed class: token times within one class differ by less than a factor of 1.5."""
+"""Width of a speed class in ln(seconds per token): within one class, times differ by less than a factor of 1.5."""
 _FASTEST_S: Final = 1e-9
 _SLOWEST_S: Final = 1e9
-"""Bounds outside which all token times fall into the outermost classes."""
+"""Shortest and longest seconds per token that are told apart; values beyond them fall into the outermost classes."""
 
 
 def speed_class(token_s: float) -> int:
-    """Return the speed class of nodes that take `token_s` seconds per token of a completion."""
+    """Return the speed class of a node that takes `token_s` seconds per token within one completion; smaller is
+    faster."""
     return floor(
         log(token_s if _FASTEST_S < token_s < _SLOWEST_S else min(max(token_s, _FASTEST_S), _SLOWEST_S)) / _CLASS
     )
@@ -52,8 +53,8 @@ def slowest_token_s(speed: int) -> float:
 
 
 class Nodes:
-    """All nodes that are connected, hold leases, rest, or are remembered. Versions matter only if `samplers` is
-    "by_version". Otherwise all candidates count as version 0."""
+    """All nodes that are connected, hold leases, rest after misbehaviour, or are remembered. Only with `samplers`
+    "by_version" do nodes count under their own version; otherwise all count as version 0."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -64,7 +65,7 @@ class Nodes:
         self._queues = ReadyQueues()
         self._conduct = Conduct(deadline_s=settings.deadline_s)
         self._num_candidates = 0
-        """Number of nodes that take work, including full ones."""
+        """Number of candidates: nodes that take work, including those without free capacity."""
         self._by_version: Counter[int] = Counter()
         """Candidates by the version they count under."""
         self._held: dict[str, int] = {}
@@ -76,9 +77,10 @@ class Nodes:
         """Number of proven candidates."""
         self.num_connected = 0
         self.heeds_relief = True
-        """False if freed capacity of a node that already had free capacity is irrelevant at present."""
+        """False if more capacity of a node that already had some free is of no use at present, so that it is not
+        reported as a change."""
         self.num_changes = 0
-        """Counter that grows whenever work without a node may have found one."""
+        """Counter that grows whenever a node may have become able to take work for which no node was found before."""
         self.tokens_per_s = 0.0
         """Total tokens per second of all measured candidates."""
         self._num_counted = 0
@@ -95,7 +97,7 @@ class Nodes:
 
     @property
     def held_by_node(self) -> Mapping[str, int]:
-        """Return a live view of the rollouts leased to each node and not received yet."""
+        """Return the number of unreceived rollouts leased to each node, as a live view."""
         return MappingProxyType(self._held)
 
     @property
@@ -104,8 +106,8 @@ class Nodes:
         return len(self._queues)
 
     def notice_from(self, speed: float, *, most_avoided: int) -> None:
-        """Ignore proven nodes faster than this class until the next call; no search avoids more nodes than
-        `most_avoided`."""
+        """Do not report changes of proven nodes faster than this class until the next call. `most_avoided`: largest
+        number of nodes that one search avoids."""
         self._queues.notice_from, self._queues.most_avoided = speed, most_avoided
 
     @property
@@ -114,21 +116,22 @@ class Nodes:
         return self._queues.num_unproven > 0 and self.unproven_may
 
     def slowest(self, oldest_version: int, enough: int) -> tuple[bool, int]:
-        """Look at ready nodes of this version or newer. Return whether one is of class `enough` or slower, and the
-        slowest class below `enough` (UNPROVEN: none)."""
+        """Examine the ready nodes of this version or newer. Return whether one is of speed class `enough` or slower,
+        and the slowest class faster than `enough` (UNPROVEN: none)."""
         return self._queues.slowest(oldest_version, enough)
 
     @property
     def unproven_may(self) -> bool:
-        """True if unproven nodes may get work."""
+        """True if unproven nodes may get work: no proven node takes work, or all unproven ones together are below their
+        limit."""
         return not self._num_proven or not self._strangers.is_full
 
     def room(self, node: Node) -> int:
-        """Return the maximum size of the node's next lease."""
+        """Return the maximum number of rollouts in the node's next lease."""
         return min(1, node.free) if self._is_on_trial(node) else node.free
 
     def _is_on_trial(self, node: Node) -> bool:
-        """True for an unproven node while proven nodes are present."""
+        """True for an unproven node while any proven node takes work: it gets one rollout at a time."""
         return not node.proven and self._num_proven > 0
 
     @property
@@ -148,7 +151,7 @@ class Nodes:
 
     @property
     def next_end_of_rest(self) -> float:
-        """Return the time of the next end of a rest; inf: no node rests."""
+        """Return the earliest time at which a node's pause after misbehaviour (rest) may end; inf: no node rests."""
         return self._conduct.next_end
 
     def is_connected(self, node_id: str) -> bool:
@@ -164,7 +167,7 @@ class Nodes:
         return node_id in self._quarantined
 
     def quarantine(self, node_id: str) -> None:
-        """Exclude the node, connected or not, from all work and reset its earned window."""
+        """Give the node no more work, whether it is connected or not, and reset its window to one rollout."""
         self._quarantined.add(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -245,13 +248,15 @@ class Nodes:
             self._update(node)
 
     def trust(self, node_id: str, *, in_time: bool) -> None:
-        """Note a scored rollout of the node, received before (`in_time`) or after its deadline."""
+        """Note a scored rollout of the node: the node is proven from now on. `in_time`: it was received before its
+        deadline, so the window grows."""
         node = self._nodes.get(node_id)
         if node is None:
             return
         self._conduct.trust(node)
         if self._is_on_trial(node):
-            # Let the window grow from the held rollouts: one honest rollout must not unlock a whole first window.
+            # Until now the node might hold one rollout. The window grows from the held rollouts, so that one honest
+            # rollout does not unlock a whole first window.
             node.window = min(node.window, max(1, node.in_flight))
         if not node.proven:
             self._count_in_flight(node, -node.in_flight)
@@ -265,14 +270,16 @@ class Nodes:
         self._update(node)
 
     def wake(self, now: float) -> None:
-        """End the rests that are over. If no other node takes work, end rests for silence early."""
+        """End the pauses after misbehaviour (rests) that are over. If no node takes work, end all rests for silence
+        early."""
         if self._conduct.next_end > now and self._num_candidates:
             return
         for node in self._conduct.wake(now, all_silent=not self._num_candidates):
             self._update(node)
 
     def take(self, node_id: str, count: int, num_tokens: float, now: float) -> None:
-        """Lease `count` rollouts of `num_tokens` in total to the node. An unknown node is one from before a restart."""
+        """Count `count` more rollouts as held by the node, with an expected length of `num_tokens` in total. A node
+        without a record held them before a restart."""
         node = self._known(node_id)
         node.taken_at = now
         if node.held == 0:
@@ -282,7 +289,7 @@ class Nodes:
         self._update(node)
 
     def expire(self, node_id: str, now: float, *, was_late: bool = False) -> None:
-        """Note that a rollout has passed its deadline. `was_late`: the rollout's delay was counted before."""
+        """Note that a rollout of the node has passed its deadline. `was_late`: the rollout was already marked late."""
         node = self._nodes[node_id]
         if not node.proven and not was_late:
             self._strangers.lost()
@@ -311,13 +318,14 @@ class Nodes:
         """Add `count` to the node's rollouts that wait for a check; negative counts remove."""
         node = self._nodes.get(node_id)
         if node is not None:
-            node.unchecked = max(0, node.unchecked + count)  # A node that left has lost its count.
+            node.unchecked = max(0, node.unchecked + count)  # It is 0 again for a node that left meanwhile.
             if count < 0 and self.heeds_relief and self._queues.is_found(node):
                 self.num_changes += 1
             self._update(node)
 
     def measure(self, node_id: str, num_tokens: int, *, sampling_s: float, latency_s: float, now: float) -> None:
-        """Update the node's pace with an arrived completion. Call it before `release`."""
+        """Update the node's measured speed with an arrived completion of `num_tokens`. Call this before `release`,
+        while the completion still counts as held."""
         node = self._nodes[node_id]
         node.pace.arrived(num_tokens, sampling_s=sampling_s, latency_s=latency_s, held=node.held, now=now)
         if node.proven:
@@ -326,8 +334,8 @@ class Nodes:
             self._count_pace(node, counts=True)
 
     def miss(self, node_id: str, num_tokens: float, waited_s: float) -> None:
-        """Slow down the measured pace for a missing completion of expected length `num_tokens`. A wait shorter than the
-        pool's typical time proves nothing and is ignored."""
+        """Lower the node's measured speed because a completion of expected length `num_tokens` has not arrived after
+        `waited_s`. A wait shorter than a typical node's time proves nothing and is ignored."""
         node = self._nodes[node_id]
         if not node.is_hub and waited_s > num_tokens * self.typical_token_s + self.typical_way_s:
             node.pace.missed(num_tokens, waited_s)
@@ -338,7 +346,7 @@ class Nodes:
             self._update(node)
 
     def mark_late(self, node_id: str, now: float) -> None:
-        """Note that a rollout takes too long, or that its node has left."""
+        """Note that a rollout takes its node too long, or that the node has left."""
         node = self._nodes[node_id]
         node.num_late += 1
         if node.late_since is None:
@@ -359,7 +367,7 @@ class Nodes:
         return sum(self._by_version[version] for version in range(oldest_version, self._newest + 1))
 
     def any_proven(self, beside: Collection[str]) -> bool:
-        """True if any proven node, excluding those in `beside`, takes work. Full nodes count too."""
+        """True if any proven node that is not in `beside` takes work, with or without free capacity."""
         nodes = [node for node_id in beside if (node := self._nodes.get(node_id)) is not None]
         return self._num_proven > sum(node.candidate is not None and node.proven for node in nodes)
 
@@ -372,9 +380,9 @@ class Nodes:
         by_speed: bool = False,
         unproven_last: bool = False,
     ) -> Iterator[Node]:
-        """Yield the nodes for a lease, best first. `paces`: range of acceptable token_s, fastest to slowest.
-        `by_speed`: prefer fast nodes. Unproven nodes come first, or last with `unproven_last`, if they may get work at
-        all."""
+        """Yield the nodes for a lease, best first. `paces`: fastest and slowest acceptable seconds per token.
+        `by_speed`: prefer fast nodes to long waiting ones. Unproven nodes come first, or last with `unproven_last`, if
+        they may get work at all."""
         fastest, slowest = (UNPROVEN + 1, -UNPROVEN) if paces is None else map(speed_class, paces)
         if self.unproven_may and not unproven_last:
             yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
@@ -407,12 +415,13 @@ class Nodes:
         self.num_changes += self._strangers.count(count, is_stranger=not node.proven)
 
     def _count_pace(self, node: Node, *, counts: bool) -> None:
-        """Update the pool's pace with the node's current figures, or remove its share."""
+        """Replace the node's share in the sums over all nodes by its current figures; without `counts`, remove its
+        share."""
         pace, (rate_before, token_s_before, way_s_before) = node.pace, node.counted
         node.counted = (pace.tokens_per_s, pace.token_s, pace.way_s) if counts else (0.0, 0.0, 0.0)
         rate, token_s, way_s = node.counted
         self._num_counted += (rate > 0) - (rate_before > 0)
-        if not self._num_counted:  # Reset the sums, because floating-point residue is no pace.
+        if not self._num_counted:  # Reset the sums: floating-point residue is no speed.
             self.tokens_per_s = self._token_s = self._way_s = 0.0
             return
         self.tokens_per_s += rate - rate_before
@@ -420,7 +429,7 @@ class Nodes:
         self._way_s += rate * way_s - rate_before * way_s_before
 
     def _update(self, node: Node) -> None:
-        """Update candidates, queues and records after a change of the node."""
+        """Bring the candidate counts, the queues and the set of records up to date after a change of the node."""
         version = self._version(node)
         if version != node.candidate:
             self._change_version(node, version)
@@ -438,7 +447,7 @@ class Nodes:
                     self._left.popitem(last=False)
 
     def _leave_origin(self, node: Node) -> None:
-        """Release the node's place and give it to the next waiting node of the same origin."""
+        """Free the place of its origin that the node used, and give it to the next waiting node of the same origin."""
         origin = node.origin
         self._origins.leave(node)
         while (node_id := self._origins.next_waiting(origin)) is not None:
@@ -449,8 +458,8 @@ class Nodes:
                     return
 
     def _change_version(self, node: Node, version: int | None) -> None:
-        """Update the candidate count of a version. Free capacity is handled elsewhere. A lost candidate counts as a
-        change: work that avoided other nodes may be leased to them now."""
+        """Count the node as a candidate under another version (None: as none). A node that stops being a candidate
+        counts as a change: work that avoided other nodes because of it may be leased to them now."""
         before, node.candidate = node.candidate, version
         if before is not None:
             self._by_version[before] -= 1
@@ -480,7 +489,7 @@ class Nodes:
         return (version, 2 * taken >= limit, node.speed)
 
     def _version(self, node: Node) -> int | None:
-        """Return the version under which the node is a candidate; None: it takes no work."""
+        """Return the version under which the node counts as able to take work; None: it takes no work."""
         if not node.connected or node.capacity < 1 or node.policy_version is None or node.rests_until is not None:
             return None
         if not node.active or node.quarantined:

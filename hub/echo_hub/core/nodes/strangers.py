@@ -1,15 +1,15 @@
 """Limit on the rollouts held by all unproven nodes together: a slow start.
 
-The quality of an unproven node (a stranger) is unknown, and keys cost nothing. So each stranger gets one rollout until
-one returns. Together, strangers hold at most base plus earned rollouts:
+Nothing is known about an unproven node (a *stranger*: no rollout of it was scored), and keys cost nothing. So each
+stranger gets one rollout until it has returned one. Together, strangers hold at most base + earned rollouts:
 
-    base      a fraction of a step's rollouts, or of the rollouts held by all nodes
-    earned    plus one for each stranger's returned first rollout, minus two for each lost rollout
+    base      1/16 of a step's rollouts, or of the rollouts held by all nodes if that is more
+    earned    credit: plus one for each stranger whose first rollout was scored, minus two for each lost rollout
 
-So honest newcomers double their total with every round, as in TCP (RFC 5681, section 3.1). Silent keys cost honest
-ones: two returned rollouts pay for one lost rollout, and losses leave at least a quarter of the base. Earned credit
-expires unless used (RFC 7661): it is capped at `USED` times the rollouts held. Otherwise an attacker could save credit
-with many honest keys.
+So the number of honest newcomers doubles with every round, as in TCP's slow start (RFC 5681, section 3.1). Strangers
+that return nothing lower the limit for all: two returned rollouts pay for one lost rollout, but at least a quarter of
+the base remains. Unused credit expires (RFC 7661): it never exceeds `USED` times the rollouts that strangers hold.
+Otherwise an attacker could save credit with many honest keys.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ from __future__ import annotations
 from typing import Final
 
 UNPROVEN_SHARE: Final = 16
-"""Divisor of the base: 1/16 of a step's rollouts, or of all held rollouts."""
+"""Divisor of the base of the strangers' limit: 1/16 of a step's rollouts, or of all held rollouts."""
 LEAST: Final = 4
-"""Divisor of the guaranteed minimum: losses leave at least a quarter of the base and one rollout."""
+"""Divisor of the minimum: whatever strangers lose, they may hold a quarter of the base, and at least one rollout."""
 LOST: Final = 2
 """Returned rollouts that pay for one lost rollout."""
 USED: Final = 2
-"""Cap of earned credit, as a multiple of the rollouts held by strangers."""
+"""Largest earned credit, as a multiple of the rollouts that strangers hold."""
 LUMP: Final = 16
-"""Hysteresis of `is_full`: work resumes once 1/16 of the limit is free.
-
-Looking for a stranger after every single return would cost more than it brings.
-"""
+"""Once strangers hold their limit, they get work again only when 1/16 of the limit is free. A search for a stranger
+after every single return would cost too much time."""
 
 
 class Strangers:
-    """Counts of rollouts held within their deadlines.
+    """Counts the rollouts that nodes hold within their deadlines.
 
     `in_flight`: held by strangers. `is_full`: strangers get no work at present.
     """
@@ -46,7 +44,7 @@ class Strangers:
 
     @property
     def may_hold(self) -> int:
-        """Return the limit for all strangers while other nodes are present."""
+        """Return how many rollouts all strangers together may hold while proven nodes are present."""
         base = self._share
         return max(1, base // LEAST, base + self._earned)
 
@@ -71,13 +69,13 @@ class Strangers:
         self._note_fullness()
 
     def lost(self) -> None:
-        """Note that a stranger's rollout did not return in the time other nodes need."""
+        """Note that a stranger's rollout is late or past its deadline."""
         self._earned = max(self._earned - LOST, -self._share)
         self._note_fullness()
 
     @property
     def _share(self) -> int:
-        """Return the base."""
+        """Return the base of the limit: see the module."""
         share = self._all_in_flight // UNPROVEN_SHARE
         return share if share > self._base else self._base
 
