@@ -7,15 +7,16 @@
                                                    two agree ──> settled by these two; the third is outvoted
                                                    otherwise, or without a checker ──> given up
 
-A checker learns neither the claims nor the seed, so it cannot invent an acquittal. Only a node that computed the
-rollout, or conspires with its sampler, knows where u falls in the claimed token's interval. An accusation can be
-invented, so it counts only after a second, dissimilar node confirms it. One in ten settled rollouts goes to another
-node, which cannot tell. This exposes liars, and friends that acquit each other.
+A checker learns neither the claimed log-probabilities nor the seed, so it cannot invent a finding that acquits. Only a
+node that computed the rollout, or conspires with its sampler, knows where the draw's uniform number falls in the
+token's interval. An accusation can be invented, so it counts only after a second, dissimilar node confirms it. One in
+ten settled rollouts is checked by one more node, which cannot tell that it is an audit. This exposes checkers that lie,
+and nodes that acquit each other.
 
-Eligible checkers are proven nodes, or new ones if no proven node is eligible, as in a run's first minutes. Samplers of
-the rollout are excluded. So are nodes that share an address or an invite with a sampler or an earlier checker. Other
-numerics classes are preferred. Among equals the choice is unpredictable. A restart forgets all checks here; unchecked
-rollouts are requested again.
+Checkers are proven nodes, or new ones if no proven node may check the rollout, as in a run's first minutes. A node may
+not check a rollout of which it sampled a part. Nor may a node that shares an address or an invite with a sampler or an
+earlier checker. Nodes of numerics classes (kinds of engine) that have not checked the rollout yet are preferred. Among
+equals the choice is unpredictable. A restart forgets all checks here; unchecked rollouts are requested again.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from echo_hub.core.trust.standing import Standing, StandingState
 AUDITED: Final = 0.1
 """Share of settled rollouts that another node checks as well."""
 LOOKED_AT: Final = 64
-"""Maximum number of nodes considered in one choice."""
+"""Maximum number of nodes compared when one checker is chosen."""
 IN_VAIN: Final = 4
-"""Failed searches for a checker after which a turn stops searching."""
+"""Number of rollouts without a free checker after which this turn searches no more."""
 MOST_ASKED: Final = 64
 """Maximum number of requests, and of timers handled, per turn. Remaining work waits for the next turn."""
 
 Span = tuple[str, Evidence, Honest]
-"""Sampling node, evidence, and the checker's honest scales for this node."""
+"""Node that sampled the span, evidence about it, and the rounding allowed when this checker judges this node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +57,18 @@ class CheckOutcome:
 
     rollout_id: str
     spans: tuple[Span, ...] = ()
-    """Findings of the check; empty: none."""
+    """The checker's findings by sampling node; empty: the check ended without a finding."""
     is_doubtful: bool = False
-    """True if there is no finding, but some checker accused the rollout."""
+    """True if the check ended without a finding although one checker accused the rollout."""
     is_known: bool = False
-    """True if this was an additional check of a settled rollout."""
+    """True if the rollout was settled before, and this was an audit by one more node."""
     agreed: tuple[tuple[str, int], ...] = ()
-    """Checkers with an accepted finding, and their numbers of computed tokens."""
+    """Checkers whose finding was accepted, each with the number of tokens that it computed."""
     outvoted: tuple[str, ...] = ()
     """Checkers contradicted by two others that agree with each other."""
     disproved: tuple[str, ...] = ()
-    """Samplers of a rollout settled by a checker that is outvoted now: checker and samplers may conspire."""
+    """Nodes that sampled the rollout, if the first checker acquitted it and is outvoted now: checker and samplers may
+    conspire."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +78,7 @@ class _Checker:
     policy_version: int = -1
     asked_for: set[str] = field(default_factory=set)
     pool: list[_Checker] | None = None
-    """Pool of eligible checkers that holds this one; None: not eligible."""
+    """The list, `_proven` or `_new`, that holds this checker; None: the node may not check."""
     place: int = 0
     """Index in `pool`."""
 
@@ -97,18 +99,19 @@ class _Case:
     asked: set[str] = field(default_factory=set)
     asking: str | None = None
     due_at: float = inf
-    """Deadline of the current checker."""
+    """Time by which the asked checker must answer."""
     until: float = inf
-    """Time at which the check is given up without a checker."""
+    """Time at which the check is given up if no checker was found by then."""
     is_known: bool = False
     credited: set[str] = field(default_factory=set)
 
 
 class Checking:
-    """All checks by nodes.
+    """All checks that nodes make of each other's rollouts.
 
-    `standing_of`: a node's standing. `honest`: rounding of honest nodes by class. `doubt`: nats from which a node is
-    suspect.
+    `standing_of`: trust standing of a node. `honest`: rounding expected of honest nodes of a class. `doubt`: evidence
+    against a node, in nats, above which a finding counts as an accusation. `alarm`: evidence, in nats, from which two
+    findings contradict each other.
     """
 
     def __init__(
@@ -132,7 +135,8 @@ class Checking:
         self._checkers: dict[str, _Checker] = {}
         """Connected checkers."""
         self._proven: list[_Checker] = []
-        """Eligible proven checkers. `_new` holds the eligible new ones, used if no proven one is eligible."""
+        """Connected proven nodes that offer checks and are trusted to check. `_new` holds the same for new nodes, used
+        if no proven one may check."""
         self._new: list[_Checker] = []
         self._cases: dict[str, _Case] = {}
         self._waiting: OrderedDict[str, None] = OrderedDict()
@@ -140,7 +144,7 @@ class Checking:
         self._untimed: list[str] = []
         self._times: list[tuple[float, str]] = []
         self._may_ask = False
-        """True if a change may allow further requests."""
+        """True if something changed since the last search, so that a waiting rollout may find a checker now."""
         self.num_opinions = self.num_disagreements = self.num_outvoted = self.num_tokens = 0
 
     @property
@@ -162,7 +166,7 @@ class Checking:
             self._checkers[node_id] = _Checker(node_id)
 
     def reported(self, node_id: str, room: int, policy_version: int | None) -> None:
-        """Store how many rollouts the node will check at once, and its newest version."""
+        """Store how many rollouts the node checks at the same time, and its newest version."""
         checker = self._checkers.get(node_id)
         if checker is not None:
             newest = -1 if policy_version is None else policy_version
@@ -171,7 +175,7 @@ class Checking:
             self._put(checker, self._pool_of(checker))
 
     def changed(self, node_id: str) -> None:
-        """Note that the node's standing changed."""
+        """Note that the node's trust standing changed, so that it may have gained or lost the right to check."""
         checker = self._checkers.get(node_id)
         if checker is not None:
             self._put(checker, self._pool_of(checker))
@@ -214,14 +218,15 @@ class Checking:
         self._wait(rollout_id)
 
     def forget(self, rollout_id: str) -> None:
-        """Drop an impossible check."""
+        """Drop the check of a rollout that cannot be checked."""
         case = self._cases.get(rollout_id)
         if case is not None:
             self._close(case)
 
     def returned(self, node_id: str, rollout_id: str, finding: PeerFinding | None) -> CheckOutcome | None:
-        """Process a checker's finding; None: the checker could not decide. Unrequested and untrusted answers are
-        ignored."""
+        """Process the finding of a checker; `finding` None: it could not decide. An answer that was not requested,
+        or that comes from a node no longer trusted to check, does not count. Return the outcome once the check is
+        decided."""
         case = self._cases.get(rollout_id)
         if case is None or case.asking != node_id:
             return None
@@ -242,7 +247,8 @@ class Checking:
         return outcome
 
     def advance(self, now: float) -> list[CheckOutcome]:
-        """Ask available checkers. Return the outcomes of checks that timed out."""
+        """Ask free checkers for the waiting rollouts. Return the outcomes of checks that were given up for lack of a
+        checker."""
         outcomes = []
         for _ in range(MOST_ASKED):
             if not self._times or self._times[0][0] > now:
@@ -265,7 +271,7 @@ class Checking:
     # --- asking
 
     def _be_patient(self, case: _Case, now: float) -> None:
-        """Set the time limit for finding a checker."""
+        """Give the case `deadline_s` seconds to find a checker; `advance` gives it up afterwards."""
         case.until = now + self._deadline_s
         heappush(self._times, (case.until, case.rollout_id))
 
@@ -294,8 +300,8 @@ class Checking:
         del self._cases[case.rollout_id]
 
     def _ask(self, now: float) -> None:
-        """Ask a checker for each waiting rollout. Rollouts without a checker move to the end; a few failures end the
-        search."""
+        """Ask a checker for each waiting rollout. A rollout without a free checker moves to the end of the queue; after
+        `IN_VAIN` such rollouts the search ends."""
         in_vain = num_asked = 0
         while in_vain < min(IN_VAIN, len(self._waiting)) and num_asked < MOST_ASKED:
             rollout_id = next(iter(self._waiting))
@@ -315,7 +321,7 @@ class Checking:
         self._may_ask = num_asked == MOST_ASKED
 
     def _choice(self, case: _Case) -> _Checker | None:
-        """Return the next checker; None: no eligible checker is free."""
+        """Return the next checker of the case; None: no node that may check it is free."""
         involved = {*case.drawers, *case.asked}
         kin = frozenset().union(*(self._standing_of(node_id).kin for node_id in involved))
         before = [opinion.numerics for opinion in case.opinions]
@@ -348,7 +354,7 @@ class Checking:
     # --- answers
 
     def _considered(self, case: _Case) -> CheckOutcome | None:
-        """Evaluate the opinions; None: another opinion is needed."""
+        """Decide the case by the findings so far; None: one more checker is needed."""
         *earlier, newest = case.opinions
         alike = [one for one in earlier if self._agree(one, newest)]
         if alike:
@@ -361,9 +367,10 @@ class Checking:
         return self._settled(case, earlier) if self._agree(*earlier) else self._given_up(case)
 
     def _settled(self, case: _Case, standing_by: list[_Opinion]) -> CheckOutcome:
-        """Settle the case by agreeing opinions, using the one mildest to the samplers.
+        """Settle the case by the agreeing findings in `standing_by`. The finding that weighs least against the samplers
+        counts.
 
-        Contradicting checkers are outvoted by two. One in ten cases goes to another node for an audit.
+        The other checkers are outvoted. One in ten cases is audited by one more node.
         """
         mildest = min(standing_by, key=lambda opinion: self._weight(case, opinion))
         outvoted = [one for one in case.opinions if one not in standing_by]
@@ -399,7 +406,7 @@ class Checking:
         )
 
     def _weight(self, case: _Case, opinion: _Opinion) -> float:
-        """Return the largest sum against any sampler that this opinion would cause, in nats."""
+        """Return the evidence in nats that this finding would leave against the sampler that it hits hardest."""
         return max(
             max(added(self._standing_of(node_id).sums, weigh(evidence, honest)))
             for node_id, evidence, honest in self._spans(opinion)

@@ -1,13 +1,13 @@
-"""Faults that many nodes share: no node is condemned for them.
+"""Failures that many nodes share: no node is quarantined for them. The cause may be a version, a problem, or the
+verifier itself. So for each combination of numerics class (kind of engine) and version, and of class and group, this
+module counts the nodes that were checked and those that failed. Once `LEAST_FAILED` nodes have failed, and they are at
+least the share `SHARE` of the checked ones, verdicts on this class with this version or group are *suspended*: no node
+is quarantined for them, quarantined nodes are released, and the operator is told. Failed rollouts are still not trained
+on.
 
-Possible causes are a version, a problem, and the verifier itself. So for each class of numerics, version and group this
-module counts the checked nodes and the failed nodes. Once `LEAST_FAILED` nodes have failed, and they are `SHARE` of the
-checked nodes, verdicts of the class on this version or group are *suspended*: no node is condemned for it, condemned
-nodes are released, and the operator is told. Failed rollouts are still not trained on.
-
-If established nodes were checked, only they count, because keys cost nothing. If only strangers were checked, all
-count, so that the first nodes of a class that the verifier cannot judge are not lost. A swarm of hostile nodes gains
-that it still gets work, but all of its rollouts are checked before training.
+If nodes that were proven before were checked, only they count, because keys cost nothing. If only strangers were
+checked, all count, so that the first nodes of a class that the verifier judges wrongly are not lost. So many hostile
+strangers can stay out of quarantine, but all of their rollouts are checked before training.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from typing import Final
 from echo_hub.core.trust.numerics import NumericsClass
 
 LEAST_FAILED: Final = 3
-"""Least number of failed nodes that suspends verdicts."""
+"""Number of failed nodes from which verdicts may be suspended."""
 SHARE: Final = 0.5
-"""Least share of failed nodes among the checked ones that suspends verdicts."""
+"""Share of failed nodes among the checked ones from which verdicts are suspended."""
 KEPT: Final = 512
-"""Number of remembered versions and groups, over all classes. Those whose last check is longest ago go first."""
+"""Number of remembered causes (class with version or group). The cause that was checked longest ago is forgotten
+first."""
 MOST_NODES: Final = 1_024
-"""Most nodes that are counted for each."""
+"""Maximum number of checked nodes that are counted per cause."""
 
 Cause = tuple[NumericsClass, str, int]
-"""A class, and `version` or `group` with its number."""
+"""Numerics class, "version" or "group", and the number of that version or group."""
 
 
 @dataclass(slots=True, eq=False)
 class _Count:
     checked: dict[str, bool] = field(default_factory=dict)
-    """Checked nodes; True for an established one."""
+    """Checked nodes; True if the node was proven at one of the checks."""
     failed: set[str] = field(default_factory=set)
 
     @property
@@ -45,13 +46,14 @@ class _Count:
 
 
 class CommonFaults:
-    """Counts of checked and failed nodes, fed with every verdict."""
+    """Counts of checked and failed nodes by possible cause. The caller notes every verdict."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[Cause, _Count] = OrderedDict()
 
     def note(self, cause: Cause, node_id: str, *, is_established: bool, failed: bool) -> None:
-        """Count a check of a node of the class on this version or group. `is_established`: the node was proven."""
+        """Count one checked rollout of the node under this cause. `is_established`: the node was proven at that
+        time."""
         count = self._counts.pop(cause, None) or _Count()
         self._counts[cause] = count
         if len(self._counts) > KEPT:

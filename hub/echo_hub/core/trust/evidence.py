@@ -2,16 +2,17 @@
 
 Two questions are asked of each token, under the policy version that the node names:
 
-    draw    where does the token's uniform u[t] lie, relative to the token's interval of the cumulative distribution?
-    claim   how far are the claimed log-odds ln(p / (1 - p)) from the true ones?
+    draw    sampling used the uniform number u[t], fixed by the lease's seed: does it lie within the token's interval of
+            the cumulative distribution, or how far outside?
+    claim   how far are the node's reported log-odds ln(p / (1 - p)) of the token from the recomputed ones?
 
 Rounding moves logits, so it moves the log-odds of likely and unlikely tokens equally. Log-probabilities would hide
-that: at 99 % probability, an honest claim errs by at most a hundredth. A claim of certainty for a certain token tells
-nothing about rounding and does not count. Otherwise a policy that is sure of most tokens would make its engine look
-exact.
+that: at 99 % probability, an honest claim errs by at most a hundredth. A claim of probability 1 for a token of
+probability 1 tells nothing about rounding and does not count. Otherwise a policy that is sure of most tokens would make
+its engine look exact.
 
 `Evidence` keeps the log-likelihoods of `likelihood` at every rounding scale, for decisions. It also counts tokens by
-error class, for people and for the learner's comparison of nodes. All fields add up over rollouts.
+the size of their error, for people and for the learner's comparison of nodes. All fields add up over rollouts.
 """
 
 from __future__ import annotations
@@ -36,26 +37,28 @@ from echo_hub.core.trust.likelihood import (
 from echo_shared.sampling.draws import nats_outside
 
 DRAW_EDGES: Final = (0.001, 0.05, 0.2, 0.5, 1.0)
-"""Upper edges of the classes of draws, in nats of log-odds outside the interval; the last class has no edge."""
+"""Upper edges of the error classes of draws: distance of u from the token's interval, in nats of log-odds. The last
+class has no upper edge."""
 PROBABILITY_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
-"""Upper edges of the same classes in cumulative probability, for draws compared with the learner's newer policy."""
+"""Upper edges of the error classes of draws in the learner's comparison: distance in cumulative probability, under the
+learner's newer policy."""
 CLAIM_EDGES: Final = (0.01, 0.05, 0.2, 0.5, 1.0)
-"""Upper edges of the classes of claims, in nats of log-odds."""
+"""Upper edges of the error classes of claims: true minus claimed log-odds, absolute, in nats."""
 CLAIM_CUT: Final = 0.5
-"""Clipping bound in nats for each difference in `Evidence.bias`, so that few large differences do not hide many
-small."""
+"""Limit in nats of each token's difference in `Evidence.bias`, so that few large differences do not hide many small
+ones."""
 SURE: Final = 1e-3
-"""Distance from 1 below which probabilities share one log-odds value, because the remainder is rounding."""
+"""Probabilities closer to 1 than this all have the same log-odds: what is left to 1 is mostly rounding error."""
 _SURE: Final = float(np.log1p(-SURE))
 _LEAST_LOG_RATIO: Final = -1e3
 """Lower bound of ln(true / claimed), so that the divergence stays finite for a true probability of 0."""
 _MOST_LOG_RATIO: Final = 20.0
 """Upper bound of ln(true / claimed)."""
 _TOGETHER: Final = 4_096
-"""Tokens per batch of curves: 7 MB."""
+"""Number of tokens whose curves are computed together; they take 7 MB."""
 
 Curves = bytes
-"""Sums over tokens of the curves of `likelihood`, row by row, as float64 bytes to save memory per node."""
+"""Curves of `likelihood`, summed over tokens: float64 values row by row, as bytes to save memory per node."""
 _NO_DRAWS: Final[Curves] = np.zeros(DRAW_CURVES * NUM_SCALES).tobytes()
 _NO_CLAIMS: Final[Curves] = np.zeros(CLAIM_CURVES * NUM_SCALES).tobytes()
 _NO_EDGES: Final[Curves] = np.zeros(EDGE_CURVES * NUM_SCALES).tobytes()
@@ -66,14 +69,13 @@ class Evidence:
     """Sums over tokens sampled by one node, for one rollout or several."""
 
     draws: tuple[int, ...]
-    """Tokens by `DRAW_EDGES`, len(DRAW_EDGES) + 1 counts. In the learner's comparison, tokens by
-    `PROBABILITY_EDGES`."""
+    """Number of tokens in each error class of `DRAW_EDGES`; in the learner's comparison, of `PROBABILITY_EDGES`."""
     claims: tuple[int, ...]
-    """Tokens by `CLAIM_EDGES`, without greedy choices and certain tokens."""
+    """Number of tokens in each error class of `CLAIM_EDGES`, without greedy choices and tokens of probability 1."""
     mismatch_kl: float = 0.0
-    """Sum of the k3 estimates of KL(behaviour ‖ truth), nats."""
+    """Sum over tokens of the k3 estimate of the KL divergence from claimed to true probabilities, in nats."""
     bias: float = 0.0
-    """Sum of true less claimed log-odds, each cut at `CLAIM_CUT`, nats."""
+    """Sum over tokens of true minus claimed log-odds, each limited to ±`CLAIM_CUT` nats."""
     draw_curves: Curves = _NO_DRAWS
     """[DRAW_CURVES, NUM_SCALES], nats. All 0 in the learner's comparison."""
     claim_curves: Curves = _NO_CLAIMS
@@ -194,7 +196,7 @@ class Evidence:
         return self._combined(other, 1)
 
     def __sub__(self, other: Evidence) -> Evidence:
-        """Return the remainder without `other`, which must be part of this evidence."""
+        """Return this evidence without `other`, which must be a part of it."""
         return self._combined(other, -1)
 
     def _combined(self, other: Evidence, sign: int) -> Evidence:
@@ -219,7 +221,7 @@ class Evidence:
 
     @property
     def halved(self) -> Evidence:
-        """Return the evidence scaled to half as many tokens, rounded down."""
+        """Return the evidence with every sum halved; counts are rounded down. Old tokens lose weight this way."""
         return Evidence(
             draws=tuple(count // 2 for count in self.draws),
             claims=tuple(count // 2 for count in self.claims),
@@ -232,7 +234,8 @@ class Evidence:
 
 
 def _combined(one: Curves, other: Curves, sign: int) -> Curves:
-    """Combine two curves. Return `one` itself if nothing is added, so that many counts share one empty object."""
+    """Return `one` + `sign` · `other`. If `other` is a constant of zeros, return `one` itself, so that evidence without
+    curves shares one object."""
     if any(other is nothing for nothing in (_NO_DRAWS, _NO_CLAIMS, _NO_EDGES)):
         return one
     return (np.frombuffer(one) + sign * np.frombuffer(other)).tobytes()
@@ -261,7 +264,8 @@ def _counted(
     *,
     weights_N: NDArray[np.bool_] | None = None,
 ) -> list[list[int]]:
-    """Return each span's number of values per class. `weights_N`: False for values that do not count."""
+    """Return for each span how many of its values fall into each class of `edges`. `weights_N`: False for values that
+    do not count."""
     classes = len(edges) + 1
     places_N = (spans_N * classes + np.searchsorted(edges, values_N))[slice(None) if weights_N is None else weights_N]
     counts: list[list[int]] = np.bincount(places_N, minlength=num_spans * classes).reshape(-1, classes).tolist()

@@ -1,8 +1,8 @@
 """Remove untrusted work from the ledger: a forged rollout, or all rollouts of a node. Hold scored rollouts until their
 check has ended.
 
-A node that continued the tokens of a dishonest node loses that work and is not blamed. The same holds for turns that
-answer a forged one. Rollouts in a step's batch are consumed and stay.
+A node that continued the tokens of a dishonest node loses that work but is not blamed. The same holds for later turns
+of an episode with a forged turn. Rollouts in a step's batch are consumed and stay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _NOT_ITS_OWN = "It continues the tokens of another node, which is not trusted."
 
 
 class Forgetting:
-    """Drops and holds rollouts of the ledger. Dropped work is leased to other nodes."""
+    """Drops rollouts from the ledger, and keeps rollouts out of batches while they are checked. Dropped work is leased
+    again."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -26,7 +27,7 @@ class Forgetting:
         return group.owner.for_learner and rollout.group_id not in self._ledger.waiting
 
     def hold(self, rollout: LeasedRollout) -> None:
-        """Keep the rollout's group out of batches until `release`. A batch that has the group keeps it."""
+        """Keep the rollout's group out of batches until `release`. A group that is already in a batch stays there."""
         rollout.is_held = True
         self._ledger.groups[rollout.group_id].num_held += 1
         for ids in (self._ledger.complete, self._ledger.flat):
@@ -45,8 +46,8 @@ class Forgetting:
                     self._ledger.note_complete(group)
 
     def forget_rollout(self, rollout: LeasedRollout, reason: DropReason, detail: str, *, is_its_own: bool) -> None:
-        """Drop a received, unconsumed rollout and all later turns of its episode. `is_its_own`: the fault lies with the
-        node that the rollout was leased to."""
+        """Drop a received rollout that is in no batch, and all later turns of its episode. `is_its_own`: the fault lies
+        with the node that the rollout was leased to, so other nodes are tried first."""
         if is_its_own:
             self._ledger.blame(rollout)
         else:
@@ -54,7 +55,7 @@ class Forgetting:
         self._let_go(rollout, reason, detail)
 
     def set_aside(self, rollout: LeasedRollout, detail: str) -> None:
-        """Drop a received, unconsumed rollout whose check stays undecided. No node is blamed."""
+        """Drop a received rollout that is in no batch because its check could not be decided. No node is blamed."""
         self._let_go(rollout, DropReason.REVOKED, detail)
 
     def _let_go(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
@@ -68,8 +69,8 @@ class Forgetting:
         self._ledger.drop([rollout], reason, detail)
 
     def forget_node(self, node_id: str, detail: str) -> None:
-        """Drop all unconsumed rollouts with tokens of the node, and revoke its leases. O(unfinished rollouts); happens
-        once to a node."""
+        """Drop all rollouts with tokens of this node that are in no batch, and revoke its leases. Takes O(unfinished
+        rollouts), once per quarantine."""
         for group in self._ledger.groups.values():
             for slot in group.slots:
                 if slot.begun is not None and node_id in slot.begun.drawers:
@@ -80,7 +81,7 @@ class Forgetting:
         for rollout in own:
             self._ledger.blame(rollout)
         self._ledger.revoke(own, DropReason.QUARANTINED)
-        # Other indices of these leases are still wanted.
+        # The other indices of these leases are still wanted, so the leases are not revoked.
         self._ledger.drop([one for one in leased if one.node_id != node_id], DropReason.REVOKED, _NOT_ITS_OWN)
         for rollout in touched:
             is_there = rollout.rollout_id in self._ledger.rollouts  # A drop above may have removed it.

@@ -1,28 +1,29 @@
 """Sequential test of a node's checked rollouts.
 
-Each *alternative* to honesty has a sum. The alternatives are: forged draws or invented claims at a share w of
-`WEIGHTS`; claims all too low or all too high; rounding far coarser than reported; tokens chosen by reward (`shopping`).
-The sum
+Each *alternative* to honesty has a sum S in nats. The alternatives are: a share w (`WEIGHTS`) of the tokens does not
+follow from the seed (forged draws), or has invented log-probabilities (claims); claims are all too low or all too high;
+the engine rounds far more coarsely than reported; tokens are chosen by reward (`shopping`). The sum
 
     S = max(0, S + Σ ln(alternative / honest))                       (CUSUM: Page, Biometrika 41, 1954)
 
-runs over the tokens of each checked rollout, at the scale of rounding of the node's class (`numerics`). A node is
-convicted once a sum reaches ln(alternatives / false_alarm). An honest node reaches that once in 1 / false_alarm checked
-rollouts on average, or less often (Lorden, Ann. Math. Statist. 42, 1971), because e**(weight of a rollout) has mean 1
-at most under honesty. This requires a large enough scale of the class, so scales are rounded up. A node that reaches
-the alarm is spared while somewhat coarser rounding explains its last tokens as well as forgery does (`is_explained`). A
-forger cannot pass for such a node, because its honest tokens show how finely it rounds.
+grows with the tokens of each checked rollout. Both likelihoods assume the rounding scale of the node's class
+(`numerics`). A node is convicted once a sum reaches ln(alternatives / false_alarm). An honest node reaches that once in
+1 / false_alarm checked rollouts on average, or less often (Lorden, Ann. Math. Statist. 42, 1971), because e**(weight of
+a rollout) has mean 1 at most under honesty. This requires that the scale is not too small for the node's rounding, so
+scales are rounded up. A node whose sum reaches the alarm is spared if somewhat coarser rounding explains its recent
+tokens as well as forgery does (`is_explained`). A forger cannot pass for a coarse engine, because its honest tokens
+show how finely it rounds.
 
-The rollouts of a group begin alike. So a large rounding error of one claim recurs in each rollout of the group, and one
-of an edge in several. The weights are therefore divided by `CLAIMS_DISPERSION` and `DRAWS_DISPERSION`, which can only
-lower the rate of false alarms (Jensen).
+The rollouts of a group begin alike. So a large rounding error of one token recurs in the claims of each rollout of the
+group, and in the draws of several. The log-likelihood ratios are therefore divided by `CLAIMS_DISPERSION` and
+`DRAWS_DISPERSION`, which can only lower the rate of false alarms (Jensen).
 
-There are three shares w because the forged share is unknown: all of a short answer, every tenth token, or a few tokens
-behind a long honest prefix.
+There are three shares w because the forged share is unknown: it may be all of a short answer, every tenth token, or a
+few tokens after a long honest prefix.
 
-In the other direction, a node counts as *proven* once its draws weigh less than ln(miss) (Wald, Ann. Math. Statist. 16,
-1945, with the same reset). A node that forges a fifth of its tokens passes for honest in one of 1 / miss trials at
-most.
+In the other direction, the sum of `proof_added` falls with honest draws. A node counts as *proven* once it is below
+ln(miss) (Wald, Ann. Math. Statist. 16, 1945, with the same reset). A node that forges a fifth of its tokens passes for
+honest in one of 1 / miss trials at most.
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ from echo_hub.core.trust.numerics import COARSEST, Honest
 
 CLAIMS_DISPERSION: Final = 4.0
 DRAWS_DISPERSION: Final = 1.5
-"""Divisors of the weights. With both, the highest sum of honest nodes in 5,000 rollouts was 1.0 for Q4_K_M at
-temperature 1, 1.4 at .6, and 4.9 for Q8_0 at .6; the alarm is at 16 (`python -m benchmarks trust --only 'real*'`)."""
+"""Divisors of the log-likelihood ratios of claims and of draws. With both, the highest sum of honest nodes in 5,000
+rollouts was 1.0 for Q4_K_M at temperature 1, 1.4 at .6, and 4.9 for Q8_0 at .6; the alarm is at 16 (`python -m
+benchmarks trust --only 'real*'`)."""
 COARSER: Final = 6
-"""Scale steps (a factor of 8) between a class and the alternative of a coarser engine."""
+"""How much coarser the alternative of a coarser engine rounds than the class: 6 steps of `likelihood.SCALES`, a factor
+of 8."""
 TILTS: Final = (0.2, 0.4, 0.8)
-"""Strengths of the dependence between edges and rewards in the alternatives (`shopping`)."""
+"""Assumed strengths λ with which a node that chooses tokens by reward prefers tokens near an interval's edge
+(`shopping`)."""
 
 
 class Alternative(IntEnum):
@@ -61,13 +65,13 @@ class Alternative(IntEnum):
 
 
 Sums = tuple[float, ...]
-"""Nats against a node, by alternative."""
+"""Evidence against a node in nats, one sum per alternative (see `Alternative`)."""
 NOTHING: Final[Sums] = (0.0,) * (len(Alternative) + 2 * (len(WEIGHTS) - 1) + len(TILTS) - 1)
 
 
 def weigh(evidence: Evidence, honest: Honest) -> Sums:
-    """Return the nats of these tokens against their node, by alternative; below zero they speak for the node. `SHOPPED`
-    needs the reward: see `shopping.weigh`."""
+    """Return the evidence of these tokens against their node in nats, by alternative; negative values speak for the
+    node. The entries from `SHOPPED` on are 0: they need the reward, see `shopping.weigh`."""
     claims_CS, coarser = evidence.claims_CS, honest.claims + COARSER
     # No alternative is coarser than the coarsest scale.
     coarse = claims_CS[0, coarser] - claims_CS[0, honest.claims] if coarser < NUM_SCALES else 0.0
@@ -82,10 +86,10 @@ def added(sums: Sums, weighed: Sums) -> Sums:
 
 
 def judged(sums: Sums, evidence: Evidence, recent: Evidence, honest: Honest, enough: float) -> Sums:
-    """Return the sums after one more rollout.
+    """Return the sums after one more rollout, sparing a node whose evidence coarser rounding explains.
 
-    A sum that reaches `enough` restarts at 0 if coarser rounding explains the node's evidence; other sums continue.
-    `recent`: the node's recent evidence, without this rollout.
+    A sum that reaches `enough` nats and is explained restarts at 0; the other sums continue. `recent`: the node's
+    recent evidence, without this rollout.
     """
     grown = added(sums, weigh(evidence, honest))
     return tuple(
@@ -106,11 +110,13 @@ def _alternative(place: int) -> Alternative:
 
 
 def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nats: float) -> bool:
-    """Return True if rounding of up to `Honest.tolerance` steps more than the class's explains `recent` tokens.
+    """Return True if an honest engine that rounds up to `Honest.tolerance` steps more coarsely than the class explains
+    the `recent` tokens.
 
-    Forged or invented tokens, a share or all of them, are then less than e**`nats` times as likely. Too high claims are
-    explained if a coarser scale lowers their sum below `nats`: an engine's claims are too high by half of the noise's
-    variance. Rounding explains neither claims that are too low nor an engine of far fewer bits, nor rewards.
+    It does if the tokens, with any share of them forged or invented, are then less than e**`nats` times as likely.
+    Claims that are too high are explained if a coarser scale lowers their sum below `nats`: the claims of an honest
+    engine are too high by half of its noise's variance. Coarser rounding never explains claims that are too low, an
+    engine of far fewer bits, or tokens chosen by reward.
     """
     draws, claims = (
         slice(scale, min(scale + honest.tolerance, max(scale, COARSEST)) + 1) for scale in (honest.draws, honest.claims)
@@ -125,7 +131,7 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
 
 
 def _forged(curves_CS: NDArray[np.float64], scale: int) -> float:
-    """Return the log-likelihood of the likeliest share of forged tokens."""
+    """Return the log-likelihood of the tokens for the likeliest of the shares `WEIGHTS` of forged tokens."""
     return float((curves_CS[1 : 1 + len(WEIGHTS), scale] + curves_CS[0, scale]).max())
 
 
@@ -135,5 +141,6 @@ def alarm(false_alarm: float) -> float:
 
 
 def proof_added(proof: float, evidence: Evidence, honest: Honest) -> float:
-    """Return the sum for a node, at most 0 nats. Only draws count, because they cannot be invented."""
+    """Return the updated evidence for a node in nats, at most 0: the lower, the more honest. Only draws count, because
+    a node can compute honest claims for forged tokens."""
     return min(0.0, proof + float(evidence.draws_CS[1, honest.draws]))

@@ -1,23 +1,24 @@
-"""Nodes that likely sample with an older version than they name: their mismatch with the learner grows, others' does
-not.
+"""Detection of nodes that sample with an older version than they name. The *mismatch* of such a node, the KL divergence
+between its claimed log-probabilities and the learner's, grows while that of other nodes does not.
 
     node a    6e-4  7e-4  6e-4  9e-4  2e-3  3e-3  5e-3 ...      its engine has kept version 4
     node b    5e-4  6e-4  7e-4  6e-4  5e-4  6e-4  7e-4 ...
 
 The learner computes each rollout's mismatch (`mismatch`) in its own forward pass, so this test needs no verifier. Every
-`POINT` rollouts of a node make a point: their median, which ignores outliers. A node's mismatch is the median of its
-last `SMOOTHED` points, at least `FLOOR`. It is compared with an expected value:
+`POINT` rollouts of a node make a *point*: the median of their mismatches, which ignores outliers. A node's mismatch is
+the median of its last `SMOOTHED` points, at least `FLOOR`. It is compared with an expected value:
 
-    shown       the lower median of the mismatch of the other nodes of its kind, each scaled up for the additional
-                staleness of this node
+    shown       the lower median of the mismatch of the other nodes of its kind, each scaled up if this node's rollouts
+                are staler
     ratio       mismatch / shown
     usual       the median of its first `USUAL` ratios, at least 1
 
-A node *lags* after `LASTING` points in a row with a ratio of at least `GROWN` times its usual one. So a node's constant
-numerical error cancels out. Common effects do too: a larger learning rate, a falling entropy. Kinds are roundings; all
-of 16 bits and more are one kind. A single node of its kind is compared with its own first points. Then growth by
-`GROWN_ALONE` is detected, but the cause is unclear. A reconnected node starts over, because its engine may differ. A
-node that always kept the first version looks constant and is not detected.
+A node *lags* after `LASTING` points in a row with a ratio of at least `GROWN` times its usual one. So a constant
+numerical error of a node cancels out. Effects common to all nodes do too, such as a larger learning rate or a falling
+entropy. A kind is a rounding of weights; all roundings of 16 bits and more are one kind. The only node of its kind is
+compared with its own first points. Then growth by `GROWN_ALONE` is detected, but the run itself may be its cause. A
+reconnected node starts over, because its engine may differ. A node that has always sampled with the first version is
+not detected: its mismatch was never usual.
 
 Measured on the built-in model, five nodes of 24 rollouts a step: a node whose engine kept version 3, or 6, was detected
 14 steps later, at .055 and .015 nats per token. No other node was detected: float32, bfloat16 and 4 bits, up to eight
@@ -37,21 +38,21 @@ from typing import Final
 from echo_hub.core.trust.screening import Seen
 
 USUAL: Final = 8
-"""Number of a node's first ratios, or mismatches, that define its usual value."""
+"""Number of a node's first values (ratios to other nodes, or own mismatches) whose median is its usual value."""
 POINT: Final = 16
 """Rollouts per point. They must come from several groups, because rollouts of one prompt are alike."""
 SMOOTHED: Final = 3
 """Number of points whose median is a node's mismatch."""
 LASTING: Final = 3
-"""Number of points in a row that make a lag."""
+"""Number of consecutive points with grown mismatch after which a node counts as lagging."""
 GROWN: Final = 8.0
-"""Growth over the usual value that indicates a lag."""
+"""Factor over the usual ratio to the other nodes from which a point indicates a lag."""
 GROWN_ALONE: Final = 16.0
-"""The same for a single node of its kind, without peers for comparison."""
+"""Growth that indicates a lag of the only node of its kind, which has no peers for comparison."""
 FLOOR: Final = 1e-3
-"""Floor of the mismatch in nats per token. Smaller values are rounding or harmless."""
+"""Lower bound of a node's mismatch in nats per token: differences below it are rounding, or harmless."""
 PEERS: Final = 64
-"""Maximum number of other nodes for the comparison: those with the newest points."""
+"""Maximum number of other nodes that a node is compared with: those with the newest points."""
 REMEMBERED: Final = 64
 """Number of steps without a rollout after which a node is forgotten."""
 
@@ -68,9 +69,9 @@ class Lag:
     since: int
     """Step at which the growth began."""
     policy_version: int
-    """Version that the node named at that step. It samples with this version or an older one."""
+    """Version that the node named at step `since`. It still samples with this version or an older one."""
     is_alone: bool
-    """True if no peer rules out a change of the run itself."""
+    """True if no other node of its kind shows that the run itself has not changed."""
 
     def __str__(self) -> str:
         found = (
@@ -103,7 +104,7 @@ class _Node:
     streak: int = 0
     since: int = 0
     policy_version: int = 0
-    """Version named at step `since`. That step makes the version after the newest one."""
+    """Version that the node named for its rollouts of step `since`: `since` - 1 minus their staleness."""
 
     def add_point(self, step: int) -> None:
         """Turn the pending rollouts into a point."""
@@ -116,9 +117,10 @@ class _Node:
                 self.first.append((self.mismatch, self.staleness))
 
     def explains(self, mismatch: float, staleness: float) -> float:
-        """Return another node's mismatch scaled to this node's staleness, if that is larger.
+        """Return the mismatch that another node's value leads to expect of this node, whose rollouts may be staler.
 
-        The divergence grows at most quadratically with the number of steps, namely if all point in one direction.
+        The divergence grows at most with the square of the number of steps: that is so if all steps point in one
+        direction.
         """
         older: float = max(1.0, (1.0 + self.staleness) / (1.0 + staleness))
         return mismatch * older * older
@@ -137,12 +139,12 @@ class Lagging:
         return tuple(self._lags.values())
 
     def forget(self, node_id: str) -> None:
-        """Forget the node, which starts over."""
+        """Forget all values of the node, for example because it reconnected with another engine."""
         self._nodes.pop(node_id, None)
         self._lags.pop(node_id, None)
 
     def look_again(self, node_id: str) -> None:
-        """Restart the detection with new points, but keep the usual values."""
+        """Forget the node's points and its lag, but keep its usual values for the comparison."""
         self._lags.pop(node_id, None)
         if (node := self._nodes.get(node_id)) is not None:
             node.pending.clear()
@@ -207,7 +209,7 @@ class Lagging:
         return lag if known is None or (known.is_alone and not is_alone) else None
 
     def _shown(self, node: _Node) -> float | None:
-        """Return the expected mismatch from other nodes of its kind; None: there are none."""
+        """Return the mismatch to expect of this node by the other nodes of its kind; None: there are none."""
         others = (
             other
             for other in reversed(self._nodes.values())

@@ -11,14 +11,15 @@ T is the distribution function of Student's t with four degrees of freedom, t it
 / (1 - x + TAIL)) is the log-odds, bounded where little probability is left. Narrow intervals need no special case: f is
 flat there, so a token of a large vocabulary shows little, and a token that the policy is sure of shows much.
 
-One scale describes the noise of an engine. Measured on a model of 135 M parameters with 49,152 tokens: real engines of
-16, 8 and 4 bits fit four to six degrees of freedom best, and the scale differs by at most 1.3 times between likely and
-unlikely tokens. The rounding of a small model that is sure of most tokens varies by prompt. Two degrees of freedom
-allow for that in claims, which show every token's rounding. The scale grows as 1 / temperature.
+One scale describes the rounding noise of an engine. Measured on a model of 135 M parameters with 49,152 tokens: real
+engines of 16, 8 and 4 bits fit four to six degrees of freedom best, and the scale differs by at most 1.3 times between
+likely and unlikely tokens. The rounding of a small model that is sure of most tokens varies by prompt. Two degrees of
+freedom allow for that in claims, which show every token's rounding. The scale grows as 1 / temperature.
 
-Both densities are computed for every scale of `SCALES`, and mixed with `OUTLIERS` of the density of forged tokens. So
-no single token convicts a node. All sums over tokens are additive, so evidence of several rollouts adds up and can be
-read at any scale later. `edge_curves` are a third kind: the frequency of u near an edge (`shopping`).
+Both densities are computed for every scale of `SCALES`. A small share `OUTLIERS` of the density of forged tokens is
+mixed in, so that no single token convicts a node. All sums over tokens are additive, so evidence of several rollouts
+adds up and can be read at any scale later. `edge_curves` are a third kind: the frequency of u near an edge
+(`shopping`).
 
 Dimensions: N tokens, S scales, C curves.
 """
@@ -35,32 +36,33 @@ SCALES: Final[NDArray[np.float64]] = 2.0 ** (np.arange(-16, 5) / 2)
 at the lower end."""
 NUM_SCALES: Final = len(SCALES)
 WEIGHTS: Final = (0.2, 0.02, 0.002)
-"""Shares w of forged tokens in the alternatives."""
+"""Assumed shares w of forged tokens, one alternative to honesty each."""
 TAIL: Final = 1e-3
-"""Probability below which the rest of the distribution is rounding."""
+"""Probability that is added to both sides of the log-odds L: less probability than this is mostly rounding error."""
 OUTLIERS: Final = 1e-4
 """Share of an honest node's tokens that may look forged, for example after a flipped bit or a driver fault. One token
 weighs at most ln(w / OUTLIERS) = 7.6 nats."""
 INVENTED: Final = 2.0
-"""Scale of invented claims, nats."""
+"""Scale in nats of the density of invented claims, which lie far from the true log-odds."""
 LEAST_WIDTH: Final = 1e-9
 """Minimum width of an interval, as a probability."""
 MOST_APART: Final = 100.0
-"""Upper bound of claim errors, in nats."""
+"""Limit of the difference between true and claimed log-odds, in nats."""
 SHIFT: Final = 0.25
 """Assumed shift of claims that are all too low or too high, in nats. The test finds shifts from half of it on."""
 DRAW_CURVES: Final = 1 + len(WEIGHTS)
-"""Number of draw curves in [C, S]: the log-likelihood, and one ratio for each of `WEIGHTS`."""
+"""Number C of draw curves: the log-likelihood under honesty, and one log-ratio for each of `WEIGHTS`."""
 CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
-"""Number of claim curves: draw curves plus two ratios, for claims all too low and all too high."""
+"""Number C of claim curves: the same kinds as for draws, and two log-ratios for claims all too low and all too high."""
 EDGE_CURVES: Final = 2
-"""Number of edge curves in [C, S]: tokens near an edge minus their expected number, and the variance of that number."""
+"""Number C of edge curves: tokens near an edge minus their expected number, and the variance of that number."""
 NEAR: Final = 0.75
 """Distance, in scales of log-odds, within which u is near an edge of its token's interval."""
 _LEAST_BESIDE: Final = 1e-6
-"""Least probability beside an edge. With less, there is no neighbouring token to choose."""
+"""Probability outside of an edge below which there is no neighbouring token that a node could choose instead."""
 _ALL_NEAR: Final = 0.98
-"""Share of an interval near its edges above which the token tells nothing, because u is near an edge in any case."""
+"""If more than this share of a token's interval is near its edges, u is near an edge in any case, so the token counts
+for nothing."""
 
 
 def draw_curves(
@@ -75,7 +77,7 @@ def draw_curves(
     from_low_SN = (drawn_N - bounded_log_odds(below_N)) / SCALES[:, None]
     from_high_SN = (drawn_N - bounded_log_odds(below_N + width_N)) / SCALES[:, None]
     far_SN, near_SN = _beyond(from_low_SN), _beyond(from_high_SN)
-    # Compute the difference of two values of T from its tails, because values near 1 have no digits left.
+    # The difference of two values of T is computed from their tails, because values near 1 have no digits left.
     is_inside_SN = (from_low_SN > 0) & (from_high_SN < 0)
     mass_SN = np.where(is_inside_SN, 1.0 - far_SN - near_SN, np.abs(far_SN - near_SN))
     return _with_forged((1.0 - OUTLIERS) / width_N * mass_SN + OUTLIERS, 1.0)

@@ -1,7 +1,7 @@
 """Mismatch between each node's claims and the learner's log-probabilities, over the newest trained steps.
 
-It is shown to people and decides nothing. Low-bit engines and stale rollouts deviate more even when honest. A node that
-deviates more than similar nodes deserves an operator's look.
+The mismatch is the KL divergence per token. It is shown to people and decides nothing: low-bit engines and stale
+rollouts deviate more even when honest. An operator should examine a node that deviates more than similar nodes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from echo_hub.core.trust.screening import Seen
 from echo_shared.records.node import NodeMismatch
 
 STEPS: Final = 16
-"""Number of steps that count."""
+"""Number of newest trained steps whose rollouts count."""
 LEAST_TOKENS: Final = 64
-"""Least tokens of a node: in fewer, a single odd token decides the mean."""
+"""Minimum number of tokens for showing a node: with fewer, a single odd token decides the mean."""
 SHOWN: Final = 20
 """Number of nodes shown."""
 
 
 class Mismatch:
-    """Mismatch by node, fed with every step's rollouts. Memory grows with the nodes of `STEPS` steps alone."""
+    """Mismatch by node. The caller adds every step's rollouts; only those of the last `STEPS` steps are kept."""
 
     def __init__(self) -> None:
         self._steps: deque[dict[str, tuple[float, int]]] = deque()
         self._largest: tuple[NodeMismatch, ...] | None = ()
-        """None: not computed yet."""
+        """Cached `largest`; None: not computed since the last step."""
 
     def add(self, screened: Iterable[Seen]) -> None:
         """Add the rollouts of one step."""

@@ -3,20 +3,20 @@
 A class is what a node reports of its engine: backend, precision, kind of device. Each class has a rounding scale
 (`likelihood`) for draws and one for claims. Each is the most likely scale, rounded up by one step, from two sources:
 
-    measured    tokens that the verifier sampled with emulated rounding of that precision, on the run's own base, and
-                examined like a node's. They include the verifier's own rounding
+    measured    tokens that the verifier sampled from the run's own model with emulated rounding of that precision, and
+                then examined like a node's. So the scale includes the verifier's own rounding
     shown       tokens of the class's nodes in good standing, except those of the judged node
 
-A class never counts as finer than measured. So exact engines that report a coarse class cannot cause convictions of
-honest nodes. It counts as at most `LEARNED` steps coarser, unless several dissimilar nodes show it (`class_wide`).
-Without a measurement, `DEFAULTS` apply.
+The scale of a class never falls below the measured one: exact engines that report a coarse class would otherwise cause
+convictions of honest nodes. It rises at most `LEARNED` steps above it, unless several nodes without a common owner show
+more (`class_wide`). Without a measurement, `DEFAULTS` apply.
 
-A node with much finer claims than its class also samples as finely, and is judged on that finer scale. Otherwise it
-could sample exactly, report rounding, and choose between neighbouring tokens wherever a coarse engine may pick either.
-A node with coarse claims can still do that: see `shopping`.
+A node whose claims are much finer than its class must also sample as finely, so its draws are judged on that finer
+scale. Otherwise it could sample exactly, report a coarse engine, and choose between neighbouring tokens wherever a
+coarse engine may pick either. A node that also makes its claims coarse can still do that; `shopping` detects it.
 
-A node is spared if rounding up to `TOLERANCE` steps above the class's scale explains the evidence: its kernels may
-round more than the emulated ones.
+A node is spared if a scale up to `TOLERANCE` steps above that of its class explains the evidence: its kernels may round
+more than the emulated ones.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from echo_hub.core.trust.evidence import CLAIM_EDGES, NO_EVIDENCE, Evidence
 from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 
 ROUNDED_UP: Final = 1
-"""Steps by which scales are rounded up."""
+"""Steps of `SCALES` by which the most likely scale is rounded up."""
 MOST_APART: Final = 4
-"""Maximum number of steps by which an engine's draws may be coarser than its claims; measured are at most two."""
+"""Maximum number of steps by which an engine's draws may be coarser than its claims. At most two were measured."""
 BOTH_EDGES: Final = 1
-"""Steps by which claims are coarser than draws."""
+"""Steps by which claims are coarser than draws: a claim errs by the rounding of both interval edges."""
 LEARNED: Final = 2
-"""Steps above the measured scale that a class can learn from its nodes: twice the scale."""
+"""Steps by which the tokens of its nodes may raise a class above the measured scale: to twice the scale."""
 TOLERANCE: Final = 2
-"""Steps above a measured scale that an honest node may reach: twice the scale."""
+"""Steps above a measured scale within which rounding still explains the evidence: up to twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
-"""Tolerance in steps for default scales: four times the scale."""
+"""Steps above a default scale within which rounding still explains the evidence: up to four times the scale."""
 LEAST_TOKENS: Final = 200
-"""Minimum number of tokens for a scale."""
+"""Minimum number of tokens from which a scale is computed."""
 UNLIKE_NODES: Final = 3
 """Number of nodes without a common address or invite that must agree to set a class's scale."""
 AGREEMENT: Final = 2
-"""Maximum distance in steps between their scales and the accused node's."""
+"""Maximum distance in steps between the scales of these nodes and that of the accused node."""
 COARSEST: Final = at_least(1.0)
-"""Coarsest scale of any class, whatever its nodes show."""
+"""Largest scale of draws that nodes can set for their class, as an index into `SCALES`."""
 TELLING: Final = 100
-"""Expected claims beyond an edge that are needed to judge a node as finer than its class."""
+"""Number of claims expected beyond an edge of `CLAIM_EDGES` from which a node can be judged as finer than its class."""
 FINER: Final = 32
-"""A node is finer than its class if it shows at most one claim beyond an edge per `FINER` expected ones."""
+"""A node is finer than its class if fewer of its claims lie beyond an edge: at most one per `FINER` expected."""
 MOST_CLASSES: Final = 256
 """Maximum number of classes. Nodes invent the names, so further nodes share the last class."""
 
@@ -77,12 +77,12 @@ class NumericsClass(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return the rounding, with all nearly exact roundings as one kind."""
+        """Return the rounding, with all roundings of 16 bits and more as one kind."""
         return FINE if self.rounding in ("f32", "f16", "bf16") else self.rounding
 
 
 FINE: Final = "fine"
-"""Kind of all nearly exact roundings."""
+"""Value of `NumericsClass.kind` for all roundings of 16 bits and more."""
 COARSE_ROUNDING: Final = "q4_0"
 """Four bits rounded to nearest, for the coarsest precisions and for nodes without a reported precision."""
 EXACT_ROUNDING: Final = "f32"
@@ -100,7 +100,7 @@ ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class CoarseClass(NamedTuple):
-    """Class that several dissimilar nodes have shown to be coarser than measured or assumed."""
+    """Class that several nodes without a common owner have shown to be coarser than measured or assumed."""
 
     numerics: NumericsClass
     draws: float
@@ -123,8 +123,8 @@ class Honest:
     """Steps above these scales that an honest node may reach."""
 
     def together(self, other: Honest) -> Honest:
-        """Return the scales for findings of two classes about each other. Neither node is exact, so the scales add
-        up."""
+        """Return the scales for comparing the findings of nodes of two classes. Neither node is exact, so their scales
+        add up."""
         return Honest(
             draws=at_least(float(SCALES[self.draws] + SCALES[other.draws])),
             claims=at_least(float(SCALES[self.claims] + SCALES[other.claims])),
@@ -163,7 +163,7 @@ def default(numerics: NumericsClass, temperature: float = 1.0) -> Honest:
 
 
 class Numerics:
-    """Scales of all classes. `temperature`: that of all leases."""
+    """Rounding scales of all classes. `temperature`: sampling temperature of all leases."""
 
     def __init__(self, temperature: float = 1.0) -> None:
         self._temperature = temperature
@@ -172,7 +172,8 @@ class Numerics:
         self._class_wide: dict[NumericsClass, Honest] = {}
 
     def known(self, numerics: NumericsClass) -> NumericsClass:
-        """Return the class, or the class that it shares."""
+        """Return the class under which nodes of this class are judged: itself, or the shared one once there are too
+        many classes."""
         if numerics in self._shown:
             return numerics
         if len(self._shown) >= MOST_CLASSES:
@@ -189,11 +190,11 @@ class Numerics:
             self._measured[rounding] = evidence
 
     def learn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Add evidence of a node in good standing."""
+        """Add the evidence of a proven node to what its class has shown."""
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Remove all evidence learned from a node that lost its good standing."""
+        """Remove all evidence that the class learned from a node that must prove itself again."""
         self._shown[numerics] = self._shown[numerics] - evidence
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE, shown: Evidence = NO_EVIDENCE) -> Honest:
@@ -229,11 +230,11 @@ class Numerics:
         )
 
     def class_wide(self, numerics: NumericsClass, shown: Sequence[Evidence]) -> tuple[int, ...]:
-        """Set the class's scale if dissimilar nodes agree on it.
+        """Set the class's scale if several nodes without a common owner agree on it.
 
-        `shown`: recent evidence of dissimilar nodes of the class, the accused node first. Return the indices of nodes
-        as coarse as the first one, if they number at least `UNLIKE_NODES` and half of all. Return an empty tuple if
-        they disagree, or if forged tokens explain any node's evidence better than coarser rounding does.
+        `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of nodes as
+        coarse as the first one, if they number at least `UNLIKE_NODES` and half of all. Return an empty tuple if they
+        disagree, or if forged tokens explain any node's evidence better than coarser rounding does.
         """
         before = self.honest(numerics)
         scales = [_most_likely(one) for one in shown]
@@ -258,7 +259,7 @@ class Numerics:
 
     @property
     def coarser_than_measured(self) -> tuple[CoarseClass, ...]:
-        """Return the classes with scales set by several dissimilar nodes (`class_wide`)."""
+        """Return the classes whose scales were set by several nodes without a common owner (`class_wide`)."""
         return tuple(
             CoarseClass(numerics, float(SCALES[agreed.draws]), float(SCALES[agreed.claims]))
             for numerics, agreed in self._class_wide.items()
@@ -282,10 +283,11 @@ def _most_likely(shown: Evidence) -> tuple[int, int]:
 
 
 def _draws_shown(shown: Evidence, measured: Evidence) -> int | None:
-    """Return the scale of draws proven by unusually fine claims; None: not proven.
+    """Return the finer scale of draws that a node's fine claims prove, as an index; None: they prove none.
 
-    The node's claims must lie within an edge far more often than measured for its class. Claims err by the sum of both
-    interval edges, and mostly by far less than the maximum, so the edge is a generous scale.
+    That is so if the node's claims lie within an edge of `CLAIM_EDGES` far more often than measured for its class.
+    Claims err by the sum of both interval edges, and mostly by far less than the maximum, so this edge is a generous
+    scale.
     """
     if not measured.num_claims:
         return None
@@ -302,7 +304,8 @@ def _rounded_up(place: int) -> int:
 
 
 def _looks_forged(shown: Evidence, before: Honest, agreed: Honest) -> bool:
-    """Return True if forged tokens, a share or all, at the old scale are likelier than honest ones at the new scale.
+    """Return True if a share of forged tokens at the old scale explains the evidence better than honest ones at the new
+    scale.
 
     Also return True if draws are much coarser than claims, as no engine's are.
     """

@@ -1,8 +1,8 @@
 """Comparison of two nodes' findings about one rollout, for runs in which nodes check each other.
 
-Neither node is exact: both round as their classes do. For each token, two honest nodes report the same beginning of its
-interval and the same log-probability, up to noise. The noise is in log-odds, and its scale is the sum of the nodes'
-scales. So one finding serves as claim and the other as truth in `likelihood.claim_curves`.
+Neither node is exact: both round as engines of their numerics classes do. For each token, two honest nodes report the
+same beginning of its interval and the same log-probability, up to noise. The noise is in log-odds, and its scale is the
+sum of the nodes' scales. So one finding serves as claim and the other as truth in `likelihood.claim_curves`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from echo_hub.core.trust.likelihood import bounded_log_odds
 from echo_hub.core.trust.numerics import Honest
 
 FLOOR: Final = -7.0
-"""Lower bound of log-probabilities, in nats. For tokens that no honest node samples, the logarithms of honest engines
-lie far apart."""
+"""Lower bound of compared log-probabilities, in nats. For tokens that no honest node samples, honest engines compute
+very different logarithms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,13 +28,13 @@ class PeerFinding:
     """One node's finding about a rollout of other nodes."""
 
     spans: tuple[tuple[str, Evidence], ...]
-    """Evidence about each node that sampled a part, in order."""
+    """Pairs of node and evidence: one for each node that sampled a part of the rollout, in token order."""
     below: NDArray[np.float64]
     """[T] beginnings of the tokens' intervals, in cumulative probability."""
     logprobs: NDArray[np.float64]
     """[T] log-probabilities, in nats."""
     num_tokens: int
-    """Number of computed tokens, with the prompt's."""
+    """Number of tokens that the checker computed, prompt included."""
 
 
 def apart(one: PeerFinding, other: PeerFinding) -> Evidence:
@@ -45,6 +45,7 @@ def apart(one: PeerFinding, other: PeerFinding) -> Evidence:
 
 
 def contradiction(one: PeerFinding, other: PeerFinding, honest: Honest) -> float:
-    """Return the nats against both findings being honest. `honest`: the scales of both together. The division for
-    groups in `weigh` is undone, because tokens of one rollout do not repeat."""
+    """Return the evidence in nats that at least one of the two findings is false. `honest`: scales of both classes
+    together. `weigh` divides by a factor for tokens that repeat within a group; the division is undone here, because
+    the tokens of one rollout do not repeat."""
     return CLAIMS_DISPERSION * max(weigh(apart(one, other), honest))

@@ -1,15 +1,17 @@
 """Choice of the rollouts that are checked: adaptive replication, as in BOINC (Anderson, J. Grid Computing 18, 2020,
 section 4.1).
 
-All rollouts are checked until the node is proven, at least the first `first`. After n verified rollouts in a row, each
-rollout is checked with probability max(least, first / n); a failed check sets n to 0. BOINC uses 1 / n, because each
-BOINC result is verifiably right or wrong. Here most dishonesty shows only in dozens of short rollouts. So a node that
-has just become proven is checked more often, and half of its rollouts are checked when 2 * first were verified.
+All rollouts of a node are checked until it is proven, at least the first `first`. A proven node with n verified
+rollouts in a row has each rollout checked with probability max(least, first / n); a failed check sets n to 0. BOINC
+uses 1 / n, because each BOINC result is clearly right or wrong. Here most dishonesty shows only in dozens of short
+rollouts. So a node that has just become proven is checked more often, and half of its rollouts are checked when 2 *
+first were verified.
 
 A long rollout shows more, so it counts for several (`worth`): completions of 512 tokens count for eight.
 
-A check may wait for a fuller batch, which is cheaper. A node may have one waiting check for every `PATIENCE` verified
-rollouts (`patience`). This bounds how much a node can send after it turns dishonest.
+The check of a proven node's rollout may wait until the verifier has a fuller batch, which is cheaper. A node may have
+one such waiting check for every `PATIENCE` verified rollouts (`patience`). This bounds how much a node can send after
+it turns dishonest.
 
 The choice follows from the rollout's id and a secret of the hub. A restart does not change it, and nodes cannot predict
 it.
@@ -22,11 +24,12 @@ from math import ceil
 from typing import Final
 
 SHORT: Final = 64
-"""Tokens of a rollout that count as one verified rollout."""
+"""Tokens of a checked rollout that count as one verified rollout."""
 MOST_WORTH: Final = 8
-"""Most verified rollouts that one rollout counts for: a node that forges a few rollouts is found by their number."""
+"""Maximum number of verified rollouts that one rollout counts for. Otherwise few long rollouts would suffice, and a
+node that forges only some of its rollouts would be missed."""
 PATIENCE: Final = 32
-"""Verified rollouts per check that may wait for a fuller batch."""
+"""Verified rollouts of a node per check of it that may wait for a fuller batch."""
 _ALL: Final = 2**64
 
 
@@ -41,13 +44,13 @@ def share_checked(num_verified: int, first: int, least: float) -> float:
 
 
 def long_proven(first: int, least: float) -> int:
-    """Return the number of verified rollouts after which the share no longer falls. With `least` below a thousandth,
-    the number for a thousandth."""
+    """Return the number of verified rollouts in a row from which the checked share no longer falls; a `least` below a
+    thousandth counts as a thousandth."""
     return ceil(first / max(least, 0.001)) + 1
 
 
 def patience(num_verified: int) -> int:
-    """Return the number of a node's checks that may wait for a fuller batch."""
+    """Return how many checks of a node may wait for a fuller batch."""
     return num_verified // PATIENCE
 
 
@@ -55,6 +58,6 @@ def is_drawn(secret: bytes, rollout_id: str, share: float) -> bool:
     """Return True if this rollout belongs to the checked `share`. `secret` always has the same length."""
     if share >= 1.0:
         return True
-    # Compare bytes, and use the secret as a prefix, which is safe with BLAKE2: numbers and the keyed mode take four
-    # times as long, and this runs for every rollout.
+    # For speed, because this runs for every rollout: bytes are compared, and the secret is a prefix, which is safe with
+    # BLAKE2. Numbers and the keyed mode take four times as long.
     return blake2b(secret + rollout_id.encode()).digest() < int(share * _ALL).to_bytes(8, "big")

@@ -1,8 +1,9 @@
-"""Hints from the learner, which computes every token's logits: nodes whose rollouts differ from all others'.
+"""Hints from the learner: nodes whose rollouts differ from those of all other nodes. The learner computes every token's
+logits in training anyway.
 
-Under a newer policy, even honest draws lie outside their intervals. So a node's reference is the other nodes of the
-same step, never the sampling policy's distribution. A node that stands out is suspect, not convicted: its next rollouts
-are checked.
+The learner's policy is newer than the one that sampled, so even honest draws lie outside their intervals. Therefore a
+node is compared with the other nodes of the same step, never with the sampling policy's distribution. A node that
+stands out is suspect, not convicted: its next rollouts are checked.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.likelihood import WEIGHTS
 
 DISHONEST_DRAWS: Final = (0.0, 0.02, 0.05, 0.10, 0.25, 0.58)
-"""Class shares of `Evidence.draws` for tokens that were not sampled with their u, whose position is then random."""
+"""Expected share of each class of `Evidence.draws` if tokens were not sampled with their uniform number u, so that
+their position is random."""
 DISHONEST_CLAIMS: Final = (0.0, 0.01, 0.03, 0.08, 0.18, 0.70)
-"""Class shares of `Evidence.claims` for invented log-probabilities."""
+"""Expected share of each class of `Evidence.claims` if the log-probabilities are invented."""
 LEAST: Final = 1e-5
-"""Lower bound of any class share of other nodes' tokens, so that no single token makes a node stand out."""
+"""Lower bound of the share of each error class among the other nodes' tokens, so that no single token makes a node
+stand out."""
 SMOOTHING: Final = 1.0
-"""Pseudo-count per class (Laplace smoothing)."""
+"""Tokens added to each error class of the other nodes (Laplace smoothing)."""
 
 
 class Seen(NamedTuple):
@@ -35,10 +38,10 @@ class Seen(NamedTuple):
 
 
 def standing_out(screened: Iterable[Seen], threshold: float) -> dict[str, float]:
-    """Return the nodes whose tokens of one step weigh at least `threshold` nats against them, with these weights.
+    """Return the nodes whose tokens of one step weigh at least `threshold` nats against them, each with this weight.
 
-    Each node is compared with all others. A single node cannot be judged. The computation is vectorised over nodes,
-    because a step has thousands of rollouts and blocks the core meanwhile.
+    Each node is compared with all others, so a single node cannot be judged. The computation is vectorised over nodes,
+    because a step has thousands of rollouts and the event loop is blocked meanwhile.
     """
     numbers: dict[str, int] = {}
     of_node: list[int] = []

@@ -1,4 +1,4 @@
-"""Settings of trust."""
+"""Settings for checking nodes' rollouts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class TrustSettings:
     check_deadline_s: float = 60.0
     """Time limit of a check by one node, in seconds."""
     secret: bytes = b""
-    """Key of the choice of checked rollouts; no node may know it."""
+    """Secret key that decides which rollouts are checked; no node may know it."""
     least_checked: float = 0.03
-    """Share of a proven node's rollouts that is checked in the long run."""
+    """Lowest share of a proven node's rollouts that is checked, reached after many verified ones."""
     first_checked: int = 64
-    """Least number of a node's first rollouts that are all checked before training."""
+    """Minimum number of a node's first rollouts of which each is checked before training."""
     false_alarm: float = 1e-6
-    """Highest rate of convictions of an honest node per checked rollout."""
+    """Highest rate, per checked rollout, at which an honest node is wrongly convicted."""
     temperature: float = 1.0
     """Temperature of all leases."""
     miss: float = 1e-3

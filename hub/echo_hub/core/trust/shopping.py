@@ -2,7 +2,7 @@
 
 A rounding engine may pick either of two tokens if u lies near the edge between them. A node that computes exactly can
 try both, return the better paid one, and pass as such an engine. The choice leaves a trace: rollouts with u near an
-edge earn more than others.
+edge earn more than others. Here u is the uniform number with which the lease's seed fixes the draw of a token.
 
 Fix all tokens that an honest node has sampled, and so its rewards. Then u is uniform in each token's interval,
 independent of everything fixed. V counts the rollout's tokens with u near an edge of the interval, or outside, minus Σ
@@ -21,7 +21,7 @@ The length of a rollout, its problem, and a learning policy do not change this: 
 
 `TOLERANCE` covers two remaining effects of honest rounding. Its tails add to V in proportion to W, so R counts from the
 node's own mean rank, weighted like V. Second, the rounded policy may earn somewhat more than the exact one, and E R V
-grows by as much. A class with many failing nodes is spared as usual (`common_faults`).
+grows by as much. If many nodes of a numerics class fail this test, none is quarantined (`common_faults`).
 
 Choices among equal rewards change nothing here. The test misses three cases: gains below `TOLERANCE`; unlikely
 neighbours, whose narrow intervals have m near 1; and very unsure policies, with several tokens near an edge in every
@@ -42,17 +42,18 @@ from echo_hub.core.trust.judging import DRAWS_DISPERSION, NOTHING, TILTS, Altern
 from echo_hub.core.trust.numerics import Honest
 
 TOLERANCE: Final = 0.075
-"""Correlation of V and R that an honest node may have.
+"""Correlation that an honest node may have between V (its tokens near an edge, minus the expected number) and R (the
+rank of its reward).
 
 Real engines of 8 and 4 bits on the built-in model reach .01 with the task's rewards. They reach .05 with the length,
-the likelihood or W as reward. Shoppers that take every chance have .15 to .5.
+the likelihood or the variance W as reward. Nodes that use every chance to choose by reward have .15 to .5.
 """
 LEAST_VARIANCE: Final = 0.05
-"""Lower bound of the variance, so that rollouts with hardly any telling token weigh little."""
+"""Added to the variance of V, so that rollouts with hardly any token near an edge weigh little."""
 RECENT: Final = 256
 """Number of the run's latest rewards for ranking a new one."""
 REMEMBERED: Final = 32.0
-"""Sum of weights of a node's mean rank. At twice this sum, half is forgotten."""
+"""Memory of a node's mean rank, as a sum of weights: at twice this sum, all weights are halved."""
 MOST_WAITING: Final = 16_384
 """Maximum number of rollouts checked but not scored, or scored but not checked. The oldest are forgotten first."""
 
@@ -60,30 +61,32 @@ _Value = TypeVar("_Value")
 
 
 class Edges(NamedTuple):
-    """Edge statistics of one node's tokens in a rollout."""
+    """How often one node's tokens in a rollout were drawn near an edge of their interval."""
 
     node_id: str
     near: float
-    """V (see the module)."""
+    """Number of tokens drawn near an edge of their interval, minus the number expected of an exact engine: V in the
+    module's text."""
     variance: float
-    """W (see the module)."""
+    """Variance of that number under honesty: W in the module's text."""
     counts: Evidence
     """Counts of the same tokens, without curves."""
 
     @property
     def spread(self) -> float:
-        """Return V's standard deviation, bounded below."""
+        """Return the standard deviation of `near` under honesty, with `LEAST_VARIANCE` added to the variance."""
         return sqrt(self.variance + LEAST_VARIANCE)
 
 
 def edges(node_id: str, evidence: Evidence, honest: Honest) -> Edges:
-    """Read `evidence` at the scale of the node's class."""
+    """Return the statistics of `evidence` at the rounding scale of the node's class."""
     near, variance = evidence.edges_CS[:, honest.draws].tolist()
     return Edges(node_id, near, variance, evidence.counts)
 
 
 def weigh(found: Edges, excess: float) -> Sums:
-    """Return the nats of a rollout with this `excess` (see `UsualRank`) against its node, by alternative."""
+    """Return the evidence in nats of one rollout against its node, by alternative; only those from `SHOPPED` on are
+    nonzero. `excess`: rank of the reward above the node's usual one (see `UsualRank`)."""
     of_tilts = []
     for tilt in TILTS:
         x = tilt * abs(excess) / found.spread
@@ -94,7 +97,8 @@ def weigh(found: Edges, excess: float) -> Sums:
 
 @dataclass(slots=True, eq=False)
 class UsualRank:
-    """Mean rank of one node's rollouts, weighted as V is. Begins at the middle."""
+    """Mean rank of the rewards of one node's rollouts, within -1 and 1. Rollouts with more tokens near edges weigh
+    more. It starts at 0, the middle."""
 
     total: float = 0.0
     weight: float = 1.0
@@ -132,7 +136,7 @@ class LatestRewards:
 
 
 class Shopping:
-    """Joins each rollout's check and reward, in any order."""
+    """Brings together the check and the reward of each rollout, whichever comes first."""
 
     def __init__(self) -> None:
         self._ranks = LatestRewards()
@@ -140,7 +144,7 @@ class Shopping:
         self._scored: OrderedDict[str, float] = OrderedDict()
 
     def checked(self, rollout_id: str, found: Sequence[Edges]) -> float | None:
-        """Store a check's finding. Return the reward's rank; None: not scored yet."""
+        """Store the finding of a rollout's check. Return the rank of its reward; None: it is not scored yet."""
         rank = self._scored.pop(rollout_id, None)
         telling = tuple(one for one in found if one.variance > 0.0)
         if rank is None and telling:
@@ -150,10 +154,10 @@ class Shopping:
     def scored(
         self, rollout_ids: Iterable[str], reward: float, under_check: Container[str]
     ) -> tuple[float, list[tuple[str, tuple[Edges, ...]]]]:
-        """Process the reward of an episode with the turns `rollout_ids`. Return its rank, and the findings of checked
-        turns.
+        """Rank the reward of an episode with the turns `rollout_ids`. Return the rank, and the findings of its turns
+        whose check has ended.
 
-        `under_check`: rollouts with an unfinished check.
+        `under_check`: rollouts whose check has not ended; they keep the rank for later.
         """
         rank, found = self._ranks.rank(reward), []
         for rollout_id in rollout_ids:

@@ -1,4 +1,4 @@
-"""Standing of one node, and the reasons for it.
+"""Standing of one node: how far the hub trusts it, and why.
 
     new ──(enough verified)──> proven ──(doubt, or a hint)──> suspect ──(enough verified)──> proven
      └────────────┴───────────────(convicted)────────────────────┴──> quarantined ──(pardoned)──> new
@@ -20,7 +20,7 @@ from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
 from echo_hub.core.trust.shopping import UsualRank
 
 WINDOW: Final = 2_048
-"""Tokens of recent evidence."""
+"""Number of newest tokens whose evidence is kept as a node's recent evidence, at least."""
 
 
 class StandingState(StrEnum):
@@ -37,7 +37,7 @@ class Decision(StrEnum):
 
     QUARANTINED = "quarantined"
     RELEASED = "released"
-    """By the hub: the cause of the node's quarantine proved to be another one."""
+    """By the hub: another cause than the node explains the failures for which it was quarantined."""
     PARDONED = "pardoned"
     """By the operator."""
     TRUSTED = "trusted"
@@ -54,21 +54,21 @@ class StandingRow:
     state: StandingState = StandingState.NEW
     numerics: NumericsClass = NOT_SAID
     num_verified: int = 0
-    """Rollouts verified in a row; long ones count for several (`rate.worth`)."""
+    """Number of rollouts verified in a row; a long rollout counts for several (`rate.worth`)."""
     sums: Sums = NOTHING
-    """Nats against the node: see `judging`."""
+    """Evidence against the node in nats, by alternative: see `judging`."""
     proof: float = 0.0
-    """Nats of the node's draws, at most 0: the lower, the better proven."""
+    """Evidence for the node from its draws, in nats, at most 0: the lower, the more certainly honest."""
     shown: Evidence = NO_EVIDENCE
-    """Evidence of the node's checks in this state, without curves."""
+    """Evidence of the node's checks since it entered this state, without curves."""
     num_checked: int = 0
     num_failed: int = 0
     checked_at: float | None = None
     """Time of the last check of one of its rollouts."""
     reason: str = ""
-    """Why the node is suspect or quarantined, for people."""
+    """Why the node is suspect, quarantined or new again, for people."""
     since: float = 0.0
-    """Beginning of this state."""
+    """Time since which the node is in this state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Grounds:
 
     num_rollouts: int = 0
     shown: Evidence = NO_EVIDENCE
-    """Without curves."""
+    """Evidence of these checks, without curves."""
     is_partial: bool = False
-    """True if checks from before the hub's start are missing."""
+    """True if the sum also contains checks from before the hub's start, which are not listed here."""
 
 
 _NO_GROUNDS: Final = Grounds()
@@ -104,21 +104,22 @@ class Standing:
     share: float = 1.0
     """Share of the node's rollouts that are checked."""
     hints_from: int = 0
-    """Number of checks from which on the learner's hints count."""
+    """Number of checks that the node must have before a hint of the learner may make it suspect again."""
     taught: Evidence = NO_EVIDENCE
-    """Evidence that the node's class has learned from the node since the hub's start."""
+    """Evidence that the node has contributed to the scale of its numerics class since the hub's start."""
     recent: Evidence = NO_EVIDENCE
-    """Evidence of the node's latest `WINDOW` to 2 `WINDOW` tokens, whatever the verdicts. Not stored."""
+    """Evidence of the node's latest tokens: `WINDOW` to 2 · `WINDOW` of them, whatever the verdicts were. Not
+    stored."""
     grounds: tuple[Grounds, ...] = (_NO_GROUNDS,) * len(NOTHING)
-    """Grounds of each of `sums`. Not stored."""
+    """The checks behind each of `sums`. Not stored."""
     usual_rank: UsualRank = field(default_factory=UsualRank)
-    """Usual rank of the node's rewards. Not stored."""
+    """Mean rank of the rewards of the node's rollouts (`shopping`). Not stored."""
     kin: frozenset[str] = frozenset()
     """Marks that nodes of one owner share: an address, an invite."""
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
-        """Return the standing stored in a row. Its share is not restored."""
+        """Return the standing stored in a row. `share` is not stored, so the caller sets it."""
         grounds = tuple(Grounds(is_partial=True) if nats else _NO_GROUNDS for nats in row.sums)
         return cls(**{name: getattr(row, name) for name in row.__slots__}, grounds=grounds)
 

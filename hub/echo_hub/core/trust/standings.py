@@ -1,7 +1,7 @@
 """Standings of all nodes.
 
-The standing of a checked node is kept forever. Keys cost nothing to make. So the standing of an unchecked node is kept
-only while the node is connected. The `REMEMBERED` unchecked nodes that left last are an exception.
+The standing of a node that was ever checked is kept forever. Keys cost nothing, so the standing of an unchecked node is
+kept only while the node is connected, and for the `REMEMBERED` unchecked nodes that left last.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from echo_hub.core.trust.numerics import NOT_SAID, Numerics, NumericsClass
 from echo_hub.core.trust.standing import Standing, StandingRow
 
 REMEMBERED: Final = 65_536
-"""Number of unchecked nodes that left whose standings are kept: their rollouts may still be under check."""
+"""Number of departed unchecked nodes whose standings are kept, because their rollouts may still be under check."""
 
 
 class Standings:
-    """Standings by node id. `numerics`: the classes of numerics."""
+    """Trust standings by node id. `numerics`: the known classes of engines."""
 
     def __init__(self, numerics: Numerics) -> None:
         self._numerics = numerics

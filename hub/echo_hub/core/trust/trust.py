@@ -5,17 +5,18 @@
                     └  other proven nodes: a sample, concurrently with training
 
 Each verdict counts for the node that sampled the tokens, whichever node returned them (`judging`). A node with more
-evidence against it than honest nodes usually have is *watched*. From half of the conviction threshold on, a node is
-*suspect*: the node must prove itself again, and its unconsumed rollouts are checked. A convicted node is quarantined
-until the operator pardons it. It gets no work, and its unconsumed rollouts are dropped. No node is condemned for
-failures that all nodes show on one version or problem (`common_faults`). The same holds for coarse rounding that
-several dissimilar nodes of its class share (`numerics`).
+evidence against it than honest nodes usually have is *watched*: all its rollouts are checked. From half of the
+conviction threshold on, a node is *suspect*: it must prove itself again, and its rollouts that are in no batch yet are
+checked. A convicted node is quarantined until the operator pardons it. A quarantined node gets no work, and its
+rollouts that are in no batch yet are dropped. No node is quarantined for failures that many nodes show on one version
+or problem (`common_faults`), or for coarse rounding that several nodes of its class share without having a common owner
+(`numerics`).
 
-A checked rollout counts again once its reward is known, because a node must not gain reward by its rounding
-(`shopping`).
+A checked rollout is judged once more when its reward is known: a node must not choose tokens by reward and pass that
+off as rounding (`shopping`).
 
-The rounding of a numerics class is measured on the run's own base before the first check of such a rollout. The
-measurement is repeated as the policy changes.
+Before the first check of a rollout from some kind of engine, the verifier measures how coarsely such engines round with
+the run's own model. The measurement is repeated as the policy changes.
 
 The verifier itself decides how long it takes: an abandoned check counts as no check.
 
@@ -84,18 +85,22 @@ from echo_shared.records.node import TrustStatus
 from echo_shared.wire.messages import Checked, DropReason, StandbyReason
 
 DOUBT: Final = 0.5
-"""Share of the alarm threshold from which a node is suspect."""
+"""Share of the conviction threshold above which a node is suspect and must prove itself again."""
 WATCHED: Final = 0.1
-"""Share of the alarm threshold from which a node is watched, until its sums fall again."""
+"""Share of the conviction threshold above which all rollouts of a node are checked (it is watched), until its sums fall
+again."""
 WATCHED_FOR_REWARDS: Final = 0.25
-"""Same threshold for sums from `SHOPPED` on. Rewards tell less, so honest nodes often reach a tenth of the alarm."""
+"""The same share for the test of rewards (`shopping`). Rewards tell less, so honest nodes often reach a tenth of the
+threshold."""
 CLASS_CAUSE: Final = ("versions from", 0)
-"""Possible cause of a reward conviction other than the node: the node's whole class, on any version."""
+"""Possible cause, other than the node, of a conviction by the test of rewards: the node's whole numerics class, on any
+version."""
 MEASURED_AGAIN: Final = 4
-"""A class is measured again after a quarter more versions: 0, 1, 2, 3, 4, 6, 8, 11 ..."""
+"""Divisor of the version number that gives the wait until the next measurement of a rounding: it is measured at
+versions 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 PROVEN_ANYWAY: Final = 8
-"""Multiple of `first_checked`: with that number of rollouts verified in a row, a node counts as proven without telling
-draws. Draws tell little if the policy is sure of every token. Then a forger could change little, too."""
+"""A node with this many times `first_checked` rollouts verified in a row counts as proven even if its draws prove
+little. That happens if the policy is sure of every token, and then a forger could change little, too."""
 
 
 class Trust:
@@ -109,7 +114,7 @@ class Trust:
         self._forgetting = Forgetting(ledger)
         self._numerics = Numerics(settings.temperature)
         self._measured_from: dict[str, int] = {}
-        """Policy version from which each rounding is measured again."""
+        """Policy version from which each rounding must be measured again."""
         self._faults = CommonFaults()
         self._standings = Standings(self._numerics)
         self._checking = Checking(
@@ -133,7 +138,7 @@ class Trust:
         self._lagging = Lagging()
         self._shopping = Shopping()
         self._condemned_for: dict[str, tuple[Cause, ...]] = {}
-        """Other possible causes of each quarantine since the hub's start."""
+        """Possible causes other than the node itself, for each quarantined node, since the hub's start."""
         self._alarm = alarm(settings.false_alarm)
         self._proof = log(settings.miss)
         self._checked: Counter[str] = Counter()
@@ -179,12 +184,12 @@ class Trust:
 
     @property
     def due_at(self) -> float:
-        """Return the time at which the next check times out."""
+        """Return the time of the next timer of checks by nodes; inf = none."""
         return self._checking.due_at
 
     def connected(self, node_id: str, numerics: NumericsClass, now: float, *, kin: Iterable[str] = ()) -> None:
-        """Note that a node connected, after `Nodes` did. `kin`: marks shared by all nodes of one owner. A missing
-        precision keeps the last reported one."""
+        """Note that a node connected. Call this after `Nodes.connect`. `kin`: marks shared by all nodes of one owner.
+        If the node reports no precision, the last one stays."""
         standing = self._standings.connected(node_id, kin)
         self._lagging.forget(node_id)
         if self._settings.by_nodes:
@@ -216,7 +221,7 @@ class Trust:
                 self._measure(standing.numerics, policy_version)
 
     def received(self, rollout: LeasedRollout) -> None:
-        """Start a check of a received or restored rollout if it is selected."""
+        """Decide whether a received or restored rollout is checked, and start its check."""
         if not self._settings.enabled or not self._under_check.can_check(rollout):
             return
         standing = self._standings.of(rollout.node_id)
@@ -231,12 +236,13 @@ class Trust:
             self._under_check.begin(rollout, is_blocking=is_blocking, patience=patience(standing.num_verified))
 
     def holds(self, scored: Held) -> bool:
-        """Return True if a score must wait for a verdict. The verdict returns the score."""
+        """Return True if a score must wait until the rollout's check ends. `checked`, `returned`, `abandoned` or
+        `advance` then returns the score."""
         return self._under_check.holds(scored)
 
     def _measure(self, numerics: NumericsClass, policy_version: int) -> None:
-        """Have the verifier measure the class's rounding before it gets rollouts of this version. Repeat that whenever
-        the policy is a quarter older. With `by_nodes` the default scales apply."""
+        """Have the verifier measure the class's rounding before it gets rollouts of this version, and again once the
+        version number has grown by a quarter. With `by_nodes` there is no verifier, and the default scales apply."""
         is_verified = self._settings.enabled and not self._settings.by_nodes
         if not is_verified or policy_version < self._measured_from.get(numerics.rounding, 0):
             return
@@ -244,31 +250,32 @@ class Trust:
         self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
 
     def measured(self, event: NumericsMeasured) -> None:
-        """Store a measured rounding. Without a measurement the earlier one stays, and the next version triggers another
-        attempt."""
+        """Store a measured rounding. If the measurement failed, the earlier one stays, and the next version triggers
+        another attempt."""
         if event.evidence is not None:
             self._numerics.measured(event.rounding, event.evidence)
         else:
             self._measured_from[event.rounding] = event.policy_version + 1
 
     def abandoned(self, event: CheckAbandoned) -> Held | None:
-        """Give up an impossible check. Return the score held for it."""
+        """Give up a check that the verifier cannot do. Return the score that was held back for it."""
         self._checking.forget(event.rollout_id)
         check = self._under_check.answered(event.rollout_id)
         self._num_abandoned += check is not None
         return check.held if check is not None else None
 
     def checked(self, event: RolloutChecked, now: float) -> Held | None:
-        """Judge nodes by the verifier's findings. Return the held score if the rollout still exists."""
+        """Judge nodes by the verifier's findings. Return the held-back score if the rollout still exists."""
         return self._conclude(event.rollout_id, tuple((*span, None) for span in event.spans), now)
 
     def returned(self, event: CheckReturned, now: float) -> Held | None:
-        """Process a checking node's finding. Return the held score if the check is decided now."""
+        """Process the finding of a node that checked a rollout. Return the held-back score if the check is decided
+        now."""
         outcome = self._checking.returned(event.node_id, event.rollout_id, event.finding)
         return None if outcome is None else self._take(outcome, now)
 
     def advance(self, now: float) -> Iterable[Held]:
-        """Ask nodes for checks. Return the scores held for abandoned checks."""
+        """Ask nodes for checks. Return the scores that were held back for checks now given up."""
         if not self._settings.by_nodes:
             return ()
         return [held for outcome in self._checking.advance(now) if (held := self._take(outcome, now)) is not None]
@@ -301,15 +308,15 @@ class Trust:
     def _conclude(
         self, rollout_id: str, spans: tuple[tuple[str, Evidence, Honest | None], ...], now: float
     ) -> Held | None:
-        """Judge a checked rollout. `spans`: sampling node, evidence and, for a finding by a node, the honest scales of
-        that comparison."""
+        """Judge the nodes that sampled a checked rollout. `spans`: sampling node, evidence and, for a finding by a
+        node, the honest scales of that comparison."""
         check = self._under_check.answered(rollout_id)
         if check is None:
             return None
         failed, found = [], []
         for node_id, evidence, found_by_node in spans:
             standing = self._standings.of(node_id)
-            # Greedy tokens tell little about a scale, so their class learns nothing.
+            # Greedy tokens tell little about a rounding scale, so the class learns nothing from them.
             learns = found_by_node is None and evidence.num_claims > 0
             honest = found_by_node or self._numerics.honest(
                 standing.numerics, without=standing.taught, shown=standing.recent
@@ -328,7 +335,7 @@ class Trust:
         return check.held if rollout_id in self._ledger.rollouts else None
 
     def scored(self, rollout_ids: Iterable[str], reward: float, now: float) -> None:
-        """Process the reward of an episode with the turns `rollout_ids`."""
+        """Judge the checked turns of an episode, `rollout_ids`, by its reward."""
         if self._settings.enabled:
             rank, checked = self._shopping.scored(rollout_ids, reward, self._under_check)
             for rollout_id, found in checked:
@@ -353,8 +360,8 @@ class Trust:
                 standing.share = self._share(standing)
 
     def screened(self, step: int, screened: Iterable[Seen], now: float) -> None:
-        """Process the learner's view of one step's rollouts, under the trained policy. Comparisons within a step are
-        limited to nodes of equal rounding. Each node is also compared with its own past."""
+        """Process what the learner computed about one step's rollouts under the policy it trained. Nodes are compared
+        within the step, each with nodes of equal rounding, and each node also with its own past."""
         screened = tuple(screened)
         self._mismatch.add(screened)
         of_nodes = [seen for seen in screened if seen.node_id != HUB_NODE_ID]
@@ -371,9 +378,9 @@ class Trust:
                 self._suspect(self._standings.of(node_id), reason, now)
 
     def _lags(self, lag: Lag, now: float) -> None:
-        """Process the start of a lag. With a verifier, the node becomes suspect: its rollouts are checked before
-        training. Without one, checks cannot stop bad rollouts, so the node is quarantined if other nodes show that the
-        run itself is not the cause."""
+        """Act on a node that seems to sample with an old version. With checks, the node becomes suspect: its rollouts
+        are checked before training. Without checks, bad rollouts could not be stopped, so the node is quarantined if
+        other nodes show that the run itself is not the cause."""
         standing = self._standings.of(lag.node_id)
         if self._settings.enabled:
             self._suspect(standing, str(lag), now)
@@ -382,7 +389,7 @@ class Trust:
             self._decide(lag.node_id, Decision.QUARANTINED, str(lag), now)
 
     def suspected(self, node_ids: Iterable[str], now: float) -> None:
-        """Suspect the nodes whose rollouts made the learner omit groups or hold back a step."""
+        """Make the nodes suspect whose rollouts made the learner leave out groups or hold back a step."""
         if self._settings.enabled:
             for node_id in node_ids:
                 self._suspect(self._standings.of(node_id), "The learner could not train on one of its rollouts.", now)
@@ -395,7 +402,7 @@ class Trust:
         self._decide(node_id, Decision.PARDONED, BY_OPERATOR, now)
 
     def vouched(self, event: NodeVouchedFor, now: float) -> None:
-        """Set a node to long proven, or back to new, at the operator's wish."""
+        """Set a node to proven with the lowest checked share, or back to new, as the operator wishes."""
         standing = self._standings.get(event.node_id)
         refusal = why_not(standing, is_trusted=event.is_trusted)
         if standing is None or refusal:
@@ -422,7 +429,7 @@ class Trust:
         return max(of_tokens) > WATCHED * self._alarm or max(of_rewards) > WATCHED_FOR_REWARDS * self._alarm
 
     def _share(self, standing: Standing) -> float:
-        """Return the share of a proven node's rollouts to check."""
+        """Return which share of a proven node's rollouts is to be checked."""
         if self._is_watched(standing):
             return 1.0
         return share_checked(standing.num_verified, self._settings.first_checked, self._settings.least_checked)
@@ -439,11 +446,11 @@ class Trust:
         self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest, *, learns: bool
     ) -> bool:
         """Judge a node by this evidence, and return True if it is convicted. Otherwise the evidence counts for the
-        node, or makes it suspect. `learns`: its class learns from the evidence."""
+        node, or makes it suspect. `learns`: add the evidence to what the node's numerics class has shown."""
         sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
-        # Add zero as well, so that every checked class is in both counters.
+        # 0 is added as well, so that every checked class is in both counters.
         self._failed[str(standing.numerics)] += failed
         standing.num_checked += 1
         standing.num_failed += failed
@@ -479,7 +486,8 @@ class Trust:
             self._numerics.learn(standing.numerics, evidence)
 
     def _doubts(self, standing: Standing, now: float) -> bool:
-        """Return True if enough evidence makes the node suspect. Then its proof starts over."""
+        """Return True if the evidence against the node makes it suspect. Then the count of its verified rollouts starts
+        over."""
         if max(standing.sums) <= DOUBT * self._alarm:
             return False
         if standing.is_proven or standing.num_verified:
@@ -489,18 +497,19 @@ class Trust:
         return True
 
     def _begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Enter a state and discard the node's contributions to its class."""
+        """Put the node into a state in which it must prove itself again. What its class learned from the node is
+        removed."""
         self._numerics.unlearn(standing.numerics, standing.taught)
         standing.shown = standing.taught = NO_EVIDENCE
         standing.begin_again(state, reason, now)
         self._checking.changed(standing.node_id)
 
     def _tell_checked(self, rollout_id: str, check: Check, failed: Collection[str]) -> None:
-        """Report a check to store, node and ledger. Forged rollouts are dropped unless already consumed."""
+        """Record the check's result, tell the node, and drop the rollout if it is forged and in no batch."""
         checked = Checked.FAILED if check.node_id in failed else Checked.PASSED
         self._out.record(CheckRecorded(rollout_id=rollout_id, checked=checked))
         rollout = self._ledger.rollouts.get(rollout_id)
-        if rollout is None:  # The rollout is finished, and the store knows its state.
+        if rollout is None:  # It is finished, so only the store knows its state.
             self._out.act(LookUpReceipt(node_id=check.node_id, rollout_id=rollout_id))
             return
         self._out.receipt(check.node_id, rollout_id, rollout.state, checked=checked)
@@ -510,7 +519,8 @@ class Trust:
             self._forgetting.forget_rollout(rollout, DropReason.FORGED, detail, is_its_own=is_its_own)
 
     def _condemn(self, standing: Standing, causes: tuple[Cause, ...], rollout_id: str, now: float) -> None:
-        """Convict the node unless one of `causes` or its whole class is at fault."""
+        """Quarantine the node, unless many nodes fail for one of `causes`, or nodes without a common owner round as
+        coarsely. In these cases spare it, and release the nodes quarantined for the same."""
         if standing.is_quarantined:
             return
         reason, shown = what_is_wrong(standing), convicting(standing).shown
@@ -531,10 +541,10 @@ class Trust:
             self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=shown)
 
     def _as_coarse(self, standing: Standing) -> list[str]:
-        """Return all nodes of its class that round as coarsely as this node, if enough dissimilar ones do; otherwise
-        none. If so, the class counts as coarser from now on, which clears these nodes."""
+        """Return all nodes of its class that round as coarsely as this node, if enough of them have no common owner;
+        otherwise none. If so, the class counts as coarser from now on, which clears these nodes."""
         if self._settings.by_nodes:
-            return []  # Findings of nodes are coarser than either node.
+            return []  # A finding by a node contains the rounding of both.
         unlike, kin = [standing], set(standing.kin)
         for other in self._standings.of_class(standing.numerics):
             if other is not standing and other.recent.num_tokens >= LEAST_TOKENS and not kin & other.kin:
@@ -554,15 +564,16 @@ class Trust:
                 self._decide(node_id, Decision.RELEASED, why, now)
 
     def _spare(self, standing: Standing, why: str, now: float) -> None:
-        """Discard the evidence against the node. It gets new work only after a rest."""
+        """Discard the evidence against the node and make it suspect. As after a failure, it gets no work for a
+        while."""
         standing.acquit()
         self._begin_again(standing, StandingState.SUSPECT, why, now)
         self._nodes.fail(standing.node_id, now)
         self._out.record(StandingRecorded(row=standing.row))
 
     def _suspect(self, standing: Standing, reason: str, now: float) -> None:
-        """Suspect a node after a hint. After an acquittal, the next suspicion needs twice as many checks, because the
-        learner's numerics may always differ from the node's."""
+        """Make a node suspect after a hint of the learner. The next hint counts only after twice as many checks,
+        because the learner's numerics may always differ from the node's."""
         if not standing.is_quarantined and standing.num_checked >= standing.hints_from:
             standing.hints_from = 2 * (standing.num_checked + self._settings.first_checked)
             self._begin_again(standing, StandingState.SUSPECT, reason, now)
@@ -620,7 +631,7 @@ class Trust:
 
 
 def _causes(standing: Standing, check: Check) -> tuple[Cause, ...]:
-    """Return the possible causes other than the node."""
+    """Return what could have caused a failed check other than the node: the version, or the problem (group)."""
     return (
         (standing.numerics, "version", check.policy_version),
         (standing.numerics, "group", check.group_id),

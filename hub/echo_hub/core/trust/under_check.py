@@ -1,4 +1,4 @@
-"""Rollouts under check. A blocking check holds the rollout's score; each check is answered once."""
+"""Rollouts under check. A blocking check holds back the rollout's score until it ends; each check is answered once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Check:
 
 
 class UnderCheck:
-    """Checks by nodes if `checking` is given, else by the verifier."""
+    """All unfinished checks: by nodes if `checking` is given, else by the verifier."""
 
     def __init__(
         self, checking: Checking | None, *, ledger: Ledger, nodes: Nodes, forgetting: Forgetting, out: Outbox
@@ -62,7 +62,7 @@ class UnderCheck:
 
     def begin(self, rollout: LeasedRollout, *, is_blocking: bool, patience: int = 0) -> None:
         """Begin the check of a rollout: once, and again after a restart. A check that does not block waits for a fuller
-        batch, unless more than `patience` of its node wait."""
+        batch, unless more than `patience` checks of the same node wait already."""
         rollout.is_checked = True
         check = Check(rollout.node_id, rollout.group_id, rollout.policy_version, is_blocking)
         self._checks[rollout.rollout_id] = check
@@ -78,8 +78,8 @@ class UnderCheck:
                 self._hasten()
 
     def begin_all(self, node_id: str) -> None:
-        """Begin blocking checks of all received, unconsumed rollouts with tokens of this node. O(unfinished
-        rollouts); called seldom."""
+        """Begin blocking checks of all received rollouts with tokens of this node that are in no batch. Takes
+        O(unfinished rollouts); called seldom."""
         is_any_hastened = False
         for rollout in self._ledger.rollouts.values():
             has_come_in = node_id in rollout.drawers and rollout.state is not ReceiptState.LEASED
@@ -95,7 +95,7 @@ class UnderCheck:
             self._hasten()
 
     def holds(self, scored: Held) -> bool:
-        """Return True if a score has to wait for the check; `Check.held` keeps it until then."""
+        """Return True if a score has to wait for a blocking check. `Check.held` keeps the score until then."""
         check = self._checks.get(scored.rollout_id)
         if check is None or not check.is_blocking:
             return False
@@ -103,7 +103,8 @@ class UnderCheck:
         return True
 
     def answered(self, rollout_id: str) -> Check | None:
-        """Remove and return the check of a rollout, which no longer blocks; None: the rollout is not under check."""
+        """Remove and return the check of a rollout, and end its hold on the rollout; None: the rollout is not under
+        check."""
         check = self._checks.pop(rollout_id, None)
         if check is not None:
             self._patient.pop(check.node_id, None)  # Waiting checks are sent together.
@@ -119,7 +120,8 @@ class UnderCheck:
         self._out.act(HastenChecks())
 
     def _block(self, rollout: LeasedRollout) -> None:
-        """Hold the rollout's score until the verdict, and count the check as awaited by its node."""
+        """Hold back the rollout's score until the check ends, and count the rollout against its node's capacity until
+        then."""
         self._nodes.wait_for_check(rollout.node_id, 1)
         if rollout.state is ReceiptState.SCORED:
             self._forgetting.hold(rollout)
