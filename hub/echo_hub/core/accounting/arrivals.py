@@ -7,10 +7,10 @@ from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout
 
 
 def unlike_lease(event: RolloutArrived, rollout: LeasedRollout, *, owner: GroupOwner, newest: int | None) -> str:
-    """Return the contradictions between a rollout and its lease; empty = none.
+    """Return how an arrived rollout contradicts its lease, as text for people; empty = not at all.
 
     `owner`: owner of the group. `newest`: newest version that a completion for the learner may have switched to; None:
-    completions must keep the lease's version.
+    a completion must be sampled entirely with the lease's version.
     """
     first, last = event.policy_version_start, event.policy_version_end
     leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)

@@ -1,10 +1,12 @@
 """The coordinator's outputs: records to commit, then actions to carry out, in this order.
 
-The shell commits all records of one turn in one transaction, then carries out the turn's actions. So the store has
-every ack and lease that nodes have seen. A crash between the two loses only actions. The coordinator repeats lost
-actions when it is rebuilt from the store.
+A *turn* is one call of the coordinator with one or several events. The caller commits all records of a turn in one
+database transaction, and then carries out the turn's actions. So the database has every ack and lease that nodes have
+seen. A crash between commit and actions loses only actions. The coordinator repeats lost actions when it is rebuilt
+from the store.
 
-`BeginStep` alone does not wait for the commit: its results stay invisible until the `TrainStep` of the same turn.
+Only `BeginStep` need not wait for the commit: the learner keeps its results to itself until the `TrainStep` of the same
+turn arrives.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ class GroupOpened:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key of the group's prompt; None if unknown."""
+    """Key that is equal whenever the same prompt comes again; None if unknown."""
 
 
 @_effect
 class GroupsRated:
-    """Record: pass rates of complete groups, for curricula that choose later problems by them."""
+    """Record: pass rates of complete groups. The curriculum chooses later problems by them, also after a restart."""
 
     pass_rates: tuple[tuple[int, float], ...]
     """Pairs of group id and pass rate, 0 .. 1."""
@@ -61,14 +63,15 @@ class GroupDropped:
 
 @_effect
 class RolloutsLeased:
-    """Record: one row for each index, in state `leased`. `deadline` is in seconds since the epoch."""
+    """Record: one rollout in state `leased` for each index of the group. `deadline` is in seconds since the epoch."""
 
     lease_id: int
     node_id: str
     group_id: int
     indices: tuple[int, ...]
     turn: int = 0
-    """Turn of the episode. Later turns have one index per lease, because each episode has its own prompt."""
+    """Turn of the episode that is leased. Later turns have one index per lease, because each episode has its own
+    prompt."""
     policy_version: int
     deadline: float
 
@@ -84,7 +87,7 @@ class RolloutReceived:
 
 @_effect
 class ScoreRecorded:
-    """Record: received → scored. It carries the episode's reward if the rollout ended its episode, else the
+    """Record: received → scored. If the rollout ended its episode, the record has the episode's `reward`; otherwise the
     environment's answer (`observation_ids`). Both are None if the scorer failed in an evaluation."""
 
     rollout_id: str
@@ -97,7 +100,7 @@ class ScoreRecorded:
 
 @_effect
 class RolloutsEvaluated:
-    """Record: scored → evaluated, for all turns of one evaluation episode."""
+    """Record: scored → evaluated, for all turns of one episode of an evaluation."""
 
     rollout_ids: tuple[str, ...]
 
@@ -119,36 +122,38 @@ class StepPlanned:
     group_ids: tuple[int, ...]
     rollout_ids: tuple[str, ...]
     staleness: tuple[int, ...]
-    """Staleness of each group, in the order of `group_ids`: `step` - 1 minus the version of its oldest rollout."""
+    """Staleness of each group, in the order of `group_ids`: version before the step (`step` - 1) minus the oldest
+    version that sampled any of the group's tokens."""
     planned_at: float
     by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
-    """Figures per task, if the run has several tasks."""
+    """Figures of each task in this batch, by task key, if the run has several tasks."""
 
 
 @_effect
 class StepTrained:
-    """Record: the step is in a checkpoint, and its rollouts move scored → trained. `metrics` come from the learner."""
+    """Record: a checkpoint contains the step. Its rollouts move scored → trained. `metrics` come from the learner."""
 
     step: int
     rollout_ids: tuple[str, ...]
     metrics: Mapping[str, float]
     trained_at: float
     node_ids: tuple[str, ...] = ()
-    """Node of each rollout's lease, to save the store a lookup. Empty: look nodes up by lease."""
+    """Node that each rollout was leased to, in the order of `rollout_ids`. Empty: the store looks the nodes up by
+    lease."""
     drawn_by_several: tuple[str, ...] = ()
-    """Rollouts with tokens from nodes other than the lease's node."""
+    """Rollouts that also contain tokens sampled by nodes other than the one they were leased to."""
 
 
 @_effect
 class VersionRecorded:
-    """Record: the version is published. A rebuilt hub announces this version."""
+    """Record: the version is published, so a restarted hub announces it again."""
 
     policy_version: int
     published_at: float
 
 
 class NodeCost(NamedTuple):
-    """Cost of one node's active time."""
+    """Cost of the time for which one node was connected and active (paid)."""
 
     node_id: str
     active_s: float
@@ -179,7 +184,8 @@ class StandingRecorded:
 
 @_effect
 class CoarseClassesRecorded:
-    """Record: all numerics classes that dissimilar nodes have shown to be coarser than measured."""
+    """Record: all kinds of engine (numerics classes) that several nodes without a common owner have shown to round more
+    coarsely than measured."""
 
     classes: tuple[CoarseClass, ...]
 
@@ -216,7 +222,7 @@ class SettingRecorded:
 
 @_effect
 class ActionSettled:
-    """Record: outcome of an operator's action that has none yet. `before` and `after` are JSON-compatible."""
+    """Record: the outcome of an operator's action, if it has none yet. `before` and `after` are JSON-compatible."""
 
     number: int
     done: bool
@@ -270,11 +276,12 @@ class SendLease:
     policy_version: int
     deadline_s: float
     may_move_on: bool = False
-    """True if the node may continue these completions with newer versions."""
+    """True if the node may switch to newer versions in the middle of these completions."""
     goes_on: tuple[tuple[int, int], ...] = ()
-    """Pairs of index and earlier lease id, for completions that resume. The earlier lease has the same index, turn and
-    seed, so its tokens are the beginning of this completion. Its version is the same, or older where completions may be
-    interrupted. A lease that is sent again resumes from itself."""
+    """Pairs of index and earlier lease id: for these indices the hub sends the tokens of the earlier lease, and the
+    node continues them. The earlier lease has the same index, turn and seed, so its tokens are the beginning of this
+    completion. Its version is the same, or older if nodes may switch versions within a completion. A lease that is sent
+    again continues its own tokens."""
 
 
 @_effect
@@ -314,7 +321,8 @@ class SendTrained:
 
 @_effect
 class LookUpReceipt:
-    """Action: answer with the store's receipt for a finished rollout, or for one without a lease to this node."""
+    """Action: send the node the receipt that the store has for this rollout. Used for a finished rollout, and for one
+    that was not leased to this node."""
 
     node_id: str
     rollout_id: str
@@ -330,7 +338,7 @@ class DrawnTurn(NamedTuple):
     rollout_index: int
     group_seed: int
     attempt: int
-    """Number of earlier scorer failures on this index; it selects the sampling seed."""
+    """Number of earlier scorer failures on this index: each of them changed the sampling seed."""
     payload: RolloutPayload
 
 
@@ -352,17 +360,18 @@ class ScoreRollout:
 
 @_effect
 class CheckRollout:
-    """Action: recompute a committed rollout, then answer RolloutChecked or CheckAbandoned."""
+    """Action: have the verifier recompute a committed rollout, then answer RolloutChecked or CheckAbandoned."""
 
     rollout_id: str
     is_urgent: bool
-    """True if the rollout is held until its check ends. Otherwise the check may wait to be computed in a batch."""
+    """True if the rollout's score is held back until the check ends. Otherwise the check may wait for others, to be
+    computed in one batch."""
 
 
 @_effect
 class MeasureNumerics:
-    """Action: measure how coarsely engines with this rounding sample from this version, then answer NumericsMeasured.
-    The measurement precedes all checks that are requested after it."""
+    """Action: have the verifier measure how coarsely engines with this rounding sample from this version, then answer
+    NumericsMeasured. The measurement is done before all checks that are requested after it."""
 
     rounding: str
     """One of the values of `echo_hub.core.trust.numerics.ROUNDINGS`."""
@@ -371,7 +380,7 @@ class MeasureNumerics:
 
 @_effect
 class HastenChecks:
-    """Action: compute all batched checks now, because a rollout among them is held."""
+    """Action: compute all checks that wait for a batch now, because the score of one of their rollouts is held back."""
 
 
 @_effect
@@ -387,8 +396,8 @@ class SendCheck:
 @_effect
 class HandOver:
     """Action: give a fully received group to the learner ahead of the step that may train it. The group has no known
-    invalid rollout; rewards may be missing. One of the next steps takes the group, or none does. `rollout_ids` are in
-    training order. A second HandOver of the same group replaces its rollouts."""
+    invalid rollout; rewards may be missing. The group may end up in one of the next steps or in none. `rollout_ids` are
+    in training order. A second HandOver of the same group replaces its rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -449,7 +458,7 @@ class EvaluationDone:
 
 @_effect
 class TellStandby:
-    """Action: tell the node why it gets no work. `reason` None: the node may get work again."""
+    """Action: tell a node on standby why it gets no work. `reason` None: the node may get work again."""
 
     node_id: str
     reason: StandbyReason | None
@@ -480,13 +489,14 @@ IntakeAction = (
     | AnnounceVersion
     | TellStandby
 )
-"""Actions of `echo_hub.intake`. The unfinished rollouts there take notice of announced versions."""
+"""Actions that `echo_hub.intake` carries out. It also reacts to announced versions, for its unfinished rollouts."""
 TrainingAction = HandOver | BeginStep | TrainStep | EvaluationDone | FinishRun
-"""Actions of `echo_hub.training`."""
+"""Actions that `echo_hub.training` carries out."""
 DistributionAction = PublishVersion | AnnounceVersion
-"""Actions of `echo_hub.distribution`."""
+"""Actions that `echo_hub.distribution` carries out."""
 OversightAction = CheckRollout | MeasureNumerics | HastenChecks | PublishVersion | TellOperator
-"""Actions of `echo_hub.oversight`. The verifier there counts published versions."""
+"""Actions that `echo_hub.oversight` carries out. It also reacts to PublishVersion, because the verifier counts
+published versions."""
 Action = IntakeAction | TrainingAction | DistributionAction | OversightAction
 
 Effect = Record | Action

@@ -24,17 +24,17 @@ class NodeConnected:
     cost_per_hour: float = 0.0
     """US dollars per hour, including power where that is counted; 0 = a gift."""
     origin: str = ""
-    """Network address or address range that the node connects from; many keys there may be one person's. Empty =
-    unknown."""
+    """Network address or range that the node connects from; empty = unknown. Many keys from one origin may belong to
+    one person."""
     invite: str = ""
     """Invite that the node used. All keys of one invite count as one person's, at any address. Empty = no invite."""
     numerics: NumericsClass = NOT_SAID
-    """Numerics that the node claims for its engine. Its precision usually arrives with a later report."""
+    """Engine, precision and device that the node reports. The precision usually arrives with a later report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDisconnected:
-    """The connection is gone. The node's leases stay, because it may come back with finished rollouts in its spool."""
+    """The node's connection is closed. Its leases stay, because the node may come back with finished rollouts."""
 
     node_id: str
 
@@ -62,13 +62,14 @@ class GroupPrepared:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key of the prompt, equal each time the same prompt comes again; None if unknown."""
+    """Key that is equal whenever the same prompt comes again; None if unknown."""
     prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutArrived:
-    """A node sent a rollout, perhaps repeatedly. The core does not read `payload`; the committed record carries it."""
+    """A node sent a finished rollout, perhaps not for the first time. The core does not interpret `payload`; the
+    committed record carries it."""
 
     node_id: str
     rollout_id: str
@@ -147,14 +148,14 @@ class CheckReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckAbandoned:
-    """The verifier cannot check this rollout, which then counts as unchecked."""
+    """The verifier cannot check this rollout. The rollout counts as unchecked and is not held against its node."""
 
     rollout_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePardoned:
-    """The operator lets a quarantined node start over."""
+    """The operator ended the quarantine of a node, which starts over as a new one."""
 
     node_id: str
 
@@ -173,7 +174,7 @@ class OperatorAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeVouchedFor:
-    """An operator declared a node trusted, or withdrew that. ActionSettled with the same `number` follows."""
+    """An operator declared a node trusted (proven), or withdrew that. ActionSettled with the same `number` follows."""
 
     number: int
     node_id: str
@@ -194,7 +195,7 @@ class LeaseGivenBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsBegun:
-    """The hub holds the first sampled tokens of these unfinished rollouts."""
+    """Nodes have streamed the first sampled tokens of these unfinished rollouts to the hub."""
 
     rollout_ids: tuple[str, ...]
 
@@ -215,10 +216,8 @@ class LearnerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerLost:
-    """The learner process ended, and every TrainStep it was given is lost.
-
-    In co-located mode its leases are lost as well. LearnerReady follows once it is up again.
-    """
+    """The learner process ended, and every step that it was given but has not finished is lost. In co-located mode it
+    also sampled, so its leases are lost as well. LearnerReady follows once it is up again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +244,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished:
-    """The version's artefact is signed and seeded."""
+    """The version's adapter is signed, and nodes can fetch it."""
 
     policy_version: int
 

@@ -1,9 +1,10 @@
 """State of unfinished work: one rollout, one index and one group. The ledger owns and changes these objects.
 
-A group's owner decides what happens to the group: see `GroupOwner`.
+A group is owned by the training or by an evaluation, which decides what happens to it: see `GroupOwner`.
 
 Each index of a group is one *episode*. In a single-turn task an episode is one rollout. With an environment it is one
-rollout per turn. Turns are leased one after the other, because each turn's prompt contains the whole conversation.
+rollout per turn. The turns of an episode are leased one after the other, because the prompt of a turn contains all
+earlier turns.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class LeasedRollout:
     group_id: int
     index: int
     policy_version: int
-    """Version named by the lease. The node samples with this version or, where completions may be interrupted, newer
-    ones."""
+    """Version named by the lease. The node samples with this version or, if nodes may switch versions within a
+    completion, also with newer ones."""
     turn: int = 0
     """Turn of the episode; 0 = the first."""
     state: ReceiptState = ReceiptState.LEASED
@@ -48,20 +49,22 @@ class LeasedRollout:
     overdue: bool = False
     """True once the deadline has passed."""
     late: bool = False
-    """True if the node takes longer than expected or has left. Another node may then lease the index too."""
+    """True if the node takes longer than expected or has left. Another node may then get a lease for the same index,
+    too."""
     oldest_version: int = 0
     """Oldest version that sampled any of its tokens.
 
-    Before receipt this is a lower bound: the lease's version, or the oldest one of the completion it resumes.
+    Until the rollout is received this is a lower bound: the lease's version, or the oldest version of the completion
+    that the rollout continues.
     """
     drawn_by: tuple[str, ...] = ()
-    """Other nodes known to have sampled the rollout's beginning."""
+    """Other nodes that are known to have sampled the beginning of the rollout."""
     is_begun: bool = False
-    """True if the hub holds tokens of the unfinished rollout, including resumed ones."""
+    """True if the hub already has tokens of the unfinished rollout, sampled by this node or by an earlier one."""
     is_checked: bool = False
-    """True if the rollout was selected to be recomputed (`trust`)."""
+    """True if the rollout was selected for a check, in which it is recomputed (`trust`)."""
     is_held: bool = False
-    """True if `trust` keeps the scored rollout out of batches."""
+    """True if `trust` keeps the scored rollout out of batches until its check ends."""
     components: Mapping[str, float] | None = None
     """Named parts of the reward, until they are recorded."""
     turn_reward: float = 0.0
@@ -90,23 +93,25 @@ class Slot:
     """One index of a group. Several nodes may hold its current turn; the first valid result wins."""
 
     turns: tuple[LeasedRollout, ...] = ()
-    """Scored turns that the environment has answered, in order."""
+    """Earlier turns of the episode, in order: scored and answered by the environment."""
     winner: LeasedRollout | None = None
-    """Rollout that won the current turn: received, or scored as the last of its episode."""
+    """First valid rollout of the current turn: received, or scored if it ended the episode. None: not received yet."""
     leased: tuple[LeasedRollout, ...] = ()
     """Rollouts of the current turn that nodes hold."""
     failed_on: tuple[str, ...] = ()
-    """Nodes that returned the index, let it expire or failed at it, latest last. Other nodes are tried first."""
+    """Nodes on which this turn failed, the latest last: they returned it, let it expire or sent something invalid.
+    Other nodes are tried first."""
     begun: LeasedRollout | None = None
     """Newest rollout of the current turn and seed whose sampled tokens another node may resume.
 
-    It may have been returned already. A stranger's rollout never replaces one of a proven node with the same version.
+    The rollout may be one that its node has returned. A rollout of an unproven node never replaces one of a proven node
+    with the same version.
     """
     failed_draws: tuple[int, ...] = ()
-    """Turn of each completion that the scorer failed on. Each was sampled with a seed of its own."""
+    """Turn number of each completion on which the scorer failed. The next attempt is sampled with another seed."""
     num_returns: int = 0
     evaluated: bool = False
-    """True if, in an evaluation, the episode has ended and its rollouts are finished."""
+    """True if this is an episode of an evaluation that has ended."""
 
     @property
     def turn(self) -> int:
@@ -126,7 +131,7 @@ class Slot:
 
     @property
     def is_won(self) -> bool:
-        """True if a further result of the current turn would be a duplicate."""
+        """True if the current turn needs no further result: another one would be a duplicate."""
         return self.evaluated or self.winner is not None
 
     @property
@@ -135,7 +140,7 @@ class Slot:
         return self.turns if self.winner is None else (*self.turns, self.winner)
 
     def blame(self, node_id: str) -> None:
-        """Record a failure on this node as the latest one."""
+        """Note that the index failed on this node, as the latest failure."""
         self.failed_on = (*(node for node in self.failed_on if node != node_id), node_id)
 
 
@@ -153,20 +158,21 @@ class RolloutGroup:
     num_ended: int = 0
     """Number of ended and scored episodes."""
     num_held: int = 0
-    """Number of rollouts that no step may take yet."""
+    """Number of its scored rollouts that are kept out of batches until their check ends."""
     num_tokens: int = 0
     """Sampled tokens of all received rollouts."""
     unleased: set[int] = field(default_factory=set)
     """Indices that want a lease."""
     asked_for: bool = True
-    """False: the group is not leased until its owner asks for it."""
+    """False: the group gets no leases until its owner calls `Ledger.ask_for`."""
     prompt: int | None = None
-    """Key by which the same prompt is recognised later; None if the prompt does not repeat."""
+    """Key that is equal whenever the same prompt comes again; None if unknown."""
     prompt_tokens: int = 0
     expected_tokens: float = 0.0
     """Completion length expected when the group was opened."""
     num_redraws: int = 0
-    """How often received rollouts became too old before the group was complete, and were sampled again."""
+    """How often the group's received rollouts became too old before the group was complete, so that they were sampled
+    again."""
     oldest_version: int | None = None
     """Oldest version of all received rollouts, earlier turns included. None before the first."""
     oldest_leased: int | None = None
@@ -178,7 +184,7 @@ class RolloutGroup:
 
     @property
     def failures(self) -> frozenset[tuple[str, ...]]:
-        """Return each distinct tuple of nodes that an index wanting a lease has failed on."""
+        """Return the distinct values of `failed_on` among the indices that want a lease."""
         if self._failures is None:
             self._failures = frozenset(self.slots[index].failed_on for index in self.unleased)
         return self._failures
@@ -195,7 +201,7 @@ class RolloutGroup:
     def has_come_in(self) -> bool:
         """True if the current turn of every episode is received.
 
-        The group is complete if each of these turns ends its episode and passes its checks.
+        If each of these turns ends its episode and passes its checks, the group is complete.
         """
         return all(slot.winner is not None for slot in self.slots)
 
@@ -216,7 +222,7 @@ class RolloutGroup:
         return ids
 
     def take_first_turns(self) -> tuple[DrawnTurn, ...] | None:
-        """Return the received first turns with their payloads, and release the payloads.
+        """Return the received first turns with their payloads, which the group then no longer keeps in memory.
 
         Return None if a payload is missing.
         """
@@ -254,7 +260,7 @@ class RolloutGroup:
         return not all(map(all_equal, of_each_turn(episodes)))
 
     def note_age(self, rollout: LeasedRollout) -> None:
-        """Lower `oldest_version` to that of a received rollout."""
+        """Lower the group's `oldest_version` to that of a newly received rollout."""
         if self.oldest_version is None or rollout.oldest_version < self.oldest_version:
             self.oldest_version = rollout.oldest_version
 
@@ -272,7 +278,7 @@ class RolloutGroup:
 
 
 class GroupOwner(Protocol):
-    """Opener of a group, responsible for its leases, its drops and its end.
+    """The part of the coordinator that opened a group and decides on its leases and its end: training or evaluation.
 
     Ledger, leasing and coordinator call a group's owner without knowing its kind. Owners never change a rollout's state
     themselves; they call the ledger.
@@ -286,12 +292,12 @@ class GroupOwner(Protocol):
     def for_learner(self) -> bool:
         """True if its groups wait in the learner's queues and have a row each in the store.
 
-        The store has only rollouts of other groups, and no step takes such groups.
+        Groups of other owners are never trained, and the store has only their rollouts.
         """
 
     @property
     def may_move_on(self) -> bool:
-        """True if nodes may continue its completions with the newest published version."""
+        """True if nodes may switch to the newest published version within a completion of its groups."""
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         """Return the version to name in a lease of this group to this node."""

@@ -1,14 +1,14 @@
 """The group ledger: every unfinished group and rollout, and every change of a rollout's state.
 
 Invariants, after every call:
-- a leased rollout stays in this ledger until finished and never returns: leased = trained + evaluated + dropped + in
-  flight;
+- a leased rollout stays in this ledger until it is trained, evaluated or dropped, and never comes back: leased =
+  trained + evaluated + dropped + in flight;
 - each change of state is recorded and receipted exactly once, only in this module;
 - each turn of an index has at most one winner; an index has leases only for its current turn;
 - a complete group has no leases;
 - the `begun` rollout of a slot belongs to the slot's current turn and current seed;
 - `wants` is told of every change of a slot, so the set of indices that want a lease is always known;
-- `flat` holds exactly the complete waiting groups whose rewards are all equal.
+- `flat` holds exactly the complete waiting groups that have no advantage, because their rewards are all equal.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from echo_shared.wire.messages import DropReason, ReceiptState, rollout_id
 NO_TASKS: Final[Mapping[str, TaskFigures]] = MappingProxyType({})
 
 SCORINGS: Final = 32
-"""Weight of the running average of scoring times, in rollouts."""
+"""Memory of the running average of scoring times, in rollouts."""
 CLEARED_AT_ONCE: Final = 16
-"""Trained groups whose memory is freed in one turn."""
+"""Number of trained groups whose memory is freed in one turn of the coordinator."""
 
 
 class Ledger:
@@ -62,13 +62,14 @@ class Ledger:
     complete) until a step plans it. Groups of other owners never wait."""
 
     def __init__(self, *, nodes: Nodes, out: Outbox, discount: float | None = None) -> None:
-        """`discount`: of the returns by which each turn gets its advantage. None: whole episodes get advantages."""
+        """`discount`: discount of the returns that give each turn its own advantage. None: each episode has one
+        advantage."""
         self._nodes = nodes
         self._discount = discount
         self._out = out
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
         self._by_version: dict[int, set[int]] = {}
-        """For each version, the learner's groups that have something leased or sampled with it."""
+        """For each version, the learner's groups with a rollout that was leased or sampled with this version."""
         self.lengths = CompletionLengths()
         self.scoring_s = 0.0
         """Running average of the seconds from a rollout's arrival to its reward."""
@@ -78,10 +79,10 @@ class Ledger:
         """Counter that grows whenever a group joins or leaves one of the learner's queues."""
         self.wants = Wants()
         self._episodes_go_on = False
-        """True once an episode of the task had several turns. From then on, only a reward marks an episode's last
-        turn."""
+        """True once any episode had several turns. From then on a received turn may not be its episode's last one, so
+        groups are handed to the learner only when complete."""
         self._gone: deque[RolloutGroup] = deque()
-        """Trained groups whose memory is still to be freed."""
+        """Trained groups that are still in memory: `clear_away` frees some per turn."""
         self.groups: dict[int, RolloutGroup] = {}
         self.rollouts: dict[str, LeasedRollout] = {}
         self.waiting = SortedIds()
@@ -115,7 +116,8 @@ class Ledger:
         self.wants.note_all(group)
 
     def lease(self, record: RolloutsLeased, now: float, goes_on: Iterable[tuple[int, int]] = ()) -> list[LeasedRollout]:
-        """Record a lease, which the caller sends. `goes_on`: the result of `begun`."""
+        """Record a lease; the caller sends it to the node. `goes_on`: indices that continue an earlier lease, from
+        `begun`."""
         continued = {index for index, _ in goes_on}
         group = self.groups[record.group_id]
         leased: list[LeasedRollout] = []
@@ -146,10 +148,11 @@ class Ledger:
         return leased
 
     def begun(self, record: RolloutsLeased, *, oldest: int | None = None) -> tuple[tuple[int, int], ...]:
-        """Return the indices that resume an earlier lease's tokens, as pairs of index and earlier lease id. Call it
-        before `lease`. An index resumes only tokens of a proven node or of the same node. The node that continues
-        answers for the whole completion, and must not answer for tokens planted by a fresh key. Without `oldest`, the
-        earlier lease must have the same version. With `oldest`, older versions down to `oldest` are allowed."""
+        """Return the indices of this lease that can continue the tokens of an earlier one, as pairs of index and
+        earlier lease id. Call this before `lease`. Only tokens of a proven node or of the same node are continued: the
+        node that continues answers for the whole completion, so a fresh key could otherwise plant tokens for which an
+        honest node is punished. Without `oldest`, the earlier lease must have the same version. With `oldest`, older
+        versions down to `oldest` are allowed."""
         slots = self.groups[record.group_id].slots
         return tuple(
             (index, before.lease_id)
@@ -179,7 +182,8 @@ class Ledger:
                 rollout.is_begun = True
 
     def expire(self, rollout: LeasedRollout, now: float) -> None:
-        """Mark a rollout whose deadline has passed. The index is leased again, and a late result may still win."""
+        """Mark a rollout whose deadline has passed (overdue). Its index may be leased again; a result that still
+        arrives may win."""
         self.num_under_way -= not rollout.late
         rollout.overdue = True
         self._nodes.expire(rollout.node_id, now, was_late=rollout.late)
@@ -188,8 +192,8 @@ class Ledger:
         self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def mark_late(self, rollout: LeasedRollout, now: float, *, is_slow: bool) -> None:
-        """Mark a rollout whose node takes too long (`is_slow`) or has left. Another node may sample it too, and the
-        first valid result wins."""
+        """Mark a rollout as late: its node takes too long (`is_slow`) or has left. Another node may sample it too, and
+        the first valid result wins."""
         self.num_under_way -= 1
         if is_slow:
             self.note_missing(rollout, now)
@@ -200,21 +204,22 @@ class Ledger:
         self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def note_missing(self, rollout: LeasedRollout, now: float) -> None:
-        """Lower the node's measured pace for a rollout that did not arrive in time or is no longer wanted. Assume at
-        least the length of the longest completions: a missing completion may be long even if its prompt's completions
-        are short on average, so the node may not be slow."""
+        """Lower the node's measured speed because a rollout did not arrive in time or is no longer wanted. Assume at
+        least the length of the longest completions: a missing completion may be long although its prompt's completions
+        are short on average, and then the node is not slow."""
         num_tokens = max(rollout.expected_tokens, self.lengths.long_tokens)
         self._nodes.miss(rollout.node_id, num_tokens, now - rollout.leased_at)
 
     def blame(self, rollout: LeasedRollout) -> None:
-        """Let nodes other than this rollout's node be tried first when the index is leased again."""
+        """Note that the index failed on this rollout's node, so that other nodes are tried first."""
         group = self.groups[rollout.group_id]
         group.is_plain = False
         group.slots[rollout.index].blame(rollout.node_id)
 
     def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
-        """Move any state → dropped, and let other nodes be tried first. Tokens of a returned rollout can be resumed.
-        After any other failure the completion is sampled from its start."""
+        """Move any state → dropped after a failure of the node, so that other nodes are tried first. Tokens of a
+        rollout that its node returned can be continued. After any other failure the completion is sampled from its
+        start."""
         if reason is not DropReason.RETURNED:
             self.groups[rollout.group_id].slots[rollout.index].begun = None
         self.blame(rollout)
@@ -286,7 +291,7 @@ class Ledger:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        if slot.turns:  # Finished turns are unreadable, so this lease's prompt could not be sent again.
+        if slot.turns:  # Evaluated turns cannot be read again, so such a lease could not be sent again.
             self.revoke(slot.leased, DropReason.EXPIRED)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
@@ -299,7 +304,7 @@ class Ledger:
             self._forget(group.group_id)
 
     def go_on(self, rollout: LeasedRollout, observation_ids: NDArray[np.int32], *, turn_reward: float = 0.0) -> None:
-        """Move received → scored after the environment's answer. The episode's next turn wants a lease."""
+        """Move received → scored after the environment answered this turn. The episode's next turn wants a lease."""
         self._out.record(
             ScoreRecorded(
                 rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids, turn_reward=turn_reward
@@ -331,7 +336,7 @@ class Ledger:
         for slot in group.slots:
             drawn = slot.received
             if any(rollout.oldest_version < oldest_version for rollout in drawn):
-                if slot.turns:  # Current leases continue these turns.
+                if slot.turns:  # The current leases continue these turns.
                     self.revoke(slot.leased, DropReason.STALE)
                 group.expected_tokens = max(group.expected_tokens, *(rollout.num_tokens for rollout in drawn))
                 self.drop(drawn, DropReason.STALE)
@@ -364,8 +369,8 @@ class Ledger:
             self.num_queue_changes += 1
 
     def revoke(self, rollouts: Iterable[LeasedRollout], reason: DropReason) -> None:
-        """Drop leased rollouts and tell their nodes to stop. A node always stops a whole lease. So the message is sent
-        only if no rollout of the lease is wanted."""
+        """Drop leased rollouts and tell their nodes to stop. A node can only stop a whole lease, so the message is sent
+        only if no other rollout of the lease is still wanted."""
         revoked = sorted(rollouts, key=lambda rollout: rollout.lease_id)
         self.drop(revoked, reason)
         for lease_id, of_lease in groupby(revoked, key=lambda rollout: rollout.lease_id):
@@ -424,7 +429,7 @@ class Ledger:
                 self._gone.append(self.groups.pop(group_id))
 
     def clear_away(self) -> None:
-        """Free the memory of some trained groups. Freeing a large step's groups all at once would block the event
+        """Free the memory of some trained groups. To free all groups of a large step at once would block the event
         loop."""
         gone = self._gone
         if gone:
@@ -432,8 +437,8 @@ class Ledger:
                 gone.popleft()
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
-        """Return the waiting groups that have something leased or sampled with an older version, ordered by id. Each
-        group is returned once per such version."""
+        """Return the waiting groups with a rollout that was leased or sampled with a version older than
+        `oldest_version`, by id. Each group is returned once per such version."""
         found: set[int] = set()
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)
@@ -445,7 +450,8 @@ class Ledger:
             self._out.act(HandOver(group_id=group.group_id, rollout_ids=ids, first_turns=group.take_first_turns()))
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
-        """Keep this rollout as the one that another node may resume."""
+        """Make this rollout the one whose tokens the next lease of the index continues, unless the kept one is
+        safer."""
         before = slot.begun
         if (
             before is None
@@ -456,7 +462,8 @@ class Ledger:
             slot.begun = rollout
 
     def _begin_if_newer(self, rollout: LeasedRollout) -> None:
-        """Let others resume this rollout if it is newer than the kept one, since its node may have become proven."""
+        """Let the next lease continue this rollout if it is newer than the kept one: its node may have become proven
+        meanwhile."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
             self._begin(slot, rollout)
@@ -477,7 +484,7 @@ class Ledger:
                 self.flat.add(group.group_id)
 
     def note_version(self, group: RolloutGroup, policy_version: int) -> None:
-        """Note that something of the group is leased or sampled with this version."""
+        """Note that a rollout of the group is leased or sampled with this version."""
         if group.oldest_leased is None or policy_version < group.oldest_leased:
             group.oldest_leased = policy_version
         if group.owner.for_learner:

@@ -1,4 +1,5 @@
-"""Collection of one turn's effects in the order of execution: records, receipts, other actions."""
+"""Collection of one turn's effects (the answer to one or several events), in the order of execution: records, receipts,
+other actions."""
 
 from __future__ import annotations
 

@@ -29,15 +29,15 @@ class UnfinishedRollout:
     state: ReceiptState
     num_tokens: int = 0
     reward: float | None
-    """Reward of the episode. Scored with None: a turn that the environment answered."""
+    """Reward of the episode. None in state `scored`: the environment answered this turn, so the episode goes on."""
     turn_reward: float = 0.0
-    """Reward of an answered turn."""
+    """Reward of this turn alone, if the environment answered it."""
     oldest_version: int | None = None
     """Oldest version that sampled any of its tokens, if received; None: the lease's version."""
     drawn_by: tuple[str, ...] = ()
     """Other nodes that sampled some of its tokens, if received."""
     others_held: bool = False
-    """True if another node had an earlier lease of it and may have sampled the resumed tokens."""
+    """True if another node had an earlier lease of this index and may have sampled the beginning of this rollout."""
     checked: Checked = Checked.NO
 
 
@@ -48,7 +48,7 @@ class GroupRow:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key of the prompt; None if unknown."""
+    """Key that is equal whenever the same prompt comes again; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,9 @@ class CoordinatorSnapshot:
     newest_planned_group: int = -1
     """Youngest group in any step's batch; -1 = none."""
     flat_groups: tuple[int, ...] = ()
-    """Groups younger than that one that were dropped because of equal rewards."""
+    """Groups younger than `newest_planned_group` that were dropped because of equal rewards."""
     results: tuple[GroupResult, ...] = ()
-    """Stored results of the newest groups, oldest first."""
+    """Stored pass rates of the newest groups, oldest first, for the curriculum."""
     trained_steps: int = 0
     """Number of steps recorded as trained."""
     planned: tuple[StepRow, ...] = ()
@@ -87,8 +87,8 @@ class CoordinatorSnapshot:
     replayable: frozenset[int] = frozenset()
     """Trained steps whose payloads are still stored, so that a learner with an older checkpoint can repeat them."""
     evaluated: frozenset[tuple[int, int]] = frozenset()
-    """Group and index of ended evaluation episodes whose evaluation has no recorded result."""
+    """Group and index of each ended episode of an evaluation that is not finished."""
     standings: tuple[StandingRow, ...] = ()
     """Trust standings of all nodes that were ever checked."""
     coarse_classes: tuple[CoarseClass, ...] = ()
-    """Numerics classes that dissimilar nodes have shown to be coarser than measured."""
+    """Kinds of engine that several nodes without a common owner have shown to round more coarsely than measured."""

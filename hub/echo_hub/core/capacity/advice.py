@@ -1,9 +1,10 @@
 """Advice on keeping the learner busy: more nodes, another staleness bound, another publication interval.
 
-A goal is a share of the learner's best utilisation, T_train / (T_train + hand-off), because nodes cannot hide the
-hand-off. All searches rely on monotonicity: more nodes, a larger bound or faster dissemination never slow a schedule
-down. Placement evaluates the model for each candidate, as ReaL (arXiv 2406.14088) and Spreeze (arXiv 2312.06126) do. It
-is exhaustive over the bound, and greedy over nodes by cost of throughput.
+The goal (`target`) is a share of the learner's best possible utilisation, T_train / (T_train + hand-off): more nodes
+cannot shorten the hand-off of a batch to the learner. All searches rely on monotonicity: more nodes, a larger bound or
+faster dissemination never slow a schedule down. Placement evaluates the model for each candidate, as ReaL (arXiv
+2406.14088) and Spreeze (arXiv 2312.06126) do. It tries every staleness bound, and takes nodes greedily by their cost
+per rollout.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ MOST_NODES: Final = 1_000_000
 """Largest advised number of nodes of one class."""
 
 STABLE_STALENESS: Final = 6
-"""Largest advised bound. In ECHO-2, section 5, learning stays stable up to this bound and can break at 11."""
+"""Largest staleness bound that is advised. In ECHO-2, section 5, learning stays stable up to 6 and can break at 11."""
 
 HUNDREDTH: Final = 0.01
-"""Smallest gain in utilisation that is worth more nodes or an older policy."""
+"""Gain in utilisation below which more nodes or an older policy are not worth it."""
 
 NODES_TRIED: Final = tuple(2**power for power in range(11))
-"""Node counts tried when no count reaches the goal, to find the best attainable share."""
+"""Numbers of added nodes that are tried if no number reaches the goal, to find how far they get."""
 
 FEWER_TRIED: Final = 4
-"""Number of cheapest-class nodes replaced by another class, at most, when searching for a cheaper mix."""
+"""Maximum number of nodes of the cheapest class that are replaced by another class, in the search for a cheaper mix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Nodes by class, and their total cost."""
+    """Number of nodes of each class, and their total cost per hour."""
 
     counts: tuple[tuple[str, int], ...]
     cost_per_h: float
@@ -55,18 +56,19 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Alternative measures. Each alone reaches the goal; None = it cannot."""
+    """Alternative measures, each of which alone reaches the goal; None = this measure cannot."""
 
     max_staleness: int | None
-    """Smallest sufficient staleness bound, at the current interval."""
+    """Smallest staleness bound that reaches the goal with the current publication interval."""
     publish_every: int | None
-    """Smallest sufficient interval between publications, at the current bound."""
+    """Smallest number of steps between publications that reaches the goal with the current staleness bound."""
     added: tuple[tuple[str, int | None], ...]
-    """Number of additional nodes of each class, in the given order; 0 if the goal is reached."""
+    """Number of additional nodes of each class that reaches the goal, in the given order; 0 if it is already
+    reached."""
 
 
 def reaches(workload: Workload, pool: Pool, target: float) -> bool:
-    """True if the learner reaches this share of its best utilisation."""
+    """True if the pool lets the learner reach the share `target` of its best possible utilisation."""
     if pool.rollouts_per_s * workload.step_s * (1 + 2 * SAME) < workload.rollouts_per_step * target:
         return False  # Most candidates of a search fail this cheap test.
     return period_s(workload, pool) * target <= workload.step_s * (1 + SAME)
@@ -75,7 +77,8 @@ def reaches(workload: Workload, pool: Pool, target: float) -> bool:
 def advise(
     workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass], *, target: float = 1.0
 ) -> Advice:
-    """Return each measure that brings `nodes` to the goal. `kinds`: classes that could be added; `count` is ignored."""
+    """Return each measure that reaches the goal, starting from `nodes`. `kinds`: classes of nodes that could be added;
+    their `count` is ignored."""
     pool = Pool.of(nodes)
     return Advice(
         max_staleness=smallest_staleness(workload, pool, target),
@@ -85,7 +88,7 @@ def advise(
 
 
 def smallest_staleness(workload: Workload, pool: Pool, target: float) -> int | None:
-    """Return the smallest bound that reaches the goal."""
+    """Return the smallest staleness bound that reaches the goal; None: no advised bound does."""
     if workload.mode != "async":
         return None
     bounds = range(workload.publish_every - 1, STABLE_STALENESS + 1)
@@ -93,7 +96,7 @@ def smallest_staleness(workload: Workload, pool: Pool, target: float) -> int | N
 
 
 def smallest_interval(workload: Workload, pool: Pool, target: float) -> int | None:
-    """Return the shortest publication interval that reaches the goal."""
+    """Return the shortest publication interval in steps that reaches the goal; None: none does."""
     if workload.mode != "async":
         return None
     intervals = range(1, workload.max_staleness + 2)
@@ -101,12 +104,12 @@ def smallest_interval(workload: Workload, pool: Pool, target: float) -> int | No
 
 
 def nodes_to_add(workload: Workload, pool: Pool, kind: NodeClass, target: float) -> int | None:
-    """Return how many additional nodes of a kind reach the goal."""
+    """Return how many additional nodes of the class `kind` reach the goal; None: no number does."""
     return _fewest(MOST_NODES, lambda count: reaches(workload, pool.plus(replace(kind, count=count)), target))
 
 
 def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float) -> float | None:
-    """Return the multiple of the present nodes that reaches the goal, to a hundredth."""
+    """Return how many times the present throughput reaches the goal, to a hundredth; None: no multiple does."""
 
     def enough(hundredths: int) -> bool:
         pool = Pool.of(nodes)
@@ -118,10 +121,11 @@ def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """Best result of an insufficient measure."""
+    """Best result of a measure that does not reach the goal."""
 
     amount: int
-    """Number of added nodes, or the bound: the least that gets within a hundredth of the best."""
+    """Number of added nodes, or the staleness bound: the smallest value whose utilisation is within a hundredth of the
+    best."""
     busy: float
     """Share of time in which the learner does not wait."""
 
@@ -132,7 +136,7 @@ def busy_share(workload: Workload, pool: Pool) -> float:
 
 
 def farthest_by_nodes(workload: Workload, pool: Pool, kind: NodeClass) -> Partial:
-    """Return the best result of adding up to max(NODES_TRIED) nodes of a kind."""
+    """Return the best result of adding nodes of one class, up to max(NODES_TRIED) of them."""
 
     def with_more(count: int) -> float:
         return busy_share(workload, pool.plus(replace(kind, count=count)))
@@ -148,7 +152,7 @@ def farthest_by_nodes(workload: Workload, pool: Pool, kind: NodeClass) -> Partia
 
 
 def farthest_by_staleness(workload: Workload, pool: Pool) -> Partial | None:
-    """Return the best result of a larger advised bound; None: no larger one is advised."""
+    """Return the best result of a larger staleness bound; None: no larger one is advised."""
     bounds = range(workload.max_staleness + 1, STABLE_STALENESS + 1)
     if workload.mode != "async" or not bounds:
         return None
@@ -163,7 +167,7 @@ def by_shorter_leases(workload: Workload, pool: Pool) -> float:
 
 
 def cheapest_to_add(workload: Workload, pool: Pool, kinds: Sequence[NodeClass], target: float) -> Mix | None:
-    """Return the cheapest sufficient nodes: one kind, or mostly one and some of another."""
+    """Return the cheapest nodes that reach the goal: of one class, or mostly of one and some of another."""
     alone = {kind: nodes_to_add(workload, pool, kind, target) for kind in kinds}
     enough = {kind: count for kind, count in alone.items() if count is not None}
     if not enough:
@@ -189,7 +193,8 @@ def place(
     """Return the cheapest settings and available nodes that reach the goal; on ties, the smallest bound."""
     placements = []
     for bound in range(largest_staleness + 1) if workload.mode == "async" else [0]:
-        # A longer interval only makes rollouts older, unless steps are faster than the broadcast.
+        # A longer publication interval only makes rollouts older, except if steps are shorter than the broadcast of a
+        # version.
         every = 1 if workload.mode != "async" else max(1, math.ceil(workload.broadcast_s * target / workload.step_s))
         if every <= bound + 1:
             chosen = replace(workload, max_staleness=bound, publish_every=every)
@@ -200,7 +205,7 @@ def place(
 
 
 def _cheapest_of(workload: Workload, available: Sequence[NodeClass], target: float) -> Mix | None:
-    """Return the fewest nodes in order of throughput cost that suffice, without superfluous ones."""
+    """Return nodes that reach the goal, taken in order of cost per rollout; superfluous ones are removed afterwards."""
     order = sorted(available, key=lambda one: (_cost_of_rate(one), one.latency_s))
     taken = _fewest(sum(one.count for one in order), lambda n: reaches(workload, Pool.of(_first(order, n)), target))
     if taken is None:
@@ -228,7 +233,8 @@ def _first(order: Sequence[NodeClass], num_nodes: int) -> tuple[NodeClass, ...]:
 
 
 def _fewest(most: int, is_enough: Callable[[int], bool]) -> int | None:
-    """Return the smallest sufficient number from 0 to `most`; None if none is. `is_enough` must be monotonic."""
+    """Return the smallest number from 0 to `most` for which `is_enough` is True; None if there is none. `is_enough`
+    must be monotonic."""
     if is_enough(0):
         return 0
     few, many = 0, 1

@@ -1,6 +1,9 @@
-"""Capacity model: workload figures, and a pool's supply of rollouts over time. Does the pool keep the learner busy?
+"""Capacity model: does a pool of nodes keep the learner busy? This module has the figures of the workload, and the
+pool's supply of rollouts over time.
 
-The model follows the overlap-based capacity model of ECHO-2 (arXiv 2602.02192), adapted to this hub's leasing:
+R is the number of rollouts per step, S the staleness bound, kappa the number of steps between publications, and T_bcast
+the time from the training of a version until nodes sample with it. The model follows the overlap-based capacity model
+of ECHO-2 (arXiv 2602.02192), adapted to this hub's leasing:
 
 - The learner plans a step once R fresh rollouts are present, and takes T = T_train + hand-off for it. Step k turns
   version k - 1 into k and may consume rollouts of versions k - 1 - S and newer.
@@ -53,9 +56,9 @@ class NodeClass:
     count: int
     rollouts_per_s: float
     latency_s: float
-    """90th percentile of the time from lease to receipt."""
+    """90th percentile of the seconds from lease to receipt of a rollout."""
     cost_per_h: float = 0.0
-    """Cost of one node per hour; 0 = a gift."""
+    """Cost of one node in US dollars per hour; 0 = none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ class Workload:
 
     @property
     def step_s(self) -> float:
-        """Return the shortest possible time from step to step."""
+        """Return the seconds from step to step of a learner that never waits for rollouts."""
         return self.train_s + self.hand_off_s
 
     @property
@@ -143,7 +146,8 @@ class Pool:
     def supply(self, after_s: float, lasts_s: float, *, rested: bool) -> float:
         """Return how many rollouts of a version have arrived `after_s` after the version did.
 
-        `lasts_s`: time for which the version was the newest. `rested`: nodes were idle when it arrived.
+        `lasts_s`: seconds for which the version is the newest one that nodes have. `rested`: all nodes were idle when
+        it arrived.
         """
         rates, halves = self._sums
         in_time = int(self.latencies.searchsorted(after_s, "right"))

@@ -1,4 +1,4 @@
-"""Provisioning rule by node: the trainable share of a pool's output, and its minimum staleness.
+"""Provisioning rule: how many of each node's rollouts arrive in time to be trained on, and how stale they are at least.
 
 This is the strict case of `model`: nodes sample all the time, so no rollout of a version begins before the version
 arrives. Steps take T seconds each, and every kappa-th version is published. Version v is made at vT and reaches node i
@@ -40,7 +40,7 @@ _Each = TypeVar("_Each", float, NDArray[np.float64])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeByNode:
-    """Pool with individual version delays; all arrays are [N]."""
+    """Nodes that get versions at different times; all arrays are [N], one element per node."""
 
     rollouts_per_s: NDArray[np.float64]
     latency_s: NDArray[np.float64]
@@ -50,12 +50,13 @@ class NodeByNode:
 
 
 def useful_rollouts(pool: NodeByNode, workload: Workload) -> float:
-    """Return the pool's useful rollouts per step, on average. `rollouts_per_step` of them keep the learner busy."""
+    """Return how many rollouts per step the pool returns in time, on average. With `rollouts_per_step` of them the
+    learner is always busy."""
     return float(useful_rollouts_of_each(pool, workload).sum())
 
 
 def useful_rollouts_of_each(pool: NodeByNode, workload: Workload) -> NDArray[np.float64]:
-    """Return each node's useful rollouts per step, on average, [N]."""
+    """Return how many rollouts per step each node returns in time, on average, [N]."""
     late_s = pool.broadcast_s + pool.latency_s
     step_s, every, bound = workload.step_s, workload.publish_every, workload.staleness_bound
     return in_time(pool.rollouts_per_s, late_s, step_s=step_s, publish_every=every, staleness_bound=bound, clip=np.clip)
@@ -70,7 +71,8 @@ def in_time(
     staleness_bound: int,
     clip: Callable[[_Each, float, float], _Each],
 ) -> _Each:
-    """Return the rule's term mu_i min(kappa T, max(0, S T - B_i - L_i)) / kappa, for one node or for each, [N].
+    """Return the rollouts per step that arrive in time, for one node or for each, [N]: the rule's term mu_i min(kappa
+    T, max(0, S T - B_i - L_i)) / kappa.
 
     `late_s` is B_i + L_i. `clip`: `numpy.clip` for arrays, `clip_one` for numbers, on which numpy is slow.
     """

@@ -1,7 +1,7 @@
-"""Schedule of steps: planning time of each step, given a pool's timely supply.
+"""Schedule of steps: when each step's rollouts have arrived and its training begins, given the supply of a pool.
 
-Steps are simulated one by one, oldest rollouts first, until they are periodic. A waiting step delays all later
-versions, so no closed formula gives the average. One step costs O(log nodes).
+Steps are simulated one by one, consuming the oldest rollouts first, until their durations repeat. A waiting step delays
+all later versions, so no closed formula gives the average. One step costs O(log nodes).
 
 Worked example: R = 32, T = 1, T_bcast = 1/2, S = kappa = 2, nodes without latency that yield 42.7 rollouts a second,
 4/3 of the demand. Step 2 needs 32 rollouts of version 0, which takes 1/2 + 3/4, so it is planned at 1.25 instead of 1.
@@ -20,10 +20,11 @@ from typing import Final
 from echo_hub.core.capacity.model import Pool, Prediction, Workload
 
 MOST_CYCLES: Final = 160
-"""Maximum number of simulated publications without periodicity; the second half of them is averaged."""
+"""Number of simulated publications after which the search for a period ends; then the second half is averaged."""
 
 LEAST_ALIKE: Final = 6
-"""Number of equal consecutive publications that count as periodic, plus one for each that the bound covers."""
+"""Number of equal consecutive publication intervals from which the schedule counts as periodic, plus one for each
+publication that the staleness bound covers."""
 
 BISECTIONS: Final = 30
 """Bisection steps per search; each halves the error."""
@@ -53,7 +54,7 @@ class _Version:
 
 
 def predict(workload: Workload, pool: Pool) -> Prediction:
-    """Return the steady-state performance."""
+    """Return the performance of the pool on the workload in steady state."""
     period = period_s(workload, pool)
     return Prediction(
         busy=period <= workload.step_s * (1 + SAME),
@@ -72,7 +73,7 @@ def period_s(workload: Workload, pool: Pool) -> float:
     if workload.staleness_bound == 0 and every == 1:
         return workload.step_s + spread_s + _makespan(workload, pool)
     alike = LEAST_ALIKE + workload.staleness_bound // every
-    # Buffered work from the start hides these two limits for a while.
+    # Rollouts buffered at the start hide the limits by throughput and by broadcasts for a while.
     least_s = max(workload.rollouts_per_step / pool.rollouts_per_s, spread_s / every)
     cycles: list[float] = []
     begun_at = 0.0
@@ -100,7 +101,7 @@ def _long_run(durations: Sequence[float]) -> float:
 
 
 def steps(workload: Workload, pool: Pool) -> Iterator[PlannedStep]:
-    """Yield the steps from the run's start, without end. All nodes have the base at time 0. The pool must not be
+    """Yield the steps from the run's start, without end. All nodes have the base model at time 0. The pool must not be
     empty."""
     versions = deque([_Version(number=0, arrived_at=0.0)])
     free_at, step = 0.0, 0
@@ -140,7 +141,7 @@ def _there(workload: Workload, pool: Pool, version: _Version, at: float) -> floa
 
 
 def _enough_at(workload: Workload, pool: Pool, versions: deque[_Version], free_at: float) -> float:
-    """Return when a step's rollouts have arrived, at least `free_at`."""
+    """Return the time at which enough rollouts for a step have arrived, at the earliest `free_at`."""
 
     def is_enough(at: float) -> bool:
         there = sum(_there(workload, pool, version, at) for version in versions)
@@ -167,7 +168,7 @@ def _use(workload: Workload, pool: Pool, versions: deque[_Version], at: float) -
 
 
 def _makespan(workload: Workload, pool: Pool) -> float:
-    """Return the time that an idle pool needs for one step's rollouts."""
+    """Return the seconds that an idle pool needs to return one step's rollouts."""
     early, late = 0.0, workload.rollouts_per_step / pool.rollouts_per_s + float(pool.latencies[-1])
     for _ in range(BISECTIONS):
         middle = (early + late) / 2

@@ -1,4 +1,4 @@
-"""Some steps of a settled schedule, as time spans for a drawing."""
+"""Some steps of a periodic schedule, as time spans for a drawing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_hub.core.capacity.schedule import PlannedStep, steps
 Lane = Literal["training", "waiting", "broadcast", "sampling"]
 
 SETTLED: Final = 20
-"""Publications after which a schedule counts as periodic."""
+"""Number of publications from the start that are left out of the drawing: after them the schedule repeats."""
 
 STEPS_DRAWN: Final = 6
 """Default number of steps in the drawing."""
@@ -30,7 +30,8 @@ class TimeSpan:
 
 
 def timeline(workload: Workload, pool: Pool, *, num_steps: int = STEPS_DRAWN) -> tuple[TimeSpan, ...]:
-    """Return the spans of `num_steps` steps and of concurrent activity. The pool must not be empty."""
+    """Return the time spans of `num_steps` steps, and of the broadcasts and sampling meanwhile. The pool must not be
+    empty."""
     first = SETTLED * workload.publish_every + 1
     played = list(islice(steps(workload, pool), first + num_steps - 1))
     shown = played[first - 1 :]

@@ -48,7 +48,7 @@ CLAIM_CUT: Final = 0.5
 """Limit in nats of each token's difference in `Evidence.bias`, so that few large differences do not hide many small
 ones."""
 SURE: Final = 1e-3
-"""Probabilities closer to 1 than this all have the same log-odds: what is left to 1 is mostly rounding error."""
+"""All probabilities closer to 1 than this get the same log-odds: there, 1 - p is mostly rounding error."""
 _SURE: Final = float(np.log1p(-SURE))
 _LEAST_LOG_RATIO: Final = -1e3
 """Lower bound of ln(true / claimed), so that the divergence stays finite for a true probability of 0."""

@@ -1,7 +1,8 @@
 """Numerics classes: rounding scales of nodes' engines, and the sources of these scales.
 
-A class is what a node reports of its engine: backend, precision, kind of device. Each class has a rounding scale
-(`likelihood`) for draws and one for claims. Each is the most likely scale, rounded up by one step, from two sources:
+A class is what a node reports of its engine: backend, precision, kind of device. Each class has two rounding scales
+(`likelihood`): one for draws and one for claims. A scale is the most likely one for a set of tokens, rounded up by one
+step of `SCALES`. The tokens come from two sources:
 
     measured    tokens that the verifier sampled from the run's own model with emulated rounding of that precision, and
                 then examined like a node's. So the scale includes the verifier's own rounding
