@@ -1,9 +1,9 @@
 """The coordinator: takes every event and returns all effects. It is pure: no I/O, no clock, no randomness.
 
-Each event changes the state. Then the coordinator asks the same three questions. Can a step be planned? May groups be
-opened? Is there a node for the work that wants a lease? A late or repeated event is harmless. An impossible event
-raises LocalProtocolError. After an error or a failed commit, discard this object, which is ahead of the store, and
-build a new one.
+A *turn* is one call with one or several events. Each event changes the state. Then the turn asks three questions,
+whatever the event was. Can a step be planned? May groups be opened? Is there a node for the work that wants a lease? A
+late or repeated event is harmless. An impossible event raises LocalProtocolError. After an error or a failed commit,
+discard this object, which is ahead of the store, and build a new one.
 
 Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating, activation,
 trust, admitting, coordinator.
@@ -70,8 +70,8 @@ from echo_hub.core.trust.under_check import Held
 from echo_shared.wire.messages import Checked, DropReason, ReceiptState, rollout_id
 
 MAX_RETURNS: Final = 16
-"""Returns of one index until its group's owner is told, so that a problem that no node can solve does not stall the
-run. Nodes that connect and disconnect return an index far less often."""
+"""Number of times that nodes return one index until the group's owner is told, so that a problem that no node can solve
+does not stall the run. Nodes that connect and disconnect return an index far less often."""
 
 
 class Coordinator:
@@ -108,8 +108,8 @@ class Coordinator:
         )
         self._finished = False
         self._stood = -1
-        """`_num_changes` after the last turn that served learner and nodes fully. -1 forces another pass even if
-        nothing has changed."""
+        """Value of `_num_changes` at the end of the last turn that planned steps and leased work. While it stays the
+        same, a turn skips both. -1: do both in the next turn in any case."""
 
     def start(self, now: float) -> list[Effect]:
         """Restore the snapshot's work, and repeat the actions that a crash after a commit may have lost."""
@@ -143,7 +143,7 @@ class Coordinator:
         return self.handle_all((event,), now)
 
     def handle_all(self, events: Sequence[Event], now: float) -> list[Effect]:
-        """Handle several events, then assign work once for all of them."""
+        """Handle several events in one turn: plan steps and lease work once, after all of them."""
         for event in events:
             HANDLERS[type(event)](self, event, now)
         if self._leasing.begin_turn(now):
@@ -151,7 +151,7 @@ class Coordinator:
         return self._turn(now)
 
     def due_at(self) -> float | None:
-        """Return the time at which a Tick is due if no event comes earlier; None: never."""
+        """Return the time at which the caller must send a Tick if no event comes earlier; None: never."""
         due = min(self._leasing.due_at, self._nodes.next_end_of_rest, self._activation.due_at, self._trust.due_at)
         return due if due < inf else None
 
@@ -166,7 +166,7 @@ class Coordinator:
         return self._training.published_version
 
     def status(self) -> CoordinatorStatus:
-        """Return the figures for dashboards, in O(nodes)."""
+        """Return the present figures for dashboards. Takes O(nodes)."""
         waiting, complete = len(self._ledger.waiting), len(self._ledger.complete)
         return CoordinatorStatus(
             trained_steps=self._training.trained_steps,
@@ -214,12 +214,13 @@ class Coordinator:
 
     @property
     def _num_changes(self) -> int:
-        """Return a counter that grows with every change, other than time, that affects learner and leases."""
+        """Return a counter that grows with every change of nodes, groups or learner, so that steps or leases may have
+        become possible. The passing of time does not count."""
         nodes, ledger, training = self._nodes, self._ledger, self._training
         return nodes.num_changes + ledger.wants.num_changes + ledger.num_queue_changes + training.num_changes
 
     def _admit(self, now: float) -> None:
-        """Open groups as far as admission allows, and lease open ones."""
+        """Open as many groups as the staleness bound allows, and lease the open ones."""
         version = self._training.newest_to_lease
         if version is None or self._settings.leasing == "paused":
             return
@@ -234,7 +235,8 @@ class Coordinator:
         )
 
     def _activate(self, now: float) -> None:
-        """Choose active and standby nodes, and lease one turn to each node that is too slow for every step."""
+        """Decide which nodes are active (paid) and which are on standby. Lease a single rollout to each node that is
+        due to show whether it is still too slow."""
         is_open = self._settings.leasing == "open" and not self._finished
         may_lease = is_open and self._training.newest_to_lease is not None
         for node in self._activation.advance(self._demand, now):
@@ -279,7 +281,8 @@ class Coordinator:
         self._trust.disconnected(event.node_id)
 
     def _reported(self, event: NodeReported, now: float) -> None:
-        """Take a node's report. A node returns unwanted leases before its first report."""
+        """Store a node's report. After a reconnect, a node returns leases that it will not finish before its first
+        report, so the remaining ones are sent again now."""
         version = event.policy_version
         if version is not None:
             version = min(version, self.published_version)  # A node may claim a version that does not exist.
@@ -289,7 +292,7 @@ class Coordinator:
         self._leasing.send_again(event.node_id, now)
 
     def _tick(self, event: Tick, now: float) -> None:
-        """Do nothing: `handle_all` has already looked at the time."""
+        """Do nothing: `handle_all` checks all timers after every event."""
 
     def _arrived(self, event: RolloutArrived, now: float) -> None:
         newest = self.published_version if self._settings.interrupts else None
@@ -307,11 +310,11 @@ class Coordinator:
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         elif self._settings.interrupts and event.policy_version_start < self._oldest_useful(rollout):
-            # It resumed tokens from before a restart. Only this rollout is sampled again, not its whole group.
+            # It continues tokens from before a restart. Only this rollout is sampled again, not its whole group.
             what = f"its first token was sampled with version {event.policy_version_start}"
             self._ledger.fail(rollout, DropReason.STALE, what)
         elif event.is_unattributed:
-            # Another node may have forged these tokens. The node must not answer for them.
+            # Another node may have forged its first tokens, and this node must not answer for them.
             self._ledger.fail(rollout, DropReason.RETURNED, "the hub restarted and lost the sampler of its beginning")
         else:
             self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
@@ -320,7 +323,8 @@ class Coordinator:
                 self._training.drew(event.policy_version_end, node)
 
     def _oldest_useful(self, rollout: LeasedRollout) -> int:
-        """Return the oldest version that may have sampled any of this rollout."""
+        """Return the oldest version that may have sampled a token of this rollout, so that the next step can still
+        train on it."""
         for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
         return admission.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
 
@@ -329,7 +333,7 @@ class Coordinator:
         held = [rollout for rollout in found if rollout and rollout.node_id == event.node_id]
         excused = self._refused(event, held[0]) if held else ()
         for rollout in held:
-            if rollout.state is ReceiptState.LEASED:  # Returning an earlier one may have dropped this one's group.
+            if rollout.state is ReceiptState.LEASED:  # The group may have been dropped just before.
                 self._return(rollout, event.reason, is_excused=event.node_id in excused)
         for node_id in excused:
             self._nodes.excuse(node_id)
@@ -337,7 +341,8 @@ class Coordinator:
             self._nodes.fail(event.node_id, now)
 
     def _refused(self, event: LeaseGivenBack, rollout: LeasedRollout) -> tuple[str, ...]:
-        """Return the nodes that are excused because this return withdraws the version they could not use."""
+        """Return the nodes that are excused: those that returned a version as unusable, if this return withdraws that
+        version."""
         version, node = event.unusable_version, self._nodes.get(event.node_id)
         if version is None or node is None or rollout.state is not ReceiptState.LEASED:
             return ()
@@ -406,7 +411,7 @@ class Coordinator:
         self._go_on(self._trust.abandoned(event), now)
 
     def _go_on(self, held: Held | None, now: float) -> None:
-        """Process the scorer's answer that was held back while the rollout was being checked."""
+        """Process the scorer's answer that was held back while the rollout was checked; None: there is none."""
         if isinstance(held, RolloutScored):
             self._scored(held, now)
         elif held is not None:
@@ -429,7 +434,8 @@ class Coordinator:
             self._heed_leasing(now)
 
     def _heed_leasing(self, now: float) -> None:
-        """Stop paying nodes while leasing is paused. Otherwise open the groups prepared in the meantime."""
+        """Stop paying nodes while an operator has paused leasing. Otherwise open the groups whose problems were
+        prepared meanwhile."""
         if not self._finished:
             self._activation.halt(PAUSED if self._settings.leasing == "paused" else "", now)
         self._admitting.open_prepared()
@@ -444,7 +450,7 @@ class Coordinator:
         self._give_back_hub_leases()
 
     def _give_back_hub_leases(self) -> None:
-        """Drop the leases of the hub's own sampler, whose process has ended."""
+        """Drop the leases of the hub's own sampler (co-located mode), whose process has ended."""
         self._ledger.drop(self._ledger.held_by(HUB_NODE_ID), DropReason.RETURNED, "the learner stopped")
 
     def _step_computed(self, event: StepComputed, now: float) -> None:

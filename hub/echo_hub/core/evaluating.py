@@ -1,7 +1,7 @@
 """Evaluations by nodes: all held-out problems with one version, as groups unlike training's in three ways.
 
-- Their leases name the evaluated version, even if newer ones exist. The groups are outside the learner's queues, so
-  admission ignores them, steps never plan them, and staleness does not apply.
+- Their leases name the evaluated version, even if newer ones exist. The groups are not in the learner's queues: they do
+  not count when groups are admitted, no step trains on them, and they cannot become stale.
 - An ended episode is finished at once: its rollouts become `evaluated` and have no further effect. After a scorer
   failure the episode has no reward, because sampling again would give the same tokens.
 - The store has no row for such a group. Its evaluated rollouts show its progress, so an evaluation resumes where it was
@@ -33,15 +33,15 @@ def evaluation_seed(run_seed: int, number: int) -> int:
 
 
 class Evaluating:
-    """Owner of evaluation groups.
+    """Owner of the groups of evaluations: opens them, names their version and ends them.
 
-    `_left`: unfinished groups of each version under evaluation. `_over`: ended episodes by version, of evaluations
+    `_left`: unfinished groups of each version under evaluation. `_over`: ended episodes by version, for evaluations
     whose result is not in the store.
     """
 
     for_learner = False
     may_move_on = False
-    """An evaluation measures a single version."""
+    """Nodes may not switch to a newer version within a completion: an evaluation measures a single version."""
 
     def __init__(
         self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot, *, ledger: Ledger, out: Outbox
@@ -57,7 +57,8 @@ class Evaluating:
                 self._over[about.policy_version].add((group_id, index))
 
     def restore(self, rows: Iterable[UnfinishedRollout]) -> None:
-        """Restore the evaluation groups of these unfinished rollouts. The rollouts follow."""
+        """Open the evaluation groups that these unfinished rollouts belong to. The caller then restores the
+        rollouts."""
         sizes: dict[int, int] = {}
         for row in rows:
             sizes[row.group_id] = max(sizes.get(row.group_id, 0), row.index + 1)
@@ -72,7 +73,7 @@ class Evaluating:
                 self._ledger.drop_group(group, DropReason.REVOKED)
 
     def begin(self, policy_version: int) -> None:
-        """Open the unfinished groups of this version's evaluation. EvaluationDone follows, perhaps at once."""
+        """Start the evaluation of this version: open its unfinished groups. EvaluationDone follows, perhaps at once."""
         if policy_version in self._left:
             return
         for greedy in (True, False):
@@ -90,7 +91,7 @@ class Evaluating:
         self._over.pop(policy_version, None)
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
-        """Return the evaluated version. A node without it fetches it."""
+        """Return the evaluated version, which a node fetches if it lacks it."""
         return _about(group).policy_version
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
@@ -104,7 +105,7 @@ class Evaluating:
         """Do nothing: an evaluation problem cannot be replaced, so nodes are asked again."""
 
     def end_run(self) -> None:
-        """Drop groups from before a restart that no evaluation requested again."""
+        """Drop evaluation groups from before a restart whose evaluation was not requested again."""
         open_versions = {about.policy_version for about, _ in self._groups()}
         for version in open_versions - self._left.keys():
             self._drop(version)

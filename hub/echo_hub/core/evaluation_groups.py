@@ -11,12 +11,12 @@ from typing import Final
 FIRST_EVALUATION_ID: Final = 2**48
 """Smallest id of an evaluation group."""
 _PROBLEMS: Final = 2**17
-"""Number of problem ids per version, above the limit of evaluation.problems."""
+"""Number of group ids reserved per version and kind of sampling: more than evaluation.problems can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationGroup:
-    """Attempts of one version at one held-out problem: the greedy one, or the sampled ones."""
+    """The completions of one held-out problem by one version: the greedy one, or all sampled ones."""
 
     policy_version: int
     greedy: bool

@@ -1,15 +1,15 @@
 """Changes that an operator may make during a run, as pure rules on the coordinator's settings.
 
     leasing             open, paused or draining
-    max_staleness       applies to every batch written from now on
-    publish_every       applies from the first step without a written batch; that step's version is published
+    max_staleness       applies to every batch planned from now on
+    publish_every       applies from the first step without a planned batch; that step's version is published
     publish_now         publishes that version, then continues with the current interval
-    learning_rate       applies from the same step on
-    objective           applies from the same step on
+    learning_rate       applies from the first step without a planned batch
+    objective           applies from the first step without a planned batch
     spend_cap_per_hour  applies at once
 
-A step that the learner may already have stays unchanged, so a learner repeats exactly the same step after a crash. A
-change is refused if it would leave some step without any sufficiently fresh version.
+A step that the learner may already have keeps its settings, so that a learner that repeats the step after a crash
+computes exactly the same. A change is refused if it would leave some step without any sufficiently fresh version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from echo_hub.core.accounting.events import OperatorAsked
 from echo_hub.core.settings import LEASING, CoordinatorSettings
 
 MOST_CHANGES: Final = 1_000
-"""Number of remembered changes of one setting. A learner repeats far fewer steps."""
+"""Number of remembered changes of one setting. After a crash a learner repeats far fewer steps."""
 
 
 class LiveSetting(StrEnum):
@@ -39,7 +39,7 @@ class LiveSetting(StrEnum):
 
 
 PUBLISH_NOW: Final = "publish_now"
-"""The operator's only request that is no setting."""
+"""Name of the request to publish the next version; all other requests change a setting."""
 
 
 OVER: Final = (
@@ -47,7 +47,7 @@ OVER: Final = (
     "up. With `stay = true` in its settings it stays longer, in case the operator extends the run."
 )
 PAUSED: Final = "The operator has paused the run. Work resumes when the operator resumes the run."
-"""Reason for pausing paid nodes."""
+"""Text that tells nodes why they get no work while the run is paused."""
 
 
 class RefusedChange(Exception):
@@ -70,7 +70,7 @@ class Taken:
 def answer(
     settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int, published_version: int
 ) -> tuple[CoordinatorSettings, tuple[SettingRecorded | ActionSettled, ...]]:
-    """Return the new settings (unchanged after a refusal) and the records."""
+    """Return the settings after an operator's request (unchanged if it is refused), and the records to commit."""
     try:
         taken = take(settings, asked, next_step=next_step, published_version=published_version)
     except RefusedChange as error:

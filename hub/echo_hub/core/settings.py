@@ -53,7 +53,7 @@ class CoordinatorSettings:
     """Pairs of step and objective, ascending: the objective applies from that step on. Before the first pair,
     `objective` does."""
     change_objective: Callable[[str, str], tuple[str, str, str]] | None = None
-    """Function of the current objective and an operator's request.
+    """Function that applies an operator's request to the current objective. Arguments: current objective and request.
 
     It returns the new objective, and the changed part before and after, in words. It raises ValueError for an
     unsuitable request. None: the objective is fixed.
@@ -64,7 +64,7 @@ class CoordinatorSettings:
     In every state, leased rollouts are received and complete groups are trained.
     """
     interrupts: bool = False
-    """True if nodes may switch to newer versions within a completion; only in async mode."""
+    """True if nodes may switch to a newer version in the middle of a completion; only in async mode."""
     multi_turn: bool = False
     """True if episodes may have several turns."""
     dynamic_sampling: bool = False
@@ -76,7 +76,8 @@ class CoordinatorSettings:
     tokens_per_step: int = 0
     """Token budget of a step: groups are added until their sampled tokens reach it; 0 = `groups_per_step` groups."""
     first_window: int = 4
-    """Rollouts that an unproven node may hold while no node is proven. A larger window must be earned."""
+    """Rollouts that an unproven node (without any scored rollout) may hold while no node is proven. It must earn a
+    larger number."""
     run_seed: int = 0
     """Seed of the evaluations' samples. Training groups bring their own seeds."""
     evaluation_problems: int = 0
@@ -84,16 +85,17 @@ class CoordinatorSettings:
     evaluation_samples: int = 0
     """Completions of each held-out problem at the run's temperature, besides the greedy one."""
     evaluation_ends: tuple[tuple[int, int], ...] = ()
-    """Pairs of end position and completions per problem, for several evaluation sets in the list of held-out problems.
+    """Pairs of end position and number of sampled completions per problem: one pair for each evaluation set in the list
+    of held-out problems.
 
-    Ascending; empty: `evaluation_samples` applies to all.
+    Ascending; empty: `evaluation_samples` applies to all problems.
     """
     mixture: Mixture | None = None
     """Assignment of groups to `tasks`, for a run with several tasks."""
     tasks: tuple[TrainedTask, ...] = ()
     """Tasks in the mixture's order."""
     activation: ActivationSettings = field(default_factory=ActivationSettings)
-    """Cost limits for nodes."""
+    """Settings for the choice of the nodes that are paid."""
     trust: TrustSettings = field(default_factory=TrustSettings)
     """Checking of nodes; disabled in co-located mode."""
 
@@ -114,7 +116,7 @@ class CoordinatorSettings:
 
     @property
     def interval(self) -> int:
-        """Return the current number of steps between published versions, at the latest from the next change on."""
+        """Return the newest setting of steps between published versions. It may apply only from the next change on."""
         return self.publish_changes[-1][1] if self.publish_changes else self.publish_every
 
     def evaluation_samples_of(self, number: int) -> int:

@@ -37,18 +37,19 @@ class CoordinatorStatus:
     nodes_priced: int = 0
     """Number of connected nodes with a price."""
     nodes_active: int = 0
-    """Number of these nodes that are active."""
+    """Number of connected nodes with a price that are active: they may get leases and are paid."""
     trust: TrustStatus = field(default_factory=TrustStatus)
     curriculum: CurriculumStatus | None = None
     """Status of the curriculum; None without one."""
     withdrawn: Mapping[int, str] = field(default_factory=dict)
-    """Versions that are not leased, with the reason."""
+    """Versions that no lease names because engines cannot use them, each with the reason."""
     settings: CoordinatorSettings | None = None
     """Current settings, including operators' changes."""
 
     @property
     def leasing(self) -> str:
-        """Return the leasing state set by the operator, or "drained" once a drain has finished all open work."""
+        """Return the leasing state set by the operator, or "drained" if it is "draining" and no open group or lease is
+        left."""
         said = self.settings.leasing if self.settings else "open"
         return "drained" if said == "draining" and not (self.groups_open or any(self.leased_by_node.values())) else said
 

@@ -1,4 +1,4 @@
-"""The learner's screening of a step's rollouts under its own policy, as reported to the coordinator."""
+"""What the learner found when it compared a step's rollouts with its own policy, as reported to the coordinator."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ class StepScreen:
     """
 
     left_out: tuple[int, ...] = ()
-    """Groups left out of the step, because no honest engine could have claimed what one of their rollouts claims."""
+    """Groups that the learner left out of the step, because one of their rollouts claims log-probabilities that no
+    honest engine can have."""
     suspects: tuple[int, ...] = ()
     """Rollouts that caused a group to be left out, or an update to be held back.
 
-    For an episode of several turns, all its turns are listed. `screened` tells them apart.
+    For an episode of several turns, all its turns are listed; `screened` has evidence about each turn.
     """
     screened: Mapping[int, Evidence] = field(default_factory=dict)
-    """Evidence of each computed rollout, in the learner's precision.
-
-    The learner's policy is up to max_staleness steps newer than the sampling policy. Groups without advantage are not
-    computed.
-    """
+    """Evidence about each rollout that the learner computed, in the learner's precision."""
 
     @classmethod
     def of(cls, frame: Mapping[str, Any]) -> StepScreen:

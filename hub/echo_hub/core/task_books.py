@@ -1,4 +1,4 @@
-"""Figures of each task per step, for runs with several tasks."""
+"""Figures of each task per step, for runs that train on several tasks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from echo_shared.records.run import TaskFigures
 
 
 class TaskBooks:
-    """Counts of groups dropped between steps. A restart resets the counts."""
+    """Counts, by task, the groups dropped for equal rewards since the last planned step. A restart resets the
+    counts."""
 
     def __init__(
         self, mixture: Mixture | None, tasks: tuple[TrainedTask, ...], *, discount: float | None = None
     ) -> None:
-        """`mixture` None: the run has one task, so no figures are kept. `discount`: for turn-level credit."""
+        """`mixture` None: the run has one task, so no figures are kept. `discount`: discount of returns if each turn
+        has its own advantage, else None."""
         self._mixture = mixture
         self._discount = discount
         self._tasks = tasks
         self._num_flat = Counter[int]()
 
     def dropped_flat(self, group_id: int) -> None:
-        """Count a group dropped for equal rewards."""
+        """Count a group that was dropped because its rewards are equal."""
         if self._mixture is not None:
             self._num_flat[self._mixture.place(group_id).task] += 1
 

@@ -5,27 +5,27 @@
     planned           written batches of the steps after trained_steps, at most two
     training          step that the learner is computing
 
-While the learner trains step k, it gets step k + 1 as soon as complete oldest groups fill the batch. So the learner
-never pauses. When the learner is idle, a batch may skip groups that are still open. Step k + 1 consumes at version k
-whenever its batch is written, and the staleness bound is checked against k. In lock-step modes no group is complete for
-step k + 1 before version k is published.
+While the learner trains step k, it gets the batch of step k + 1 as soon as the oldest waiting groups are complete and
+fill it. So the learner need not pause. When the learner is idle, a batch may skip groups that are still open. Whenever
+its batch is planned, step k + 1 trains version k, so the staleness bound is checked against k. In co-located and
+sequential mode no group is complete for step k + 1 before version k is published.
 
 The database has a step's batch before any result of the step is visible. The learner may begin earlier, but keeps no
-result before the commit. Each step counts once. A learner that returns with planned steps in its checkpoint has trained
-them and brings their metrics. Otherwise it gets the same batches again.
+result before the commit. Each step counts once. If a restarted learner's checkpoint contains planned steps, these are
+trained and the learner brings their metrics. Otherwise it gets the same batches again.
 
 Selection of groups for a step:
 - `groups_per_step` complete groups, oldest first;
 - with `tokens_per_step`, fewer: only until their sampled tokens reach this number (C3PO of Ring-lite, arXiv
   2506.14731);
-- with a `curriculum`, problems known to teach nothing are not sampled at all (`core/curriculum.py`);
+- with a `curriculum`, problems known to teach nothing are not sampled at all (`core/policy/curriculum.py`);
 - with `dynamic_sampling`, groups with unequal rewards (DAPO, arXiv 2503.14476, section 3.2). The other groups are
-  *flat*: they are dropped and replaced. After `MAX_FLAT_BATCHES` batches of flat groups younger than any step's, flat
-  groups are kept and trained. Otherwise a task with all or no problems solved would stop the run.
+  *flat*: they are dropped and replaced. After `MAX_FLAT_BATCHES` times `groups_per_step` flat groups for one step, flat
+  groups are trained too. Otherwise a task whose problems are all solved, or all unsolved, would stop the run.
 
-In co-located and sequential mode the selection depends on the groups alone, not on the order of completion. Groups are
-judged in order. A step is planned once its expected number of groups is complete, including replacements of dropped
-groups. The remaining groups are dropped as stale.
+In co-located and sequential mode the selection depends on the groups alone, not on the order in which they are
+completed: groups are examined in order of id. A step is planned once its expected number of groups is complete,
+including replacements of dropped groups. The remaining groups are dropped as stale.
 """
 
 from __future__ import annotations
@@ -63,26 +63,26 @@ from echo_shared.errors import LearnerError, LocalProtocolError
 from echo_shared.wire.messages import DropReason
 
 MAX_SCORER_FAILURES: Final = 3
-"""Scorer failures on one turn of an index until its group is dropped, so that a broken problem cannot stall the run.
-Each failure is on another sample."""
+"""Number of scorer failures on one turn of an index until its group is dropped, so that a broken problem cannot stall
+the run. Each failure is on another sample."""
 
 STEPS_AHEAD: Final = 2
 """Maximum number of steps given to the learner before the first of them is reported done."""
 
 MAX_REDRAWS: Final = 8
-"""Number of times a group's stale rollouts are sampled again before the group is dropped. After that number of redraws,
-no present node is fast enough for the group."""
+"""Number of times that a group's stale rollouts are sampled again. The next time the group is dropped: no present node
+is fast enough for it."""
 
 KEPT_VERSIONS: Final = 8
-"""Number of newest published versions that nodes can fetch. Older versions are retired."""
+"""Number of newest published versions that nodes can fetch. Older versions are withdrawn from distribution."""
 
 MAX_FLAT_BATCHES: Final = 4
 """Limit of dropped flat groups for one step, as a multiple of `groups_per_step`."""
 
 
 class Training:
-    """Owner of the learner's groups. Batches take the oldest complete groups first. Planning a batch enforces the
-    staleness bound."""
+    """Owner of the learner's groups: opens them and plans batches from the oldest complete ones. Planning a batch drops
+    what is too stale."""
 
     for_learner = True
 
@@ -103,8 +103,8 @@ class Training:
         self.planned = deque(snapshot.planned)
         self.published_version = snapshot.published_version
         self._fetchable = deque([snapshot.published_version], KEPT_VERSIONS)
-        """Versions that nodes can certainly fetch. Of versions from before a start, only the newest counts: a run
-        restored from a backup has no other version."""
+        """Published versions that nodes can certainly fetch. Of the versions from before the hub's start only the
+        newest is included: a run restored from a backup has no other."""
         self._publishing = 0
         self.usability = Usability()
         self.tempo = Tempo()
@@ -116,7 +116,8 @@ class Training:
         self._computed_at: dict[int, float] = {}
         """Computation time of each step that is computed but not written."""
         self._advanced: tuple[int, ...] = ()
-        """State at the last attempt to plan or give a step."""
+        """State at the last attempt to plan a step or give it to the learner. While it is the same, another attempt is
+        useless."""
         self.num_changes = 0
         """Counter that grows with every change of the learner's state and every published version."""
 
@@ -139,7 +140,7 @@ class Training:
 
     @property
     def idle_version(self) -> int | None:
-        """Return the learner's version if it is up to date and idle; otherwise None."""
+        """Return the learner's version if the learner is idle and has trained all planned steps; otherwise None."""
         idle = self.training is None and not self.planned and self.learner_version == self.trained_steps
         return self.learner_version if idle else None
 
@@ -156,12 +157,12 @@ class Training:
 
     @property
     def _usable(self) -> list[int]:
-        """Return the versions that nodes can certainly fetch, without withdrawn ones."""
+        """Return the versions that nodes can certainly fetch and whose adapters engines can use."""
         return [version for version in self._fetchable if not self.usability.is_withdrawn(version)]
 
     @property
     def may_move_on(self) -> bool:
-        """True if nodes may continue completions with the newest published version, as defined by `GroupOwner`."""
+        """True if nodes may switch to the newest published version within a completion, as defined by `GroupOwner`."""
         return self._settings.interrupts and not self.usability.is_withdrawn(self.published_version)
 
     @property
@@ -237,8 +238,8 @@ class Training:
         return newest
 
     def _going_on(self, group: RolloutGroup, newest: int) -> int:
-        """Return the version whose tokens the hub holds for the wanted indices, if it is fetchable and fresh enough.
-        Take the newest of several; the default is `newest`. With another version those tokens could not be resumed."""
+        """Return the version to lease so that tokens which the hub has of the wanted indices can be continued: the
+        newest such version that is fetchable and fresh enough, else `newest`."""
         begun = {
             before.policy_version
             for index in group.unleased
@@ -272,8 +273,8 @@ class Training:
             self._ledger.drop_group(group, DropReason.RUN_ENDED)
 
     def learner_ready(self, event: LearnerReady, now: float) -> None:
-        """Take the state of a started learner. Raises LocalProtocolError if checkpoint and store cannot belong to the
-        same run."""
+        """Take over the version of a learner that has started. Raises LocalProtocolError if its checkpoint and the
+        store cannot belong to the same run."""
         policy_version = event.policy_version
         missing = [step for step in range(policy_version + 1, self.trained_steps + 1) if step not in self._replayable]
         if missing or policy_version >= self.next_step:
@@ -307,8 +308,8 @@ class Training:
         self.tempo.done(step, now)
 
     def whose(self, event: StepDone) -> tuple[list[Seen], list[str]]:
-        """Return the learner's findings for rollouts sampled by one node, and all nodes that sampled part of a suspect
-        rollout. A repeated report of a step gives empty results."""
+        """Return the learner's findings about rollouts that one node sampled alone, and all nodes that sampled part of
+        a suspect rollout. A repeated report of a step gives empty results."""
         screen = event.screen
         if event.step <= self.trained_steps or not (screen.screened or screen.suspects):
             return [], []
@@ -347,8 +348,8 @@ class Training:
             self._out.act(AnnounceVersion(policy_version=policy_version))
 
     def version_unusable(self, policy_version: int, reason: str) -> None:
-        """Continue with older versions after a version that no engine can use. Raises LearnerError if the run cannot
-        continue: lock-step modes need every version, and every run needs the last one."""
+        """Continue with older versions if no engine can use this version. Raises LearnerError if the run cannot
+        continue: co-located and sequential mode need every version, and every run needs its last one."""
         if self._settings.mode != "async" or policy_version >= self._settings.steps:
             raise LearnerError(
                 "The run cannot continue: no engine can use the adapter of its newest version.",
@@ -360,8 +361,8 @@ class Training:
         self.num_changes += 1
 
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
-        """Note that the node's engine cannot use the version. If this withdraws the version, return the nodes to
-        excuse."""
+        """Note that the node's engine cannot use the version. If this withdraws the version, return the nodes whose
+        return of leases is not a failure."""
         if policy_version not in self._fetchable or not policy_version:
             return ()
         excused = self.usability.refused(policy_version, node)
@@ -393,9 +394,9 @@ class Training:
             self._train(step, now)
 
     def sweep(self, now: float) -> None:
-        """Drop rollouts that are too stale for the next step, and revoke leases that would be. An open group continues
-        with its other rollouts. Dropping the whole group would lose its problem, and problems with long completions
-        would be trained too rarely."""
+        """Drop rollouts that are too stale for the next step, and revoke leases whose rollouts would be. An open group
+        keeps its other rollouts and has the dropped ones sampled again: dropping the whole group would lose its
+        problem, and problems with long completions would be trained too rarely."""
         oldest = oldest_useful_version(self._settings, self.next_step)
         for group in self._ledger.waiting_from_before(oldest):
             is_stale = group.oldest_version is not None and group.oldest_version < oldest
@@ -417,7 +418,7 @@ class Training:
             group_id = flat[0]
             older = self._ledger.waiting.position(group_id)
             if self._settings.mode != "async" and older != self._ledger.complete.position(group_id):
-                return  # An older group is still open.
+                return  # An older group is still open, and groups are examined in order.
             self._books.dropped_flat(group_id)
             self._rate([group_id])
             self._ledger.drop_group(self._ledger.groups[group_id], DropReason.NO_ADVANTAGE)
@@ -440,7 +441,7 @@ class Training:
         if self._curriculum is not None:
             self._curriculum.count(self._newest_planned_group)
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
-        # The consuming version of the following step is certain now, so revoke work that cannot arrive in time for it.
+        # The next step is another one now, so drop what is too stale for it.
         self.sweep(now)
         return True
 
@@ -453,8 +454,8 @@ class Training:
         self._out.record(GroupsRated(pass_rates=tuple((result.group_id, result.pass_rate) for result in results)))
 
     def _batch(self) -> tuple[int, ...]:
-        """Return the groups of the next step, oldest first; empty if too few are complete. While the learner has work,
-        no group overtakes an older open one, which might be too stale for any later step."""
+        """Return the groups of the next step, oldest first; empty if too few are complete. While the learner has a step
+        to compute, no group overtakes an older open one, which might then be too stale for any later step."""
         complete, most, budget = self._ledger.complete, self._settings.groups_per_step, self._settings.tokens_per_step
         in_order = self._settings.mode != "async" or self.training is not None
         if in_order and not self._first_are_complete(self.outlook.next_batch):

@@ -1,4 +1,5 @@
-"""Preparation and opening of groups: how many are admitted, which problems are requested, and the opening order."""
+"""Preparation and opening of groups. A group is *admitted* once the staleness bound allows it, *prepared* once its
+problem is tokenised, and then opened in order of id."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Admitting:
         self, settings: CoordinatorSettings, *, training: Training, ledger: Ledger, out: Outbox, next_group_id: int
     ) -> None:
         self.outlook = training.outlook
-        """Outlook at the last request for groups."""
+        """Expected groups of the coming steps, as of the last call of `advance` that admitted groups."""
         self._settings = settings
         self._training = training
         self._ledger = ledger
@@ -29,7 +30,7 @@ class Admitting:
         self._next_to_prepare = next_group_id
         self._prepared: dict[int, GroupPrepared] = {}
         self._stood: tuple[int, ...] = ()
-        """State at the last request for groups."""
+        """State at the last call of `advance` that admitted groups: while it is the same, no more can be admitted."""
 
     @property
     def num_preparing(self) -> int:
@@ -39,7 +40,8 @@ class Admitting:
     def advance(self, version: int) -> None:
         """Admit and open groups as far as the staleness bound allows with samples of `version`.
 
-        In lock-step modes nodes are idle until a version is published, so the next step's groups are prepared ahead.
+        In co-located and sequential mode nodes idle until the next version is published, so the problems of the next
+        step are prepared ahead.
         """
         standing = (version, self._training.trained_steps, self._ledger.num_queue_changes)
         if standing != self._stood and self._settings.leasing == "open":
@@ -70,12 +72,12 @@ class Admitting:
                 self._training.open_group(prepared)
 
     def change(self, settings: CoordinatorSettings) -> None:
-        """Apply new settings, and admit unopened groups again under them."""
+        """Apply new settings. Groups that are admitted but not open are admitted again under the new settings."""
         self._settings, self._stood = settings, ()
         self._next_to_admit = self._next_to_open
 
     def _prepare(self) -> None:
-        """Request the problems of admitted groups and, in lock-step modes, of the following step."""
+        """Request the problems of admitted groups and, except in async mode, those of the following step."""
         ahead = self._settings.mode != "async" and self._training.next_step < self._settings.steps
         end = self._next_to_admit + (self.outlook.next_batch if ahead else 0)
         for group_id in range(self._next_to_prepare, end):

@@ -1,18 +1,19 @@
 """Curriculum: skip problems by their past pass rate, because solved and hopeless problems teach nothing.
 
-A group with equal rewards has no advantage, whatever its sampling cost. Each group id has a fixed problem, so skipping
-an id skips its problem. A problem with pass rate p is opened with this probability:
+A group with equal rewards has no advantage, so sampling it is wasted. Each group id has a fixed problem, so skipping an
+id skips its problem. A problem with pass rate p is opened with this probability:
 
-    skip            1 while 0 < p < 1, else `FLOOR`
+    skip            1 if 0 < p < 1, else `FLOOR`
     learnability    4 p (1 - p), at least `FLOOR`: the variance of its reward relative to the largest possible one, by
                     which "Learning to Reason at the Frontier of Learnability" (arXiv 2502.12272) orders problems
 
 A problem of unknown rate is always opened. `FLOOR` retries hopeless problems after the model has improved, and solved
-problems in case of forgetting. The rate is that of the prompt's newest group or, by task, of the task's newest
-`TASK_GROUPS` groups.
+problems in case of forgetting. The pass rate is that of the prompt's newest group (`by` = "problem") or of the task's
+newest `TASK_GROUPS` groups (`by` = "task").
 
-Planning a step counts all rates up to the youngest group of its batch. So in co-located and sequential mode the skipped
-ids depend on the groups alone, not on the order of completion. A restarted run skips the same ids.
+A group's rate counts only once a step is planned whose batch has this group or a younger one. So in co-located and
+sequential mode the skipped ids depend on the groups alone, not on the order of completion. A restarted run skips the
+same ids.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from echo_shared.sampling.draws import derive_seed
 TASK_GROUPS: Final = 32
 """Number of newest groups that determine a task's pass rate."""
 REMEMBERED: Final = 2**17
-"""Number of newest counted groups that are remembered, in memory and across restarts."""
+"""Number of newest groups whose rates are remembered, in memory and across restarts."""
 FLOOR: Final = 0.1
 """Lowest probability with which a problem is opened.
 
@@ -72,7 +73,7 @@ class CurriculumStatus:
 
 
 class Curriculum:
-    """Newest results by prompt and by task, and the skipping decisions."""
+    """Newest pass rates by prompt and by task, and the decision which group ids are skipped."""
 
     def __init__(
         self,
@@ -92,9 +93,9 @@ class Curriculum:
         self._of_prompt: dict[int, GroupResult] = {}
         self._of_task: list[list[tuple[int, float]]] = [[] for _ in tasks]
         self._num_problems = Counter[str]()
-        """Number of prompts in `_of_prompt` by difficulty."""
+        """Number of prompts in `_of_prompt` by difficulty: solved, hopeless or between."""
         self._remembered: list[tuple[int, int]] = []
-        """Counted groups in ascending order, with their prompts."""
+        """Groups whose rates count, in ascending order of id, with their prompts."""
         self._uncounted = list(results)
         self._num_passed_over = 0
         self.count(counted_to)
@@ -114,14 +115,15 @@ class Curriculum:
         )
 
     def result(self, group_id: int, prompt: int | None, rewards: Sequence[float]) -> GroupResult:
-        """Return the result of a complete group. It counts once `count` reaches its id."""
+        """Return the pass rate of a complete group. It influences later choices once `count` is called with this id or
+        a higher one."""
         task = self._tasks[self._task_of(group_id)]
         found = GroupResult(group_id=group_id, prompt=prompt, pass_rate=task.pass_rate(rewards))
         self._uncounted.append(found)
         return found
 
     def count(self, newest_group: int) -> None:
-        """Count all results of groups up to `newest_group`."""
+        """Let the pass rates of all groups up to `newest_group` influence later choices."""
         waiting = []
         for result in self._uncounted:
             if result.group_id <= newest_group:
@@ -164,7 +166,8 @@ class Curriculum:
         return 0 if self._mixture is None else self._mixture.place(group_id).task
 
     def _add(self, result: GroupResult) -> None:
-        """Add a counted result. For one prompt, the result of the youngest group stays."""
+        """Add a result that influences choices. Of several results of one prompt, that of the youngest group is
+        kept."""
         of_task = self._of_task[self._task_of(result.group_id)]
         insort(of_task, (result.group_id, result.pass_rate))
         del of_task[:-TASK_GROUPS]

@@ -1,32 +1,33 @@
 """Assignment of group members to nodes: which node gets which rollouts, and when.
 
-The unit of work is one member of a group. Steps are served in order, and a step's work is released no earlier than
+The unit of work is one member of a group. Steps are served in order, and a step's groups are leased no earlier than
 needed (`tempo`). Within a step, completions that are likely long come first. They go to nodes that sample them within a
-typical rollout's time, so each node gets the longest completions that suit its pace. The rest goes, shortest first, to
-any node that returns it in time, so slow nodes get short completions. A lease is no larger than its node returns in
-time at its measured pace, behind its current work (`terms`). It is large enough that reading a long prompt costs
-little.
+typical rollout's time, so each node gets the longest completions that suit its speed. The rest goes, shortest first, to
+any node that returns it in time, so slow nodes get short completions. A lease is no larger than its node can return in
+time at its measured speed, after its current work (`terms`). It is large enough that the prefill of a long prompt costs
+little per completion.
 
-A node too slow for the current step works for a later step: slower nodes get a step's work earlier. A group is as old
-as its oldest member, so no node is asked for work that would be stale on return. One exception: if the learner is idle,
-no in-time work is under way and no node is fast enough, any node may take the work.
+A node too slow for the current step works for a later step: slower nodes get a step's groups earlier. A group is as old
+as its oldest rollout, so no node gets a rollout that would be stale on return. One exception: if the learner is idle,
+no rollout is expected in time and no node is fast enough, any node may take the work.
 
 An index is *late* if its node needs far longer than the longest completions take, or has left. Then another node may
 lease the index too, and the first valid result wins. An index is *overdue* after its deadline: the node has probably
-lost it. An index that failed on a node goes to other nodes first, and to strangers only if no proven node is present.
-The failed node is asked again only if no other candidate exists. A reconnected node is sent its leases again, because
-the dying connection may have lost them.
+lost it. An index that failed on a node goes to other nodes first, and to unproven ones (strangers) only if no proven
+node is present. The same node gets it again only if no other node takes work. A reconnected node is sent its leases
+again, because the dying connection may have lost them.
 
-Tokens that the hub holds of an unfinished index are resumed if a proven node sampled them. The lease names their
-version while that version is fresh enough, or any newer version if completions may be interrupted. For each index, a
-lease names the earlier lease to resume. A lease that is sent again resumes from itself.
+If the hub has tokens of an unfinished completion from a proven node, the next node continues them. The lease then names
+the version that sampled them while it is fresh enough, or any newer version if nodes may switch versions within a
+completion. For each index, a lease names the earlier lease whose tokens are continued. A lease that is sent again
+continues its own tokens.
 
-Other owners, such as evaluations, share the nodes with training. While both want leases, one of `EVALUATION_SHARE`
-leased rollouts goes to the other owner, counted since that owner last wanted none. Capacity that training does not want
-is used too. So neither side starves, and training waits at most until a node finishes its current work.
+Other owners, such as evaluations, share the nodes with training. While both want leases, one in `EVALUATION_SHARE`
+leased rollouts goes to the other owner. It also gets the capacity that training does not want. So neither side starves,
+and training waits at most until a node finishes its current work.
 
 First turns of a group's episodes share prompt and seed, so one lease may hold several. Later turns have separate leases
-and seeds. Within a group, the most advanced episodes come first.
+and seeds. Within a group, the episodes with the most finished turns come first.
 
 After a scorer failure the turn is sampled again with another seed. The same seed would reproduce the same tokens.
 """
@@ -54,24 +55,27 @@ from echo_shared.sampling.draws import derive_seed
 from echo_shared.wire.messages import rollout_id
 
 EVALUATION_SHARE: Final = 4
-"""Divisor of the other owners' share of leased rollouts: one in 4."""
+"""One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases."""
 
 LATE: Final = 1.5
-"""Lateness threshold, as a multiple of the time the longest completions take on a node behind its current work."""
+"""A rollout is late after this many times the seconds that its node needs for the longest completions, after its
+current work."""
 LATE_S: Final = 2.0
-"""Transit allowance added to the lateness threshold."""
+"""Seconds added to that limit for the way to the node and back."""
 LEFT_S: Final = 10.0
 """Time that a disconnected node has to return before its rollouts count as late."""
 SLOWEST_S: Final = 3_600.0
-"""Longest early release: even the slowest node gets a step's work at most this long before the step."""
+"""Even the slowest node gets a step's groups at most this many seconds before the step begins."""
 AT_ONCE: Final = 64
-"""Number of groups among which the longest are served first, as in StreamRL (arXiv 2504.15930)."""
+"""Number of oldest wanting groups of a step that are sorted by expected length, so that the longest are leased first,
+as in StreamRL (arXiv 2504.15930)."""
 YOUNGEST: Final = 16
-"""Number of youngest groups searched for a single turn for a slow node (`lease_turn`)."""
+"""Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node."""
 LOOKED_AT_ONCE: Final = 256
-"""Maximum number of leases examined for lateness in one turn."""
+"""Maximum number of leases whose lateness or deadline is handled in one turn of the coordinator."""
 LEASED_AT_ONCE: Final = 128
-"""Maximum number of leases made in one turn. The next turn, which follows at once, makes the rest."""
+"""Maximum number of leases made in one turn of the coordinator. The next turn, which follows at once, makes the
+rest."""
 
 
 def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
@@ -82,9 +86,9 @@ def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
 
 
 class _Share:
-    """Credit of an owner other than training.
+    """Leased rollouts that are due to an owner other than training (`due`), so that it gets its share.
 
-    It grows by one with each rollout leased to another owner while this owner wants leases too.
+    `due` grows by one with each rollout leased to another owner while this owner wants leases too.
     """
 
     def __init__(self, owner: GroupOwner) -> None:
@@ -93,7 +97,7 @@ class _Share:
 
     def leased(self, owner: GroupOwner, num_rollouts: int) -> None:
         if owner is self.owner:
-            if self.due > 0:  # Without credit, no other owner wanted the capacity.
+            if self.due > 0:  # Otherwise no other owner wanted this capacity.
                 self.due -= (EVALUATION_SHARE - 1) * num_rollouts
         elif len(self.owner.wanting):
             self.due += num_rollouts
@@ -102,10 +106,10 @@ class _Share:
 
 
 class Leasing:
-    """Leasing for all owners.
+    """Leases the groups of all owners to nodes, and watches the leases.
 
-    `_watched` is a heap of leases with their original indices, by the time of the next look: for lateness, the
-    deadline, or an absent node. `beside`: the owners of groups other than the learner's.
+    `_watched` is a heap of (time, reason, lease id, indices). At that time the lease may be late, its node may have
+    been away too long, or its deadline passes. `beside`: the owners other than training, such as evaluations.
     """
 
     def __init__(
@@ -127,31 +131,35 @@ class Leasing:
         self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
         self._takes_any = False
-        """True while the learner is idle, no in-time work is under way, and no node is fast enough."""
+        """True while any node may take work, however slow it is: the learner is idle, no rollout is expected in time,
+        and no node is fast enough."""
         self._may_lease = LEASED_AT_ONCE
         """Number of leases that this turn may still make."""
         self._goes_on_at = inf
-        """Start of a turn that ended before all work was leased; otherwise inf."""
+        """Time at which leasing must go on, because the last turn made `LEASED_AT_ONCE` leases; inf = all work was
+        offered."""
         self._notice_from = -inf
-        """Speed class: until `_release_at`, new capacity of faster nodes is irrelevant."""
+        """Until `_release_at`, new capacity of nodes faster than this speed class changes nothing: they get no work
+        yet."""
         self._asked: tuple[int, Outlook] | None = None
-        """State at the last complete dispatch, which need not be repeated; None: dispatch again."""
+        """Counters and outlook after the last complete offer of the waiting groups. While they are the same, no group
+        needs to be offered again; None: offer all again."""
         self._unsent: set[str] = set()
         """Reconnected nodes that were not sent their leases again yet."""
         self._shares = [_Share(owner) for owner in beside]
 
     @property
     def due_at(self) -> float:
-        """Return the time of the next timer; inf = none."""
+        """Return the time of the next watched lease, release of work, or pending offer; inf = none."""
         return min(self._watched[0][0] if self._watched else inf, self._release_at, self._goes_on_at)
 
     def change(self, settings: CoordinatorSettings) -> None:
-        """Apply new settings, and cancel pending releases."""
+        """Apply new settings, and offer all work again under them."""
         self._settings, self._asked = settings, None
         self._release_at = self._goes_on_at = inf
 
     def end_run(self) -> None:
-        """Release no more work for future steps."""
+        """Cancel the timer for the work of future steps: the run has ended."""
         self._release_at = inf
 
     def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float) -> None:
@@ -159,9 +167,10 @@ class Leasing:
         heappush(self._watched, (deadline, "overdue", lease_id, indices))
 
     def begin_turn(self, now: float) -> bool:
-        """Look for late and overdue leases at the start of a turn.
+        """Mark late and overdue rollouts at the start of a turn.
 
-        Return True if unchanged state still allows leases: the last turn left work, or a step's work is due now.
+        Return True if leases may be possible although no event changed anything: the last turn left work, or a step's
+        work may be leased from now on.
         """
         more = now >= self._goes_on_at or now >= self._release_at
         if more:
@@ -172,7 +181,7 @@ class Leasing:
         return more
 
     def _look_after(self, now: float) -> None:
-        """Expire leases past their deadline, and mark late ones."""
+        """Handle watched leases whose time has come: expire those past their deadline, and mark late ones."""
         for _ in range(LOOKED_AT_ONCE):
             if not self._watched:
                 return
@@ -193,13 +202,13 @@ class Leasing:
         return [rollout for rollout in found if rollout is not None and rollout.in_time]
 
     def left(self, node_id: str, now: float) -> None:
-        """Note that the node disconnected, perhaps briefly."""
+        """Watch the leases of a node that disconnected: after `LEFT_S` without it they count as late."""
         self._unsent.discard(node_id)
         for lease_id, of_lease in self._held_leases(node_id):
             heappush(self._watched, (now + LEFT_S, "away", lease_id, tuple(rollout.index for rollout in of_lease)))
 
     def came(self, node_id: str) -> None:
-        """Note that the node connected."""
+        """Note that the node connected, so that its leases are sent again after its first report."""
         self._unsent.add(node_id)
 
     def send_again(self, node_id: str, now: float) -> None:
@@ -220,11 +229,7 @@ class Leasing:
     def dispatch(
         self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo, num_changes: int
     ) -> None:
-        """Lease the learner's waiting groups until no suitable node is left.
-
-        `newest_version`: newest version that a lease may name. `num_changes`: a counter that grows with every change of
-        the learner or its next steps.
-        """
+        """Lease the learner's waiting groups, until no suitable node is left."""
         if self._asked == (self._nodes.num_changes + self._ledger.wants.num_changes + num_changes, outlook):
             return
         num_leases = self._next_lease_id
@@ -238,14 +243,14 @@ class Leasing:
             self._goes_on_at = now
 
     def _offer(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
-        """Offer the waiting groups to nodes, step by step."""
+        """Offer the waiting groups to nodes, step by step, and set the time of the next offer."""
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
         self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
         self._takers.begin()
         while start < len(wanting) and self._nodes.any_ready and self._may_lease:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
-                break  # Younger groups need at least as new a version.
+                break  # Later steps need at least as new a version.
             end = outlook.end_of(step)
             next_steps = waiting[end] if end < len(waiting) else None
             stop = len(wanting) if next_steps is None else wanting.position(next_steps)
@@ -280,9 +285,10 @@ class Leasing:
         self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._takers.most_avoided)
 
     def _any_slow(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> bool:
-        """True if some ready node is slow enough for these groups now.
+        """True if some node with free capacity is so slow that it must begin with these groups now, before faster
+        nodes.
 
-        Otherwise set `_release_at` to the time when the next node will be. Until then only slower nodes need attention.
+        Also set `_release_at` to the time at which the next faster node must begin.
         """
         groups = self._ledger.groups
         longest = max(self._ledger.expected_tokens(groups[group_id]) for group_id in group_ids)
@@ -298,11 +304,11 @@ class Leasing:
         return enough or self._nodes.unproven_wait
 
     def _lease_groups(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> int | None:
-        """Lease these groups (at least one).
+        """Lease these groups (at least one) of one step.
 
-        First pass: the likely longest groups, each to a node of suitable pace. Second pass: the rest, shortest first,
-        to any node that returns them in time. Return how many groups remain because the free nodes have failed on them;
-        None: no node is left.
+        First pass: the groups that are likely longest, each to a node of suitable speed. Second pass: the rest,
+        shortest first, to any node that returns them in time. Return how many groups remain because they failed on the
+        nodes that are free; None: no node is left.
         """
         expected_tokens = self._ledger.expected_tokens
         groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=expected_tokens, reverse=True)
@@ -319,7 +325,7 @@ class Leasing:
                 return None
             if seen_at != self._next_lease_id and self._takers.find(group, terms) is None:
                 return None
-            seen_at = self._next_lease_id  # A node has capacity, and keeps it until the next lease.
+            seen_at = self._next_lease_id  # A node has free capacity until the next lease.
             refused += 1
         return refused
 
@@ -330,7 +336,8 @@ class Leasing:
         return not group.unleased
 
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
-        """Lease groups of other owners: up to their credit (`within_share`), or as much as nodes take."""
+        """Lease groups of other owners than training: as many rollouts as are due to them (`within_share`), or as many
+        as nodes take."""
         self._takers.begin()
         for share in self._shares:
             wanting, turn = share.owner.wanting, 0
@@ -366,9 +373,10 @@ class Leasing:
         return False
 
     def lease_turn(self, node: Node, now: float) -> str | None:
-        """Lease one member of the youngest possible group to a node that is too slow for all current work.
+        """Lease one rollout of the youngest possible group to a node that is too slow for all current work, to measure
+        its speed.
 
-        Other nodes may take the same member. Return the rollout's id; None: no suitable member.
+        Other nodes may take the same index. Return the rollout's id; None: no suitable rollout.
         """
         for group_id in reversed(self._ledger.waiting.last(YOUNGEST)):
             group = self._ledger.groups[group_id]
@@ -381,7 +389,8 @@ class Leasing:
         return None
 
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: LeaseTerms) -> tuple[int, ...]:
-        """Return the indices for a lease to the node: all at their first turn, with the same seed as index `like`."""
+        """Return the indices that one lease to the node may have: those at their first turn, with the same seed as
+        index `like`, that did not fail on the node."""
         attempt = group.slots[like].scorer_failures
         return tuple(
             index
@@ -418,7 +427,8 @@ class Leasing:
         self._send(leased, now, goes_on)
 
     def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: LeaseTerms) -> float:
-        """Return how long the node may take before other nodes are asked too."""
+        """Return after how many seconds a rollout of this lease counts as late, so that other nodes get its index
+        too."""
         lengths = self._ledger.lengths
         if not lengths.long_tokens or not self._nodes.typical_token_s:
             return inf
@@ -426,7 +436,7 @@ class Leasing:
             queued = node.held_tokens + (count - 1) * self._ledger.expected_tokens(group)
             return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
         usual_s = typical_s(self._ledger, self._nodes)
-        # Later, another node could not finish it for this step.
+        # After that, another node could not finish it for this step.
         in_time_s = max(usual_s, terms.left_s - TYPICAL * usual_s)
         return min(in_time_s, LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s)
 

@@ -1,9 +1,9 @@
 """Predicted completion lengths, from the prompt's own history and from the whole task's.
 
-    long_tokens    98th percentile of recent lengths; the basis of lateness
+    long_tokens    98th percentile of recent lengths; decides when a rollout counts as late
     mean_tokens    mean of the task's recent completions
     predict(...)   for one prompt: its own recent mean, drawn towards the task's mean while few completions are known
-    longer         factor on a prediction that few completions exceed
+    longer         safety factor: few completions are longer than their prediction times this factor
 
 Memory is bounded: `PROMPTS` prompts are remembered, and the longest unseen ones are forgotten first. StreamRL (arXiv
 2504.15930) trains a separate model to predict lengths. Where prompts repeat, their history replaces such a model.
@@ -18,17 +18,17 @@ from typing import Final
 PROMPTS: Final = 65_536
 """Number of remembered prompts."""
 RECENT: Final = 512
-"""Number of recent completions for the task's figures."""
+"""Number of recent completions from which the figures of the whole task are computed."""
 LONG_SHARE: Final = 0.98
 """Quantile of recent lengths that defines `long_tokens`."""
 DEVIATIONS: Final = 1.5
-"""Number of standard deviations by which completions rarely exceed their prediction."""
+"""Standard deviations of the prediction error that the safety factor `longer` covers."""
 _SORTED_EVERY: Final = 64
 """Arrivals between two computations of `long_tokens`."""
 _TASK_WEIGHT: Final = 2.0
-"""Weight of the task's mean in a prediction, in completions of the prompt."""
+"""Weight of the task's mean in the prediction for a prompt, in completions of this prompt."""
 _MOST: Final = 32.0
-"""Approximate memory of a prompt's mean, in completions."""
+"""Number of completions that a prompt's mean is averaged over, approximately."""
 
 
 class CompletionLengths:

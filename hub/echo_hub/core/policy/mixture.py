@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from echo_hub.core.policy.permutation import permuted
 
 BLOCK: Final = 1_000
-"""Number of groups per block; shares are exact to a thousandth."""
+"""Number of groups per block, within which the tasks' shares are exact to a thousandth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,10 @@ class TrainedTask:
 
 
 class GroupPlace(NamedTuple):
-    """Task and number of one group."""
+    """Task of one group, and its number among the groups of this task."""
 
     task: int
-    """Index of the task in the settings."""
+    """Index of the task in the settings' `tasks`."""
     number: int
     """Number among the groups of that task: 0, 1, ..., each once, shuffled within a block."""
 

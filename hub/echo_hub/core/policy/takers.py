@@ -1,7 +1,8 @@
-"""Search for the node that takes a member of a group: ready, suitable for the terms, without an earlier failure on it.
+"""Search for the node that takes rollouts of a group: a node with free capacity that meets the terms and has not failed
+on them.
 
-While groups of one owner are offered, capacity only shrinks. So a failed search is remembered by group length and
-avoided nodes. Later groups of the same kind skip the search.
+While the groups of one owner are offered, free capacity only shrinks. So a failed search is remembered by the group's
+length class and the avoided nodes, and later groups of the same kind skip the search.
 """
 
 from __future__ import annotations
@@ -18,35 +19,34 @@ from echo_hub.core.nodes.ready import Nodes, speed_class
 from echo_hub.core.policy.terms import LeaseTerms, typical_s
 
 URGENT: Final = 2.0
-"""Threshold of urgency, as a multiple of a typical rollout's time until the step begins.
-
-Urgent work goes to the fastest nodes first and to strangers last, because no time is left to replace a lost rollout.
-"""
+"""Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
+nodes first and to unproven ones last, because no time is left to replace a lost rollout."""
 PREFILL: Final = 1 / 16
-"""Assumed cost of reading one prompt token, relative to sampling one token."""
+"""Assumed time for the prefill of one prompt token, relative to sampling one token."""
 PREFILL_SHARE: Final = 1 / 4
-"""Upper bound of the prompt's reading cost, relative to the sampling cost of a lease."""
+"""Largest share of prefill time, relative to sampling time, that a lease should have: it gets enough completions for
+that."""
 
 _Kind = tuple[Hashable, int, int | None]
-"""Key of groups with the same search result: avoided or failed nodes, length class and, where staleness matters, the
-oldest leased version."""
+"""Key of groups for which a search has the same result: avoided nodes, length class and, where rollouts may become
+stale, the oldest leased version."""
 
 
 @lru_cache(maxsize=4_096)
 def length_class(num_tokens: float) -> int:
-    """Return the length class, with the same ratio between classes as for node speeds."""
+    """Return the length class: lengths in one class differ by less than the factor of a speed class."""
     return speed_class(num_tokens)
 
 
 class Takers:
-    """Search for nodes. Call `begin` whenever nodes may have gained capacity since the last search."""
+    """Finds nodes for groups. Call `begin` whenever nodes may have gained free capacity since the last search."""
 
     def __init__(self, *, ledger: Ledger, nodes: Nodes) -> None:
         self._ledger = ledger
         self._nodes = nodes
         self._avoided: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
         self._unfillable: dict[tuple[float, ...], set[_Kind]] = {}
-        """Failed searches: by terms, the kinds of groups without any node."""
+        """Kinds of groups for which no node was found, by terms."""
         self.most_avoided = 0
         """Largest number of nodes avoided in one search."""
 
@@ -56,7 +56,7 @@ class Takers:
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes to avoid for this index: nodes on which the index failed, while another candidate exists."""
+        """Return the nodes that must not get this index: those on which it failed, while another node takes work."""
         failed = slot.failed_on
         if not failed:
             return ()
@@ -65,13 +65,13 @@ class Takers:
             candidates = self._nodes.num_candidates(oldest)
             if candidates > self._nodes.num_candidates(oldest, among=failed):
                 known = failed
-            else:  # It failed on every candidate: start another round that avoids only the latest.
+            else:  # It failed on all nodes, so only the latest is avoided now.
                 known = failed[-1:] if candidates > 1 else ()
             self._avoided[failed, oldest] = known
         return known
 
     def any_left(self, group: RolloutGroup, terms: LeaseTerms) -> bool:
-        """False if an earlier search with these terms found no node for such a group."""
+        """False if an earlier search with these terms found no node for a group of this kind."""
         unfillable = self._unfillable.get(_key(terms))
         return unfillable is None or _kind(group, terms, group.failures) not in unfillable
 
@@ -80,7 +80,7 @@ class Takers:
         self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
 
     def find(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
-        """Return the best node for a member of the group, and the maximum number of members; None: no node."""
+        """Return the best node for rollouts of the group, and how many it may take; None: no node."""
         unfillable, kind = self._unfillable.setdefault(_key(terms), set()), _kind(group, terms, avoid)
         if kind in unfillable:
             return None
@@ -100,7 +100,7 @@ class Takers:
         is_urgent = bool(avoid) or terms.left_s < URGENT * typical_s(self._ledger, self._nodes)
         by_speed = is_urgent or expected > self._ledger.lengths.mean_tokens
         nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=by_speed, unproven_last=is_urgent)
-        # Avoid strangers: a second failure would cost the whole group.
+        # A second failure would cost the whole group, so unproven nodes are avoided.
         only_proven = bool(avoid) and self._nodes.any_proven(beside=avoid)
         for node in nodes:
             if not node.proven and (only_proven or not self._nodes.unproven_may):
@@ -111,10 +111,10 @@ class Takers:
         return None
 
     def _size(self, group: RolloutGroup, terms: LeaseTerms) -> int:
-        """Return the maximum number of members per lease.
+        """Return the maximum number of rollouts per lease.
 
-        The terms limit it for a fair share. A long prompt raises it, so that reading the prompt costs little per
-        completion.
+        The terms limit the number so that all nodes get a fair share. A long prompt raises it, so that its prefill
+        costs little per completion.
         """
         expected = self._ledger.expected_tokens(group)
         worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * expected)) if expected else 1
@@ -131,7 +131,8 @@ def _kind(group: RolloutGroup, terms: LeaseTerms, kept_from: Hashable) -> _Kind:
 
 
 def _until_stale(group: RolloutGroup, node: Node, terms: LeaseTerms) -> float:
-    """Return the seconds until this node's result would be stale: a group is as old as its oldest member."""
+    """Return the seconds within which this node must return a rollout of the group before the group is stale: a group
+    is as old as its oldest rollout."""
     if terms.stale_s == inf or node.policy_version is None:
         return terms.in_s
     version = node.policy_version if group.oldest_leased is None else min(node.policy_version, group.oldest_leased)

@@ -1,15 +1,16 @@
-"""Timing of the learner: expected start of each step, and lead time for requesting its rollouts.
+"""Timing of the learner: when each step is expected to start, and how long before its groups must be leased.
 
-A rollout ages while it waits. So a step's work is *released* as late as possible without idling the learner:
+A rollout becomes stale while it waits. So a step's work is *released* (nodes may lease it) as late as possible without
+letting the learner wait:
 
     begins(j)    expected start of step j, if each earlier step takes the median time of recent steps. Before any step
                  is trained, the time spent on the first step so far is used instead
     lead_s(...)  time the pool needs for a step's rollouts plus the last one of them, times `margin`
-    margin       grows with the time the learner waited for a batch; shrinks a little with each batch that was ready
-                 earlier than `READY` of a step
+    margin       safety factor: grows with the time for which the learner waited for a batch; shrinks a little with each
+                 batch that was complete more than `READY` of a step before it was needed
 
-Until the learner begins its first step, all work is released, because the right lead is unknown. From then on, a longer
-first step means less released work.
+Until the learner begins its first step, all work is released, because step times are unknown. From then on, the longer
+the first step takes, the less work is released.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import Final
 RECENT: Final = 8
 """Number of recent steps in the medians and averages."""
 READY: Final = 0.05
-"""Desired lead of a complete batch before the learner is free, as a fraction of a step."""
+"""How long before the learner is free a batch should be complete, as a fraction of a step."""
 FIRST_MARGIN: Final = 1.2
-"""Margin at the start."""
+"""Safety factor on lead times at the start of the run."""
 MOST_MARGIN: Final = 8.0
 LEAST_MARGIN: Final = 1.0
 _DOWN: Final = 0.4
-"""Fraction by which the margin shrinks for each batch that was ready a whole step too early."""
+"""Fraction by which the margin shrinks if a batch was complete a whole step before it was needed; less for shorter
+times."""
 
 
 class Tempo:
@@ -47,12 +49,12 @@ class Tempo:
         self._given = 0
         """Newest step given to the learner."""
         self._filled = 0
-        """Newest step whose groups were all complete."""
+        """Newest step for which enough complete groups were there."""
         self._filled_at: dict[int, float] = {}
-        """Time at which each future step's groups were complete."""
+        """Time at which enough groups for each future step were complete."""
 
     def given(self, step: int, now: float) -> None:
-        """Note that the learner got this step, which it begins as soon as it is free."""
+        """Note that the learner got the batch of this step. It begins the step as soon as it is free."""
         self._given = step
         if self._begun is None:
             self._begun = (step, now)
@@ -84,7 +86,8 @@ class Tempo:
         self._filled = step
 
     def begins(self, step: int, *, next_step: int, now: float) -> float:
-        """Return the expected start of `step` if rollouts arrive in time. `next_step`: first step without a batch."""
+        """Return the time at which `step` is expected to start if its rollouts arrive in time. `next_step`: first step
+        without a batch."""
         if self._begun is None:
             return now + (step - next_step) * (self.step_s or 0.0)
         current, since = self._begun
@@ -103,10 +106,7 @@ class Tempo:
         return self._begun is None
 
     def lead_s(self, pool_s: float, typical_s: float) -> float:
-        """Return how long before a step its work must begin.
-
-        The pool needs `pool_s` for the whole step, and a typical node `typical_s` for one rollout.
-        """
+        """Return how many seconds before a step starts its work must be leased."""
         return self.margin * (pool_s + typical_s)
 
     def _lay_ready(self, seconds: float) -> None:

@@ -1,14 +1,14 @@
 """Terms for leasing the members of a step's groups: the latest return time and the maximum lease size.
 
-    time   work must be back when its step begins, or when the pool can finish all open work. If that is less than a
-           typical rollout's time, or the learner already waits, up to twice a typical time is allowed. Slower nodes get
-           none of this work
-    size   near the step, a fair share of the open work per ready node
+    time   rollouts must be back when their step begins, or when the pool can finish all missing ones, if that is later.
+           If a typical rollout takes longer than that, or the learner often waits, up to twice a typical time is
+           allowed. Nodes that are slower still get none of this work
+    size   shortly before the step, an equal share of the work for each node with free capacity
 
-A step's work is released to all nodes when it is needed, and earlier to slower nodes. Work that would be stale on
+A step's work may be leased to all nodes once it is needed, and earlier to slower nodes. Work that would be stale on
 return is leased to no node. Exception: if too little is leased for the next batch, late results are better than none. A
-completion that outgrows its estimate returns late and costs its whole group. An idle learner costs even more. So length
-estimates include a safety factor only as far as the learner does not wait.
+completion that is longer than estimated returns stale and costs its whole group, so estimates include a safety factor.
+An idle learner costs even more, so the safety factor shrinks to nothing if the learner waits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from echo_hub.core.policy.tempo import Tempo
 from echo_hub.core.settings import CoordinatorSettings
 
 TYPICAL: Final = 2.0
-"""Allowed time of a rollout for a step that is already due, as a multiple of a typical rollout's time."""
+"""Time allowed for a rollout whose step is already due, as a multiple of a typical rollout's time."""
 CAREFUL: Final = 0.2
-"""Learner's idle fraction of a step at which length estimates lose their whole safety factor."""
+"""Idle time of the learner, as a fraction of a step, at which length estimates have no safety factor left."""
 PATIENCE: Final = 2.0
-"""Slope of the allowed time with the learner's idle time: full allowance at CAREFUL / PATIENCE idle."""
+"""How fast the allowed time grows with the learner's idle time: `TYPICAL` is fully allowed at CAREFUL / PATIENCE
+idle."""
 HURRY: Final = 2.0
-"""Nearness threshold, as a multiple of a typical rollout's time: a nearer step's groups are spread over all nodes."""
+"""A step that begins within this many times a typical rollout's time is near: its groups are spread over all free
+nodes."""
 EARLIER: Final = 1.3
-"""Early release to a slow node, as a multiple of the node's own time before the step begins."""
+"""A slow node may begin with a step's work this many times its own sampling time before the step begins."""
 SOON_S: Final = 0.01
 """Waiting times up to this many seconds count as zero."""
 
@@ -41,26 +43,27 @@ SOON_S: Final = 0.01
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
     oldest: int = 0
-    """Oldest acceptable version."""
+    """Oldest version that a lease may name."""
     in_s: float = inf
-    """Latest return, in seconds from now."""
+    """Seconds from now within which a node must return the work."""
     not_before_s: float = 0.0
-    """Earliest return: nodes that would return sooner are not asked yet."""
+    """Seconds from now: only nodes that take at least this long may begin; faster nodes get the work later."""
     suits_s: float = inf
-    """Upper bound for a single completion's time. Slower nodes should take shorter completions instead."""
+    """Longest seconds that a node may need for one such completion. Slower nodes should take shorter completions
+    instead."""
     most: int = UNBOUNDED
     """Maximum number of rollouts per lease, unless the prompt is long."""
     left_s: float = inf
     """Seconds until the step begins."""
     early_s: float = 0.0
-    """Seconds until the work is released to all nodes."""
+    """Seconds until all nodes may lease the work; 0 = they may now."""
     stale_s: float = inf
     """Seconds after which rollouts of the oldest version are stale."""
     step_s: float = 0.0
-    """Extra seconds until staleness for each newer version."""
+    """Seconds by which rollouts of each newer version become stale later."""
 
     def by_version(self, policy_version: int) -> float:
-        """Return the seconds in which rollouts of this version must be back."""
+        """Return the seconds within which rollouts of this version must be back."""
         return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
 
 
@@ -84,8 +87,8 @@ def terms_of_step(
     outlook: Outlook,
     tempo: Tempo,
 ) -> LeaseTerms:
-    """Return the terms for `num_groups` groups of `step` that want leases; `num_wanting` groups want leases in
-    total."""
+    """Return the terms for leasing the `num_groups` groups of `step` that want leases. `num_wanting`: number of groups
+    of all steps that want leases."""
     oldest = oldest_useful_version(settings, step) if settings.mode == "async" else 0
     size = settings.group_size
     if not nodes.tokens_per_s:
@@ -94,7 +97,7 @@ def terms_of_step(
     usual_s = typical_s(ledger, nodes)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
     early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, usual_s)
-    if tempo.step_s is None:  # Too early now means even more too early later, until a step is trained.
+    if tempo.step_s is None:  # Until a step is trained, waiting only shortens the lead.
         return LeaseTerms(oldest, not_before_s=inf if early_s > SOON_S else 0.0)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)

@@ -1,12 +1,12 @@
-"""Detection of unusable published versions, from nodes' refusals and the hub's own checks.
+"""Detection of published versions that engines cannot use, by nodes' refusals and by the hub's own checks.
 
 A node whose engine cannot use a version returns its leases and names the version. Version or node may be at fault. A
-version is *withdrawn* while `LEAST_REFUSED` nodes of different origin have refused it and no node has sampled with it.
-A withdrawn version is not leased, and the nodes that refused it are excused. A rollout sampled with the version makes
-it usable again.
+version is *withdrawn* while nodes of `LEAST_REFUSED` origins (invites or network addresses) have refused it and no node
+has sampled with it. A withdrawn version is not leased, and the nodes that refused it are excused. A rollout sampled
+with the version makes it usable again.
 
-Once an established node has reported about a version, only established nodes count for it: free keys have no vote.
-Nodes of one origin have one vote together.
+Once a proven node has reported about a version, only proven nodes count for it, because keys cost nothing. Nodes of one
+origin have one vote together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Voice(NamedTuple):
 
 
 class Usability:
-    """Reports of nodes about the versions they can fetch."""
+    """What nodes report about versions: whether they could sample with them."""
 
     def __init__(self) -> None:
         self._voices: dict[int, dict[str, _Voice]] = {}
@@ -53,7 +53,8 @@ class Usability:
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
         """Note that the node's engine cannot use the version.
 
-        Return the nodes to excuse: none while the version stays usable, none for a repeated report.
+        Return the nodes whose return of leases is not a failure. There are none while the version stays usable, and
+        none for a repeated report.
         """
         known = self._voices.get(policy_version, {}).get(node.node_id)
         if known is not None and not known.has_drawn:

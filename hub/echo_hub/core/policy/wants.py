@@ -1,7 +1,7 @@
 """Indices that want a lease.
 
 A group's `unleased` holds its indices that want one. An owner's `wanting` holds exactly its groups with such an index.
-Groups that their owner has not asked for want no lease.
+A group with `asked_for` False has no index that wants a lease.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Wants:
             self.settle(group, index)
 
     def note_all(self, group: RolloutGroup) -> None:
-        """Update all indices of a newly requested group, which had no wanted indices before."""
+        """Update all indices of a group that its owner has just asked for; until now it wanted no lease."""
         group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:

@@ -81,7 +81,7 @@ def weigh(evidence: Evidence, honest: Honest) -> Sums:
 
 
 def added(sums: Sums, weighed: Sums) -> Sums:
-    """Return the sums after one more rollout."""
+    """Return the CUSUM sums after one more rollout: each grows by its weight, but not below 0."""
     return tuple(max(0.0, one + more) for one, more in zip(sums, weighed, strict=True))
 
 
