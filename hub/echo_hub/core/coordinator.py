@@ -281,8 +281,8 @@ class Coordinator:
         self._trust.disconnected(event.node_id)
 
     def _reported(self, event: NodeReported, now: float) -> None:
-        """Store a node's report. After a reconnect, a node returns leases that it will not finish before its first
-        report, so the remaining ones are sent again now."""
+        """Store a node's report. After a reconnect, a node first returns the leases that it will not finish, and then
+        reports. So its remaining leases are sent again now."""
         version = event.policy_version
         if version is not None:
             version = min(version, self.published_version)  # A node may claim a version that does not exist.

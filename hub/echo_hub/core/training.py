@@ -173,16 +173,17 @@ class Training:
 
     @property
     def outlook(self) -> Outlook:
-        """Return the expected number of groups in the next and in later batches. With variable batches, use the recent
-        average. Before the first step, the next batch counts as full, and later batches as empty."""
+        """Return the expected number of groups in the next and in later batches. If batches vary (`tokens_per_step`),
+        use the average of recent ones. Before the first step of such a run, the next batch counts as full, and later
+        batches as empty."""
         usual = self._settings.groups_per_step
         if self._settings.tokens_per_step:
             usual = ceil(fmean(self._batch_sizes)) if self._batch_sizes else 0
         return Outlook(next_step=self.next_step, next_batch=self._next_batch(usual), later_batches=usual)
 
     def _next_batch(self, usual: int) -> int:
-        """Return the expected number of groups in the next batch, extrapolated from complete groups. `usual`: recent
-        average."""
+        """Return the expected number of groups in the next batch. With a token budget, extrapolate from the tokens of
+        complete groups. `usual`: average of recent batches."""
         expected, budget = usual or self._settings.groups_per_step, self._settings.tokens_per_step
         while expected < self._settings.groups_per_step:
             if not self._first_are_complete(expected):

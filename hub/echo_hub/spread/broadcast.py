@@ -1,4 +1,5 @@
-"""Plan of the peer-assisted broadcast: next piece of each node, and the relay tree of each piece.
+"""Plan of the peer-assisted broadcast: which piece of a version each node gets next, and by which tree of nodes a piece
+is handed on.
 
 Example: four pieces, linked nodes a and b, unlinked node c.
 
@@ -6,24 +7,27 @@ Example: four pieces, linked nodes a and b, unlinked node c.
     then       hub → c   all four pieces, directly
     meanwhile  a → b     pieces 0 and 2                  b → a     pieces 1 and 3
 
-Eight pieces cross the hub's uplink, not twelve. If a left or were slow, b would get pieces 0 and 2 from the hub.
+Eight pieces cross the hub's uplink, not twelve. If node a left or were slow, b would get pieces 0 and 2 from the hub.
 
 The broadcast is fastest under two conditions. No uplink idles, of hub or nodes. No piece crosses the hub's uplink twice
 before the nodes' uplinks are busy (Kumar and Ross, Peer-Assisted File Distribution: The Minimum Distribution Time,
 2006). So, in this order, while the hub's uplink has room:
 
-1. An *owned* piece goes to one node with little relay work, together with its tree to the other nodes. The tree is a
-star in a small fleet and deep in a large one (`forest`). 2. Pieces that a node gets from no peer go to it *directly*.
-3. When every owner has enough relay work and the uplink is about to idle, a piece goes directly to all nodes that lack
-it. 4. When no fresh piece is left, the hub *helps*: it sends pieces that would arrive later from their owner.
+1. An *owned* piece goes to one node, its owner, that has few pieces left to hand on. The tree to the other nodes goes
+with it. The tree is a star in a small fleet and deep in a large one (`forest`). 2. Pieces that a node gets from no peer
+go to it *directly*. 3. When every owner has enough pieces to hand on and the hub's uplink is about to idle, a piece
+goes directly to all nodes that lack it. 4. When every piece was sent to some node, the hub *helps*: it also sends
+pieces that would arrive later from their owner.
 
-If a source leaves, is late or loses its link, a neighbour with the piece is told to *take over*. Without such a
-neighbour the piece returns to 1 or 2. The same holds for pieces distributed before a node joined. A lagging node delays
-no other: an owner's work counts as done once all nodes except laggards have the piece.
+If the source of a node's piece leaves, is late or loses its link, a linked node with the piece is told to *take over*.
+Without such a node the piece returns to 1 or 2. The same holds for pieces that were distributed before a node joined. A
+slow receiver delays no other node: an owner's work counts as done once all nodes except a few stragglers have the
+piece.
 
-A node's claims affect only itself. A node that claims pieces it lacks does not get them. An owner that never hands on
-is benched, longer each time and in later broadcasts too. Then it must prove itself with single pieces, like a node
-without any confirmed piece. A link counts only if both ends report it.
+A node's false claims affect only itself: a node that claims pieces it lacks does not get them. An owner that does not
+hand on is *benched*: it owns no pieces for a while, longer each time and in later broadcasts too. Afterwards it gets
+one piece at a time to hand on until it succeeds, like a node that has not confirmed any piece. A link counts only if
+both ends report it.
 
 Sets of nodes are bit masks by node number.
 """
@@ -43,74 +47,79 @@ from echo_hub.spread.windows import FIRST_PUSH_BYTES, BroadcastPaths
 from echo_shared.wire import relay_tree
 
 LEAST_PIECES: Final = 2
-"""Pieces that every window admits: one under way and the next one."""
+"""Number of pieces that may always be in flight to a node: one under way and the next one."""
 
 LEAST_RELAY_BYTES: Final = 128 * 1024
-"""Relay work for an owner of unknown speed, because a direct copy costs the hub as much as many relayed ones."""
+"""Bytes that an owner of unknown speed may always have to hand on: it is cheap for the hub, because each directly sent
+copy costs as much as many relayed ones."""
 
 SPARE_SLACK_S: Final = 0.17
-"""Queue at the hub's uplink, in seconds, below which the uplink counts as about to idle."""
+"""The hub's uplink counts as about to idle if its queue lasts less than this many seconds."""
 
 MOST_SPARE_S: Final = 1.0
-"""Longest occupation of the uplink by sending one piece directly to all."""
+"""Maximum seconds for which sending one piece directly to all nodes may occupy the hub's uplink."""
 
 MOST_TAKEN_OVER: Final = 64
-"""Pieces examined at once for a take-over by neighbours."""
+"""Maximum number of pieces without a source that are offered to neighbours in one call of `plan`."""
 MOST_PROMISED: Final = 16
-"""Maximum number of pieces promised to one node by neighbours."""
+"""Maximum number of pieces that neighbours have been told to hand on to one node and that it lacks."""
 TAKEN_OVER_S: Final = 1.5
-"""Time limit for a promised piece. After a failure, the node gets its missing pieces from the hub."""
+"""Seconds within which a neighbour must hand on a piece it was told to. After a failure, the receiving node gets its
+missing pieces from the hub."""
 
 LEAST_OF_A_TREE: Final = 8
-"""Minimum number of wanting nodes for a tree. Fewer nodes are served by neighbours or directly."""
+"""Minimum number of nodes lacking a piece for which a deep tree is made. Fewer nodes are served by neighbours or
+directly."""
 MOST_HELPED: Final = 32
-"""Maximum number of waiting nodes for help by the hub, whose uplink is too slow for more."""
+"""Maximum number of nodes waiting for a relayed piece for which the hub helps: its uplink is too slow for more."""
 
 MOST_TRIED: Final = 16
-"""Pieces examined at once for an owner."""
+"""Maximum number of partly sent pieces for which an owner is searched at once."""
 
 CHECK_S: Final = 0.1
 """Interval between checks for late pieces."""
 
 OVERDUE_S: Final = 0.5
-"""Time after which a missing piece must be stuck beyond the hub's uplink, and stops counting there."""
+"""Seconds after which a sent but unconfirmed piece must be stuck beyond the hub's uplink, so that it no longer counts
+there."""
 
 FEW: Final = 4
-"""One node in every FEW may lag without being awaited."""
+"""Of a relay's nodes, one in this many may be slow without holding up the owner."""
 
 STRAGGLER_S: Final = 0.3
-"""Time after which a relay's last few nodes count as lagging."""
+"""Seconds after which the last few nodes of a relay count as stragglers: the owner gets new work without them."""
 LONE_STRAGGLER_S: Final = 0.6
-"""STRAGGLER_S for groups of fewer than FEW nodes, where a single straggler exceeds that share."""
+"""The same limit for relays to fewer than FEW nodes, where a single straggler is more than one in FEW."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
-"""Lateness limit of a relayed piece: the larger of LATE_S and LATE_DELAYS usual delays. Then the hub sends the
-piece."""
+"""Seconds after which a relayed piece is late, so that the hub sends it: LATE_S, or LATE_DELAYS times the usual delay
+of the owner if that is more."""
 
 LATE_DEEP_S: Final = 1.0
 LATE_TAKES: Final = 1.5
-"""Lateness limit in a deep tree: LATE_DEEP_S plus LATE_TAKES times the planned duration."""
+"""Seconds after which a piece in a deep tree is late: LATE_DEEP_S plus LATE_TAKES times the planned duration."""
 
 GIVE_UP_S: Final = 10.0
-"""Silence, with pieces under way, after which a node counts as using another source."""
+"""Seconds without a new piece, while pieces are under way to a node, after which the node counts as fetching the
+version elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPiece:
-    """One piece for one node."""
+    """Instruction to send one piece to one node."""
 
     node_id: str
     piece: int
     hand_on: bytes = b""
     """Packed instructions for handing the piece on (`echo_shared.wire.relay_tree`)."""
     is_there: bool = False
-    """True if the node has the piece and only gets the instructions."""
+    """True if the node already has the piece and only gets the instructions for handing it on."""
 
 
 class Broadcast(BroadcastStatus):
     """Broadcast of one artefact.
 
-    Concurrent broadcasts share `paths`, so the broadcast asked first has priority.
+    Concurrent broadcasts share `paths` and so the hub's uplink: the one whose `plan` is called first has priority.
     """
 
     def __init__(self, *, paths: BroadcastPaths, num_pieces: int, piece_bytes: int) -> None:
@@ -121,7 +130,8 @@ class Broadcast(BroadcastStatus):
         self._news_seen = -1
 
     def left_of(self, send: SendPiece) -> SendPiece | None:
-        """Return the still useful part of `send`; None if nothing is left to do."""
+        """Return the part of `send` that is still useful when its turn at the uplink comes; None if nothing is left to
+        do."""
         member, piece = self._members.get(send.node_id), send.piece
         if member is None:
             return None
@@ -160,7 +170,8 @@ class Broadcast(BroadcastStatus):
     # --- sending
 
     def _owned(self, now: float) -> SendPiece | None:
-        """Return the oldest piece without an owner, for the owner that would finish it first."""
+        """Return an instruction that gives the oldest piece without an owner to the node that would finish handing it
+        on first; None: no piece or no such node."""
         if self._forest.is_deep and not self._forest.has_room(self._copies_to_come):
             return None
         for piece in self._wanting_owner():
@@ -175,7 +186,7 @@ class Broadcast(BroadcastStatus):
         return None
 
     def _relayed_in_s(self, owner: Member) -> tuple[float, int]:
-        """Return the owner's time for its relay work plus one piece, in seconds, and this work in bytes."""
+        """Return the seconds in which the owner hands on all its pieces and one more, and their bytes."""
         work = owner.path.relay.bytes_in_flight + self._piece_bytes
         rate = self._relay_rate(owner)
         return (work / rate if rate else 0.0, work)
@@ -209,9 +220,9 @@ class Broadcast(BroadcastStatus):
         return self._next_fresh if self._next_fresh < self._num_pieces else None
 
     def _eligible(self, uncovered: int, now: float) -> list[Member]:
-        """Return possible owners of a piece.
+        """Return the nodes that may own a piece that `uncovered` nodes lack and expect from no source.
 
-        An owner must serve at least two nodes, and half as many nodes as the best owner.
+        An owner must serve at least two of these nodes, itself included, and at least half as many as the best owner.
         """
         if self._forest.is_deep:
             return self._forest.roots(uncovered & self._owners) if uncovered.bit_count() >= LEAST_OF_A_TREE else []
@@ -239,7 +250,7 @@ class Broadcast(BroadcastStatus):
         return self._send(owner, piece, now, hand_on=tree.packed(asked))
 
     def _settle_rest(self, now: float) -> None:
-        """Queue pieces directly for nodes that neither an owner nor a neighbour would serve."""
+        """Queue pieces for direct sending to nodes that neither an owner nor a neighbour would serve."""
         self._rest_changed = False
         for piece in list(self._rest):
             uncovered = self._missing[piece] & ~self._covered[piece]
@@ -253,7 +264,7 @@ class Broadcast(BroadcastStatus):
         self._started(piece, nodes)
 
     def _direct(self, now: float) -> SendPiece | None:
-        """Return the next direct piece, for the node with the least in flight."""
+        """Return the next queued direct piece: for the node with the fewest bytes in flight."""
         ready = [m for m in self._each_queued() if m.path.push.has_room(self._least_bytes)]
         if not ready:
             return None
@@ -261,7 +272,7 @@ class Broadcast(BroadcastStatus):
         return self._send(member, member.direct.popleft(), now)
 
     def _each_queued(self) -> Iterator[Member]:
-        """Yield members with queued direct pieces, after dropping pieces that arrived meanwhile."""
+        """Yield the members with queued direct pieces; pieces that arrived from elsewhere leave the queues first."""
         for member in list(self._queued.values()):
             while member.direct and not self._missing[member.direct[0]] & member.bit:
                 member.direct.popleft()
@@ -271,7 +282,8 @@ class Broadcast(BroadcastStatus):
                 del self._queued[member.node_id]
 
     def _spare(self, now: float) -> SendPiece | None:
-        """Send a piece directly to all nodes that lack it, if no owner can take it and the uplink would idle."""
+        """Queue a piece directly for all nodes that lack it and return its first send, if no owner can take a piece and
+        the hub's uplink would idle."""
         piece, uplink = next(self._wanting_owner(), None), self._paths.uplink
         if piece is None or uplink.bytes_in_flight >= uplink.size(self._least_bytes, SPARE_SLACK_S):
             return None
@@ -279,16 +291,17 @@ class Broadcast(BroadcastStatus):
         if uplink.rate and uncovered.bit_count() * self._piece_bytes > MOST_SPARE_S * uplink.rate:
             return None
         if self._eligible(uncovered, now) and FEW * self._num_queued() > len(self._members):
-            return None  # An owner may have room before the last such copy has left.
+            return None  # An owner may be free before the last such copy has left.
         self._queue_directly(piece, uncovered)
         return self._direct(now)
 
     def _num_queued(self) -> int:
-        """Return how many members with queued pieces still take pieces."""
+        """Return how many members with queued direct pieces still confirm pieces in time."""
         return sum(not member.overdue for member in self._each_queued())
 
     def _help(self, now: float) -> SendPiece | None:
-        """Return the relayed piece with the latest expected arrival, if the hub can deliver it sooner."""
+        """Return a direct send of the relayed piece that is expected to arrive last, if the hub can deliver it sooner;
+        None: it cannot."""
         if next(self._wanting_owner(), None) is not None:
             return None
         uplink = self._paths.uplink
@@ -298,7 +311,7 @@ class Broadcast(BroadcastStatus):
         chosen: tuple[PieceRelay, Member] | None = None
         for owner in dict.fromkeys(relay.owner for relays in self._relays.values() for relay in relays):
             oldest = next(iter(owner.relays.values()), None)
-            # The assumption about an owner holds only until the due time.
+            # An owner's assumed rate is used only until its oldest piece is due.
             is_late = oldest is not None and not now <= oldest.due_at < float("inf")
             rate = owner.path.relay.rate if is_late else self._relay_rate(owner)
             each_s = self._piece_bytes / rate if rate else float("inf")
@@ -314,7 +327,8 @@ class Broadcast(BroadcastStatus):
         return self._send(member, relay.piece, now)
 
     def _helpable(self, relay: PieceRelay) -> Member | None:
-        """Return a node that waits for the relayed piece and can get it from the hub; None if too many nodes wait."""
+        """Return a node that waits for the relayed piece and can get it from the hub; None: there is none, or too many
+        nodes wait."""
         if relay.waiting.bit_count() > MOST_HELPED:
             return None
         for member in self._each(relay.waiting):
@@ -333,15 +347,15 @@ class Broadcast(BroadcastStatus):
     # --- lateness
 
     def check(self, now: float) -> None:
-        """Look for late pieces, at most every CHECK_S.
+        """Find late pieces and stragglers, at most every CHECK_S seconds.
 
         `plan` calls this too. With several broadcasts, call it for all of them first, so that the capacity freed by
-        delayed pieces goes to the broadcast with priority.
+        late pieces goes to the broadcast with priority.
         """
         if now < self._check_at:
             return
         self._check_at = now + CHECK_S
-        self._rest_changed = self._rest_open = True  # Eligible owners change with time.
+        self._rest_changed = self._rest_open = True  # Benches end with time.
         for member in list(self._members.values()):
             if member.flights and now - member.heard_at > GIVE_UP_S:
                 self._bench(member, now)
@@ -369,14 +383,15 @@ class Broadcast(BroadcastStatus):
                 self._too_late(relay, now)
 
     def _late_s(self, relay: PieceRelay) -> float:
-        """Return the seconds after which missing copies of this relay come from another source."""
+        """Return the seconds after which nodes that still lack the relayed piece get it from another source."""
         if relay.tree.takes_s:
             return LATE_DEEP_S + LATE_TAKES * relay.tree.takes_s
         delay = relay.owner.path.relay.delay
         return max(LATE_S, LATE_DELAYS * delay if delay < float("inf") else 0.0)
 
     def _too_late(self, relay: PieceRelay, now: float) -> None:
-        """End the relay. Bench each node that had the piece but served fewer than half of its children."""
+        """End a relay that is late. Bench each node that had the piece but handed it on to fewer than half of its
+        children."""
         owner = relay.owner
         if self._missing[relay.piece] & owner.bit:
             self._bench(owner, now)
@@ -393,7 +408,7 @@ class Broadcast(BroadcastStatus):
     # --- take-over by neighbours
 
     def _take_over(self, now: float) -> list[SendPiece]:
-        """Return instructions to neighbours that hand on pieces without a source."""
+        """Return instructions to nodes with a piece to hand it on to neighbours that have no other source."""
         sends: list[SendPiece] = []
         if not self._rest_open:
             return sends
@@ -430,7 +445,8 @@ class Broadcast(BroadcastStatus):
         return sends
 
     def _left_to_hub(self, piece: int, uncovered: int, now: float) -> int:
-        """Return the nodes among `uncovered` that no neighbour can serve, now or later."""
+        """Return which of the `uncovered` nodes must get the piece from the hub: no linked node that has it, or will
+        get it, can hand it on."""
         left = 0
         coming = (~self._missing[piece] | self._covered[piece]) & self._owners
         for member in self._each(uncovered):
@@ -445,6 +461,7 @@ class Broadcast(BroadcastStatus):
 
 
 def _to_be_trusted(owners: list[Member]) -> list[Member]:
-    """Return the usable owners: proven ones, and unproven ones without any relay work."""
+    """Return the owners that may get a piece: all if none is proven; otherwise the proven ones, and unproven ones that
+    have nothing to hand on."""
     proven = any(owner.path.proven for owner in owners)
     return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

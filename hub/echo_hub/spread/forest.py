@@ -1,7 +1,7 @@
 """Trees of one broadcast: stars in a small fleet, a deep tree per piece in a large one.
 
-A deep tree accounts for the remaining work of each uplink (`trees`), so no uplink falls behind for long: work that a
-node does not finish in the assumed time goes to other nodes in later trees.
+A deep tree takes into account how much each node still has to send (`trees`). So no node falls behind for long: if it
+is slower than assumed, later trees leave more of the work to other nodes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from echo_hub.spread.way_choice import ASSUMED_UPLINK_BYTES_S
 from echo_hub.spread.windows import RELAY_SLACK_S, BroadcastPaths, Handing
 
 LOOK_S: Final = 0.25
-"""Interval for updating which nodes can hand on, and how fast."""
+"""Seconds between updates of which nodes can hand pieces on, and how fast."""
 NODES_PER_SHARE: Final = 4_096
-"""Fleet size per additional piece served by one tree, because growing a tree of a large fleet takes time."""
+"""Number of nodes for which one tree is used by one more piece: growing a tree of a large fleet takes time."""
 ROOTS_TRIED: Final = 8
 """Maximum number of candidate owners per piece."""
 
 
 class Forest:
-    """Trees of one broadcast. `members` by number belongs to the broadcast and is read only."""
+    """Trees of one broadcast. `members`: nodes by number; the broadcast owns this mapping."""
 
     def __init__(self, paths: BroadcastPaths, members: Mapping[int, Member], piece_bytes: int) -> None:
         self._paths = paths
@@ -33,12 +33,12 @@ class Forest:
         self._piece_bytes = piece_bytes
         self._links: dict[int, list[int]] = {}
         self._copy_s: dict[int, float] = {}
-        """Seconds per copy of each node that may hand on, by number."""
+        """Seconds in which each node that may hand on sends one copy of a piece, by node number."""
         self._s_per_byte: dict[int, tuple[Handing, float]] = {}
-        """Uplink state and seconds per byte of the same nodes."""
+        """Handed-on work and seconds per byte of the nodes in `_copy_s`, by number."""
         self._looked_up: dict[int, float] | None = None
-        """Free times of the uplinks as computed by `roots`, reused because a tree of one of these roots often
-        follows."""
+        """Seconds until each node has sent its assigned copies, as `roots` computed them. `tree` reuses them if it
+        follows at once."""
         self._most_copies = inf
         self._last: tuple[Tree, int, int] | None = None
         """Last tree, its target nodes, and the number of further pieces it may serve."""
@@ -50,17 +50,18 @@ class Forest:
         return len(self._members) > MOST_IN_A_STAR
 
     def links_changed(self) -> None:
-        """Recompute the links after a change of members or links."""
+        """Recompute the links at the next `look`, after a change of members or links."""
         self._links_changed = True
         self._last = None
 
     def look_again(self) -> None:
-        """Recompute which nodes may hand on."""
+        """Recompute at the next `look` which nodes may hand on."""
         self._look_at = 0.0
         self._last = None
 
     def look(self, owners: int, now: float) -> None:
-        """Update which of these members can hand on, and how fast. Skip if that was done a moment ago."""
+        """Update which of the members `owners` (bit mask) can hand on, and how fast, unless that was done less than
+        LOOK_S ago."""
         if not self.is_deep or (now < self._look_at and not self._links_changed):
             return
         self._look_at = now + LOOK_S
@@ -73,7 +74,7 @@ class Forest:
             if member.bit & owners and member.reach and member.path.benched_until <= now
         }
         proven = {number: member for number, member in able.items() if member.path.proven}
-        if 2 * len(proven) > len(able):  # Unproven nodes must first confirm pieces as leaves.
+        if 2 * len(proven) > len(able):  # Unproven ones must first confirm pieces as leaves.
             able = proven
         known = [member.path.handing.rate for member in able.values() if member.path.handing.rate]
         usual = fmean(known) if known else self._paths.uplink.rate or ASSUMED_UPLINK_BYTES_S
@@ -88,14 +89,15 @@ class Forest:
         self._most_copies = max(1.0, copies_s * (RELAY_SLACK_S + log(len(self._members), FAN_OUT) * hop_s))
 
     def has_room(self, num_copies: int) -> bool:
-        """True if the nodes' uplinks could take `num_copies` queued copies and more.
+        """True if the nodes can take more copies to hand on than the `num_copies` that are assigned to them.
 
-        The limit is the number of copies that keeps the uplinks busy while one piece passes through a tree.
+        The limit is the number of copies that keeps all uplinks busy while one piece passes through a tree.
         """
         return num_copies < self._most_copies
 
     def roots(self, wanting: int) -> list[Member]:
-        """Return candidate owners for a piece wanted by these nodes, earliest free uplinks first."""
+        """Return the candidate owners (roots of a tree) for a piece wanted by these nodes; the one whose uplink is free
+        first comes first."""
         if self._last is not None and self._last[1] == wanting:
             return [self._members[self._last[0].root]]
         free_at = self._looked_up = self._free_at()
@@ -123,7 +125,7 @@ class Forest:
         return tree
 
     def _free_at(self) -> dict[int, float]:
-        """Return the seconds until each uplink has finished its assigned work."""
+        """Return the seconds until each node has sent all copies assigned to it, by number."""
         members = self._members
         return {
             number: handing.work_bytes * s_per_byte

@@ -1,7 +1,7 @@
-"""Policy versions held by each connected node, and the time each node needed from announcement to arrival.
+"""Policy versions held by each connected node, and the seconds from a version's announcement until each node had it.
 
-All knowledge comes from nodes' reports, timed by the hub's clock: `now` is any monotonic clock, the same in all calls.
-A disconnected node's holdings are forgotten. The node reports them again after a reconnect.
+All of this comes from nodes' reports, timed by the hub: `now` is any monotonic clock, the same in all calls. What a
+disconnected node holds is forgotten. The node reports them again after a reconnect.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ VERSIONS_REMEMBERED: Final = 16
 """Number of versions remembered, both per node and among the announced ones."""
 
 ASSUMED_DELTA: Final = 0.35
-"""Assumed size of a delta relative to a keyframe, until both were published."""
+"""Assumed size of a delta (difference to an older version) relative to a complete keyframe, until both kinds were
+published."""
 
 OLDER_PARENT: Final = 0.25
-"""Assumed growth of a delta per version that its parent is older, as a share."""
+"""Assumed relative growth of a delta for each version that its parent is older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +36,13 @@ class Release:
     """Size of the transferred payload."""
     carrier: Literal["keyframe", "delta"]
     way: Way | None
-    """None if all told nodes, if any, read the version from this host's memory."""
+    """How the version was distributed; None if no node needed a transfer, because all read it from this host's
+    memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A node's verification of an artefact published here."""
+    """A node has received and verified a version that this hub published."""
 
     node_id: str
     fetched: Fetched
@@ -57,13 +59,13 @@ class VersionProgress:
 
     release: Release
     since_s: float
-    """Seconds since the announcement, until the last arrival."""
+    """Seconds from the announcement until now or, if no node is awaited any more, until the last arrival."""
     num_told: int
-    """Nodes connected at the announcement, without those that left before getting the version."""
+    """Number of nodes that were connected at the announcement, without those that left before they had the version."""
     seconds: tuple[float, ...]
     """Seconds until arrival at each node that has it, ascending."""
     share_arrived: float
-    """Share of the nodes' total bytes that has arrived, by their reports; 0..1."""
+    """Share of the bytes that all these nodes need which has arrived, by their reports; 0..1."""
 
     @property
     def under_way(self) -> bool:
@@ -77,12 +79,12 @@ class DistributionStatus:
     newest: VersionProgress | None = None
     """Progress of the newest announced version."""
     newest_complete: int | None = None
-    """Newest version that no told node lacks."""
+    """Newest version that every node has that was connected at its announcement and still is."""
     num_holding: int = 0
     """Connected nodes that hold the newest published version."""
     num_connected: int = 0
     uplink_bytes_s: float | None = None
-    """The hub's uplink, as set or measured."""
+    """Bytes per second of the hub's uplink, as set or measured; None = unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,32 +95,33 @@ class _Spread:
     num_pieces: int
     announced_at: float
     waiting: set[str]
-    """Told, connected nodes without this version or a newer one."""
+    """Connected nodes that were told of this version and have neither it nor a newer one."""
     away: set[str] = field(default_factory=set)
     """Told nodes that left before they had it. A returning node is awaited again."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
-    """Pieces reported by each awaited node."""
+    """Number of pieces that each waiting node has reported."""
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:
-    """Return the smallest value not exceeded by at least `share` of the values (nearest rank); None if there are
-    none."""
+    """Return the quantile by nearest rank: the smallest value such that at least `share` of the values are not larger.
+    None if there are none."""
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)] if ascending else None
 
 
 class Dissemination:
-    """Holdings and progress of all nodes. `parents_back`: maximum age of a delta's parent, in published versions."""
+    """Which node holds which version, and how far the distribution has come. `parents_back`: number of newest published
+    versions that may be a delta's parent."""
 
     def __init__(self, *, parents_back: int) -> None:
         self._parents_back = parents_back
         self._held: dict[str, set[int]] = {}
         """Versions held by each connected node."""
         self._wanted: dict[str, set[int]] = {}
-        """Offered versions by connected node, as far as newer than the node's newest fetched version."""
+        """Versions offered to each connected node that are newer than the newest one it has fetched."""
         self._spreads: dict[int, _Spread] = {}
         self._packed: dict[str, float] = {}
-        """Size of the newest carrier of each kind, relative to the adapter."""
+        """Size of the newest keyframe and of the newest delta, relative to the decoded adapter."""
 
     def node_joined(self, node_id: str, offered: int) -> None:
         """Note that a node connected (again) and was offered this version."""
@@ -185,8 +188,8 @@ class Dissemination:
         self._held.get(node_id, set()).discard(version)
 
     def delta_parent(self, version: int, published: Collection[int]) -> int | None:
-        """Return the parent version of a delta that costs the fewest total bytes over all connected nodes; None:
-        keyframe for all.
+        """Return the version that a delta should be based on, so that all connected nodes together receive the fewest
+        bytes; None: send a keyframe to all.
 
         Nodes that hold the parent take the delta, the others a keyframe. `published`: existing versions, in any order.
         """
@@ -215,7 +218,8 @@ class Dissemination:
         return sum(version in held for held in self._held.values())
 
     def newest_complete(self) -> int | None:
-        """Return the newest announced version that nodes have and that no told node lacks; None before the first."""
+        """Return the newest announced version that at least one node has and that no connected node told of it lacks;
+        None before the first."""
         complete = (version for version, spread in self._spreads.items() if spread.seconds and not spread.waiting)
         return max(complete, default=None)
 

@@ -1,4 +1,4 @@
-"""Nodes of one broadcast, with incoming pieces and relay work."""
+"""Nodes of one broadcast, with the pieces on their way to them and the pieces that they hand on."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ class Member:
     path: Path
     num_missing: int
     reach: int = 0
-    """Linked members, as a bit mask."""
+    """Members that this node is linked with, as a bit mask by number."""
     flights: dict[int, float] = field(default_factory=dict)
     """Pieces on their way from the hub, with their sending times."""
     overdue: set[int] = field(default_factory=set)
-    """Pieces of `flights` that no longer count against the hub's uplink."""
+    """Pieces of `flights` that are unconfirmed for so long that they no longer count as queued at the hub's uplink."""
     direct: deque[int] = field(default_factory=deque)
-    """Queued pieces for direct sending, which no peer hands on."""
+    """Pieces that the hub must send to this node itself, in order, because no peer hands them on."""
     relays: dict[int, PieceRelay] = field(default_factory=dict)
     """Pieces that this node owns and hands on, oldest first."""
     promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
-    """Pieces promised by a neighbour: the neighbour and the time of the request."""
+    """Pieces that a linked node was told to hand on to this one: that node, and when it was told."""
     is_slow: bool = False
-    """True if a neighbour's promised piece did not arrive in time."""
+    """True if a piece that a linked node was told to hand on did not arrive in time; the hub then sends pieces
+    itself."""
     heard_at: float = 0.0
-    """Time of the last new piece, or of the last send to an idle member."""
+    """Time of the last new piece, or of the last send while nothing was on its way to the node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,12 +46,12 @@ class PieceRelay:
     tree: Tree
     since: float
     due_at: float
-    """Time at which all members should have the piece; infinite while the owner's speed is unknown."""
+    """Time by which all members of the tree should have the piece; infinite while the owner's speed is unknown."""
     asked: int
     """Members that the tree should serve, as a bit mask."""
     waiting: int
     """Members of `asked` that lack the piece."""
     counts: bool = True
-    """True if the piece counts against the owner's relay window."""
+    """True while the piece counts as work of the owner's relay window."""
     helped: bool = False
     """True if the hub also sent the piece, so that its arrival proves nothing about the owner."""

@@ -1,8 +1,8 @@
 """Links between nodes: a full mesh in a small fleet, `degree` random neighbours per node in a large one.
 
 Random graphs of this degree have short paths between all nodes and stay connected when many nodes fail. Joins and
-leaves change few links. A newcomer splits random links, so no other node's degree grows. The neighbours of a leaving
-node link with each other (Law and Siu, Distributed Construction of Random Expander Networks, 2003).
+leaves change few links. A newcomer is inserted into random links, so no other node gets more neighbours. The neighbours
+of a leaving node link with each other (Law and Siu, Distributed Construction of Random Expander Networks, 2003).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 from typing import Final
 
 TRIES: Final = 4
-"""Random links tried per wanted link."""
+"""Number of random links tried for each link that a newcomer still needs."""
 
 
 class Neighbours:
@@ -73,7 +73,7 @@ class Neighbours:
             self._link(node_id, others.pop())
 
     def _splice(self, node_id: str) -> None:
-        """Insert the node into a random link, if allowed."""
+        """Replace a random link by two links through the node, if these are allowed."""
         one = self._names[self._draw(len(self._names))]
         if not self._of[one]:
             return

@@ -1,7 +1,7 @@
 """State of one broadcast: missing pieces by node, pieces in flight, and relays by owner.
 
-This module processes events and keeps the windows of uplinks and nodes. `broadcast` decides what to send. Sets of nodes
-are bit masks by node number.
+This module processes events and keeps the flow-control windows of the hub's uplink and of the nodes. `broadcast`
+decides what to send. Sets of nodes are bit masks by node number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from echo_hub.spread.trees import bits
 from echo_hub.spread.windows import BroadcastPaths
 
 LONGEST_BENCH_S: Final = 60.0
-"""Longest bench of a node that hands nothing on."""
+"""Longest seconds for which a node that does not hand pieces on owns none."""
 
 
 class BroadcastStatus:
@@ -32,25 +32,27 @@ class BroadcastStatus:
         self._num_lacking = 0
         """Number of members that lack a piece."""
         self._queued: dict[str, Member] = {}
-        """Members with queued direct pieces, as of the last look."""
+        """Members for which pieces are queued that the hub sends itself; some of the pieces may have arrived
+        meanwhile."""
         self._owners = 0
-        """Members that may own pieces."""
+        """Members that may own pieces and hand them on, as a bit mask."""
         self._missing = [0] * num_pieces
-        """For each piece, the members that lack it."""
+        """For each piece, the members that lack it, as a bit mask."""
         self._covered = [0] * num_pieces
-        """For each piece, the members that lack it but expect it: from the hub, now or queued, or from an owner."""
+        """For each piece, the members that lack it but have a source: the hub has sent or queued it, or an owner or
+        neighbour hands it on."""
         self._next_fresh = 0
         """First piece that was not sent to any node."""
         self._rest: dict[int, None] = {}
-        """Pieces sent to some nodes that other nodes lack without any source."""
+        """Pieces that were sent to some node while others lack them and have no source."""
         self._rest_changed = False
         self._rest_open = False
-        """True if neighbours may be able to take over a piece."""
+        """True if something changed, so that neighbours may be able to take over a piece without a source."""
         self._relays: dict[int, list[PieceRelay]] = {}
         self._uncovered_once: set[int] = set()
-        """Pieces whose relay failed. Late copies from the owner may still arrive besides the hub's copy."""
+        """Pieces for which a source failed. A late copy from that source may still arrive besides the new one."""
         self._copies_to_come = 0
-        """Number of copies that nodes are to hand on."""
+        """Number of copies that nodes have been told to hand on and that have not arrived yet."""
         self._lagging = 0
         self._links_seen = -1
         self._check_at = 0.0
@@ -61,8 +63,8 @@ class BroadcastStatus:
         return not self._num_lacking
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:
-        """Add a node that wants the pieces. `hand_on`: the node may hand pieces on. A present member stays
-        unchanged."""
+        """Add a node that wants the pieces it does not `have`. `hand_on`: the node may hand pieces on. A node that is a
+        member already, or was turned away, is ignored."""
         if node_id in self._members or node_id in self._turned_away:
             return
         path = self._paths[node_id]
@@ -84,7 +86,8 @@ class BroadcastStatus:
         self._paths.news += 1
 
     def leave(self, node_id: str, now: float) -> None:
-        """Remove a node that is gone. Its relay work gets other sources. It may join again."""
+        """Remove a node that disconnected. Nodes that waited for pieces from it get other sources. It may join
+        again."""
         self._turned_away.discard(node_id)
         if node_id in self._members:
             self._remove(self._members[node_id], now)
@@ -114,8 +117,8 @@ class BroadcastStatus:
         self._members_changed()
 
     def turn_away(self, node_id: str, now: float) -> None:
-        """Remove an incomplete node for good, because it uses another source. A complete node may continue handing
-        on."""
+        """Remove a node that lacks pieces for good, because it fetches them elsewhere. A node that has all pieces may
+        go on handing them on."""
         self._turned_away.add(node_id)
         member = self._members.get(node_id)
         if member is not None and member.num_missing:
@@ -145,7 +148,7 @@ class BroadcastStatus:
             member.path.has_confirmed = True
             relays = tuple(self._relays.get(piece, ()))
             if piece in member.flights:
-                # The piece may have come from an owner, so its time says nothing about the hub's uplink.
+                # It may have come from an owner, so its time says nothing about the hub's uplink.
                 doubtful = piece in self._uncovered_once or any(relay.waiting & bit for relay in relays)
                 self._landed(member, piece, None if doubtful else now)
             if piece in member.promised:
@@ -154,7 +157,7 @@ class BroadcastStatus:
                 self._passed(relay, member, now)
 
     def _started(self, piece: int, covered: int) -> None:
-        """Note that the members in `covered` now expect the piece."""
+        """Note that the members in `covered` now have a source for the piece."""
         self._covered[piece] |= covered
         if piece == self._next_fresh:
             self._next_fresh += 1
@@ -169,7 +172,8 @@ class BroadcastStatus:
         self._paths.news += 1
 
     def _landed(self, member: Member, piece: int, now: float | None) -> None:
-        """End the flight of a piece that arrived `now`; None: lost, or arrived at an unknown time."""
+        """Note that a piece sent by the hub arrived `now`; None: it is lost, or its arrival time says nothing about the
+        path."""
         sent_at = member.flights.pop(piece)
         self._paths.news += 1
         windows = [member.path.push]
@@ -184,7 +188,7 @@ class BroadcastStatus:
                 window.arrived(self._piece_bytes, now - sent_at, now)
 
     def _passed(self, relay: PieceRelay, member: Member, now: float) -> None:
-        """Note a relayed piece's arrival at a member, whose children get the piece next."""
+        """Note that a relayed piece arrived at a member, which now hands it on to its children in the tree."""
         tree, number, piece_bytes = relay.tree, member.number, self._piece_bytes
         if relay.waiting & member.bit:
             relay.waiting ^= member.bit
@@ -222,7 +226,7 @@ class BroadcastStatus:
                     source.path.handing.lost(self._piece_bytes)
 
     def _free(self, relay: PieceRelay, now: float) -> None:
-        """Free the owner's window once all nodes except lagging ones have the piece."""
+        """Let the owner take new work once all nodes of the relay except stragglers have the piece."""
         if not relay.counts or relay.waiting & ~self._lagging or self._missing[relay.piece] & relay.owner.bit:
             return
         relay.counts = False
@@ -262,7 +266,8 @@ class BroadcastStatus:
             path.benched_until = now + min(2.0**path.num_late, LONGEST_BENCH_S)
 
     def _look_at_links(self, now: float) -> None:
-        """Recompute the reach of all members after a change of links or members."""
+        """Recompute which members are linked with which, after a change of links or members. A relay over a lost link
+        ends there."""
         self._links_seen = self._paths.links_changed
         self._forest.links_changed()
         for member in self._members.values():
@@ -281,7 +286,8 @@ class BroadcastStatus:
                 self._drop(relay, cut, now)
 
     def _promise_ends(self, member: Member, piece: int, now: float | None) -> None:
-        """End a neighbour's promise: the piece arrived `now`; None: the promise was dropped."""
+        """End the order to a neighbour to hand on a piece: the piece arrived `now`; None: it will not arrive this
+        way."""
         holder, _ = member.promised.pop(piece)
         handing = holder.path.handing
         handing.work_bytes -= self._piece_bytes

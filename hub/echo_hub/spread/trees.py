@@ -1,13 +1,13 @@
 """Relay trees over the links between nodes. A tree brings a piece from its root to all other nodes.
 
-A ring of a, b, c, d with equal, idle uplinks:
+Example: nodes a, b, c, d linked in a ring, with equal, idle uplinks; a is the root:
 
     a → b, d      both have it when a has sent two copies
-    b → c         the first free node serves the last one
+    b → c         the node that is free first serves the last one
 
-If a were busy with another piece for as long as four copies take, b's tree would leave everything to b, c and d. So
-each uplink carries copies in proportion to its speed, over all pieces together, and nodes wait for few others. Copies
-that a node sends in parallel count as arriving together, because they share its uplink.
+If a were busy with another piece for as long as four copies take, a tree with root b would give a nothing to send. So
+over all pieces together, each node sends copies in proportion to its speed. Copies that a node sends in parallel count
+as arriving together, because they share its uplink.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ piece."""
 FAN_OUT: Final = 3
 """Copies that a node sends in parallel.
 
-More copies take longer, fewer make the tree deeper. Depth times fan-out, FAN_OUT / log FAN_OUT for many nodes, is
-minimal here. After these copies a node serves further nodes while no source is earlier.
+More copies take longer, fewer make the tree deeper. For many nodes the total time grows with FAN_OUT / log FAN_OUT,
+which is smallest at 3. After these copies a node serves more nodes if no other node is free earlier.
 """
 
 MOST_DEPTH: Final = 64
-"""Maximum depth at which a node still hands pieces on."""
+"""Greatest distance from the root, in hops, up to which nodes are still reached."""
 
 HOP_S: Final = 0.02
-"""Assumed transit time per hop between two homes, in seconds."""
+"""Assumed seconds that a piece travels between two nodes at home, without sending time."""
 
 
 @dataclass(slots=True, eq=False)
 class Tree:
-    """Relay tree. Nodes are numbers; sets of nodes are bit masks."""
+    """Tree along which a piece is handed on. Nodes are numbers; sets of nodes are bit masks."""
 
     root: int
     children: dict[int, list[int]]
@@ -48,7 +48,7 @@ class Tree:
     covers: int
     """All nodes except the root."""
     takes_s: float = 0.0
-    """Planned seconds from the root until all nodes have a piece."""
+    """Planned seconds until all nodes have a piece that the root has; 0 = not planned (a star)."""
     kids: dict[int, int] = field(default_factory=dict)
     """`children` as bit masks."""
     _packed: bytes | None = None
@@ -99,11 +99,7 @@ def grow(
     free_at: Mapping[int, float],
     copy_s: Mapping[int, float],
 ) -> Tree:
-    """Grow the tree from `root` that serves the wanting nodes earliest, by greedy choice.
-
-    `links`: neighbours by number. `free_at`: seconds until each uplink has finished its work; nodes without an entry
-    hand nothing on. `copy_s`: seconds per copy for each of these nodes.
-    """
+    """Grow a tree from `root` that serves the wanting nodes as early as possible, by greedy choice."""
     left = set(wanting)
     left.discard(root)
     busy_until = {**dict.fromkeys(left, inf), **free_at}

@@ -1,4 +1,4 @@
-"""Choice of the distribution way for a version: estimated duration of each way, and the fastest one.
+"""Choice of the way in which a version is distributed: the estimated seconds of each way, and the fastest one.
 
 A payload of S bytes goes to N nodes. The hub sends u bytes/s, all nodes together U. No way is faster than
 
@@ -29,17 +29,19 @@ from echo_hub.spread.trees import FAN_OUT, HOP_S, MOST_IN_A_STAR
 from echo_shared.wire.messages import MAX_PIECE_BYTES, Way
 
 PUSHED: Final = frozenset({Way.INLINE, Way.BROADCAST})
-"""Ways in which the hub pushes pieces."""
+"""Ways in which the hub itself sends pieces to nodes."""
 
 ASSUMED_UPLINK_BYTES_S: Final = 20e6 / 8
-"""Assumed uplink of the hub and of each node before any measurement: a typical home connection."""
+"""Assumed uplink of the hub and of each node before any measurement, in bytes per second: 20 Mbit/s, a typical home
+connection."""
 
 BROADCAST_START_S: Final = 0.1
 """Seconds until the first pieces have made their second hop."""
 
 SWARM_START_S: Final = 1.0
 SWARM_FACTOR: Final = 1.1
-"""With these two constants, the formula is within 5 % of tuned libtorrent.
+"""Duration of a swarm: SWARM_FACTOR times the bound, plus SWARM_START_S seconds. With these values the formula is
+within 5 % of tuned libtorrent.
 
 Measured at 8 and 64 MB with 4 and 8 nodes, 100 Mbit/s from the hub and 20 to 40 Mbit/s from each node.
 """
@@ -47,7 +49,7 @@ Measured at 8 and 64 MB with 4 and 8 nodes, 100 Mbit/s from the hub and 20 to 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """Inputs of the choice. Uplinks are in bytes per second."""
+    """Facts on which the choice of the way depends. Uplinks are in bytes per second."""
 
     payload_bytes: int
     piece_bytes: int
@@ -83,7 +85,7 @@ def estimates(at: Circumstances) -> Mapping[Way, float]:
 
 
 def choose_way(at: Circumstances) -> Way:
-    """Return the fastest way. Without nodes to push to, return the swarm, from which later nodes fetch."""
+    """Return the fastest way. If there is no node to push to, return SWARM, from which later nodes can fetch."""
     if at.num_nodes == 0:
         return Way.SWARM
     seconds = estimates(at)

@@ -1,12 +1,13 @@
-"""Flow-control windows learnt from arrival times, end to end, so that no buffer on the path hides a queue.
+"""Flow-control windows: how many bytes may be sent but not yet confirmed. They are learnt from the times of end-to-end
+confirmations, so that no buffer on the path hides a queue.
 
 A window is the bandwidth-delay product plus slack: rate times (least delay + slack), after BBR (Cardwell et al., BBR:
-Congestion-Based Congestion Control, 2016). A smaller window idles the link between arrivals. A larger one only queues,
-and its content was planned on older information than necessary.
+Congestion-Based Congestion Control, 2016). With a smaller window the link idles between arrivals. A larger one only
+lengthens the queue, and what waits in the queue was planned on older information than necessary.
 
-From BBR come the two estimates, the rule for samples limited by the sender, and the start-up: a full window doubles
-with every round trip until a queue forms. There are no probing phases. After the start, slack alone lets the window
-grow for as long as the rate grows with it.
+Taken from BBR: the estimates of rate and delay; the rule that a rate limited by the sender counts only if it is higher;
+and the start, in which a full window doubles with every round trip until a queue forms. There are no probing phases.
+After the start, the slack makes the window slightly too large, so a link that becomes faster shows a higher rate.
 """
 
 from __future__ import annotations
@@ -19,29 +20,32 @@ from statistics import fmean, median
 from typing import Final
 
 SAMPLE_S: Final = 0.1
-"""Minimum length of a rate sample."""
+"""Minimum seconds over which one sample of the rate is measured."""
 
 SAMPLES_KEPT: Final = 20
 """Number of rate samples kept per window."""
 DELAYS_KEPT_S: Final = 60.0
-"""Span over which the least delay is kept; the previous span counts too. Routes change."""
+"""Seconds over which the least delay is taken; the previous such span counts too. Older delays are forgotten, because
+routes change."""
 
 
 class Window:
     """Window of one link.
 
-    `first_bytes`: initial window. `bursts`: arrivals come in bursts, which exaggerate the rate.
+    `first_bytes`: window before anything was measured. `slack_s`: seconds of queue that the window allows. `bursts`:
+    arrivals come in bursts, so the mean rate is used instead of the maximum.
     """
 
     def __init__(self, *, first_bytes: int, slack_s: float, bursts: bool = False) -> None:
         self.bytes_in_flight = 0
         self._start_bytes = first_bytes
         self._starting = True
-        """True until the first queue forms."""
+        """True until an arrival is delayed by more than the slack: a queue has formed."""
         self._slack_s = slack_s
         self._bursts = bursts
         self.rate: float | None = None
-        """Arriving bytes per second: the maximum, or the mean with bursts. None until measured."""
+        """Measured bytes per second: the maximum of recent samples, or their mean with `bursts`. None until
+        measured."""
         self._rates: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self._delays = (float("inf"), float("inf"))
         """Least delay of the current span and of the previous one."""
@@ -50,7 +54,7 @@ class Window:
         """Start of the rate sample: the first arrival after a silence. None during a silence."""
         self._sample_bytes = 0
         self._is_full = False
-        """True if the last request for room was refused."""
+        """True if the last call of `has_room` returned False."""
         self._was_full = False
         """True if the window was full during the whole current sample."""
         self.kept_full = False
@@ -74,7 +78,7 @@ class Window:
         return max(least_bytes, known, self._start_bytes if self._starting or not self.rate else 0)
 
     def has_room(self, least_bytes: int) -> bool:
-        """True if more may be sent. `least_bytes` in flight are always allowed."""
+        """True if more may be sent now: fewer bytes are in flight than the window, which is at least `least_bytes`."""
         self._is_full = self.bytes_in_flight >= self.size(least_bytes)
         return not self._is_full
 
@@ -110,7 +114,7 @@ class Window:
         self._sample_began, self._sample_bytes, self._was_full = now, 0, True
 
     def _take_sample(self, rate: float) -> None:
-        # A low rate of a sender without more data proves nothing.
+        # A low rate with a window that was not full proves nothing.
         if self._was_full or rate > (self.rate or 0.0):
             self._rates.append(rate)
             self.rate = fmean(self._rates) if self._bursts else max(self._rates)
@@ -118,13 +122,14 @@ class Window:
 
 
 PUSH_SLACK_S: Final = 0.25
-"""Seconds of queue at the hub's uplink, and at a node's uplink ahead of its `Have` messages."""
+"""Allowed queue at the hub's uplink in seconds; also at a node's uplink, where its confirmations (`Have`) queue."""
 
 PATH_SLACK_S: Final = 0.3
-"""Seconds of queue in front of one node: more than PUSH_SLACK_S, so that the shared uplink's window sets the pace."""
+"""Allowed queue on the path to one node in seconds: more than PUSH_SLACK_S, so that the hub's uplink, which all nodes
+share, limits the sending."""
 
 RELAY_SLACK_S: Final = 0.35
-"""Seconds of relay work queued at a node."""
+"""Seconds of work that an owner may have queued: pieces to hand on."""
 
 FIRST_PUSH_BYTES: Final = 256 * 1024
 """Initial window: 0.1 s of an uplink of 20 Mbit/s."""
@@ -133,7 +138,7 @@ FIRST_RELAY_BYTES: Final = 128 * 1024
 
 
 HANDING_SLACK_S: Final = 0.35
-"""Seconds of copies queued at a node's uplink that the hub requests one by one."""
+"""Seconds of work that a node may have queued of the copies that the hub requests one by one (take-overs and trees)."""
 LONGEST_SAMPLE_S: Final = 0.5
 """Longest rate sample of a busy node, in seconds."""
 NEWEST_SHARE: Final = 0.3
@@ -141,13 +146,13 @@ NEWEST_SHARE: Final = 0.3
 
 
 class Handing:
-    """Single copies that a node hands on, and the node's rate while busy."""
+    """Copies of pieces that a node has been told to hand on, and the rate at which it does so."""
 
     __slots__ = ("_began_at", "_sample_bytes", "bytes_in_flight", "rate", "work_bytes")
 
     def __init__(self) -> None:
         self.bytes_in_flight = 0
-        """Bytes of copies to send, of pieces that the node has."""
+        """Bytes of the copies that the node can send now, because it has their pieces."""
         self.work_bytes = 0
         """Bytes of all assigned copies, including pieces that have not reached the node yet."""
         self.rate: float | None = None
@@ -156,7 +161,7 @@ class Handing:
         self._sample_bytes = 0
 
     def has_room(self, copy_bytes: int) -> bool:
-        """True if another copy would start soon. Two copies are always allowed."""
+        """True if the node would start another copy soon. Two copies are always allowed."""
         return self.bytes_in_flight < max(2 * copy_bytes, (self.rate or 0.0) * HANDING_SLACK_S)
 
     def sent(self, num_bytes: int, now: float) -> None:
@@ -174,7 +179,7 @@ class Handing:
             rate = self._sample_bytes / span_s
             if self.rate is None:
                 self.rate = rate
-            elif self._sample_bytes > num_bytes or rate > self.rate:  # The timing of a single copy is mostly transit.
+            elif self._sample_bytes > num_bytes or rate > self.rate:  # Transit dominates a single copy.
                 self.rate += NEWEST_SHARE * (rate - self.rate)
             self._began_at, self._sample_bytes = now, 0
 
@@ -185,26 +190,26 @@ class Handing:
 
 @dataclass(slots=True)
 class Path:
-    """State of one node's path from the hub, and of its uplink."""
+    """State of the path from the hub to one node, and of the node's uplink."""
 
     number: int = 0
-    """Smallest number that was free when the node came, used in trees and bit masks."""
+    """Number of the node in trees and bit masks: the smallest one that was free when the node came."""
     push: Window = field(default_factory=lambda: Window(first_bytes=FIRST_PATH_BYTES, slack_s=PATH_SLACK_S))
     """Window from the hub to the node."""
     relay: Window = field(
         default_factory=lambda: Window(first_bytes=FIRST_RELAY_BYTES, slack_s=RELAY_SLACK_S, bursts=True)
     )
-    """Window of relayed pieces, each counted until the peers have it."""
+    """Window of the pieces that the node owns; each counts until the other nodes have it."""
     handing: Handing = field(default_factory=Handing)
-    """Copies of pieces from the node to others."""
+    """Copies that the node has been told to send to others."""
     links: frozenset[str] = frozenset()
-    """Nodes that this node reports links to."""
+    """Nodes with which this node says it is linked."""
     has_confirmed: bool = False
     """True once the node has confirmed an arrival."""
     num_late: int = 0
     """Consecutive failures as an owner of pieces."""
     benched_until: float = 0.0
-    """Time from which the node may own pieces again."""
+    """Time from which the node may own pieces again after it failed to hand them on."""
 
     @property
     def proven(self) -> bool:

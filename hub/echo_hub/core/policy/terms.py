@@ -97,7 +97,7 @@ def terms_of_step(
     usual_s = typical_s(ledger, nodes)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
     early_s = left_s - tempo.lead_s(outlook.later_batches * size * a_rollout_s, usual_s)
-    if tempo.step_s is None:  # Until a step is trained, waiting only shortens the lead.
+    if tempo.step_s is None:  # Until a step ends, work that is too early stays so.
         return LeaseTerms(oldest, not_before_s=inf if early_s > SOON_S else 0.0)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
