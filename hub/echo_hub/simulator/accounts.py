@@ -10,9 +10,10 @@ from echo_shared.wire.messages import DropReason
 
 
 class Accounts:
-    """All counts are rollouts unless stated otherwise.
+    """Counts of rollouts, unless stated otherwise.
 
-    Leases to liars count from `liars_from_s` on, staleness after the warm-up steps.
+    Leases to liars (nodes that claim capacity and never return anything) are counted from `liars_from_s` on, staleness
+    after the warm-up steps.
     """
 
     def __init__(self, *, group_size: int, warm_up_steps: int, liars_from_s: float) -> None:
@@ -22,7 +23,8 @@ class Accounts:
         self._owner_of_lease: dict[int, int] = {}
         self._version_of_lease: dict[int, int] = {}
         self._versions: dict[str, tuple[int, int, int]] = {}
-        """By received rollout not yet planned: (tokens, sum of the tokens' versions, number of versions)."""
+        """For each received rollout that is in no batch yet: (tokens, sum of the tokens' versions, number of
+        versions)."""
         self.leased = 0
         self.trained = 0
         self.dropped: Counter[DropReason] = Counter()
@@ -31,23 +33,23 @@ class Accounts:
         self.leased_late = 0
         """Rollouts leased from `liars_from_s` on."""
         self.leased_to_liars = 0
-        """Part of `leased_late` that went to liars."""
+        """Number of `leased_late` rollouts that were leased to liars."""
         self.planned = 0
-        """Rollouts planned for steps after the warm-up."""
+        """Rollouts in the batches of steps after the warm-up."""
         self.planned_staleness = 0
-        """Sum of staleness over `planned`."""
+        """Sum of the staleness of the `planned` rollouts, each as stale as its group."""
         self.tokens = 0
         """Tokens of `planned` rollouts."""
         self.token_staleness = 0
-        """Sum of staleness over `tokens`; each token is as old as the version that sampled it."""
+        """Sum of the staleness of those `tokens`; each token is as old as the version that sampled it."""
         self.mixed = 0
-        """Part of `planned` sampled with more than one version."""
+        """Number of `planned` rollouts that were sampled with more than one version."""
         self.batch: dict[int, int] = {}
-        """Rollouts of each step that is planned and not trained yet."""
+        """Number of rollouts of each step that is planned and not trained yet."""
         self.leased_of: Counter[int] = Counter()
-        """By node number."""
+        """Leased rollouts by node number."""
         self.trained_of: Counter[int] = Counter()
-        """By node number."""
+        """Trained rollouts by number of the node that they were leased to."""
 
     def lease(self, record: RolloutsLeased, node: SimulatedNode, now: float) -> None:
         count = len(record.indices)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Agenda:
-    """Events in order of time; at equal times, in order of insertion. Only the agenda advances `now`."""
+    """Future calls in order of time; at equal times, in order of insertion. `now` is the virtual time."""
 
     def __init__(self) -> None:
         self.now = 0.0

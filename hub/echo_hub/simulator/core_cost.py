@@ -1,7 +1,5 @@
-"""The coordinator's own cost: time per event, by an injected clock, and memory.
-
-The time of an event includes garbage collection during it.
-"""
+"""Cost of the coordinator itself: seconds per event, measured with a clock that the caller gives, and memory. The time
+of an event includes garbage collection during it."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from echo_hub.core.accounting.events import Event, Tick
 from echo_hub.core.coordinator import Coordinator
 
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
-"""Objects that exist once, regardless of the number of coordinators."""
+"""Types of objects that do not belong to a coordinator, because they exist once however many coordinators there are."""
 
 
 @dataclass(slots=True, kw_only=True)
 class KindCost:
-    """Cost of all events of one kind."""
+    """Number of the events of one type, and their total and longest time."""
 
     count: int = 0
     seconds: float = 0.0
@@ -50,13 +48,14 @@ class CoreCost:
 
 
 class MeteredCore:
-    """Times every event of a coordinator, including the computation of `tick_at`, its next wake-up."""
+    """Passes events to a coordinator and measures the time of each, including the computation of `tick_at`, its next
+    wake-up."""
 
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float]) -> None:
         self.coordinator = coordinator
         self.cost = CoreCost()
         self.handled: Callable[[int], None] = lambda num_events: None
-        """Called after each event, within its measured time."""
+        """Function that is called after each event; its time counts as part of the event."""
         self.tick_at = inf
         self._last_tick = 0.0
         self._clock = clock
@@ -86,7 +85,8 @@ class MeteredCore:
         return effects
 
     def _ask_for_tick(self) -> None:
-        """Ask the coordinator for its next wake-up; never at or before the last tick."""
+        """Ask the coordinator for its next wake-up. It must be later than the last tick, so that virtual time
+        advances."""
         due = self.coordinator.due_at()
         self.tick_at = inf if due is None else max(due, nextafter(self._last_tick, inf))
 

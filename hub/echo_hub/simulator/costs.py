@@ -1,4 +1,5 @@
-"""The costs of a simulated run, from the coordinator's own records, and its standby messages."""
+"""The costs of a simulated run, from the coordinator's records, and the messages that tell nodes why they get no
+work."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from echo_hub.simulator.scenario import Scenario
 
 
 class Costs:
-    """`by_time`: (time, total dollars) after each record."""
+    """Dollars paid to nodes. `by_time`: pairs of time and total dollars so far, one per record."""
 
     def __init__(self) -> None:
         self.dollars = 0.0
         self.by_time: list[tuple[float, float]] = [(0.0, 0.0)]
         self.told: Counter[str] = Counter()
-        """Number of standby messages, by reason."""
+        """Number of messages that told a node why it gets no work, by reason."""
         self._paid_at: dict[str, float] = {}
         """Time of each node's last cost."""
 
@@ -31,11 +32,11 @@ class Costs:
             self.told[action.reason] += 1
 
     def num_paid(self, since: float) -> int:
-        """Return the number of nodes that have cost something since then."""
+        """Return the number of nodes that were paid at time `since` or later."""
         return sum(at >= since for at in self._paid_at.values())
 
     def until(self, now: float) -> float:
-        """Return the dollars recorded until then; the last seconds may not be recorded yet."""
+        """Return the total dollars recorded until `now`. The costs of the last seconds may not be recorded yet."""
         return max((dollars for at, dollars in self.by_time if at <= now), default=0.0)
 
 
@@ -49,5 +50,5 @@ def activation_settings(scenario: Scenario) -> ActivationSettings:
 
 
 def asked_of_hub(scenario: Scenario, traits: Traits) -> float:
-    """Return the price that the coordinator sees: 0 if all nodes must work in any case."""
+    """Return the price per hour that the node tells the coordinator: 0 if the scenario pays all nodes in any case."""
     return traits.price_per_hour if scenario.prices.choose else 0.0

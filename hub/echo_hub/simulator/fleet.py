@@ -1,10 +1,11 @@
 """All nodes of a simulated run: they connect and leave, fetch versions, take leases, and send rollouts.
 
-A node that vanishes is disconnected at once. Its work is lost, or it keeps sampling and sends finished work when it is
-back; it misses revocations meanwhile. A node whose day ends gives back unfinished work. If a lease is sent twice, the
-node skips rollouts that it still holds or finished while away. Nodes stream the tokens of unfinished rollouts, and all
-of them after a reconnection. A node that gets a rollout begun elsewhere continues with the tokens that the hub has.
-Every rollout carries its spans: which node sampled how many tokens with which version.
+A node that vanishes is disconnected at once. Either its work is lost, or the node keeps sampling and sends finished
+rollouts when it is back; revocations do not reach it meanwhile. A node whose day ends gives back unfinished work. If a
+lease is sent twice, the node skips rollouts that it still holds or finished while it was away. Nodes stream the tokens
+of unfinished rollouts to the hub, and after a reconnection all of them. A node that gets a rollout begun elsewhere
+continues from the tokens that the hub has. Every rollout carries its spans: which node sampled how many tokens with
+which version.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ _NOTHING: Final[Mapping[int, Spans]] = MappingProxyType({})
 
 
 class SimulatedFleet:
-    """`tell` passes events to the hub; `work` provides contents; `hours` counts connections.
+    """All nodes, honest ones and liars, and what happens to them in virtual time.
 
-    `nodes`: the honest nodes, if they are not drawn from the scenario. Agenda entries of a node's earlier sessions are
-    ignored.
+    `tell` passes events to the hub; `work` provides what nodes sample; `hours` counts connected nodes. `nodes`: the
+    honest nodes, if they are not drawn from the scenario. Agenda entries of a node's earlier connections are ignored.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class SimulatedFleet:
         ]
         self._liars: dict[str, SimulatedNode] = {}
         self._begun: dict[int, list[Sampling]] = {}
-        """By group that is neither trained nor dropped: all attempts at its rollouts."""
+        """All attempts at the rollouts of each group that is neither planned nor dropped."""
         self.tokens = TokenCounts()
         publication = scenario.publication
         self._spreading = Spreading(
@@ -91,7 +92,7 @@ class SimulatedFleet:
         self._by_id = {node.node_id: node for node in self.honest}
 
     def begin(self) -> None:
-        """Connect all nodes whose day has begun."""
+        """Connect all nodes whose day has begun, schedule the others, and connect the liars."""
         for node in self.honest:
             self._come(node)
         claims = self._scenario.false_claims
@@ -113,14 +114,15 @@ class SimulatedFleet:
     # --- what the hub sends
 
     def send_lease(self, effect: SendLease) -> None:
-        """Send a lease to its node, with the hub's present tokens of earlier attempts."""
+        """Send a lease to its node, with the tokens that the hub has of earlier attempts at its rollouts."""
         node = self._by_id[effect.node_id]
         if node.traits.width:
             given = self._given(effect) if effect.goes_on else _NOTHING
             self._agenda.at(self._agenda.now + self._delay_s, self._lease_came, (node, node.session, effect, given))
 
     def _given(self, lease: SendLease) -> Mapping[int, Spans]:
-        """Return the spans of earlier attempts that the hub has, by index."""
+        """Return, by index, the spans of the earlier attempts that the lease continues, as far as the hub has their
+        tokens."""
         earlier = set(lease.goes_on)
         return {
             sampling.index: sampling.spans(known)
@@ -137,7 +139,7 @@ class SimulatedFleet:
         return min(streamed, sampling.tokens - 1)
 
     def ended(self, group_id: int) -> None:
-        """Count the tokens of a group that is trained or dropped."""
+        """Count the tokens that were sampled for a group that is planned or dropped."""
         begun = self._begun.pop(group_id, None)
         if begun is not None:
             self.tokens.count(begun, self._agenda.now)
@@ -235,7 +237,7 @@ class SimulatedFleet:
             self._report(node, policy_version)
 
     def _look_at_moves(self, node: SimulatedNode) -> None:
-        """Schedule another check of leases that may not switch to the newest version yet."""
+        """Schedule the next attempt to switch leases to the newest version, if they may not switch yet."""
         if self._agenda.now < node.moves_at < inf:
             self._agenda.at(node.moves_at, self._move_on, (node, node.session))
 
@@ -273,7 +275,7 @@ class SimulatedFleet:
         now, day = self._agenda.now, self._scenario.availability
         left_s = inf
         if day.on_share < 1:
-            # Rounding prevents a second end of the same day.
+            # Without rounding, the same day could end twice.
             since_on = round((now / day.day_s + node.traits.phase) % 1.0, 9) % 1.0 * day.day_s
             left_s = round(day.on_share, 9) * day.day_s - since_on
             if left_s <= 0:
@@ -325,7 +327,8 @@ class SimulatedFleet:
             self._give_back(node, lease.lease_id, tuple(lease.unfinished))
 
     def _tell_begun(self, samplings: Iterable[Sampling]) -> None:
-        """Tell the hub which rollouts have streamed tokens. Done when the node stops, because it matters no earlier."""
+        """Tell the hub of which rollouts it has streamed tokens. This happens only when the node stops: until then no
+        other node needs them."""
         ids = [rollout_id(one.lease.lease_id, one.index) for one in samplings if self._known(one)]
         if ids:
             self._tell(RolloutsBegun(rollout_ids=tuple(ids)))
@@ -365,7 +368,7 @@ class SimulatedFleet:
         self._agenda.at(self._agenda.now + failures.away_s, self._come, node)
 
     def _lose(self, node: SimulatedNode) -> None:
-        """Lose all unsent work of a vanished node."""
+        """Drop all unfinished rollouts of a node that vanished. The hub keeps the tokens that were streamed."""
         now = self._agenda.now
         lost = [sampling for lease in node.stop_all(now) for sampling in lease.unfinished.values()]
         streamed_at = node.streamed_at(now, self._scenario.nodes.stream_s)
@@ -377,7 +380,7 @@ class SimulatedFleet:
     # --- nodes that claim falsely
 
     def _come_falsely(self, for_s: float) -> None:
-        """Connect a liar under a new key for this many seconds."""
+        """Connect a liar (a node that claims capacity and returns nothing) under a new key, for `for_s` seconds."""
         number = len(self.honest) + self._num_keys
         self._num_keys += 1
         node = SimulatedNode(f"liar-{self._num_keys}", number, liar(self._scenario))

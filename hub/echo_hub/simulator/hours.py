@@ -20,7 +20,7 @@ class HourFigures:
     nodes: float
     """Average number of connected honest nodes."""
     utilisation: float
-    """Share of the time in which a step was trained."""
+    """Share of the hour in which the learner trained a step."""
     leased: int
     """Leased rollouts."""
     dropped: dict[str, int]
@@ -42,7 +42,7 @@ class Hours:
         self._dropped[int(now // HOUR_S)][reason] += count
 
     def connect(self, count: int, now: float) -> None:
-        """Change the number of connected honest nodes by `count`."""
+        """Change the number of connected honest nodes by `count`, which may be negative."""
         self._count_nodes(now)
         self._nodes += count
 

@@ -1,4 +1,4 @@
-"""Tokens of each rollout: drawn once per index of a group, independent of node and attempt.
+"""Length in tokens of each rollout: drawn once per index of a group, whichever node samples it and however often.
 
     log tokens = log median + sigma (sqrt(p) z_prompt + sqrt(1 - p) z_rollout),     sigma = log(ratio) / 4
 
@@ -18,7 +18,7 @@ import numpy as np
 from echo_hub.simulator.scenario import SimulatedLengths
 
 _BLOCK: Final = 256
-"""Groups drawn at a time."""
+"""Number of groups whose lengths are drawn together."""
 _KEPT_BLOCKS: Final = 64
 _QUANTILES: Final = 1_000
 
@@ -34,7 +34,7 @@ class LengthModel:
 
     @property
     def mean(self) -> float:
-        """Expected tokens of a rollout."""
+        """Mean tokens of a rollout."""
         normal = NormalDist()
         cut = [normal.inv_cdf((number + 0.5) / _QUANTILES) for number in range(_QUANTILES)]
         return fmean(self._settings.tokens * exp(self._sigma * max(-2.0, min(2.0, z))) for z in cut)

@@ -1,4 +1,4 @@
-"""Uplink and downlink of a host: each carries its transfers one after the other."""
+"""Uplink and downlink of a simulated host. Each carries its transfers one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class SimulatedUplink:
         self._is_busy = False
 
     def send(self, num_bytes: float, *, wanted: Ask, sent: Sent, rank: int = 0) -> None:
-        """Queue a transfer. `wanted` is called at its turn; `sent` after its last byte, with the time of the first."""
+        """Queue a transfer. `wanted` is called when its turn comes: False skips it. `sent` is called after its last
+        byte, with the time of the first byte."""
         self._number += 1
         heappush(self._waiting, (rank, self._number, num_bytes, wanted, sent))
         if not self._is_busy:
@@ -52,9 +53,9 @@ class Downlink:
         self._free_at = 0.0
 
     def receive(self, num_bytes: float, *, first_at: float, last_at: float) -> float:
-        """Return when a transfer has arrived completely.
+        """Return the time at which a transfer has arrived completely.
 
-        `first_at` and `last_at`: when its first and last byte reach the downlink.
+        `first_at` and `last_at`: times at which its first and last byte could reach the downlink.
         """
         self._free_at = max(last_at, max(first_at, self._free_at) + num_bytes / self.bytes_s)
         return self._free_at

@@ -1,13 +1,13 @@
 """One node's engine: samples `width` rollouts at once; others wait in order of arrival.
 
-Leases wait until their version has arrived at the node. The first rollout of a lease computes the prompt; the others
-start when that is done. A rollout continued from another node first recomputes the given tokens, then samples the rest.
-`take` and similar calls return the rollouts that began, or that continue with a newer version. Each ends at its
-`ends_at`, unless it was stopped before or got another end time.
+Leases wait until their version has arrived at the node. The first rollout of a lease does the prefill of the prompt;
+the others start when it is done. A rollout continued from another node first recomputes the given tokens, then samples
+the rest. `take` and similar methods return the rollouts that began, or that continue with a newer version. Each ends at
+its `ends_at`, unless it is stopped before or gets another end time.
 
-If the run interrupts completions (`moves`), a lease begins with the node's newest version. When a newer one arrives,
-`echo_shared.sampling.moving_on` decides whether to switch: prompts and sampled tokens are then recomputed in their
-slots.
+If nodes may switch versions within a completion (`moves`), a lease begins with the node's newest version. When a newer
+one arrives, `echo_shared.sampling.moving_on` decides whether to switch. Prompts and sampled tokens are then recomputed
+with the newer version, in the same slots.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ class Moves:
     """Parameters for switching to a newer version in mid-completion."""
 
     max_tokens: int
-    """Maximum tokens of a completion."""
+    """Maximum number of tokens of a completion."""
     prompt_tokens: int
     swap_s: float
-    """Seconds for the engine's change of version, in addition to recomputation."""
+    """Seconds in which the engine changes its version, in addition to the recomputation."""
     rule: MovingOn = field(default_factory=MovingOn)
 
 
 class Sampling:
-    """One rollout on one node. `given`: spans sampled earlier, by another node or by this one."""
+    """One rollout on one node. `given`: spans of tokens that the hub sent along, sampled earlier by another node or by
+    this one."""
 
     __slots__ = (
         "before",
@@ -58,24 +59,24 @@ class Sampling:
         self.index = index
         self.tokens = tokens
         self.given = num_tokens(given)
-        """Number of given tokens."""
+        """Number of tokens that the hub sent along."""
         self.before = given
-        """Spans of the tokens that exist at `draws_from`."""
+        """Spans of the tokens that exist when sampling begins or goes on, at `draws_from`."""
         self.had = self.given
         """Number of tokens in `before`."""
         self.policy_version = lease.version
-        """The version that it continues with."""
+        """Version with which the next tokens are sampled."""
         self.began_at = self.draws_from = self.ends_at = inf
         self.stopped_at = inf
         self.known: int | None = None
-        """Tokens that the hub has, given ones included; None means as many as were streamed."""
+        """Number of tokens that the hub has, given ones included; None: as many as were streamed."""
 
     @property
     def stopped(self) -> bool:
         return self.stopped_at < inf
 
     def drawn(self, now: float) -> int:
-        """Return the number of existing tokens at `now`, given ones included."""
+        """Return the number of tokens that exist at `now`, given ones included."""
         until = min(now, self.stopped_at)
         if until >= self.ends_at:
             return self.tokens
@@ -92,12 +93,12 @@ class Sampling:
         return grown(first(self.before, count), more)
 
     def begin(self, draws_from: float, *, read_token_s: float, s_per_token: float) -> None:
-        """Set the times: recompute existing tokens, then sample the rest."""
+        """Set `draws_from` and `ends_at`: from now on recompute the existing tokens, then sample the rest."""
         self.draws_from = draws_from + self.had * read_token_s
         self.ends_at = self.draws_from + (self.tokens - self.had) * s_per_token
 
     def move(self, policy_version: int, now: float) -> None:
-        """Continue with this version from now on; at least one token remains to be sampled."""
+        """Sample with this version from now on. A rollout whose tokens all exist samples its last one again."""
         count = min(self.drawn(now), self.tokens - 1)
         self.before, self.had, self.policy_version = self.spans(count), count, policy_version
 
@@ -112,22 +113,22 @@ class HeldLease:
         self.lease_id = lease_id
         self.group_id = group_id
         self.policy_version = policy_version
-        """The version named in the lease."""
+        """Version named in the lease."""
         self.needs = policy_version
-        """The oldest version that may sample it: given tokens may be from a newer version than the lease names."""
+        """Oldest version that may sample this lease: given tokens may be from a newer version than the lease names."""
         self.version = policy_version
-        """The version it is sampled with."""
+        """Version with which the lease is sampled."""
         self.prefilled_at: float | None = None
         self.unfinished: dict[int, Sampling] = {}
 
     @property
     def versions(self) -> set[int]:
-        """Versions of existing tokens of the unfinished rollouts."""
+        """Versions that sampled the existing tokens of the unfinished rollouts."""
         return {span.policy_version for sampling in self.unfinished.values() for span in sampling.before}
 
 
 class SimulatedNode:
-    """A node and its connection. `session` counts connections: messages of earlier sessions are ignored."""
+    """A node and its connection. `session` counts connections, so that messages of earlier ones can be ignored."""
 
     __slots__ = (
         "connected",
@@ -168,16 +169,16 @@ class SimulatedNode:
         self.policy_version = 0
         self.fetching: int | None = None
         self.num_begun = 0
-        """Rollouts begun so far, including continued ones."""
+        """Number of rollouts begun so far, and of switches of a running rollout to a newer version."""
         self.free = traits.width
         self.held: dict[int, HeldLease] = {}
         self.queue: deque[Sampling] = deque()
         self.waiting: list[HeldLease] = []
-        """Leases that wait for a version."""
+        """Leases whose version has not arrived at the node yet."""
         self.spool: list[Sampling] = []
         """Rollouts finished while disconnected."""
         self.sent_late: set[tuple[int, int]] = set()
-        """(lease, index) of rollouts sent after the last reconnection."""
+        """(lease id, index) of the rollouts that finished while disconnected and were sent at the last reconnection."""
 
     @property
     def capacity(self) -> int:
@@ -204,7 +205,8 @@ class SimulatedNode:
         return begun + self.move_on(now)
 
     def move_on(self, now: float) -> list[Sampling]:
-        """Switch running leases to the newest version, if that is worthwhile; return the affected rollouts."""
+        """Switch running leases to the newest version, if `moving_on` finds that worthwhile; return the rollouts with a
+        new end time."""
         moving, moves, traits = self._moving, self.moves, self.traits
         if not moving or moves is None:
             return []
@@ -294,7 +296,8 @@ class SimulatedNode:
         return begun
 
     def _draw(self, sampling: Sampling, now: float) -> None:
-        """Start a rollout in a slot: compute the prompt, unless its lease has, and recompute existing tokens."""
+        """Start or continue a rollout in a slot: prefill the prompt, unless its lease has, and recompute existing
+        tokens."""
         lease, traits = sampling.lease, self.traits
         if lease.prefilled_at is None:
             lease.prefilled_at = now + traits.prefill_s

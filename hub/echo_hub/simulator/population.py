@@ -17,11 +17,11 @@ class Traits:
     width: int
     capacity: int
     s_per_token: float
-    """Seconds per token in each concurrent rollout; the mean of `paces` if these are known."""
+    """Seconds per token in each of the rollouts sampled at once; the mean of `paces` if these are known."""
     prefill_s: float
-    """Seconds for one prompt."""
+    """Seconds for the prefill of one prompt."""
     prefill_token_s: float = 0.0
-    """Seconds per token that another node has sampled."""
+    """Seconds for the prefill of one token that was sampled earlier."""
     fetch_s: float
     """Seconds from a version's announcement until the node has it."""
     phase: float
@@ -74,7 +74,7 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
 def prices_per_hour(
     scenario: Scenario, slowness: NDArray[np.float64], chance: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return the price of each node, [N], if it is rented."""
+    """Return the price that each node asks in dollars per hour if it is rented, [N]."""
     nodes, prices = scenario.nodes, scenario.prices
     if not prices.per_1000_rollouts:
         return np.full(nodes.count, nodes.price_per_hour)
@@ -93,7 +93,8 @@ def liar(scenario: Scenario) -> Traits:
 
 
 def fetch_s(scenario: Scenario, downlink_bytes_s: float, all_uplinks_bytes_s: float) -> float:
-    """Return the seconds until a node with this downlink has a version sent to all nodes, by the formula."""
+    """Return the seconds from the announcement of a version until a node with this downlink has it, by the formula of
+    `SimulatedPublication`."""
     publication, count = scenario.publication, scenario.nodes.count
     size, uplink = publication.payload_bytes, publication.hub_uplink_bytes_s
     by_all = count * size / (uplink + all_uplinks_bytes_s)

@@ -16,21 +16,21 @@ from echo_shared.wire.messages import DropReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFigures:
-    """The coordinator's own cost, by the run's clock."""
+    """Cost of the coordinator itself, measured with the run's clock."""
 
     events: int
     events_per_s: float | None
     """None if the clock did not advance."""
     worst_event_ms: float
-    """Includes garbage collection."""
+    """Longest time of one event in milliseconds, garbage collection included."""
     worst_event: str
     """Kind of the slowest event."""
     events_by_kind: dict[str, int]
     ms_by_kind: dict[str, float]
-    """Total per kind."""
+    """Total milliseconds of the events of each kind."""
     bytes_per_node: float
-    """Bytes of all objects that the coordinator holds at the end, per node. After a finished run these include no
-    work."""
+    """Bytes of all objects that the coordinator holds at the end, divided by the number of nodes. After a finished run
+    it holds no more work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,18 @@ class SimulationReport:
     leased: int
     trained: int
     dropped: dict[str, int]
-    """By reason."""
+    """Number of dropped rollouts by reason."""
     in_flight: int
-    """Neither trained nor dropped at the end."""
+    """Number of leased rollouts that are neither trained nor dropped at the end."""
     drop_shares: dict[str, float]
-    """By reason, as shares of the leased rollouts."""
+    """Dropped rollouts by reason, as shares of the leased ones."""
     stale_share: float
     """Share of leased rollouts that were dropped as stale or revoked."""
     mean_staleness: float
-    """Mean at consumption after the warm-up; every rollout of a group counts with the group's oldest version."""
+    """Mean staleness of rollouts when trained, after the warm-up; every rollout counts with its group's oldest
+    version."""
     token_staleness: float
-    """The same per token: each token is as old as the version that sampled it."""
+    """Mean staleness of the trained tokens; each token is as old as the version that sampled it."""
     mixed_share: float
     """Share of planned rollouts sampled with more than one version."""
     needed_staleness: float | None
@@ -70,18 +71,18 @@ class SimulationReport:
     idle_nodes_share: float
     """Share of honest nodes that never got a lease, among those that ever connected."""
     liars_share: float
-    """Share of rollouts leased to liars, without the first minute."""
+    """Share of leased rollouts that went to liars (nodes that return nothing), without the first minute."""
     trained_by_node: tuple[float, float, float]
-    """10th, 50th and 90th percentile over honest nodes."""
+    """Trained rollouts per honest node: 10th, 50th and 90th percentile."""
     mean_lease: float
     """Rollouts per lease."""
     median_lease: float
     tokens_drawn: int
     """Tokens sampled by honest nodes for trained or dropped groups."""
     again_share: float
-    """Share of `tokens_drawn` that repeated a position another lease had sampled."""
+    """Share of `tokens_drawn` sampled at a position that another lease of the same rollout had sampled before."""
     given_share: float
-    """Tokens reused from earlier attempts, relative to `tokens_drawn`."""
+    """Tokens continued from earlier attempts instead of sampled, divided by `tokens_drawn`."""
     failures: int
     """Number of times that a node vanished and lost unfinished rollouts."""
     tokens_lost_per_failure: float
@@ -185,7 +186,7 @@ def table(report: SimulationReport) -> list[tuple[str, str]]:
 
 
 def _day(hours: tuple[HourFigures, ...]) -> list[tuple[str, str]]:
-    """Return the range over full hours, if there are several."""
+    """Return the smallest and largest figures of all full hours, if there are several."""
     full = hours[:-1]
     if len(full) < 2:
         return []
@@ -214,7 +215,7 @@ def _cost(world: World) -> float:
 
 
 def connected_cost(world: World) -> float:
-    """Return the cost of rented nodes if they were paid whenever connected."""
+    """Return what rented nodes would cost in dollars if they were paid whenever connected."""
     now = world.agenda.now
     return sum(
         node.traits.price_per_hour * (node.connected_s + (now - node.connected_at if node.connected else 0.0)) / 3600

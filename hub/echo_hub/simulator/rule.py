@@ -1,8 +1,6 @@
-"""Describe a scenario as inputs of the capacity model (`echo_hub.core.capacity`).
-
-A node is connected for `on_share` of the day and counts with that share of its throughput. The scenario's exact values
-are used, not values as a hub would measure them.
-"""
+"""Description of a scenario as input of the capacity model (`echo_hub.core.capacity`). A node that is connected for a
+share `on_share` of the day counts with that share of its throughput. The values come from the scenario; a hub would
+have to measure them."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def pool_of(scenario: Scenario) -> NodeByNode:
 
 
 def demand_of(scenario: Scenario) -> Workload:
-    """Return the learner's demand. A version counts as disseminated when the last node has it."""
+    """Return the learner's demand for rollouts. A version counts as distributed when the last node has it."""
     learner, training = scenario.learner, scenario.training
     is_async = scenario.run.mode == "async"
     return Workload(
@@ -54,7 +52,7 @@ def demand_of(scenario: Scenario) -> Workload:
 
 
 def classes_of(scenario: Scenario) -> tuple[NodeClass, ...]:
-    """Return the honest nodes, one entry each, for `echo_hub.core.capacity.schedule`."""
+    """Return each honest node as a class of its own, for `echo_hub.core.capacity.schedule`."""
     pool, nodes = pool_of(scenario), draw_nodes(scenario)
     lengths = _lengths(scenario)
     tokens = [count for group in range(_GROUPS_LOOKED_AT) for count in lengths.of_group(group)]

@@ -16,9 +16,9 @@ def simulate(
 ) -> SimulationReport:
     """Run the scenario and return its report.
 
-    `clock` measures the coordinator's own cost and influences nothing else. `make` creates another coordinator to
-    compare with the hub's. The simulated nodes are frozen, so that garbage collection does not scan them at the
-    coordinator's expense.
+    `clock` measures only what the coordinator itself costs. `make` creates the coordinator, so that another one can be
+    compared with the hub's. `gc.freeze` keeps garbage collection from scanning the simulated nodes during the
+    coordinator's events.
     """
     world = World(scenario, clock, make=make)
     gc.collect()

@@ -1,8 +1,8 @@
 """Simulate how versions spread: the hub's own planner decides the route of each piece over simulated connections.
 
     the hub's uplink   sends planned pieces, one after the other
-    an owner           forwards a piece over its uplink as its tree says; skips nodes that already have it
-    a node             reports each piece as soon as it has it; is linked with at most MAX_MESH others
+    an owner           forwards a piece over its uplink to the nodes that the plan names, except those that have it
+    a node             reports each piece as soon as it has it; is linked with at most MAX_MESH other nodes
 
 As in the hub's broadcaster, the planner runs after each arriving piece and every `CHECK_S`. A node that receives
 nothing for a while fetches the version elsewhere. It has a version `APPLY_S` after its last piece: it hashes, decrypts
@@ -42,13 +42,14 @@ SILENCE_S: Final = 3.0
 TOLD_BYTES: Final = 200
 """Bytes on the wire of a message that tells a node to forward a piece it has."""
 MOST_PIECES: Final = 65_536
-"""Limit of pieces for all nodes together: more would take seconds of processor time per version."""
+"""Maximum number of pieces, over all nodes together, that are simulated: more would take seconds of processor time per
+version."""
 USUAL_PIECE_BYTES: Final = 64 * 1024
 LEAST_PIECE_BYTES: Final = 16 * 1024
 FEWEST_PIECES: Final = 128
 MOST_PIECES_OF_ONE: Final = 32_768
 PUSHED_VERSIONS: Final = 2
-"""Versions in transit at a time, as at the hub."""
+"""Maximum number of versions that are being distributed at the same time, as at the hub."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,17 +66,18 @@ class _Push:
     version: int
     plan: Broadcast
     piece_bytes: float
-    """Bytes on the wire."""
+    """Bytes of one piece on the wire, with protocol overhead."""
     hand_on: bool
     num_pieces: int
     lacks: dict[str, set[int]] = field(default_factory=dict)
-    """By node, the pieces that it still lacks."""
+    """Pieces that each node still lacks, by node id."""
 
 
 class Spreading:
-    """`arrived` is called for each version that a node has, `turned_away` for nodes that fetch the rest by themselves.
+    """Distribution of versions over simulated connections.
 
-    Nodes that connect later are not handled here, unless `joined` is called.
+    `arrived` is called for each node that has a version, `turned_away` for each node that must fetch the rest
+    elsewhere. A node that connects later takes part only if `joined` is called.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Spreading:
         self._arrived = arrived
         self._turned_away = turned_away
         self._heard_at: dict[str, float] = {}
-        """By node: time of the last piece, or of an announcement to an idle node."""
+        """Time of each node's last piece, or of an announcement to a node that waited for nothing, by node id."""
         self._uplink = SimulatedUplink(agenda, hub_uplink_bytes_s)
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, frozenset[str]] = {}
@@ -105,7 +107,7 @@ class Spreading:
         self._neighbours = Neighbours(degree=MAX_MESH, draw=lambda below: int(rng.integers(below)))
         self._paths = BroadcastPaths()
         self._pushes: dict[int, _Push] = {}
-        """By version, in order of announcement."""
+        """Versions being distributed, in order of announcement."""
 
     def can_carry(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> bool:
         """Return True if the hub would push to these nodes and the simulation is affordable."""
@@ -135,7 +137,8 @@ class Spreading:
         )
 
     def announce(self, version: int, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> None:
-        """Start sending a version to these nodes. Ends versions older than the newest PUSHED_VERSIONS."""
+        """Start sending a version to these nodes. Only the newest PUSHED_VERSIONS versions are still sent; older ones
+        end."""
         size = ceil(payload_bytes)
         hand_on = self.way(payload_bytes, nodes) is Way.BROADCAST
         piece_bytes = piece_bytes_for(size)
@@ -152,7 +155,7 @@ class Spreading:
         self._agenda.at(self._agenda.now + CHECK_S, self._check, push)
 
     def joined(self, node: SimulatedNode) -> None:
-        """Add a node that connected while a version is in transit and wants the newest."""
+        """Add a node that connected while the newest version is being distributed, and that wants it."""
         self._link([*(line.node for line in self._lines.values()), node])
         if self._pushes:
             self._join(self._pushes[max(self._pushes)], node)
@@ -225,7 +228,7 @@ class Spreading:
     def _off(
         self, push: _Push, node_id: str, piece: int, send: SendPiece | None, hand_on: bytes, began_at: float
     ) -> None:
-        """Handle a piece that left the hub (`send`) or another node (None)."""
+        """Handle a piece, or an instruction, that has left the hub (`send` given) or another node (`send` None)."""
         delay_s = self._delay_s
         size = push.piece_bytes if send is None or not send.is_there else TOLD_BYTES
         if send is not None:
@@ -260,7 +263,8 @@ class Spreading:
                 self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, self._lines[node_id]))
 
     def _hand_on(self, push: _Push, owner_id: str, piece: int, hand_on: bytes) -> None:
-        """Forward a piece as the tree says, if the nodes are linked; nodes with the largest subtree first."""
+        """Forward a piece to the nodes that `hand_on` names, if they are linked. Those with the longest instructions,
+        and so the largest subtree, come first."""
         links = self._links.get(owner_id, frozenset())
         for number, below in split(hand_on):
             peer_id = self._paths.named(number)
@@ -280,13 +284,14 @@ class Spreading:
     def _applied(self, subject: tuple[_Push, _Line]) -> None:
         push, line = subject
         node_id = line.node.node_id
-        # Otherwise it has left, or returned without the version.
+        # Otherwise the node has left, or returned without the version.
         if node_id in push.lacks and self._lines.get(node_id) is line:
             self._arrived(line.node, push.version)
 
 
 def piece_bytes_for(total_bytes: int) -> int:
-    """Return the piece size of `echo_shared.swarm.torrent`, whose package opens files and sockets."""
+    """Return the piece size that `echo_shared.swarm.torrent` would choose. That package opens files and sockets, so it
+    is not imported here."""
     piece_bytes = USUAL_PIECE_BYTES
     while piece_bytes > LEAST_PIECE_BYTES and total_bytes < FEWEST_PIECES * piece_bytes:
         piece_bytes //= 2
@@ -300,5 +305,5 @@ def _is_wanted(push: _Push, send: SendPiece) -> bool:
 
 
 def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int, below: bytes) -> bool:
-    """Return True if the owner is connected and the peer needs the piece or must forward it."""
+    """Return True if the owner is still in this distribution, and the peer needs the piece or must forward it."""
     return owner_id in push.lacks and (bool(below) or piece in push.lacks.get(peer_id, ()))

@@ -1,4 +1,4 @@
-"""Account for the tokens that nodes sampled: how many were sampled again, or lost with a node."""
+"""Counts of the tokens that nodes sampled: how many in total, how many again, and how many were lost with a node."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from echo_hub.simulator.node import Sampling
 
 
 class TokenCounts:
-    """Counts over trained and dropped groups; lost tokens and failures count over the whole run."""
+    """Counts over planned and dropped groups; lost tokens and failures count over the whole run."""
 
     def __init__(self) -> None:
         self.drawn = 0
         self.given = 0
-        """Tokens of earlier attempts that a continuing node did not have to sample."""
+        """Tokens of earlier attempts that a node continued, so that it did not have to sample them."""
         self.again = 0
-        """Tokens sampled although another lease of the same index had already sampled that position, with any
-        version."""
+        """Tokens sampled at a position that another lease of the same index had already sampled, with any version."""
         self.lost = 0
         """Tokens that vanished with a node before they were sent."""
         self.failures = 0
@@ -34,6 +33,6 @@ class TokenCounts:
         self.again -= sum(furthest.values())
 
     def lose(self, tokens: Sequence[int]) -> None:
-        """Count a vanished node's unsent tokens, one number per unfinished rollout."""
+        """Count the unsent tokens of a node that vanished: `tokens` has one number per unfinished rollout."""
         self.failures += bool(tokens)
         self.lost += sum(tokens)

@@ -1,8 +1,8 @@
 """The content of simulated work: what is sampled, its reward, and the effect of training.
 
-The world decides when things happen; a `SimulatedWork` decides what they contain. The default is `MadeUp`: meaningless
-tokens and rewards that differ within a group. Another `SimulatedWork` may sample from a model and train it, in virtual
-time.
+`World` decides when things happen; a `SimulatedWork` decides what is sampled and which rewards it gets. The default is
+`MadeUp`: meaningless tokens and rewards that differ within a group. Another `SimulatedWork` may sample from a model and
+train it, in virtual time.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class SimulatedWork(Protocol):
         """Note that the hub leases this work to a node."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int] | None:
-        """Return the tokens of each rollout by index; None uses the scenario's lengths."""
+        """Return the number of tokens of each rollout, by index; None: the scenario's lengths apply."""
 
     def draw(self, sampling: Sampling) -> RolloutPayload:
-        """Return the payload of a finished rollout; `sampling_s` is the node's."""
+        """Return the payload of a finished rollout; its `sampling_s` is the time that the node took."""
 
     def record(self, record: Record) -> None:
         """Note a record that the hub's store would keep."""
@@ -46,11 +46,11 @@ class SimulatedWork(Protocol):
         """Finish a training step and return its metrics."""
 
     def publish(self, policy_version: int) -> None:
-        """Make the learner's weights this version."""
+        """Note that the learner's present weights become this version."""
 
 
 class MadeUp:
-    """Work without content."""
+    """Work without content: all tokens are 0, and rewards differ only by index."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._lengths = scenario.lengths
@@ -68,7 +68,7 @@ class MadeUp:
         pass
 
     def lengths(self, lease: SendLease) -> None:
-        """Use the scenario's lengths."""
+        """Return None: the scenario's lengths apply."""
 
     def draw(self, sampling: Sampling) -> RolloutPayload:
         """Return a payload; all completions of the same length share one array."""

@@ -1,12 +1,12 @@
 """A run in virtual time: the hub's own coordinator, with simulated nodes, learner, scorer and network.
 
-Everything that happens is an entry of the agenda. Some entries tell the coordinator an event, whose effects add more
-entries. All randomness comes from the seed: the same scenario gives the same run.
+Everything that happens is an entry of the agenda, a queue of future events. Some entries pass an event to the
+coordinator, whose effects add more entries. All randomness comes from the seed: the same scenario gives the same run.
 
-Simplifications: a node's slots are equally fast, however many are busy. By the formula, a node fetches one version at a
-time, always the newest. Leases and versions do not share connections. A rollout's length belongs to its index,
-whichever node samples it. Contents are made up unless the run gets real `work`; nodes are made up unless it gets those
-of a real fleet.
+Simplifications: a node's slots are equally fast, however many are busy. If a version's arrival is computed by the
+formula (`SimulatedPublication`), a node fetches one version at a time, always the newest. Leases and versions do not
+share connections. A rollout has the same length whichever node samples it. Tokens and rewards are made up unless the
+run gets real `work`; nodes are drawn from the scenario unless the run gets those of a real fleet.
 """
 
 from __future__ import annotations
@@ -82,9 +82,11 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import MadeUp, SimulatedWork
 
 LIARS_FROM_S: Final = 60.0
-"""The share of liars counts from here on: before, the coordinator cannot know them."""
+"""Virtual seconds from which rollouts leased to liars are counted: before, the coordinator cannot know which nodes
+return nothing."""
 UNTOLD: Final = 500
-"""Entries without a coordinator event after which new objects are frozen, so that garbage collection skips them."""
+"""Number of consecutive agenda entries without a coordinator event after which new objects are frozen, so that garbage
+collection skips them."""
 _TICK: Final = Tick()
 
 
@@ -92,10 +94,10 @@ MakeCoordinator = Callable[[CoordinatorSettings, CoordinatorSnapshot], Coordinat
 
 
 class World:
-    """`clock` measures the coordinator's own cost and influences nothing else. `make`: another coordinator to compare
-    with.
+    """A simulated run.
 
-    `work`: what is sampled and trained; `nodes`: the sampling nodes. Both are made up by default.
+    `clock` measures only what the coordinator itself costs. `make` creates the coordinator, for example another one to
+    compare with. `work`: what is sampled and trained; `nodes`: the nodes that sample. Both are made up by default.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class World:
             scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours, nodes=nodes
         )
         self.steps: list[tuple[float, float]] = []
-        """(begin, end) of each step, in order, including the one in progress."""
+        """(begin, end) of each step in virtual seconds, in order, including the step in progress."""
         self._untold = 0
         """Agenda entries since the coordinator's last event."""
         self._learner_free_at = -inf
@@ -284,7 +286,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     SendReceipts: World._ignore,
     SendTrained: World._ignore,
     VersionRecorded: World._ignore,
-    CheckRollout: World._ignore,  # Trust is off in the simulator's settings, so no rollout is checked.
+    CheckRollout: World._ignore,  # Trust is disabled in the simulator, so no rollout is checked.
     HastenChecks: World._ignore,
     MeasureNumerics: World._ignore,
     SendCheck: World._ignore,

@@ -5,7 +5,8 @@ letting the learner wait:
 
     begins(j)    expected start of step j, if each earlier step takes the median time of recent steps. Before any step
                  is trained, the time spent on the first step so far is used instead
-    lead_s(...)  time the pool needs for a step's rollouts plus the last one of them, times `margin`
+    lead_s(...)  seconds from release to start: the pool's time for a step's rollouts plus one typical rollout, times
+                 `margin`
     margin       safety factor: grows with the time for which the learner waited for a batch; shrinks a little with each
                  batch that was complete more than `READY` of a step before it was needed
 
