@@ -112,7 +112,8 @@ class Coordinator:
         same, a turn skips both. -1: do both in the next turn in any case."""
 
     def start(self, now: float) -> list[Effect]:
-        """Restore the snapshot's work, and repeat the actions that a crash after a commit may have lost."""
+        """Restore the snapshot's unfinished work, and return again the actions that a crash after a commit may have
+        lost."""
         leases: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
         self._nodes.published(self._snapshot.published_version)
         self._trust.restore(self._snapshot.standings, self._snapshot.coarse_classes)
@@ -246,7 +247,7 @@ class Coordinator:
 
     @property
     def _demand(self) -> Demand | None:
-        """Return the learner's demand for rollouts; None until it has trained a step."""
+        """Return the learner's demand for rollouts; None until a step was trained and batch sizes are known."""
         step_s, groups = self._training.tempo.step_s, self._admitting.outlook.later_batches
         if not step_s or not groups:
             return None

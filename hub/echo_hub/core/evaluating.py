@@ -125,7 +125,7 @@ class Evaluating:
             self._out.act(EvaluationDone(policy_version=policy_version))
 
     def _open(self, about: EvaluationGroup, at_least: int = 0) -> None:
-        """Open the group unless it is open or finished."""
+        """Open the group unless it is open, or all its episodes have ended."""
         size, over = max(self._size(about), at_least), self._over[about.policy_version]
         ended = {index for index in range(size) if (about.group_id, index) in over}
         if about.group_id not in self._ledger.groups and len(ended) < size:

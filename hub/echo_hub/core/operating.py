@@ -221,7 +221,7 @@ def _spend_cap(settings: CoordinatorSettings, cap: float) -> Taken:
 
 
 def _check_fresh(settings: CoordinatorSettings, *, next_step: int, published_version: int) -> None:
-    """Raise RefusedChange if some step could never be sampled.
+    """Raise RefusedChange if no lease could ever be made for some step.
 
     That is so if the newest version published before the step is too old for the step's staleness bound.
     """

@@ -13,7 +13,7 @@ from echo_shared.records.node import TrustStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorStatus:
-    """Figures of one moment. The database has the full history."""
+    """Figures of the coordinator at one moment. The database has the full history."""
 
     trained_steps: int
     published_version: int
@@ -25,7 +25,7 @@ class CoordinatorStatus:
     groups_buffered: int
     """Number of complete groups that wait for a step."""
     groups_planned: int
-    """Number of groups in written batches that are not trained: those of the current and the next step."""
+    """Number of groups in planned batches that are not trained: those of the current and the next step."""
     nodes_connected: int
     leased_by_node: Mapping[str, int]
     """Rollouts leased to each node and not received yet."""

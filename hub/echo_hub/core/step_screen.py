@@ -11,7 +11,7 @@ from echo_hub.core.trust.evidence import Evidence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScreen:
-    """Screening of one batch.
+    """What the learner found about one batch.
 
     Groups and rollouts are named by position in `group_ids` and `rollout_ids` of the step's `StepPlanned`. Screening
     the same batch again gives the same result.

@@ -77,7 +77,7 @@ KEPT_VERSIONS: Final = 8
 """Number of newest published versions that nodes can fetch. Older versions are withdrawn from distribution."""
 
 MAX_FLAT_BATCHES: Final = 4
-"""Limit of dropped flat groups for one step, as a multiple of `groups_per_step`."""
+"""Groups with equal rewards that may be dropped for one step, as a multiple of `groups_per_step`."""
 
 
 class Training:
@@ -114,7 +114,7 @@ class Training:
         self._computed = 0
         """Newest step computed by the learner since it came up; at least the learner's version."""
         self._computed_at: dict[int, float] = {}
-        """Computation time of each step that is computed but not written."""
+        """Time at which each step was computed that the learner has not written to a checkpoint yet."""
         self._advanced: tuple[int, ...] = ()
         """State at the last attempt to plan a step or give it to the learner. While it is the same, another attempt is
         useless."""
@@ -123,7 +123,7 @@ class Training:
 
     @property
     def next_step(self) -> int:
-        """Return the first step whose batch is not written yet."""
+        """Return the first step whose batch is not planned yet."""
         return self.trained_steps + 1 + len(self.planned)
 
     @property
@@ -258,7 +258,7 @@ class Training:
         self._ledger.score(rollout, reward)
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
-        """Sample the turn again, or drop the group after `MAX_SCORER_FAILURES` failures."""
+        """Have the turn sampled again with another seed, or drop the group after `MAX_SCORER_FAILURES` failures."""
         group = self._ledger.groups[rollout.group_id]
         self._ledger.draw_again(rollout, detail)
         if group.slots[rollout.index].scorer_failures >= MAX_SCORER_FAILURES:
@@ -481,7 +481,7 @@ class Training:
         self._out.act(TrainStep(step=step))
 
     def _count_step(self, metrics: Mapping[str, float], screen: StepScreen, now: float) -> None:
-        """Mark the batch trained, except groups that the learner left out, which are dropped."""
+        """Move the oldest planned batch to trained, except groups that the learner left out, which are dropped."""
         batch = self.planned.popleft()
         left_out = {batch.group_ids[place] for place in screen.left_out}
         self._ledger.train(batch, metrics, now, left_out=left_out)

@@ -20,7 +20,7 @@ class Costs:
         self.told: Counter[str] = Counter()
         """Number of messages that told a node why it gets no work, by reason."""
         self._paid_at: dict[str, float] = {}
-        """Time of each node's last cost."""
+        """Time of the last record that charged each node."""
 
     def accrue(self, record: CostAccrued, now: float) -> None:
         self.dollars += sum(cost.dollars for cost in record.nodes)

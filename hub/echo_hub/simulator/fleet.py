@@ -271,7 +271,7 @@ class SimulatedFleet:
     # --- nodes that come and go
 
     def _come(self, node: SimulatedNode) -> None:
-        """Connect the node now or when its day begins."""
+        """Connect the node now if its day has begun, else when it begins."""
         now, day = self._agenda.now, self._scenario.availability
         left_s = inf
         if day.on_share < 1:

@@ -15,7 +15,7 @@ HOUR_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourFigures:
-    """One hour of virtual time; the last one may be shorter."""
+    """Figures of one hour of virtual time; the last one may be shorter."""
 
     nodes: float
     """Average number of connected honest nodes."""

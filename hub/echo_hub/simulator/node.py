@@ -25,7 +25,7 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS
 
 @dataclass(slots=True, kw_only=True)
 class Moves:
-    """Parameters for switching to a newer version in mid-completion."""
+    """Parameters of a node that may switch to a newer version in the middle of a completion."""
 
     max_tokens: int
     """Maximum number of tokens of a completion."""
@@ -164,7 +164,7 @@ class SimulatedNode:
         self.gone_at = inf
         """Time of disconnection; inf while connected."""
         self.paused = False
-        """True while the owner uses the machine."""
+        """True while the node's owner uses the machine, so that the node takes no work."""
         self.session = 0
         self.policy_version = 0
         self.fetching: int | None = None

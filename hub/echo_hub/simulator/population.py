@@ -23,7 +23,7 @@ class Traits:
     prefill_token_s: float = 0.0
     """Seconds for the prefill of one token that was sampled earlier."""
     fetch_s: float
-    """Seconds from a version's announcement until the node has it."""
+    """Seconds from a version's announcement until the node has it, if the formula of `SimulatedPublication` applies."""
     phase: float
     """The node's position in its day at the start, 0..1; 0 = it has just connected."""
     price_per_hour: float

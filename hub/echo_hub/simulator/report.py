@@ -64,7 +64,7 @@ class SimulationReport:
     mixed_share: float
     """Share of planned rollouts sampled with more than one version."""
     needed_staleness: float | None
-    """Smallest mean staleness that keeps the learner busy (see `rule`); None if no value does."""
+    """Smallest mean staleness with which the pool keeps the learner busy (`capacity.rule`); None if none does."""
     useful_over_needed: float
     """Rollouts that the pool samples in time, divided by the learner's demand; the provisioning rule requires at least
     1."""
@@ -86,9 +86,9 @@ class SimulationReport:
     failures: int
     """Number of times that a node vanished and lost unfinished rollouts."""
     tokens_lost_per_failure: float
-    """Sampled but unsent tokens lost per failure."""
+    """Mean number of tokens per failure that were sampled but not streamed to the hub, and so lost."""
     by_hour: tuple[HourFigures, ...]
-    """Per hour of virtual time."""
+    """Figures of each hour of virtual time."""
     cost: float
     """Dollars paid to rented nodes while connected and active."""
     core: CoreFigures

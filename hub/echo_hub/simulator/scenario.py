@@ -54,7 +54,7 @@ class SimulatedLeases(ScenarioSection):
     """Leases of work to nodes; as in a hub's config.toml."""
 
     deadline_s: Positive = 120.0
-    """Age in seconds at which a lease also goes to another node."""
+    """Seconds after which a lease's unfinished rollouts are leased to other nodes, too."""
 
 
 class SimulatedLearner(ScenarioSection):
@@ -88,7 +88,7 @@ class SimulatedPublication(ScenarioSection):
     payload_bytes: NotNegative = 500_000.0
     """Bytes that a node receives for one version."""
     hub_uplink_bytes_s: Positive = 12.5e6
-    """12.5e6 is 100 Mbit/s."""
+    """Uplink of the hub; 12.5e6 is 100 Mbit/s."""
     node_uplink_bytes_s: Positive = 2.5e6
     """Median uplink of the nodes."""
     uplink_sigma: Annotated[float, Field(ge=0, le=3)] = 0.0
@@ -98,14 +98,15 @@ class SimulatedPublication(ScenarioSection):
     downlink_sigma: Annotated[float, Field(ge=0, le=3)] = 0.0
     """Standard deviation of the logarithm of a node's downlink."""
     planned_nodes: Annotated[int, Field(ge=0, le=64)] = 64
-    """Limit of nodes for the simulated planner; no hub links more than 64 nodes with each other. A version for 64 nodes
-    takes 0.1 s of processor time with 0.5 MB, and 0.5 s with 8 MB. More than 64 MB for all nodes together use the
-    formula. 0 = always the formula."""
+    """Largest number of nodes for which the hub's planner is simulated; no hub links more than 64 nodes with each
+    other. To simulate one version for 64 nodes takes 0.1 s of processor time with 0.5 MB, and 0.5 s with 8 MB. If all
+    nodes together receive more than 64 MB, the formula is used. 0 = always the formula."""
     start_s: NotNegative = 0.3
-    """Seconds above the bound, measured with payloads of 0.5 MB: 0.1 to 0.3 s on clean links, 0.4 to 0.7 s on home
-    links with 0.2 to 1 % packet loss; 1 s by the swarm, which more than 64 nodes use."""
+    """Additional seconds in the formula. Measured with payloads of 0.5 MB: 0.1 to 0.3 s on clean links, 0.4 to 0.7 s on
+    home links with 0.2 to 1 % packet loss; 1 s by the swarm, which more than 64 nodes use."""
     factor: Annotated[float, Field(ge=1)] = 1.1
-    """Measured with 8 and 64 MB: 1.07 to 1.26 on clean links, 1.7 to 1.9 with 0.2 to 1 % of packets lost."""
+    """Factor in the formula. Measured with 8 and 64 MB: 1.07 to 1.26 on clean links, 1.7 to 1.9 with 0.2 to 1 % of
+    packets lost."""
 
 
 class SimulatedNodes(ScenarioSection):
@@ -120,7 +121,7 @@ class SimulatedNodes(ScenarioSection):
     sigma: Annotated[float, Field(ge=0, le=3)] = 0.5
     """Standard deviation of the logarithm of a node's throughput."""
     slow_share: Share = 0.0
-    """Share of nodes that are slower still."""
+    """Share of nodes that are slower by `slow_factor`."""
     slow_factor: Annotated[float, Field(ge=1)] = 10.0
     """Factor by which these nodes are slower."""
     prefill_s_per_token: NotNegative = 0.0
@@ -129,7 +130,7 @@ class SimulatedNodes(ScenarioSection):
     swap_s: NotNegative = 0.1
     """Additional seconds without sampling before a node continues with a newer version."""
     delay_s: NotNegative = 0.05
-    """Seconds from hub to node, and from node to hub."""
+    """Seconds that a message takes from hub to node, and from node to hub."""
     stream_s: NotNegative = 5.0
     """Interval in seconds at which a node sends the tokens of unfinished rollouts, as in its own settings; 0 = never. A
     node that gets such a rollout later continues it."""
@@ -153,7 +154,7 @@ class SimulatedPrices(ScenarioSection):
     spend_cap_per_hour: NotNegative = 1e9
     """Limit of the hourly cost of all active nodes together, in US dollars."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
-    """Capacity of active nodes, in rollouts that return in time, relative to the learner's demand."""
+    """Rollouts per step that active nodes should return in time, divided by the learner's demand."""
     dwell_s: NotNegative = 60.0
     """Shortest active time of a node, in seconds."""
 
@@ -169,7 +170,7 @@ class SimulatedLengths(ScenarioSection):
     """Share of the logarithm's variance that belongs to the prompt; the rest differs between completions of a
     prompt."""
     prompts: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
-    """Number of different prompts, which are then repeated."""
+    """Number of different prompts; the groups go through them in turn."""
     prompt_tokens: Annotated[float, Field(ge=0)] = 100.0
     """Tokens of every prompt."""
 
@@ -198,7 +199,8 @@ class SimulatedFailures(ScenarioSection):
     away_s: Positive = 60.0
     """Seconds until the node comes back."""
     lost_share: Share = 0.5
-    """Probability that its work is lost. Otherwise it keeps sampling, and sends finished work when it is back."""
+    """Probability that the node's work is lost. Otherwise the node keeps sampling, and sends finished work when it is
+    back."""
 
 
 class SimulatedFalseClaims(ScenarioSection):
@@ -216,9 +218,9 @@ class MeasuredSection(ScenarioSection):
     """How the figures are measured."""
 
     warm_up_steps: Annotated[int, Field(ge=0)] = 5
-    """Steps that do not count for utilisation and staleness."""
+    """Number of first steps that do not count for utilisation and staleness."""
     limit_s: Positive = 1e6
-    """Virtual seconds after which an unfinished run is ended."""
+    """Virtual seconds after which the simulation stops even if the run is not finished."""
 
 
 class Scenario(BaseSettings):

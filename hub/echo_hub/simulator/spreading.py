@@ -110,17 +110,18 @@ class Spreading:
         """Versions being distributed, in order of announcement."""
 
     def can_carry(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> bool:
-        """Return True if the hub would push to these nodes and the simulation is affordable."""
+        """Return True if the hub would itself send pieces to these nodes, and few enough to simulate each."""
         if not nodes or payload_bytes / piece_bytes_for(ceil(payload_bytes)) * len(nodes) > MOST_PIECES:
             return False
         return payload_bytes > 0 and self.way(payload_bytes, nodes) in PUSHED
 
     def way(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Way:
-        """Return the way that the hub would choose if all nodes were linked as planned and their uplinks known."""
+        """Return the way of distribution that the hub would choose if all nodes were linked as planned and their
+        uplinks known."""
         return choose_way(self._circumstances(payload_bytes, nodes))
 
     def estimates(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Mapping[Way, float]:
-        """Return the hub's estimated seconds for each way."""
+        """Return the seconds that the hub would estimate for each way of distribution."""
         return estimates(self._circumstances(payload_bytes, nodes))
 
     def _circumstances(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Circumstances:

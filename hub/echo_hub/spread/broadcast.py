@@ -77,7 +77,7 @@ MOST_TRIED: Final = 16
 """Maximum number of partly sent pieces for which an owner is searched at once."""
 
 CHECK_S: Final = 0.1
-"""Interval between checks for late pieces."""
+"""Seconds between two searches for late pieces."""
 
 OVERDUE_S: Final = 0.5
 """Seconds after which a sent but unconfirmed piece must be stuck beyond the hub's uplink, so that it no longer counts
@@ -148,7 +148,7 @@ class Broadcast(BroadcastStatus):
         return member is not None and member.promised.get(piece, (None, 0.0))[0] is holder
 
     def plan(self, now: float) -> list[SendPiece]:
-        """Return what to send now. Call it after every event, and after CHECK_S without one."""
+        """Return what the hub should send now. Call this after every event, and after CHECK_S seconds without one."""
         if self._links_seen != self._paths.links_changed:
             self._look_at_links(now)
         elif self._news_seen == self._paths.news and now < self._check_at:
@@ -192,7 +192,7 @@ class Broadcast(BroadcastStatus):
         return (work / rate if rate else 0.0, work)
 
     def _relay_rate(self, owner: Member) -> float | None:
-        """Return the owner's relay rate in bytes per second; None = unknown.
+        """Return the bytes per second at which the owner hands pieces on; None = unknown.
 
         The measured rate of an owner that never had a full window is only a lower bound. So assume at least the average
         of the fully loaded owners or, without any, the best measured rate.

@@ -41,7 +41,7 @@ class Forest:
         follows at once."""
         self._most_copies = inf
         self._last: tuple[Tree, int, int] | None = None
-        """Last tree, its target nodes, and the number of further pieces it may serve."""
+        """Last tree, the nodes it serves (bit mask), and the number of further pieces that may use it."""
         self._links_changed = True
         self._look_at = 0.0
 

@@ -31,9 +31,9 @@ class Release:
 
     policy_version: int
     adapter_bytes: int
-    """Size of the decoded files."""
+    """Size of the decoded adapter files."""
     payload_bytes: int
-    """Size of the transferred payload."""
+    """Size of the keyframe or delta that a node receives."""
     carrier: Literal["keyframe", "delta"]
     way: Way | None
     """How the version was distributed; None if no node needed a transfer, because all read it from this host's
@@ -89,7 +89,7 @@ class DistributionStatus:
 
 @dataclass(slots=True, kw_only=True)
 class _Spread:
-    """Distribution of one announced version."""
+    """How far one announced version has been distributed."""
 
     release: Release
     num_pieces: int
@@ -97,7 +97,7 @@ class _Spread:
     waiting: set[str]
     """Connected nodes that were told of this version and have neither it nor a newer one."""
     away: set[str] = field(default_factory=set)
-    """Told nodes that left before they had it. A returning node is awaited again."""
+    """Nodes that were told of this version and left before they had it. They are waited for again when they return."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
     """Number of pieces that each waiting node has reported."""

@@ -21,7 +21,7 @@ class Member:
     reach: int = 0
     """Members that this node is linked with, as a bit mask by number."""
     flights: dict[int, float] = field(default_factory=dict)
-    """Pieces on their way from the hub, with their sending times."""
+    """Pieces that the hub has sent to the node and that it has not confirmed, with their sending times."""
     overdue: set[int] = field(default_factory=set)
     """Pieces of `flights` that are unconfirmed for so long that they no longer count as queued at the hub's uplink."""
     direct: deque[int] = field(default_factory=deque)

@@ -207,7 +207,7 @@ class BroadcastStatus:
             self._end(relay)
 
     def _drop(self, relay: PieceRelay, nodes: int, now: float) -> None:
-        """Remove these nodes from the relay; they need another source."""
+        """Remove these nodes from the relay: the owner's tree no longer reaches them, so they need another source."""
         nodes &= relay.waiting
         self._release(relay, nodes)
         relay.waiting &= ~nodes

@@ -61,7 +61,7 @@ class Tree:
         return found
 
     def packed(self, wanting: int) -> bytes:
-        """Return the root's instructions for serving these nodes, as packed `relay_tree`."""
+        """Return the instructions with which the root serves these nodes, packed as `relay_tree`."""
         if wanting & self.covers != self.covers:
             return self._pack(wanting)
         if self._packed is None:

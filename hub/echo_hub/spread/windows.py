@@ -71,7 +71,8 @@ class Window:
         return min(self._delays)
 
     def size(self, least_bytes: int, slack_s: float | None = None) -> float:
-        """Return the window size in bytes. `slack_s` replaces the window's own slack, for another depth of queue."""
+        """Return the window in bytes: how many may be in flight. `slack_s` replaces the window's own seconds of
+        queue."""
         known = 0.0
         if self.rate:
             known = self.rate * (self.delay + (self._slack_s if slack_s is None else slack_s))
@@ -132,7 +133,7 @@ RELAY_SLACK_S: Final = 0.35
 """Seconds of work that an owner may have queued: pieces to hand on."""
 
 FIRST_PUSH_BYTES: Final = 256 * 1024
-"""Initial window: 0.1 s of an uplink of 20 Mbit/s."""
+"""Window of the hub's uplink before anything was measured: 0.1 s at 20 Mbit/s."""
 FIRST_PATH_BYTES: Final = 128 * 1024
 FIRST_RELAY_BYTES: Final = 128 * 1024
 
@@ -156,7 +157,7 @@ class Handing:
         self.work_bytes = 0
         """Bytes of all assigned copies, including pieces that have not reached the node yet."""
         self.rate: float | None = None
-        """Bytes per second; None until measured."""
+        """Bytes per second at which the node hands on copies while it has any; None until measured."""
         self._began_at = 0.0
         self._sample_bytes = 0
 
@@ -205,9 +206,9 @@ class Path:
     links: frozenset[str] = frozenset()
     """Nodes with which this node says it is linked."""
     has_confirmed: bool = False
-    """True once the node has confirmed an arrival."""
+    """True once the node has confirmed the arrival of a piece."""
     num_late: int = 0
-    """Consecutive failures as an owner of pieces."""
+    """Number of consecutive failures to hand on pieces that the node owned."""
     benched_until: float = 0.0
     """Time from which the node may own pieces again after it failed to hand them on."""
 

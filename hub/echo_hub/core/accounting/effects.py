@@ -50,7 +50,7 @@ class GroupsRated:
     """Record: pass rates of complete groups. The curriculum chooses later problems by them, also after a restart."""
 
     pass_rates: tuple[tuple[int, float], ...]
-    """Pairs of group id and pass rate, 0 .. 1."""
+    """Pairs of group id and pass rate: mean reward scaled to 0 .. 1."""
 
 
 @_effect
@@ -206,9 +206,9 @@ class TrustDecided:
     decision: Decision
     reason: str
     rollout_id: str = ""
-    """Rollout that led to the decision; empty if none did."""
+    """Id of the rollout whose check led to the decision; empty if none did."""
     evidence: Evidence | None = None
-    """Evidence from checking that rollout."""
+    """Evidence behind the decision: all checks since the convicting sum was last zero. None if no check led to it."""
     decided_at: float
 
 
@@ -329,7 +329,7 @@ class LookUpReceipt:
 
 
 class DrawnTurn(NamedTuple):
-    """Received rollout that is the first turn of its episode."""
+    """Received rollout that is the first turn of its episode, with what the learner needs to prepare it."""
 
     rollout_id: str
     node_id: str
@@ -410,7 +410,7 @@ class PlannedGroup(NamedTuple):
 
     group_id: int
     rollout_ids: tuple[str, ...]
-    """Same order as in HandOver."""
+    """Rollouts in the same order as in the group's HandOver."""
     rewards: tuple[float, ...]
     """Reward of each episode, in order."""
 
@@ -437,7 +437,7 @@ class TrainStep:
 
 @_effect
 class PublishVersion:
-    """Action: sign and seed the learner's adapter of this version, then answer VersionPublished."""
+    """Action: sign the learner's adapter of this version and offer it to nodes, then answer VersionPublished."""
 
     policy_version: int
 
@@ -501,6 +501,6 @@ Action = IntakeAction | TrainingAction | DistributionAction | OversightAction
 
 Effect = Record | Action
 RECORDS = Record.__args__
-"""The record types, for isinstance."""
+"""All record types, for `isinstance`."""
 ACTIONS = Action.__args__
-"""The action types, for isinstance."""
+"""All action types, for `isinstance`."""

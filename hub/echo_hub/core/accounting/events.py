@@ -22,7 +22,7 @@ class NodeConnected:
 
     node_id: str
     cost_per_hour: float = 0.0
-    """US dollars per hour, including power where that is counted; 0 = a gift."""
+    """Price of the node in US dollars per hour, including power if that is counted; 0 = the node costs nothing."""
     origin: str = ""
     """Network address or range that the node connects from; empty = unknown. Many keys from one origin may belong to
     one person."""
@@ -44,8 +44,8 @@ class NodeReported:
     """A node's report of the work it accepts.
 
     `capacity`: rollouts the node is willing to hold. `policy_version`: newest version the node can sample from; None =
-    none. `precision`: precision of the engine's weights; empty = not reported. `checks`: maximum number of concurrent
-    recomputations for checks.
+    none. `precision`: precision of the engine's weights; empty = not reported. `checks`: number of other nodes'
+    rollouts that the node is willing to recompute at the same time.
     """
 
     node_id: str
@@ -82,7 +82,8 @@ class RolloutArrived:
     problem: str = ""
     """Contradiction between the completion and its lease; empty = none found."""
     is_unattributed: bool = False
-    """True if the rollout resumes tokens sent before the hub's restart, whose sampling node is unknown."""
+    """True if the rollout continues tokens that the hub got before its restart, so that their sampling node is
+    unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,8 @@ class RolloutRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutChecked:
-    """The verifier recomputed the rollout. `spans`: sampling nodes in order, each with evidence about its tokens."""
+    """The verifier recomputed the rollout. `spans`: in token order, each node that sampled a part, with the evidence
+    about its tokens."""
 
     rollout_id: str
     spans: tuple[tuple[str, Evidence], ...]
@@ -129,8 +131,7 @@ class RolloutChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsMeasured:
-    """The verifier sampled tokens with this rounding and examined them. `evidence` is None if the verifier could
-    not."""
+    """The verifier measured how coarsely engines with this rounding sample. `evidence` is None if it could not."""
 
     rounding: str
     policy_version: int
@@ -211,7 +212,7 @@ class LearnerReady:
     policy_version: int
     metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     screens: Mapping[int, StepScreen] = field(default_factory=dict)
-    """Screening results by step, for the same steps as `metrics`."""
+    """What the learner found about the rollouts of each step, for the same steps as `metrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +260,7 @@ class VersionUnusable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationWanted:
-    """Nodes are to evaluate this version, which they can fetch. EvaluationDone follows.
+    """The held-out problems are to be sampled by nodes with this version, which they can fetch. EvaluationDone follows.
 
     After a restart the event is sent again.
     """

@@ -23,7 +23,8 @@ from echo_shared.wire.messages import ReceiptState
 
 @dataclass(slots=True, eq=False)
 class LeasedRollout:
-    """One leased, unfinished rollout: `leased`, `received` or `scored`."""
+    """One rollout that was leased and is not trained, evaluated or dropped: in state `leased`, `received` or
+    `scored`."""
 
     rollout_id: str
     lease_id: int
@@ -37,17 +38,17 @@ class LeasedRollout:
     """Turn of the episode; 0 = the first."""
     state: ReceiptState = ReceiptState.LEASED
     num_tokens: int = 0
-    """Sampled tokens; 0 until received."""
+    """Number of sampled tokens; 0 until received."""
     reward: float | None = None
     """Reward of the episode, if this turn ended it."""
     deadline: float = 0.0
     leased_at: float = 0.0
     received_at: float | None = None
-    """None if not received, or received before a restart."""
+    """Time of receipt; None if not received, or received before a restart."""
     expected_tokens: float = 0.0
-    """Completion length expected at leasing time."""
+    """Completion length in tokens that was expected when the rollout was leased."""
     overdue: bool = False
-    """True once the deadline has passed."""
+    """True once the lease's deadline has passed without the rollout."""
     late: bool = False
     """True if the node takes longer than expected or has left. Another node may then get a lease for the same index,
     too."""
@@ -90,7 +91,7 @@ def oldest_of(rollouts: Iterable[LeasedRollout]) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One index of a group. Several nodes may hold its current turn; the first valid result wins."""
+    """One index of a group: one episode. Several nodes may hold its current turn; the first valid result wins."""
 
     turns: tuple[LeasedRollout, ...] = ()
     """Earlier turns of the episode, in order: scored and answered by the environment."""
@@ -148,7 +149,8 @@ class Slot:
 class RolloutGroup:
     """The episodes of one prompt.
 
-    A group is `complete` once all episodes are scored and no rollout is held. A complete group has no leases.
+    A group is `complete` once all episodes are scored and no rollout waits for a check that keeps it out of batches. A
+    complete group has no leases.
     """
 
     group_id: int
@@ -162,7 +164,7 @@ class RolloutGroup:
     num_tokens: int = 0
     """Sampled tokens of all received rollouts."""
     unleased: set[int] = field(default_factory=set)
-    """Indices that want a lease."""
+    """Indices whose current turn is not received and not held by a node in time, so that they want a lease."""
     asked_for: bool = True
     """False: the group gets no leases until its owner calls `Ledger.ask_for`."""
     prompt: int | None = None
@@ -265,7 +267,7 @@ class RolloutGroup:
             self.oldest_version = rollout.oldest_version
 
     def take_out(self, rollout: LeasedRollout) -> None:
-        """Remove a received rollout: the current turn's winner, or any turn when the whole group is dropped."""
+        """Remove a received rollout: that of the current turn or, if the whole group is dropped, of any turn."""
         slot = self.slots[rollout.index]
         self.num_tokens -= rollout.num_tokens
         self.num_held -= rollout.is_held
@@ -286,7 +288,7 @@ class GroupOwner(Protocol):
 
     @property
     def wanting(self) -> SortedIds:
-        """Return the ids of its groups that have an index wanting a lease. The ledger maintains them."""
+        """Return the ids of the owner's groups with an index that wants a lease. The ledger maintains them."""
 
     @property
     def for_learner(self) -> bool:

@@ -74,7 +74,7 @@ class Ledger:
         self.scoring_s = 0.0
         """Running average of the seconds from a rollout's arrival to its reward."""
         self.num_under_way = 0
-        """Rollouts that nodes hold and that are neither late nor overdue."""
+        """Number of rollouts that nodes hold and that are neither late nor past their deadline."""
         self.num_queue_changes = 0
         """Counter that grows whenever a group joins or leaves one of the learner's queues."""
         self.wants = Wants()
@@ -111,7 +111,7 @@ class Ledger:
             self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed, prompt=group.prompt))
 
     def ask_for(self, group: RolloutGroup) -> None:
-        """Allow leases of the group's wanted indices."""
+        """Let the group's indices want leases from now on."""
         group.asked_for = True
         self.wants.note_all(group)
 
@@ -176,7 +176,7 @@ class Ledger:
         return list(self._held_by.get(node_id, {}).values())
 
     def note_begun(self, rollout_ids: Iterable[str]) -> None:
-        """Note that the hub holds tokens of these rollouts. Ids of finished rollouts are ignored."""
+        """Note that nodes have streamed tokens of these rollouts to the hub. Ids of finished rollouts are ignored."""
         for begun_id in rollout_ids:
             if (rollout := self.rollouts.get(begun_id)) is not None:
                 rollout.is_begun = True
@@ -228,8 +228,8 @@ class Ledger:
     def receive(
         self, rollout: LeasedRollout, payload: RolloutPayload, now: float, *, oldest_version: int | None = None
     ) -> None:
-        """Move leased → received. The rollout wins its index's turn, which must have no winner yet. `oldest_version`:
-        version of the first token. None: the lease's version."""
+        """Move leased → received. The rollout becomes the winner of its index's current turn, which must have none yet.
+        `oldest_version`: version that sampled its first token. None: the lease's version."""
         group = self.groups[rollout.group_id]
         rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
         rollout.oldest_version = rollout.policy_version if oldest_version is None else oldest_version
@@ -330,8 +330,9 @@ class Ledger:
         self.fail(rollout, DropReason.SCORER_FAILED, detail)
 
     def draw_newer(self, group: RolloutGroup, oldest_version: int) -> None:
-        """Drop every episode that contains tokens of a version older than `oldest_version`. Each wants a lease again
-        from its first turn on. The dropped lengths raise the group's expected length."""
+        """Drop every episode that contains tokens of a version older than `oldest_version`. Each such episode wants a
+        lease again, from its first turn on. The longest dropped completion becomes the group's expected length if it is
+        longer."""
         group.num_redraws += 1
         for slot in group.slots:
             drawn = slot.received
@@ -389,7 +390,7 @@ class Ledger:
     def plan(
         self, step: int, group_ids: tuple[int, ...], now: float, *, by_task: Mapping[str, TaskFigures] = NO_TASKS
     ) -> StepRow:
-        """Record the batch of `step`. Its groups, all complete, leave the queue."""
+        """Record the batch of `step`. Its groups, all complete, leave the learner's queues."""
         groups = [self.groups[group_id] for group_id in group_ids]
         ids = tuple([rollout_id for group in groups for rollout_id in group.received_ids])
         ages = tuple([step - 1 - (group.oldest_version or 0) for group in groups])

@@ -36,7 +36,8 @@ def restore_rollout(ledger: Ledger, row: UnfinishedRollout, now: float) -> Lease
 
 
 def restore_failure(ledger: Ledger, group_id: int, index: int, turn: int) -> None:
-    """Restore a scorer failure on this turn, after the group and its rollouts."""
+    """Restore a failure of the scorer on this turn, which changes the seed of the next attempt. Restore the group and
+    its rollouts first."""
     group = ledger.groups[group_id]
     group.is_plain = False
     group.slots[index].failed_draws += (turn,)

@@ -11,12 +11,12 @@ from echo_hub.core.trust.standing import StandingRow
 from echo_shared.wire.messages import Checked, ReceiptState
 
 RECENT_STEPS: Final = 8
-"""Number of steps for the average batch size, if batch sizes vary."""
+"""Number of newest steps whose batch sizes are averaged, if batch sizes vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedRollout:
-    """One leased, unfinished rollout."""
+    """One rollout that was leased and is not trained, evaluated or dropped."""
 
     rollout_id: str
     lease_id: int
@@ -33,9 +33,9 @@ class UnfinishedRollout:
     turn_reward: float = 0.0
     """Reward of this turn alone, if the environment answered it."""
     oldest_version: int | None = None
-    """Oldest version that sampled any of its tokens, if received; None: the lease's version."""
+    """Oldest version that sampled any token of a received rollout; None: the lease's version."""
     drawn_by: tuple[str, ...] = ()
-    """Other nodes that sampled some of its tokens, if received."""
+    """Nodes that sampled some tokens of a received rollout, other than the one it was leased to."""
     others_held: bool = False
     """True if another node had an earlier lease of this index and may have sampled the beginning of this rollout."""
     checked: Checked = Checked.NO
@@ -43,7 +43,7 @@ class UnfinishedRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """One group that was not dropped and that no trained step consumed. Groups of planned steps are included."""
+    """One group that was neither dropped nor trained. Groups in planned batches are included."""
 
     group_id: int
     seed: int

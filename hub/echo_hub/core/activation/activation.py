@@ -79,7 +79,7 @@ LOST_S: Final = 60.0
 HANG_S: Final = 60.0
 """Seconds from a node's first hang until the node counts as settled again. The wait doubles with each further hang."""
 MOST_DOUBLED: Final = 6
-"""Maximum number of doublings of `HANG_S` and of the wait between trials."""
+"""Number of doublings after which `HANG_S`, and the wait between trials, grow no longer."""
 LEFT_KEPT: Final = 65_536
 """Number of departed nodes whose trials are remembered, so that reconnecting does not reset the wait for the next
 trial."""
@@ -105,10 +105,10 @@ _NEWS: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationStatus:
-    """Result of the last choice."""
+    """Result of the last choice of active nodes."""
 
     short: bool = True
-    """True if the measured nodes do not suffice, or the demand is unknown."""
+    """True if the nodes of known speed cannot meet the demand within the spending cap, or the demand is unknown."""
     share: float = 0.0
     """Rollouts per step that active nodes return in time, divided by the learner's demand."""
 
@@ -167,7 +167,7 @@ class Activation:
 
     @property
     def spend_per_hour(self) -> float:
-        """Return the total cost of all active nodes, in dollars per hour."""
+        """Return the total price of all active nodes, in dollars per hour."""
         return self._meter.per_hour
 
     @property

@@ -15,7 +15,7 @@ from echo_hub.core.accounting.effects import CostAccrued, NodeCost
 ACCRUE_S: Final = 5.0
 """Shortest time between two records of a node's cost, in seconds."""
 A_SECOND: Final = 100
-"""Nodes recorded per second in large fleets."""
+"""Number of nodes whose cost is recorded per second, if the fleet is large."""
 AT_ONCE: Final = 256
 """Maximum number of nodes in one record."""
 LONGEST_S: Final = 60.0

@@ -89,7 +89,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Predicted performance of a pool on a workload. Shares lie in 0..1."""
+    """Predicted performance of a pool of nodes on a workload. Shares lie in 0..1."""
 
     busy: bool
     """True if the learner never waits for rollouts."""
@@ -98,9 +98,9 @@ class Prediction:
     utilisation: float
     """Share of time in which the learner trains."""
     rollouts_per_s: float
-    """Supply of the nodes if all their rollouts were in time."""
+    """Rollouts per second of all nodes, if each arrived in time."""
     needed_per_s: float
-    """Demand of a learner that never waits."""
+    """Rollouts per second that a learner consumes if it never waits."""
 
     @property
     def idle(self) -> float:
@@ -109,7 +109,7 @@ class Prediction:
 
     @property
     def missing_per_s(self) -> float:
-        """Return the missing throughput, regardless of lateness.
+        """Return by how many rollouts per second the nodes are too slow, regardless of lateness.
 
         If it is 0 and the learner still waits, rollouts come too late.
         """
@@ -118,7 +118,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Nodes in order of latency, one entry per class."""
+    """Nodes as arrays [classes], in order of latency: one entry per class of equal nodes."""
 
     latencies: NDArray[np.float64]
     rates: NDArray[np.float64]

@@ -44,9 +44,9 @@ class NodeByNode:
 
     rollouts_per_s: NDArray[np.float64]
     latency_s: NDArray[np.float64]
-    """Time from lease to reward."""
+    """Seconds from lease to reward of a rollout, for each node."""
     broadcast_s: NDArray[np.float64]
-    """Time from the end of a step until the hub knows that the node has the new version."""
+    """Seconds from the end of a step until the hub knows that the node has the new version, for each node."""
 
 
 def useful_rollouts(pool: NodeByNode, workload: Workload) -> float:
@@ -86,7 +86,7 @@ def clip_one(value: float, least: float, most: float) -> float:
 
 
 def needed_staleness(pool: NodeByNode, workload: Workload) -> float | None:
-    """Return the minimum mean staleness of a busy learner; None: the pool cannot keep it busy."""
+    """Return the smallest mean staleness with which the pool keeps the learner busy; None: it cannot."""
     lag = (pool.broadcast_s + pool.latency_s) / workload.step_s
     whole = np.floor(lag).astype(int)
     in_step = pool.rollouts_per_s * workload.step_s

@@ -42,7 +42,7 @@ class PlannedStep:
     """Idle time of the learner before this step."""
     trained_at: float
     arrived_at: float | None
-    """Arrival of the step's version at the nodes; None if not published."""
+    """Time at which the step's version arrives at the nodes; None if it is not published."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def _spread_s(workload: Workload) -> float:
 
 
 def _there(workload: Workload, pool: Pool, version: _Version, at: float) -> float:
-    """Return how many rollouts of the version have arrived and are unused."""
+    """Return how many rollouts of the version have arrived at time `at` and are not used by a step."""
     rested = workload.staleness_bound == 0
     supplied = pool.supply(at - version.arrived_at, version.lasts_s, rested=rested) if at > version.arrived_at else 0.0
     return max(0.0, supplied - version.used)

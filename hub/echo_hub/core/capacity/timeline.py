@@ -26,7 +26,8 @@ class TimeSpan:
     begin_s: float
     end_s: float
     number: int
-    """Step that is trained or awaited, or version that is broadcast or sampled with."""
+    """Number of the step that is trained or that the learner waits for, or of the version that is broadcast or sampled
+    with."""
 
 
 def timeline(workload: Workload, pool: Pool, *, num_steps: int = STEPS_DRAWN) -> tuple[TimeSpan, ...]:

@@ -53,7 +53,8 @@ class Conduct:
 
     @property
     def next_end(self) -> float:
-        """Return the earliest time at which a rest may be over; inf: no node rests."""
+        """Return the earliest time at which a node's pause after misbehaviour (rest) may be over; inf: no node
+        rests."""
         return self._ends[0][0] if self._ends else inf
 
     def fail(self, node: Node, now: float) -> None:

@@ -58,16 +58,16 @@ class Node:
     held: int = 0
     """Rollouts leased to the node and not received yet."""
     held_tokens: float = 0.0
-    """Expected total length of the held rollouts."""
+    """Expected total length in tokens of the held rollouts."""
     unchecked: int = 0
     """Received rollouts whose reward is held back until they are checked. They use capacity like held rollouts."""
     overdue: int = 0
-    """Held rollouts whose deadline has passed."""
+    """Number of held rollouts whose deadline has passed. They use no capacity."""
     proven: bool = False
-    """True once a rollout of the node was scored."""
+    """True once a rollout of the node was scored: the node is proven."""
     pace: NodePace = field(default_factory=NodePace)
     speed: int = UNPROVEN
-    """Speed class of the measured pace; smaller is faster."""
+    """Speed class of the node's measured seconds per token; smaller is faster."""
     counted: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """The node's figures as included in the sums over all nodes: tokens_per_s, token_s, way_s."""
     candidate: int | None = None
@@ -92,7 +92,7 @@ class Node:
     rests_until: float | None = None
     """Time until which the node gets no work after misbehaviour (its rest); None = it is not resting."""
     per_hour: float = 0.0
-    """Cost in US dollars per hour; 0 = a gift."""
+    """Price in US dollars per hour; 0 = the node costs nothing (a gift)."""
     active: bool = True
     """True if the node may get leases: it costs nothing, or `echo_hub.core.activation` has chosen to pay it. Changed
     only through `Nodes`."""
@@ -101,7 +101,7 @@ class Node:
     taken_at: float = 0.0
     """Time at which the node last got work or became able to take work."""
     num_late: int = 0
-    """Held rollouts that take far longer than expected."""
+    """Number of held rollouts that take far longer than expected, or whose node was away for too long."""
     late_since: float | None = None
     """Time since which the node has had at least one late rollout; None = none is late."""
     hangs: bool = False

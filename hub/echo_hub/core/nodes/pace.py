@@ -67,10 +67,10 @@ class NodePace:
         self._counted_from = now
 
     def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, held: int, now: float) -> None:
-        """Update all figures with a completion that arrived `latency_s` after leasing, while the node held `held`
-        rollouts.
+        """Update all figures with a completion that arrived `latency_s` seconds after it was leased, while the node
+        held `held` rollouts.
 
-        `sampling_s` is the node's own claim of sampling time. It counts up to `latency_s`.
+        `sampling_s` is the sampling time that the node claims. It counts up to `latency_s`.
         """
         spent_s, since_s = (sampling_s if sampling_s < latency_s else latency_s), now - self._counted_from
         self._counted_from = now
@@ -95,7 +95,7 @@ class NodePace:
         self.takes = 1 + ceil(_AHEAD * (per_s * token_s + on_their_way))
 
     def missed(self, num_tokens: float, waited_s: float) -> None:
-        """Raise token_s for a completion of about `num_tokens` that is still missing after `waited_s`.
+        """Raise token_s because a completion of about `num_tokens` is still missing `waited_s` seconds after its lease.
 
         Assume that half of it is sampled. The next arrival replaces the estimate.
         """
@@ -103,9 +103,10 @@ class NodePace:
             self.token_s = max(self.token_s, 2.0 * waited_s / num_tokens)
 
     def finish_s(self, queued_tokens: float, num_tokens: float) -> float:
-        """Return the seconds until a completion of `num_tokens` is back, if the node already holds `queued_tokens`.
+        """Return the seconds until a new completion of `num_tokens` is back, if the node already holds `queued_tokens`.
 
-        The result is one sampling round, plus one for each round of queued completions, plus transit.
+        The result is the time of one completion, plus the same for each round of completions queued before it, plus
+        transit.
         """
         rounds = ceil((queued_tokens / num_tokens + 1.0) / self._at_once - _NEARLY) if num_tokens else 1
         return self.token_s * num_tokens * max(1, rounds) + self.way_s

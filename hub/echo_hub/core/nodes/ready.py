@@ -67,14 +67,14 @@ class Nodes:
         self._num_candidates = 0
         """Number of candidates: nodes that take work, including those without free capacity."""
         self._by_version: Counter[int] = Counter()
-        """Candidates by the version they count under."""
+        """Number of candidates (nodes that take work) by the version that they count under."""
         self._held: dict[str, int] = {}
         self._newest = 0
         self._strangers = Strangers(base=settings.unproven_most)
         self._origins = Origins()
         self._quarantined: set[str] = set()
         self._num_proven = 0
-        """Number of proven candidates."""
+        """Number of proven nodes that take work."""
         self.num_connected = 0
         self.heeds_relief = True
         """False if more capacity of a node that already had some free is of no use at present, so that it is not
@@ -82,9 +82,9 @@ class Nodes:
         self.num_changes = 0
         """Counter that grows whenever a node may have become able to take work for which no node was found before."""
         self.tokens_per_s = 0.0
-        """Total tokens per second of all measured candidates."""
+        """Total tokens per second of all candidates of known speed."""
         self._num_counted = 0
-        """Number of measured candidates."""
+        """Number of candidates of known speed."""
         self._token_s = 0.0
         """Sum over candidates of tokens_per_s · token_s."""
         self._way_s = 0.0
@@ -175,7 +175,7 @@ class Nodes:
             self._update(node)
 
     def release_from_quarantine(self, node_id: str) -> None:
-        """Allow work for the node again."""
+        """End the node's quarantine, so that it may get work again."""
         self._quarantined.discard(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -315,7 +315,8 @@ class Nodes:
         self._update(node)
 
     def wait_for_check(self, node_id: str, count: int) -> None:
-        """Add `count` to the node's rollouts that wait for a check; negative counts remove."""
+        """Add `count` to the number of the node's rollouts that wait for a check, which use its capacity; a negative
+        count removes."""
         node = self._nodes.get(node_id)
         if node is not None:
             node.unchecked = max(0, node.unchecked + count)  # It is 0 again for a node that left meanwhile.

@@ -49,9 +49,9 @@ class Strangers:
         return max(1, base // LEAST, base + self._earned)
 
     def count(self, num_rollouts: int, *, is_stranger: bool = True) -> bool:
-        """Add `num_rollouts` (negative: remove) held by strangers or, otherwise, by proven nodes.
+        """Add `num_rollouts` (negative: remove) to the rollouts held by strangers or, otherwise, by proven nodes.
 
-        Return True if strangers may get work again.
+        Return True if strangers were at their limit and may get work again.
         """
         was_full, share = self.is_full, self._share
         self._all_in_flight += num_rollouts

@@ -13,7 +13,8 @@ from echo_hub.core.training import Training
 
 
 class Admitting:
-    """Admission of the learner's groups. No group is opened while operators have paused or drained leasing."""
+    """Decides how many groups are opened for the learner, and requests their problems. No group is opened while an
+    operator has paused leasing or lets it drain."""
 
     def __init__(
         self, settings: CoordinatorSettings, *, training: Training, ledger: Ledger, out: Outbox, next_group_id: int

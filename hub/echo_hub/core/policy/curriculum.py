@@ -43,7 +43,7 @@ small price.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumSettings:
-    """Rule and unit of the curriculum."""
+    """The rule by which problems are skipped, and whether pass rates are kept by problem or by task."""
 
     rule: Literal["skip", "learnability"]
     by: Literal["problem", "task"]
@@ -51,7 +51,7 @@ class CurriculumSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """Result of one group."""
+    """Pass rate of one complete group."""
 
     group_id: int
     prompt: int | None
@@ -85,7 +85,8 @@ class Curriculum:
         results: Iterable[GroupResult] = (),
         counted_to: int = -1,
     ) -> None:
-        """`results`: from before a restart. `counted_to`: youngest group of any step's batch."""
+        """`results`: pass rates from before a restart. `counted_to`: youngest group in any step's batch so far; -1 =
+        none."""
         self._settings = settings
         self._run_seed = run_seed
         self._mixture = mixture
@@ -158,7 +159,7 @@ class Curriculum:
         return None if known is None else known.pass_rate
 
     def _task_rate(self, task: int) -> float | None:
-        """Return the task's pass rate; None until it has `TASK_GROUPS` groups."""
+        """Return the task's mean pass rate; None until it has `TASK_GROUPS` groups whose rates count."""
         newest = self._of_task[task]
         return fmean(rate for _, rate in newest) if len(newest) == TASK_GROUPS else None
 

@@ -63,7 +63,7 @@ current work."""
 LATE_S: Final = 2.0
 """Seconds added to that limit for the way to the node and back."""
 LEFT_S: Final = 10.0
-"""Time that a disconnected node has to return before its rollouts count as late."""
+"""Seconds that a disconnected node has to return before its rollouts count as late."""
 SLOWEST_S: Final = 3_600.0
 """Even the slowest node gets a step's groups at most this many seconds before the step begins."""
 AT_ONCE: Final = 64
@@ -145,7 +145,7 @@ class Leasing:
         """Counters and outlook after the last complete offer of the waiting groups. While they are the same, no group
         needs to be offered again; None: offer all again."""
         self._unsent: set[str] = set()
-        """Reconnected nodes that were not sent their leases again yet."""
+        """Connected nodes that have not been sent their current leases since they connected."""
         self._shares = [_Share(owner) for owner in beside]
 
     @property
@@ -163,7 +163,7 @@ class Leasing:
         self._release_at = inf
 
     def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float) -> None:
-        """Watch the lease's deadline: afterwards its unfinished rollouts are leased again."""
+        """Watch the lease's deadline. When it passes, the unfinished rollouts are leased again."""
         heappush(self._watched, (deadline, "overdue", lease_id, indices))
 
     def begin_turn(self, now: float) -> bool:
@@ -330,7 +330,7 @@ class Leasing:
         return refused
 
     def _lease_all(self, group: RolloutGroup, terms: LeaseTerms, now: float) -> bool:
-        """Lease all wanted indices of the group. Return False if some are left without a node."""
+        """Lease all indices of the group that want a lease. Return False if no node was found for some."""
         while group.unleased and self._may_lease and self._lease_some(group, terms, now):
             pass
         return not group.unleased

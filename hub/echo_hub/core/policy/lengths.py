@@ -16,7 +16,7 @@ from math import sqrt
 from typing import Final
 
 PROMPTS: Final = 65_536
-"""Number of remembered prompts."""
+"""Number of prompts whose completion lengths are remembered."""
 RECENT: Final = 512
 """Number of recent completions from which the figures of the whole task are computed."""
 LONG_SHARE: Final = 0.98

@@ -34,7 +34,7 @@ times."""
 
 
 class Tempo:
-    """Timing of steps, which are reported in order and count from 1."""
+    """Timing of the learner's steps. The caller reports steps in order; they count from 1."""
 
     def __init__(self) -> None:
         self.step_s: float | None = None
@@ -46,7 +46,7 @@ class Tempo:
         self._begun: tuple[int, float] | None = None
         """Current step of the learner and its start time."""
         self._done_at: float | None = None
-        """End of the learner's last step; None after the learner was lost."""
+        """Time at which the learner's last step ended; None after the learner was lost."""
         self._given = 0
         """Newest step given to the learner."""
         self._filled = 0

@@ -37,7 +37,7 @@ nodes."""
 EARLIER: Final = 1.3
 """A slow node may begin with a step's work this many times its own sampling time before the step begins."""
 SOON_S: Final = 0.01
-"""Waiting times up to this many seconds count as zero."""
+"""Times until the release of work up to this many seconds count as zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class LeaseTerms:
     early_s: float = 0.0
     """Seconds until all nodes may lease the work; 0 = they may now."""
     stale_s: float = inf
-    """Seconds after which rollouts of the oldest version are stale."""
+    """Seconds from now after which rollouts of version `oldest` are too stale for their step."""
     step_s: float = 0.0
     """Seconds by which rollouts of each newer version become stale later."""
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from echo_hub.core.nodes.node import Node
 
 LEAST_REFUSED: Final = 2
-"""Number of origins whose nodes must refuse a version to withdraw it."""
+"""Number of origins (invites or network addresses) whose nodes must refuse a version to withdraw it."""
 MOST_VOICES: Final = 1_024
 """Maximum number of nodes whose reports are kept per version."""
 BY_NODES: Final = "{count} dissimilar nodes cannot use it, and none has sampled with it"
@@ -47,7 +47,7 @@ class Usability:
         return policy_version in self._withdrawn
 
     def refused_by_hub(self, policy_version: int, reason: str) -> None:
-        """Withdraw a version that the hub did not publish."""
+        """Withdraw a version that the hub itself found unusable and did not publish."""
         self._withdrawn[policy_version] = reason
 
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from echo_hub.core.accounting.groups import RolloutGroup
 
 
 class Wants:
-    """Maintains `unleased` and `wanting`. It must be told of every changed slot."""
+    """Maintains `unleased` of each group and `wanting` of each owner. The caller must report every changed slot."""
 
     def __init__(self) -> None:
         self.num_changes = 0

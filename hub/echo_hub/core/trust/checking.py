@@ -39,13 +39,13 @@ from echo_hub.core.trust.rate import is_drawn
 from echo_hub.core.trust.standing import Standing, StandingState
 
 AUDITED: Final = 0.1
-"""Share of settled rollouts that another node checks as well."""
+"""Share of rollouts with a settled check that one more node checks, as an audit of the checkers."""
 LOOKED_AT: Final = 64
 """Maximum number of nodes compared when one checker is chosen."""
 IN_VAIN: Final = 4
 """Number of rollouts without a free checker after which this turn searches no more."""
 MOST_ASKED: Final = 64
-"""Maximum number of requests, and of timers handled, per turn. Remaining work waits for the next turn."""
+"""Maximum number of checks requested, and of timers handled, in one turn. The rest waits for the next turn."""
 
 Span = tuple[str, Evidence, Honest]
 """Node that sampled the span, evidence about it, and the rounding allowed when this checker judges this node."""
@@ -53,7 +53,7 @@ Span = tuple[str, Evidence, Honest]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOutcome:
-    """Outcome of a check."""
+    """Outcome of a check that ended, or that was given up."""
 
     rollout_id: str
     spans: tuple[Span, ...] = ()
@@ -65,7 +65,7 @@ class CheckOutcome:
     agreed: tuple[tuple[str, int], ...] = ()
     """Checkers whose finding was accepted, each with the number of tokens that it computed."""
     outvoted: tuple[str, ...] = ()
-    """Checkers contradicted by two others that agree with each other."""
+    """Checkers whose finding two others contradict, which agree with each other."""
     disproved: tuple[str, ...] = ()
     """Nodes that sampled the rollout, if the first checker acquitted it and is outvoted now: checker and samplers may
     conspire."""
@@ -181,7 +181,7 @@ class Checking:
             self._put(checker, self._pool_of(checker))
 
     def disconnected(self, node_id: str) -> None:
-        """Remove the node. Other nodes are asked for its checks."""
+        """Remove a disconnected node. Other nodes are asked for the checks that it was doing."""
         checker = self._checkers.pop(node_id, None)
         if checker is not None:
             self._put(checker, None)

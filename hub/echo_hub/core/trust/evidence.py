@@ -66,7 +66,7 @@ _NO_EDGES: Final[Curves] = np.zeros(EDGE_CURVES * NUM_SCALES).tobytes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Sums over tokens sampled by one node, for one rollout or several."""
+    """Evidence about the honesty of one node, as sums over tokens that it sampled, in one rollout or several."""
 
     draws: tuple[int, ...]
     """Number of tokens in each error class of `DRAW_EDGES`; in the learner's comparison, of `PROBABILITY_EDGES`."""
@@ -77,11 +77,13 @@ class Evidence:
     bias: float = 0.0
     """Sum over tokens of true minus claimed log-odds, each limited to ±`CLAIM_CUT` nats."""
     draw_curves: Curves = _NO_DRAWS
-    """[DRAW_CURVES, NUM_SCALES], nats. All 0 in the learner's comparison."""
+    """`likelihood.draw_curves` summed over tokens, [DRAW_CURVES, NUM_SCALES], in nats. All 0 in the learner's
+    comparison."""
     claim_curves: Curves = _NO_CLAIMS
-    """[CLAIM_CURVES, NUM_SCALES], nats."""
+    """`likelihood.claim_curves` summed over tokens, [CLAIM_CURVES, NUM_SCALES], in nats."""
     near_edges: Curves = _NO_EDGES
-    """[EDGE_CURVES, NUM_SCALES], tokens. All 0 for greedy choices and in the learner's comparison."""
+    """`likelihood.edge_curves` summed over tokens, [EDGE_CURVES, NUM_SCALES], in tokens. All 0 for greedy choices and
+    in the learner's comparison."""
 
     @property
     def num_tokens(self) -> int:
@@ -185,7 +187,7 @@ class Evidence:
 
     @classmethod
     def of_differences(cls, differences: ArrayLike) -> Evidence:
-        """Return evidence of claims alone, from true minus claimed log-odds in nats."""
+        """Return evidence about claims only, given true minus claimed log-odds in nats."""
         found = np.asarray(differences, np.float64)
         (claims,) = _counted(np.abs(found), CLAIM_EDGES, np.zeros(len(found), np.int64), 1)
         curves = claim_curves(found).sum(axis=-1)

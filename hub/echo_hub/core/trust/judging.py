@@ -53,8 +53,9 @@ TILTS: Final = (0.2, 0.4, 0.8)
 
 
 class Alternative(IntEnum):
-    """Alternatives to honesty, by the index of their first sum. `DRAWS_FORGED` and `CLAIMS_INVENTED` have one sum per
-    element of `WEIGHTS`, `SHOPPED` one per element of `TILTS`."""
+    """The alternatives to honesty; the number is the place of the first sum in `Sums`. `DRAWS_FORGED` and
+    `CLAIMS_INVENTED` have one sum per element of `WEIGHTS`, `SHOPPED` (tokens chosen by reward) one per element of
+    `TILTS`."""
 
     DRAWS_FORGED = 0
     CLAIMS_INVENTED = 3
@@ -73,7 +74,7 @@ def weigh(evidence: Evidence, honest: Honest) -> Sums:
     """Return the evidence of these tokens against their node in nats, by alternative; negative values speak for the
     node. The entries from `SHOPPED` on are 0: they need the reward, see `shopping.weigh`."""
     claims_CS, coarser = evidence.claims_CS, honest.claims + COARSER
-    # No alternative is coarser than the coarsest scale.
+    # No scale is coarser than the last one.
     coarse = claims_CS[0, coarser] - claims_CS[0, honest.claims] if coarser < NUM_SCALES else 0.0
     of_draws = evidence.draws_CS[1:, honest.draws] / DRAWS_DISPERSION
     of_claims = np.append(claims_CS[1:, honest.claims], coarse) / CLAIMS_DISPERSION

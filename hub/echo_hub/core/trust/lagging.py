@@ -40,7 +40,7 @@ from echo_hub.core.trust.screening import Seen
 USUAL: Final = 8
 """Number of a node's first values (ratios to other nodes, or own mismatches) whose median is its usual value."""
 POINT: Final = 16
-"""Rollouts per point. They must come from several groups, because rollouts of one prompt are alike."""
+"""Number of rollouts per point: enough to come from several groups, because rollouts of one prompt are alike."""
 SMOOTHED: Final = 3
 """Number of points whose median is a node's mismatch."""
 LASTING: Final = 3
@@ -59,15 +59,15 @@ REMEMBERED: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """Detected lag of one node."""
+    """Finding that one node probably samples with an older version than it names."""
 
     node_id: str
     mismatch: float
     """Recent mismatch in nats per token."""
     usual: float
-    """Expected mismatch of an honest node now."""
+    """Mismatch in nats per token to expect of an honest node at present."""
     since: int
-    """Step at which the growth began."""
+    """Step at which the mismatch began to grow."""
     policy_version: int
     """Version that the node named at step `since`. It still samples with this version or an older one."""
     is_alone: bool

@@ -45,7 +45,7 @@ weighs at most ln(w / OUTLIERS) = 7.6 nats."""
 INVENTED: Final = 2.0
 """Scale in nats of the density of invented claims, which lie far from the true log-odds."""
 LEAST_WIDTH: Final = 1e-9
-"""Minimum width of an interval, as a probability."""
+"""Minimum width of a token's interval, as a probability, so that no division overflows."""
 MOST_APART: Final = 100.0
 """Limit of the difference between true and claimed log-odds, in nats."""
 SHIFT: Final = 0.25
@@ -57,7 +57,8 @@ CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
 EDGE_CURVES: Final = 2
 """Number C of edge curves: tokens near an edge minus their expected number, and the variance of that number."""
 NEAR: Final = 0.75
-"""Distance, in scales of log-odds, within which u is near an edge of its token's interval."""
+"""Distance from an edge of the token's interval, in log-odds divided by the scale, within which u counts as near the
+edge."""
 _LEAST_BESIDE: Final = 1e-6
 """Probability outside of an edge below which there is no neighbouring token that a node could choose instead."""
 _ALL_NEAR: Final = 0.98
@@ -144,7 +145,7 @@ def at_least(scale: float) -> int:
 
 
 def bounded_log_odds(probability_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the bounded log-odds L."""
+    """Return the bounded log-odds L of each probability (see the module)."""
     odds: NDArray[np.float64] = np.log(_bounded_odds(probability_N))
     return odds
 

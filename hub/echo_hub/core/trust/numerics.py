@@ -85,9 +85,11 @@ class NumericsClass(NamedTuple):
 FINE: Final = "fine"
 """Value of `NumericsClass.kind` for all roundings of 16 bits and more."""
 COARSE_ROUNDING: Final = "q4_0"
-"""Four bits rounded to nearest, for the coarsest precisions and for nodes without a reported precision."""
+"""Rounding assumed for the coarsest precisions and for nodes that report no precision: four bits, rounded to
+nearest."""
 EXACT_ROUNDING: Final = "f32"
-"""Rounding for unknown precisions, which the protocol refuses: an invented name must not be judged more leniently."""
+"""Rounding assumed for unknown precisions, which the protocol refuses: an invented name must not be judged more
+leniently than an exact engine."""
 ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("f32", "float32"), "f32"),
@@ -97,7 +99,7 @@ ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(("q4_0", "q3_k_m", ""), COARSE_ROUNDING),
     }
 )
-"""Rounding by reported precision."""
+"""Rounding that is assumed for each reported precision."""
 
 
 class CoarseClass(NamedTuple):
@@ -121,7 +123,7 @@ class Honest:
     draws: int
     claims: int
     tolerance: int = TOLERANCE
-    """Steps above these scales that an honest node may reach."""
+    """Number of steps above these scales within which rounding still explains a node's evidence."""
 
     def together(self, other: Honest) -> Honest:
         """Return the scales for comparing the findings of nodes of two classes. Neither node is exact, so their scales
@@ -146,9 +148,9 @@ DEFAULTS: Final[Mapping[str, Honest]] = MappingProxyType(
         COARSE_ROUNDING: _default(0.5, 0.7),
     }
 )
-"""Default scales at temperature 1, by rounding.
+"""Scales at temperature 1 that apply to a rounding without a measurement.
 
-Measured with real engines on a model of 135 M parameters with 49,152 tokens, rounded up.
+They were measured with real engines on a model of 135 M parameters with 49,152 tokens, and rounded up.
 """
 
 

@@ -11,9 +11,9 @@ class TrustSettings:
 
     enabled: bool = False
     by_nodes: bool = False
-    """True: nodes check each other's rollouts. False: a verifier process does."""
+    """True: nodes check each other's rollouts. False: the hub's verifier process checks them."""
     check_deadline_s: float = 60.0
-    """Time limit of a check by one node, in seconds."""
+    """Seconds within which a node must finish a check, and within which a node for it must be found."""
     secret: bytes = b""
     """Secret key that decides which rollouts are checked; no node may know it."""
     least_checked: float = 0.03

@@ -51,7 +51,7 @@ the likelihood or the variance W as reward. Nodes that use every chance to choos
 LEAST_VARIANCE: Final = 0.05
 """Added to the variance of V, so that rollouts with hardly any token near an edge weigh little."""
 RECENT: Final = 256
-"""Number of the run's latest rewards for ranking a new one."""
+"""Number of the run's latest rewards among which a new one is ranked."""
 REMEMBERED: Final = 32.0
 """Memory of a node's mean rank, as a sum of weights: at twice this sum, all weights are halved."""
 MOST_WAITING: Final = 16_384

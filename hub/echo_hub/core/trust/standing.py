@@ -33,7 +33,7 @@ class StandingState(StrEnum):
 
 
 class Decision(StrEnum):
-    """Kinds of entries in the log of decisions."""
+    """Kinds of trust decisions about a node, as recorded in the log."""
 
     QUARANTINED = "quarantined"
     RELEASED = "released"
@@ -102,7 +102,7 @@ class Standing:
     reason: str = ""
     since: float = 0.0
     share: float = 1.0
-    """Share of the node's rollouts that are checked."""
+    """Share of the node's rollouts that are checked, 0 .. 1."""
     hints_from: int = 0
     """Number of checks that the node must have before a hint of the learner may make it suspect again."""
     taught: Evidence = NO_EVIDENCE
@@ -163,13 +163,13 @@ class Standing:
         self.sums, self.grounds = NOTHING, (_NO_GROUNDS,) * len(NOTHING)
 
     def show(self, evidence: Evidence) -> None:
-        """Add the evidence of a check to `recent`."""
+        """Add the evidence of a check to `recent`, which is halved when it covers 2 · `WINDOW` tokens."""
         self.recent += evidence
         if self.recent.num_tokens >= 2 * WINDOW:
             self.recent = self.recent.halved
 
     def begin_again(self, state: StandingState, reason: str, now: float) -> None:
-        """Enter a state in which earlier evidence no longer counts."""
+        """Enter a state in which the node must prove itself again: earlier verified rollouts no longer count."""
         if state is not self.state:
             self.since = now
         self.state, self.reason = state, reason

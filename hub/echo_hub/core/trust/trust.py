@@ -126,7 +126,7 @@ class Trust:
             honest=self._numerics.honest,
             out=out,
         )
-        """Used only with `by_nodes`."""
+        """Checks by nodes; used only with the setting `by_nodes`."""
         self._under_check = UnderCheck(
             self._checking if settings.by_nodes else None,
             ledger=ledger,
@@ -435,7 +435,7 @@ class Trust:
         return share_checked(standing.num_verified, self._settings.first_checked, self._settings.least_checked)
 
     def _change_engine(self, standing: Standing, numerics: NumericsClass, now: float) -> None:
-        """Store the node's numerics. A proven node with another engine must prove itself again."""
+        """Store what the node reports about its engine. A proven node whose engine changed must prove itself again."""
         numerics = self._numerics.known(numerics)
         if standing.is_proven and standing.numerics != numerics:
             self._begin_again(standing, StandingState.NEW, CHANGED, now)

@@ -55,7 +55,8 @@ class UnderCheck:
         return rollout_id in self._checks
 
     def can_check(self, rollout: LeasedRollout) -> bool:
-        """Return True unless the hub sampled the rollout itself, or nodes would have to check greedy choices."""
+        """Return True if the rollout can be checked: not if the hub sampled it itself, nor if nodes would have to check
+        greedy choices."""
         about = EvaluationGroup.of(rollout.group_id)
         is_drawn = about is None or not about.greedy
         return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
@@ -107,7 +108,7 @@ class UnderCheck:
         check."""
         check = self._checks.pop(rollout_id, None)
         if check is not None:
-            self._patient.pop(check.node_id, None)  # Waiting checks are sent together.
+            self._patient.pop(check.node_id, None)  # Waiting checks are computed together.
         if check is not None and check.is_blocking:
             self._nodes.wait_for_check(check.node_id, -1)
             rollout = self._ledger.rollouts.get(rollout_id)
