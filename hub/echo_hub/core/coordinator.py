@@ -236,8 +236,8 @@ class Coordinator:
         )
 
     def _activate(self, now: float) -> None:
-        """Decide which nodes are active (paid) and which are on standby. Lease a single rollout to each node that is
-        due to show whether it is still too slow."""
+        """Decide which nodes are active (paid) and which are on standby. Lease a single rollout to each node whose
+        speed should be measured again."""
         is_open = self._settings.leasing == "open" and not self._finished
         may_lease = is_open and self._training.newest_to_lease is not None
         for node in self._activation.advance(self._demand, now):
@@ -315,7 +315,7 @@ class Coordinator:
             what = f"its first token was sampled with version {event.policy_version_start}"
             self._ledger.fail(rollout, DropReason.STALE, what)
         elif event.is_unattributed:
-            # Another node may have forged its first tokens, and this node must not answer for them.
+            # Another node may have forged the first tokens; this node must not answer for them.
             self._ledger.fail(rollout, DropReason.RETURNED, "the hub restarted and lost the sampler of its beginning")
         else:
             self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)

@@ -18,8 +18,8 @@ class TaskBooks:
     def __init__(
         self, mixture: Mixture | None, tasks: tuple[TrainedTask, ...], *, discount: float | None = None
     ) -> None:
-        """`mixture` None: the run has one task, so no figures are kept. `discount`: discount of returns if each turn
-        has its own advantage, else None."""
+        """`mixture` None: the run has one task, so no figures are kept. `discount`: discount of returns with turn-level
+        advantages, else None."""
         self._mixture = mixture
         self._discount = discount
         self._tasks = tasks

@@ -23,9 +23,9 @@ Selection of groups for a step:
   *flat*: they are dropped and replaced. After `MAX_FLAT_BATCHES` times `groups_per_step` flat groups for one step, flat
   groups are trained too. Otherwise a task whose problems are all solved, or all unsolved, would stop the run.
 
-In co-located and sequential mode the selection depends on the groups alone, not on the order in which they are
-completed: groups are examined in order of id. A step is planned once its expected number of groups is complete,
-including replacements of dropped groups. The remaining groups are dropped as stale.
+In co-located and sequential mode the selection depends on the groups alone, not on the order of completion: groups are
+examined in order of id. A step is planned once its expected number of groups is complete, including replacements of
+dropped groups. The remaining groups are dropped as stale.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Training:
         self.planned = deque(snapshot.planned)
         self.published_version = snapshot.published_version
         self._fetchable = deque([snapshot.published_version], KEPT_VERSIONS)
-        """Published versions that nodes can certainly fetch. Of the versions from before the hub's start only the
-        newest is included: a run restored from a backup has no other."""
+        """Published versions that nodes can certainly fetch. Of versions older than the hub's start only the newest is
+        included: a run restored from a backup has no other."""
         self._publishing = 0
         self.usability = Usability()
         self.tempo = Tempo()
@@ -114,7 +114,7 @@ class Training:
         self._computed = 0
         """Newest step computed by the learner since it came up; at least the learner's version."""
         self._computed_at: dict[int, float] = {}
-        """Time at which each step was computed that the learner has not written to a checkpoint yet."""
+        """Computation time of each step without a checkpoint yet."""
         self._advanced: tuple[int, ...] = ()
         """State at the last attempt to plan a step or give it to the learner. While it is the same, another attempt is
         useless."""
@@ -442,7 +442,7 @@ class Training:
         if self._curriculum is not None:
             self._curriculum.count(self._newest_planned_group)
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
-        # The next step is another one now, so drop what is too stale for it.
+        # Planning moved the next step on, so drop rollouts too stale for that step.
         self.sweep(now)
         return True
 
@@ -455,8 +455,9 @@ class Training:
         self._out.record(GroupsRated(pass_rates=tuple((result.group_id, result.pass_rate) for result in results)))
 
     def _batch(self) -> tuple[int, ...]:
-        """Return the groups of the next step, oldest first; empty if too few are complete. While the learner has a step
-        to compute, no group overtakes an older open one, which might then be too stale for any later step."""
+        """Return the groups of the next step, oldest first; empty if too few are complete. While the learner is
+        computing, no group overtakes an older open group. Otherwise the older group might become too stale for every
+        step."""
         complete, most, budget = self._ledger.complete, self._settings.groups_per_step, self._settings.tokens_per_step
         in_order = self._settings.mode != "async" or self.training is not None
         if in_order and not self._first_are_complete(self.outlook.next_batch):

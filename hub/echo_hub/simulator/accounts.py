@@ -45,7 +45,7 @@ class Accounts:
         self.mixed = 0
         """Number of `planned` rollouts that were sampled with more than one version."""
         self.batch: dict[int, int] = {}
-        """Number of rollouts of each step that is planned and not trained yet."""
+        """Number of rollouts per step, for planned steps not trained yet."""
         self.leased_of: Counter[int] = Counter()
         """Leased rollouts by node number."""
         self.trained_of: Counter[int] = Counter()

@@ -15,7 +15,7 @@ from echo_hub.core.accounting.events import Event, Tick
 from echo_hub.core.coordinator import Coordinator
 
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType)
-"""Types of objects that do not belong to a coordinator, because they exist once however many coordinators there are."""
+"""Types of objects shared by all coordinators, which `held_bytes` leaves out."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class SimulatedFleet:
         ]
         self._liars: dict[str, SimulatedNode] = {}
         self._begun: dict[int, list[Sampling]] = {}
-        """All attempts at the rollouts of each group that is neither planned nor dropped."""
+        """Attempts at rollouts by group, for groups neither planned nor dropped."""
         self.tokens = TokenCounts()
         publication = scenario.publication
         self._spreading = Spreading(

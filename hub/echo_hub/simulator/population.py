@@ -93,7 +93,7 @@ def liar(scenario: Scenario) -> Traits:
 
 
 def fetch_s(scenario: Scenario, downlink_bytes_s: float, all_uplinks_bytes_s: float) -> float:
-    """Return the seconds from the announcement of a version until a node with this downlink has it, by the formula of
+    """Return the seconds from a version's announcement to its arrival over this downlink, by the formula of
     `SimulatedPublication`."""
     publication, count = scenario.publication, scenario.nodes.count
     size, uplink = publication.payload_bytes, publication.hub_uplink_bytes_s

@@ -16,9 +16,8 @@ def simulate(
 ) -> SimulationReport:
     """Run the scenario and return its report.
 
-    `clock` measures only what the coordinator itself costs. `make` creates the coordinator, so that another one can be
-    compared with the hub's. `gc.freeze` keeps garbage collection from scanning the simulated nodes during the
-    coordinator's events.
+    `clock` measures only what the coordinator itself costs. `make` creates the coordinator, for comparisons with the
+    hub's own. `gc.freeze` keeps garbage collection from scanning the simulated nodes during the coordinator's events.
     """
     world = World(scenario, clock, make=make)
     gc.collect()

@@ -49,7 +49,7 @@ LEAST_PIECE_BYTES: Final = 16 * 1024
 FEWEST_PIECES: Final = 128
 MOST_PIECES_OF_ONE: Final = 32_768
 PUSHED_VERSIONS: Final = 2
-"""Maximum number of versions that are being distributed at the same time, as at the hub."""
+"""Maximum number of versions in distribution at the same time, as at the hub."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -306,5 +306,5 @@ def _is_wanted(push: _Push, send: SendPiece) -> bool:
 
 
 def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int, below: bytes) -> bool:
-    """Return True if the owner is still in this distribution, and the peer needs the piece or must forward it."""
+    """Return True if the owner still takes part, and the peer lacks the piece or must forward it."""
     return owner_id in push.lacks and (bool(below) or piece in push.lacks.get(peer_id, ()))

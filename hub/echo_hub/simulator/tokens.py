@@ -1,4 +1,4 @@
-"""Counts of the tokens that nodes sampled: how many in total, how many again, and how many were lost with a node."""
+"""Counts of the tokens that nodes sampled: total, repeated and lost ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class TokenCounts:
     def __init__(self) -> None:
         self.drawn = 0
         self.given = 0
-        """Tokens of earlier attempts that a node continued, so that it did not have to sample them."""
+        """Tokens taken over from earlier attempts instead of sampled."""
         self.again = 0
-        """Tokens sampled at a position that another lease of the same index had already sampled, with any version."""
+        """Tokens sampled at a position already sampled under another lease of the index, with any version."""
         self.lost = 0
         """Tokens that vanished with a node before they were sent."""
         self.failures = 0

@@ -25,9 +25,9 @@ slow receiver delays no other node: an owner's work counts as done once all node
 piece.
 
 A node's false claims affect only itself: a node that claims pieces it lacks does not get them. An owner that does not
-hand on is *benched*: it owns no pieces for a while, longer each time and in later broadcasts too. Afterwards it gets
-one piece at a time to hand on until it succeeds, like a node that has not confirmed any piece. A link counts only if
-both ends report it.
+hand on is *benched*: it owns no pieces for a while, including later broadcasts, and longer each time. Afterwards it
+gets one piece at a time to hand on until it succeeds, like a node that has not confirmed any piece. A link counts only
+if both ends report it.
 
 Sets of nodes are bit masks by node number.
 """
@@ -47,11 +47,11 @@ from echo_hub.spread.windows import FIRST_PUSH_BYTES, BroadcastPaths
 from echo_shared.wire import relay_tree
 
 LEAST_PIECES: Final = 2
-"""Number of pieces that may always be in flight to a node: one under way and the next one."""
+"""Minimum number of pieces in flight that any window allows: one under way and the next one."""
 
 LEAST_RELAY_BYTES: Final = 128 * 1024
-"""Bytes that an owner of unknown speed may always have to hand on: it is cheap for the hub, because each directly sent
-copy costs as much as many relayed ones."""
+"""Minimum bytes of relay work allowed for an owner of unknown speed: relayed copies are cheap, while each direct copy
+costs the hub's uplink."""
 
 SPARE_SLACK_S: Final = 0.17
 """The hub's uplink counts as about to idle if its queue lasts less than this many seconds."""
@@ -64,8 +64,8 @@ MOST_TAKEN_OVER: Final = 64
 MOST_PROMISED: Final = 16
 """Maximum number of pieces that neighbours have been told to hand on to one node and that it lacks."""
 TAKEN_OVER_S: Final = 1.5
-"""Seconds within which a neighbour must hand on a piece it was told to. After a failure, the receiving node gets its
-missing pieces from the hub."""
+"""Seconds within which a neighbour must deliver a piece that the hub told it to hand on. After a failure, the receiving
+node gets its missing pieces from the hub."""
 
 LEAST_OF_A_TREE: Final = 8
 """Minimum number of nodes lacking a piece for which a deep tree is made. Fewer nodes are served by neighbours or
@@ -84,12 +84,12 @@ OVERDUE_S: Final = 0.5
 there."""
 
 FEW: Final = 4
-"""Of a relay's nodes, one in this many may be slow without holding up the owner."""
+"""One in this many nodes of a relay may be slow without delaying the owner's next piece."""
 
 STRAGGLER_S: Final = 0.3
 """Seconds after which the last few nodes of a relay count as stragglers: the owner gets new work without them."""
 LONE_STRAGGLER_S: Final = 0.6
-"""The same limit for relays to fewer than FEW nodes, where a single straggler is more than one in FEW."""
+"""The same limit for relays to fewer than FEW nodes, where a single straggler exceeds that share."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
 """Seconds after which a relayed piece is late, so that the hub sends it: LATE_S, or LATE_DELAYS times the usual delay
@@ -113,7 +113,7 @@ class SendPiece:
     hand_on: bytes = b""
     """Packed instructions for handing the piece on (`echo_shared.wire.relay_tree`)."""
     is_there: bool = False
-    """True if the node already has the piece and only gets the instructions for handing it on."""
+    """True if the node has the piece already and only needs the relay instructions."""
 
 
 class Broadcast(BroadcastStatus):
@@ -186,7 +186,7 @@ class Broadcast(BroadcastStatus):
         return None
 
     def _relayed_in_s(self, owner: Member) -> tuple[float, int]:
-        """Return the seconds in which the owner hands on all its pieces and one more, and their bytes."""
+        """Return the owner's relay work including one more piece, as seconds and as bytes."""
         work = owner.path.relay.bytes_in_flight + self._piece_bytes
         rate = self._relay_rate(owner)
         return (work / rate if rate else 0.0, work)
@@ -222,7 +222,7 @@ class Broadcast(BroadcastStatus):
     def _eligible(self, uncovered: int, now: float) -> list[Member]:
         """Return the nodes that may own a piece that `uncovered` nodes lack and expect from no source.
 
-        An owner must serve at least two of these nodes, itself included, and at least half as many as the best owner.
+        An owner must serve two or more of these nodes, counting itself, and half as many as the best owner.
         """
         if self._forest.is_deep:
             return self._forest.roots(uncovered & self._owners) if uncovered.bit_count() >= LEAST_OF_A_TREE else []
@@ -390,8 +390,7 @@ class Broadcast(BroadcastStatus):
         return max(LATE_S, LATE_DELAYS * delay if delay < float("inf") else 0.0)
 
     def _too_late(self, relay: PieceRelay, now: float) -> None:
-        """End a relay that is late. Bench each node that had the piece but handed it on to fewer than half of its
-        children."""
+        """End a relay that is late. Bench each node that had the piece but served fewer than half of its children."""
         owner = relay.owner
         if self._missing[relay.piece] & owner.bit:
             self._bench(owner, now)
@@ -408,7 +407,7 @@ class Broadcast(BroadcastStatus):
     # --- take-over by neighbours
 
     def _take_over(self, now: float) -> list[SendPiece]:
-        """Return instructions to nodes with a piece to hand it on to neighbours that have no other source."""
+        """Return instructions for take-overs: nodes with a piece send it to neighbours without another source."""
         sends: list[SendPiece] = []
         if not self._rest_open:
             return sends
@@ -445,8 +444,8 @@ class Broadcast(BroadcastStatus):
         return sends
 
     def _left_to_hub(self, piece: int, uncovered: int, now: float) -> int:
-        """Return which of the `uncovered` nodes must get the piece from the hub: no linked node that has it, or will
-        get it, can hand it on."""
+        """Return which of the `uncovered` nodes must get the piece from the hub: no linked node with the piece, now or
+        later, can hand it on."""
         left = 0
         coming = (~self._missing[piece] | self._covered[piece]) & self._owners
         for member in self._each(uncovered):
@@ -461,7 +460,7 @@ class Broadcast(BroadcastStatus):
 
 
 def _to_be_trusted(owners: list[Member]) -> list[Member]:
-    """Return the owners that may get a piece: all if none is proven; otherwise the proven ones, and unproven ones that
-    have nothing to hand on."""
+    """Return the owners that may get a piece: all if none is proven; otherwise proven ones, and unproven ones without
+    relay work."""
     proven = any(owner.path.proven for owner in owners)
     return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

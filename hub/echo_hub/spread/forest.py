@@ -19,7 +19,7 @@ from echo_hub.spread.windows import RELAY_SLACK_S, BroadcastPaths, Handing
 LOOK_S: Final = 0.25
 """Seconds between updates of which nodes can hand pieces on, and how fast."""
 NODES_PER_SHARE: Final = 4_096
-"""Number of nodes for which one tree is used by one more piece: growing a tree of a large fleet takes time."""
+"""Fleet size per additional piece that reuses one tree: growing a tree of a large fleet takes time."""
 ROOTS_TRIED: Final = 8
 """Maximum number of candidate owners per piece."""
 
@@ -89,7 +89,7 @@ class Forest:
         self._most_copies = max(1.0, copies_s * (RELAY_SLACK_S + log(len(self._members), FAN_OUT) * hop_s))
 
     def has_room(self, num_copies: int) -> bool:
-        """True if the nodes can take more copies to hand on than the `num_copies` that are assigned to them.
+        """True if the nodes' uplinks have capacity beyond the `num_copies` assigned copies.
 
         The limit is the number of copies that keeps all uplinks busy while one piece passes through a tree.
         """

@@ -36,8 +36,8 @@ class Release:
     """Size of the keyframe or delta that a node receives."""
     carrier: Literal["keyframe", "delta"]
     way: Way | None
-    """How the version was distributed; None if no node needed a transfer, because all read it from this host's
-    memory."""
+    """How the version was distributed; None if all nodes read the version from this host's memory, without a
+    transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,13 @@ class VersionProgress:
 
     release: Release
     since_s: float
-    """Seconds from the announcement until now or, if no node is awaited any more, until the last arrival."""
+    """Seconds from the announcement until now; once no node is awaited, until the last arrival."""
     num_told: int
-    """Number of nodes that were connected at the announcement, without those that left before they had the version."""
+    """Number of nodes connected at the announcement, minus nodes that left without the version."""
     seconds: tuple[float, ...]
     """Seconds until arrival at each node that has it, ascending."""
     share_arrived: float
-    """Share of the bytes that all these nodes need which has arrived, by their reports; 0..1."""
+    """Share of these nodes' total bytes that has arrived, according to reports; 0..1."""
 
     @property
     def under_way(self) -> bool:
@@ -79,7 +79,7 @@ class DistributionStatus:
     newest: VersionProgress | None = None
     """Progress of the newest announced version."""
     newest_complete: int | None = None
-    """Newest version that every node has that was connected at its announcement and still is."""
+    """Newest version held by every node that was connected since the announcement."""
     num_holding: int = 0
     """Connected nodes that hold the newest published version."""
     num_connected: int = 0
@@ -95,17 +95,17 @@ class _Spread:
     num_pieces: int
     announced_at: float
     waiting: set[str]
-    """Connected nodes that were told of this version and have neither it nor a newer one."""
+    """Connected nodes told of this version that still lack it and any newer version."""
     away: set[str] = field(default_factory=set)
-    """Nodes that were told of this version and left before they had it. They are waited for again when they return."""
+    """Nodes told of this version that left without it. They are waited for again when they return."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
     """Number of pieces that each waiting node has reported."""
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:
-    """Return the quantile by nearest rank: the smallest value such that at least `share` of the values are not larger.
-    None if there are none."""
+    """Return the quantile by nearest rank: the smallest value not exceeded by a share of at least `share` of the
+    values. None if there are none."""
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)] if ascending else None
 
 

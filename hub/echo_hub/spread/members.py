@@ -1,4 +1,4 @@
-"""Nodes of one broadcast, with the pieces on their way to them and the pieces that they hand on."""
+"""Nodes of one broadcast, with their incoming pieces and their relay work."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Member:
     reach: int = 0
     """Members that this node is linked with, as a bit mask by number."""
     flights: dict[int, float] = field(default_factory=dict)
-    """Pieces that the hub has sent to the node and that it has not confirmed, with their sending times."""
+    """Pieces sent by the hub and not confirmed yet, with their sending times."""
     overdue: set[int] = field(default_factory=set)
     """Pieces of `flights` that are unconfirmed for so long that they no longer count as queued at the hub's uplink."""
     direct: deque[int] = field(default_factory=deque)
-    """Pieces that the hub must send to this node itself, in order, because no peer hands them on."""
+    """Queue of pieces for direct sending by the hub, because no peer hands them on."""
     relays: dict[int, PieceRelay] = field(default_factory=dict)
     """Pieces that this node owns and hands on, oldest first."""
     promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
-    """Pieces that a linked node was told to hand on to this one: that node, and when it was told."""
+    """Pieces for which a linked node was told to serve this node: that node, and when it was told."""
     is_slow: bool = False
     """True if a piece that a linked node was told to hand on did not arrive in time; the hub then sends pieces
     itself."""
     heard_at: float = 0.0
-    """Time of the last new piece, or of the last send while nothing was on its way to the node."""
+    """Time of the node's last new piece, or of the last send to an idle node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class PieceRelay:
     tree: Tree
     since: float
     due_at: float
-    """Time by which all members of the tree should have the piece; infinite while the owner's speed is unknown."""
+    """Planned time of the piece's arrival at the tree's last member; infinite while the owner's speed is unknown."""
     asked: int
     """Members that the tree should serve, as a bit mask."""
     waiting: int

@@ -35,16 +35,16 @@ class BroadcastStatus:
         """Members for which pieces are queued that the hub sends itself; some of the pieces may have arrived
         meanwhile."""
         self._owners = 0
-        """Members that may own pieces and hand them on, as a bit mask."""
+        """Members allowed to own pieces, as a bit mask."""
         self._missing = [0] * num_pieces
         """For each piece, the members that lack it, as a bit mask."""
         self._covered = [0] * num_pieces
-        """For each piece, the members that lack it but have a source: the hub has sent or queued it, or an owner or
-        neighbour hands it on."""
+        """For each piece, the members that lack it but expect it from a source: the hub's queue, the hub's uplink, an
+        owner or a neighbour."""
         self._next_fresh = 0
         """First piece that was not sent to any node."""
         self._rest: dict[int, None] = {}
-        """Pieces that were sent to some node while others lack them and have no source."""
+        """Pieces already sent to some node, but without a source for other nodes."""
         self._rest_changed = False
         self._rest_open = False
         """True if something changed, so that neighbours may be able to take over a piece without a source."""
@@ -52,7 +52,7 @@ class BroadcastStatus:
         self._uncovered_once: set[int] = set()
         """Pieces for which a source failed. A late copy from that source may still arrive besides the new one."""
         self._copies_to_come = 0
-        """Number of copies that nodes have been told to hand on and that have not arrived yet."""
+        """Number of outstanding copies that nodes were told to hand on."""
         self._lagging = 0
         self._links_seen = -1
         self._check_at = 0.0
@@ -63,8 +63,8 @@ class BroadcastStatus:
         return not self._num_lacking
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:
-        """Add a node that wants the pieces it does not `have`. `hand_on`: the node may hand pieces on. A node that is a
-        member already, or was turned away, is ignored."""
+        """Add a node that wants the pieces it does not `have`. `hand_on`: the node may hand pieces on. Present members
+        and nodes turned away earlier are ignored."""
         if node_id in self._members or node_id in self._turned_away:
             return
         path = self._paths[node_id]
@@ -117,8 +117,8 @@ class BroadcastStatus:
         self._members_changed()
 
     def turn_away(self, node_id: str, now: float) -> None:
-        """Remove a node that lacks pieces for good, because it fetches them elsewhere. A node that has all pieces may
-        go on handing them on."""
+        """Remove a node that lacks pieces for good, because it fetches them elsewhere. A complete node may continue
+        handing pieces on."""
         self._turned_away.add(node_id)
         member = self._members.get(node_id)
         if member is not None and member.num_missing:
@@ -148,7 +148,7 @@ class BroadcastStatus:
             member.path.has_confirmed = True
             relays = tuple(self._relays.get(piece, ()))
             if piece in member.flights:
-                # It may have come from an owner, so its time says nothing about the hub's uplink.
+                # An owner may have sent the piece, so the time proves nothing about the hub's uplink.
                 doubtful = piece in self._uncovered_once or any(relay.waiting & bit for relay in relays)
                 self._landed(member, piece, None if doubtful else now)
             if piece in member.promised:

@@ -36,7 +36,7 @@ ASSUMED_UPLINK_BYTES_S: Final = 20e6 / 8
 connection."""
 
 BROADCAST_START_S: Final = 0.1
-"""Seconds from the start of a broadcast until its first pieces were handed on by a node."""
+"""Seconds from the start of a broadcast until nodes have handed on the first pieces."""
 
 SWARM_START_S: Final = 1.0
 SWARM_FACTOR: Final = 1.1
@@ -56,7 +56,7 @@ class Circumstances:
     num_nodes: int
     """Number of nodes that the hub would push to."""
     num_linked: int
-    """Number of these nodes that are linked with another one of them."""
+    """Number of these nodes with at least one link among themselves."""
     num_links: int
     """Number of links among these nodes, counted from both ends."""
     hub_uplink: float

@@ -5,7 +5,7 @@ A window is the bandwidth-delay product plus slack: rate times (least delay + sl
 Congestion-Based Congestion Control, 2016). With a smaller window the link idles between arrivals. A larger one only
 lengthens the queue, and what waits in the queue was planned on older information than necessary.
 
-Taken from BBR: the estimates of rate and delay; the rule that a rate limited by the sender counts only if it is higher;
+Taken from BBR: the estimates of rate and delay; the rule for sender-limited rates, which count only as lower bounds;
 and the start, in which a full window doubles with every round trip until a queue forms. There are no probing phases.
 After the start, the slack makes the window slightly too large, so a link that becomes faster shows a higher rate.
 """
@@ -79,7 +79,7 @@ class Window:
         return max(least_bytes, known, self._start_bytes if self._starting or not self.rate else 0)
 
     def has_room(self, least_bytes: int) -> bool:
-        """True if more may be sent now: fewer bytes are in flight than the window, which is at least `least_bytes`."""
+        """True if more may be sent now: bytes in flight are below the window, whose minimum is `least_bytes`."""
         self._is_full = self.bytes_in_flight >= self.size(least_bytes)
         return not self._is_full
 
@@ -147,13 +147,13 @@ NEWEST_SHARE: Final = 0.3
 
 
 class Handing:
-    """Copies of pieces that a node has been told to hand on, and the rate at which it does so."""
+    """Copies of pieces that a node should hand on, and the node's measured rate."""
 
     __slots__ = ("_began_at", "_sample_bytes", "bytes_in_flight", "rate", "work_bytes")
 
     def __init__(self) -> None:
         self.bytes_in_flight = 0
-        """Bytes of the copies that the node can send now, because it has their pieces."""
+        """Bytes of the copies whose pieces the node has already."""
         self.work_bytes = 0
         """Bytes of all assigned copies, including pieces that have not reached the node yet."""
         self.rate: float | None = None
@@ -191,7 +191,7 @@ class Handing:
 
 @dataclass(slots=True)
 class Path:
-    """State of the path from the hub to one node, and of the node's uplink."""
+    """State of one node's path from the hub, and of the node's own uplink."""
 
     number: int = 0
     """Number of the node in trees and bit masks: the smallest one that was free when the node came."""
@@ -210,7 +210,7 @@ class Path:
     num_late: int = 0
     """Number of consecutive failures to hand on pieces that the node owned."""
     benched_until: float = 0.0
-    """Time from which the node may own pieces again after it failed to hand them on."""
+    """End of the bench: from then on the node may own pieces again."""
 
     @property
     def proven(self) -> bool:

@@ -1,12 +1,11 @@
 """The coordinator's outputs: records to commit, then actions to carry out, in this order.
 
-A *turn* is one call of the coordinator with one or several events. The caller commits all records of a turn in one
-database transaction, and then carries out the turn's actions. So the database has every ack and lease that nodes have
-seen. A crash between commit and actions loses only actions. The coordinator repeats lost actions when it is rebuilt
-from the store.
+A *turn* is one coordinator call with one or several events. The caller commits all records of a turn in one database
+transaction, and then carries out the turn's actions. So the database has every ack and lease that nodes have seen. A
+crash between commit and actions loses only actions. The coordinator repeats lost actions when it is rebuilt from the
+store.
 
-Only `BeginStep` need not wait for the commit: the learner keeps its results to itself until the `TrainStep` of the same
-turn arrives.
+Only `BeginStep` need not wait for the commit: the learner holds its results back until the turn's `TrainStep` arrives.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class StepTrained:
     """Node that each rollout was leased to, in the order of `rollout_ids`. Empty: the store looks the nodes up by
     lease."""
     drawn_by_several: tuple[str, ...] = ()
-    """Rollouts that also contain tokens sampled by nodes other than the one they were leased to."""
+    """Rollouts that also contain tokens sampled by nodes other than the lease's node."""
 
 
 @_effect
@@ -280,8 +279,8 @@ class SendLease:
     goes_on: tuple[tuple[int, int], ...] = ()
     """Pairs of index and earlier lease id: for these indices the hub sends the tokens of the earlier lease, and the
     node continues them. The earlier lease has the same index, turn and seed, so its tokens are the beginning of this
-    completion. Its version is the same, or older if nodes may switch versions within a completion. A lease that is sent
-    again continues its own tokens."""
+    completion. The earlier lease names the same version, or an older one in runs whose nodes may switch versions within
+    a completion. A lease that is sent again continues its own tokens."""
 
 
 @_effect
@@ -321,8 +320,8 @@ class SendTrained:
 
 @_effect
 class LookUpReceipt:
-    """Action: send the node the receipt that the store has for this rollout. Used for a finished rollout, and for one
-    that was not leased to this node."""
+    """Action: send the node the receipt that the store has for this rollout. Needed for finished rollouts, and for
+    rollouts never leased to this node."""
 
     node_id: str
     rollout_id: str
@@ -364,14 +363,14 @@ class CheckRollout:
 
     rollout_id: str
     is_urgent: bool
-    """True if the rollout's score is held back until the check ends. Otherwise the check may wait for others, to be
-    computed in one batch."""
+    """True if the rollout's score is held back until the check ends. Otherwise the check may wait until a batch of
+    checks is full."""
 
 
 @_effect
 class MeasureNumerics:
     """Action: have the verifier measure how coarsely engines with this rounding sample from this version, then answer
-    NumericsMeasured. The measurement is done before all checks that are requested after it."""
+    NumericsMeasured. Checks requested later wait for this measurement."""
 
     rounding: str
     """One of the values of `echo_hub.core.trust.numerics.ROUNDINGS`."""
@@ -396,8 +395,8 @@ class SendCheck:
 @_effect
 class HandOver:
     """Action: give a fully received group to the learner ahead of the step that may train it. The group has no known
-    invalid rollout; rewards may be missing. The group may end up in one of the next steps or in none. `rollout_ids` are
-    in training order. A second HandOver of the same group replaces its rollouts."""
+    invalid rollout; rewards may be missing. One of the next steps may take the group. `rollout_ids` are in training
+    order. A second HandOver of the same group replaces its rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -451,7 +450,7 @@ class AnnounceVersion:
 
 @_effect
 class EvaluationDone:
-    """Action: every episode of this version's evaluation has ended, so its figures can be read from the store."""
+    """Action: every episode of this version's evaluation has ended; the store has all figures."""
 
     policy_version: int
 

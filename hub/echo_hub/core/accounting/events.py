@@ -156,7 +156,7 @@ class CheckAbandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePardoned:
-    """The operator ended the quarantine of a node, which starts over as a new one."""
+    """The operator ended a node's quarantine; the node starts over as new."""
 
     node_id: str
 
@@ -212,7 +212,7 @@ class LearnerReady:
     policy_version: int
     metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     screens: Mapping[int, StepScreen] = field(default_factory=dict)
-    """What the learner found about the rollouts of each step, for the same steps as `metrics`."""
+    """The learner's findings about each step's rollouts, for the steps in `metrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ class VersionUnusable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationWanted:
-    """The held-out problems are to be sampled by nodes with this version, which they can fetch. EvaluationDone follows.
+    """Nodes should sample the held-out problems with this version, which they can fetch. EvaluationDone follows.
 
     After a restart the event is sent again.
     """

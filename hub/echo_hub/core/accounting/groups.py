@@ -1,10 +1,9 @@
 """State of unfinished work: one rollout, one index and one group. The ledger owns and changes these objects.
 
-A group is owned by the training or by an evaluation, which decides what happens to it: see `GroupOwner`.
+Each group belongs to training or to an evaluation, its owner: see `GroupOwner`.
 
 Each index of a group is one *episode*. In a single-turn task an episode is one rollout. With an environment it is one
-rollout per turn. The turns of an episode are leased one after the other, because the prompt of a turn contains all
-earlier turns.
+rollout per turn. Turns of an episode are leased in sequence, because each turn's prompt contains all earlier turns.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class LeasedRollout:
     overdue: bool = False
     """True once the lease's deadline has passed without the rollout."""
     late: bool = False
-    """True if the node takes longer than expected or has left. Another node may then get a lease for the same index,
-    too."""
+    """True if the node takes longer than expected or has left. Then another node may also lease the index."""
     oldest_version: int = 0
     """Oldest version that sampled any of its tokens.
 
@@ -59,11 +57,11 @@ class LeasedRollout:
     that the rollout continues.
     """
     drawn_by: tuple[str, ...] = ()
-    """Other nodes that are known to have sampled the beginning of the rollout."""
+    """Other nodes known to have sampled the rollout's first tokens."""
     is_begun: bool = False
-    """True if the hub already has tokens of the unfinished rollout, sampled by this node or by an earlier one."""
+    """True if the hub has the unfinished rollout's first tokens, from any node."""
     is_checked: bool = False
-    """True if the rollout was selected for a check, in which it is recomputed (`trust`)."""
+    """True if `trust` has selected the rollout for a check by recomputation."""
     is_held: bool = False
     """True if `trust` keeps the scored rollout out of batches until its check ends."""
     components: Mapping[str, float] | None = None
@@ -112,7 +110,7 @@ class Slot:
     """Turn number of each completion on which the scorer failed. The next attempt is sampled with another seed."""
     num_returns: int = 0
     evaluated: bool = False
-    """True if this is an episode of an evaluation that has ended."""
+    """True for an ended episode of an evaluation."""
 
     @property
     def turn(self) -> int:
@@ -267,7 +265,7 @@ class RolloutGroup:
             self.oldest_version = rollout.oldest_version
 
     def take_out(self, rollout: LeasedRollout) -> None:
-        """Remove a received rollout: that of the current turn or, if the whole group is dropped, of any turn."""
+        """Remove a received rollout: the current turn's or, when dropping the whole group, any turn's."""
         slot = self.slots[rollout.index]
         self.num_tokens -= rollout.num_tokens
         self.num_held -= rollout.is_held
@@ -294,7 +292,7 @@ class GroupOwner(Protocol):
     def for_learner(self) -> bool:
         """True if its groups wait in the learner's queues and have a row each in the store.
 
-        Groups of other owners are never trained, and the store has only their rollouts.
+        Groups of other owners are never trained; the store only has their rollouts.
         """
 
     @property

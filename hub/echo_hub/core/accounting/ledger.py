@@ -79,8 +79,8 @@ class Ledger:
         """Counter that grows whenever a group joins or leaves one of the learner's queues."""
         self.wants = Wants()
         self._episodes_go_on = False
-        """True once any episode had several turns. From then on a received turn may not be its episode's last one, so
-        groups are handed to the learner only when complete."""
+        """True once any episode had several turns. From then on, a received turn need not end its episode, so only
+        complete groups are handed to the learner."""
         self._gone: deque[RolloutGroup] = deque()
         """Trained groups that are still in memory: `clear_away` frees some per turn."""
         self.groups: dict[int, RolloutGroup] = {}
@@ -149,7 +149,7 @@ class Ledger:
 
     def begun(self, record: RolloutsLeased, *, oldest: int | None = None) -> tuple[tuple[int, int], ...]:
         """Return the indices of this lease that can continue the tokens of an earlier one, as pairs of index and
-        earlier lease id. Call this before `lease`. Only tokens of a proven node or of the same node are continued: the
+        earlier lease id. Call this before `lease`. Only tokens of proven nodes or of the same node are continued: the
         node that continues answers for the whole completion, so a fresh key could otherwise plant tokens for which an
         honest node is punished. Without `oldest`, the earlier lease must have the same version. With `oldest`, older
         versions down to `oldest` are allowed."""
@@ -228,7 +228,7 @@ class Ledger:
     def receive(
         self, rollout: LeasedRollout, payload: RolloutPayload, now: float, *, oldest_version: int | None = None
     ) -> None:
-        """Move leased → received. The rollout becomes the winner of its index's current turn, which must have none yet.
+        """Move leased → received. The rollout wins its index's current turn, which must lack a winner.
         `oldest_version`: version that sampled its first token. None: the lease's version."""
         group = self.groups[rollout.group_id]
         rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
@@ -291,7 +291,7 @@ class Ledger:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        if slot.turns:  # Evaluated turns cannot be read again, so such a lease could not be sent again.
+        if slot.turns:  # Evaluated turns are unreadable, so such leases could not be sent again.
             self.revoke(slot.leased, DropReason.EXPIRED)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
@@ -370,8 +370,8 @@ class Ledger:
             self.num_queue_changes += 1
 
     def revoke(self, rollouts: Iterable[LeasedRollout], reason: DropReason) -> None:
-        """Drop leased rollouts and tell their nodes to stop. A node can only stop a whole lease, so the message is sent
-        only if no other rollout of the lease is still wanted."""
+        """Drop leased rollouts and tell their nodes to stop. Nodes can only stop whole leases, so the message requires
+        that every rollout of the lease is unwanted."""
         revoked = sorted(rollouts, key=lambda rollout: rollout.lease_id)
         self.drop(revoked, reason)
         for lease_id, of_lease in groupby(revoked, key=lambda rollout: rollout.lease_id):

@@ -8,7 +8,7 @@ from echo_shared.wire.messages import MAX_BATCHED, Checked, DropReason, ReceiptS
 
 
 class Outbox:
-    """Effects of one turn. Each node's receipts go into one message, or several if one would be too long."""
+    """Effects of one turn. Each node's receipts form one message, or several if too long."""
 
     def __init__(self) -> None:
         self._records: list[Effect] = []

@@ -35,9 +35,9 @@ class UnfinishedRollout:
     oldest_version: int | None = None
     """Oldest version that sampled any token of a received rollout; None: the lease's version."""
     drawn_by: tuple[str, ...] = ()
-    """Nodes that sampled some tokens of a received rollout, other than the one it was leased to."""
+    """Nodes besides the lease's node that sampled some tokens of a received rollout."""
     others_held: bool = False
-    """True if another node had an earlier lease of this index and may have sampled the beginning of this rollout."""
+    """True if an earlier lease of another node may have produced this rollout's first tokens."""
     checked: Checked = Checked.NO
 
 

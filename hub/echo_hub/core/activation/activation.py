@@ -55,9 +55,9 @@ from echo_hub.core.policy.lengths import CompletionLengths
 from echo_shared.wire.messages import StandbyReason
 
 ROUND_S: Final = 5.0
-"""Seconds in which every node is examined once (a round), while any node is priced."""
+"""Length in seconds of a round, which examines every node once, while any node has a price."""
 GIFTS_ROUND_S: Final = 30.0
-"""Seconds of such a round while all nodes are gifts, which cost nothing."""
+"""Length of such a round in seconds while no node has a price."""
 SLICE: Final = 256
 """Maximum number of nodes examined in one call of `advance`."""
 REACT_S: Final = 1.0
@@ -84,7 +84,7 @@ LEFT_KEPT: Final = 65_536
 """Number of departed nodes whose trials are remembered, so that reconnecting does not reset the wait for the next
 trial."""
 IDLE_S: Final = 30.0
-"""Seconds without work after which a node that rests (gets no work for a while after misbehaviour) is told why."""
+"""Seconds without work after which a resting node (excluded from work after misbehaviour) is told why."""
 IDLE_STEPS: Final = 3.0
 """Training steps without work after which any other idle node is told why. Before that, idling is normal: many nodes
 idle between two steps."""
@@ -94,7 +94,7 @@ FIRST_TURN_S: Final = 10.0
 """Seconds that a connected node without any scored rollout waits for its first turn, a single-rollout lease. Needed if
 steps are too short for ordinary leases to such nodes."""
 TURNS_SHARE: Final = 32
-"""Divisor of the limit of turns: turns of slow nodes get at most 1/32 of a step's rollouts, but at least one."""
+"""Divisor of the limit of turns: slow nodes get at most 1/32 of a step's rollouts, minimum one."""
 TURNS_KEPT: Final = 4_096
 """Number of turns (single-rollout leases to slow nodes) that are remembered until their rollouts arrive."""
 VERSIONS_KEPT: Final = 64
@@ -257,8 +257,7 @@ class Activation:
             self._choose_soon(now)
 
     def had_turn(self, rollout_id: str, node_id: str, now: float) -> None:
-        """Note that this rollout was leased to the node as a turn: a single rollout for a node that is too slow for
-        other work."""
+        """Note that this rollout was leased to the node as a turn: a single rollout for a too slow node."""
         self._turns_left -= 1
         self._turns[rollout_id] = (node_id, now)
         if len(self._turns) > TURNS_KEPT:

@@ -8,8 +8,8 @@ rollout.
 
 For eight rollouts per step, a and then b are taken. The linear relaxation of this problem takes nodes in order of price
 per rollout, and only a fraction of the last one. Here the last node is taken whole: the cheapest one that covers the
-remaining need. Then nodes made superfluous are removed. So the cost exceeds that of the relaxation, a lower bound, by
-less than the cost of one node.
+remaining need. Then nodes made superfluous are removed. So the cost exceeds the relaxation's, a lower bound, by less
+than one node's price.
 
 The choice takes one numpy pass over all nodes, and up to `FILLS` shorter ones: about 20 ms for 100,000 nodes.
 """

@@ -1,8 +1,8 @@
 """Useful output of a node: the rollouts per step that arrive in time, by the provisioning rule
 (`echo_hub.core.capacity.rule`) with measured figures.
 
-With a staleness bound of 0 every rollout is sampled after its version and none can be late, so all rollouts that a node
-samples during a step count.
+With a staleness bound of 0 the learner waits for every rollout, so none is late: a node's whole output during a step
+counts.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Alternative measures, each of which alone reaches the goal; None = this measure cannot."""
+    """Alternative measures: each alone reaches the goal; None = this measure cannot."""
 
     max_staleness: int | None
     """Smallest staleness bound that reaches the goal with the current publication interval."""

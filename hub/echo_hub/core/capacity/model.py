@@ -146,8 +146,7 @@ class Pool:
     def supply(self, after_s: float, lasts_s: float, *, rested: bool) -> float:
         """Return how many rollouts of a version have arrived `after_s` after the version did.
 
-        `lasts_s`: seconds for which the version is the newest one that nodes have. `rested`: all nodes were idle when
-        it arrived.
+        `lasts_s`: seconds until nodes get the next version. `rested`: all nodes were idle when it arrived.
         """
         rates, halves = self._sums
         in_time = int(self.latencies.searchsorted(after_s, "right"))

@@ -1,4 +1,4 @@
-"""Provisioning rule: how many of each node's rollouts arrive in time to be trained on, and how stale they are at least.
+"""Provisioning rule: each node's number of trainable rollouts, and the pool's minimum staleness.
 
 This is the strict case of `model`: nodes sample all the time, so no rollout of a version begins before the version
 arrives. Steps take T seconds each, and every kappa-th version is published. Version v is made at vT and reaches node i

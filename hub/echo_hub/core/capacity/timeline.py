@@ -12,7 +12,7 @@ from echo_hub.core.capacity.schedule import PlannedStep, steps
 Lane = Literal["training", "waiting", "broadcast", "sampling"]
 
 SETTLED: Final = 20
-"""Number of publications from the start that are left out of the drawing: after them the schedule repeats."""
+"""Number of first publications left out of the drawing: after them the schedule repeats."""
 
 STEPS_DRAWN: Final = 6
 """Default number of steps in the drawing."""
@@ -26,8 +26,7 @@ class TimeSpan:
     begin_s: float
     end_s: float
     number: int
-    """Number of the step that is trained or that the learner waits for, or of the version that is broadcast or sampled
-    with."""
+    """Step number (training, waiting) or version number (broadcast, sampling)."""
 
 
 def timeline(workload: Workload, pool: Pool, *, num_steps: int = STEPS_DRAWN) -> tuple[TimeSpan, ...]:

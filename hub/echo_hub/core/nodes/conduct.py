@@ -65,7 +65,7 @@ class Conduct:
             node.num_failures += 1
 
     def excuse(self, node: Node) -> None:
-        """Forget the node's failures because they were not its fault, and end its rest if it has no other reason."""
+        """Forget failures that were not the node's fault, and end a rest without other reasons."""
         if node.num_failures:
             node.num_failures = 0
             if not node.deaths and node.node_id not in self._silent:

@@ -109,7 +109,7 @@ class Node:
     num_hangs: int = 0
     """Number of hangs so far: periods with a late rollout in which the node's speed no longer counted."""
     settled_from: float = 0.0
-    """Time from which the node counts as reliable, so that others may be sent to standby because of it; 0 = unknown."""
+    """Time from which the node counts as reliable enough to replace other nodes; 0 = unknown."""
     told: StandbyReason | None = None
     """Reason why the node gets no work, as last sent to it; None = it was told that it may get work."""
     told_halted: str = ""
@@ -130,7 +130,7 @@ class Node:
 
     @property
     def in_flight(self) -> int:
-        """Return how many of the node's rollouts are not received and still within their deadline."""
+        """Return the number of held rollouts within their deadline."""
         return self.held - self.overdue
 
     @property

@@ -13,7 +13,7 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 ORIGIN_SHARE: Final = 4
-"""The strangers of one origin may take a quarter of the rollouts that all strangers may hold, but at least one."""
+"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one."""
 
 
 class Origins:

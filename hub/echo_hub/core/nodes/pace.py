@@ -38,8 +38,8 @@ _AHEAD: Final = 1.25
 _AHEAD_S: Final = 0.4
 """Seconds of additional work that a node may always hold, because the hub or the node may stall for a moment."""
 _NEARLY: Final = 0.1
-"""Tolerance of `finish_s` and `fits`, in rounds (a round: all parallel slots sample one completion each). An excess of
-less than this fraction of a round counts as none."""
+"""Tolerance of `finish_s` and `fits`, in rounds (a round: all parallel slots sample one completion each). Smaller
+excesses add no round."""
 _PLACE: Final = 0.25
 """Tolerance of the measured parallelism, in slots: an excess of this fraction of a slot adds no slot."""
 
@@ -122,8 +122,8 @@ class NodePace:
 
     @property
     def _at_once(self) -> int:
-        """Return how many completions the node samples in parallel. A fraction counts as one more, because a node with
-        too little work would never show more parallelism."""
+        """Return how many completions the node samples in parallel. Fractions round up: an underused node would
+        otherwise never show more parallelism."""
         return max(1, ceil(self.tokens_per_s * self.token_s - _PLACE))
 
     @property

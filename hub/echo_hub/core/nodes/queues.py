@@ -1,5 +1,5 @@
-"""Queues of nodes with free capacity, one for each combination of version, tier and speed class. Tier 1 holds the nodes
-that already hold at least half of what they may hold; they would only queue new work. A smaller speed class is faster.
+"""Queues of nodes with free capacity, one for each combination of version, tier and speed class. Tier 1 has the nodes
+with at least half of their capacity in use; they would only queue new work. A smaller speed class is faster.
 
     version   tier             speed class   nodes, longest waiting first
     7         0 (has idle)     -3            a, d
@@ -35,8 +35,8 @@ class ReadyQueues:
         """Nodes of a faster (smaller) speed class cannot take any work at present, so their changes are not
         reported."""
         self.most_avoided = 0
-        """Largest number of nodes that a search avoids, because the work failed on them. Only this many nodes and one
-        more at the head of a queue can be found."""
+        """Largest number of nodes that a search avoids, because the work failed on them. A search can reach this
+        position of a queue, counted from 0."""
         self.num_unproven = 0
         """Number of waiting unproven nodes."""
 

@@ -31,7 +31,7 @@ from echo_shared.wire.messages import MAX_BATCHED
 REMEMBERED: Final = 65_536
 """Number of departed proven nodes whose window and measured speed are kept. The longest absent are forgotten first."""
 OLD: Final = 1_024
-"""Nodes whose version is this many behind the newest one, or more, all count as nodes of version 0."""
+"""Version lag behind the newest version from which a node counts as having version 0."""
 _CLASS: Final = log(1.5)
 """Width of a speed class in ln(seconds per token): within one class, times differ by less than a factor of 1.5."""
 _FASTEST_S: Final = 1e-9
@@ -77,8 +77,7 @@ class Nodes:
         """Number of proven nodes that take work."""
         self.num_connected = 0
         self.heeds_relief = True
-        """False if more capacity of a node that already had some free is of no use at present, so that it is not
-        reported as a change."""
+        """False if additional free capacity of an already ready node is useless at present and counts as no change."""
         self.num_changes = 0
         """Counter that grows whenever a node may have become able to take work for which no node was found before."""
         self.tokens_per_s = 0.0
@@ -167,7 +166,7 @@ class Nodes:
         return node_id in self._quarantined
 
     def quarantine(self, node_id: str) -> None:
-        """Give the node no more work, whether it is connected or not, and reset its window to one rollout."""
+        """Exclude the node from all work, connected or not, and reset its window to one rollout."""
         self._quarantined.add(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -460,7 +459,7 @@ class Nodes:
 
     def _change_version(self, node: Node, version: int | None) -> None:
         """Count the node as a candidate under another version (None: as none). A node that stops being a candidate
-        counts as a change: work that avoided other nodes because of it may be leased to them now."""
+        counts as a change: work may no longer need to avoid the other nodes."""
         before, node.candidate = node.candidate, version
         if before is not None:
             self._by_version[before] -= 1

@@ -19,7 +19,7 @@ from typing import Final
 UNPROVEN_SHARE: Final = 16
 """Divisor of the base of the strangers' limit: 1/16 of a step's rollouts, or of all held rollouts."""
 LEAST: Final = 4
-"""Divisor of the minimum: whatever strangers lose, they may hold a quarter of the base, and at least one rollout."""
+"""Divisor of the minimum: losses leave strangers a quarter of the base, and at least one rollout."""
 LOST: Final = 2
 """Returned rollouts that pay for one lost rollout."""
 USED: Final = 2

@@ -3,9 +3,9 @@
 A learner with version k - 1 trains step k. A rollout sampled with version p then has staleness k - 1 - p. Admission
 follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, counted in whole groups, with two changes.
 First, `v` is the version that new leases name, at most the learner's version. An old published version's samples are
-consumed later, so fewer groups may be open. Second, the count is made anew each time: the groups of all steps without a
-batch that may still consume samples of `v`, minus the waiting groups. So it stays right after restarts, after drops,
-and with variable batch sizes.
+consumed later, so fewer groups may be open. Second, each count starts from the present state: the groups of all steps
+without a batch that may still consume samples of `v`, minus the waiting groups. So it stays right after restarts, after
+drops, and with variable batch sizes.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ no rollout is expected in time and no node is fast enough, any node may take the
 An index is *late* if its node needs far longer than the longest completions take, or has left. Then another node may
 lease the index too, and the first valid result wins. An index is *overdue* after its deadline: the node has probably
 lost it. An index that failed on a node goes to other nodes first, and to unproven ones (strangers) only if no proven
-node is present. The same node gets it again only if no other node takes work. A reconnected node is sent its leases
-again, because the dying connection may have lost them.
+node is present. The failed node gets such an index again only without any other candidate. A reconnected node is sent
+its leases again, because the dying connection may have lost them.
 
 If the hub has tokens of an unfinished completion from a proven node, the next node continues them. The lease then names
 the version that sampled them while it is fresh enough, or any newer version if nodes may switch versions within a
@@ -108,8 +108,8 @@ class _Share:
 class Leasing:
     """Leases the groups of all owners to nodes, and watches the leases.
 
-    `_watched` is a heap of (time, reason, lease id, indices). At that time the lease may be late, its node may have
-    been away too long, or its deadline passes. `beside`: the owners other than training, such as evaluations.
+    `_watched` is a heap of (time, reason, lease id, indices). At that time the lease may be late, its deadline may
+    pass, or its node may be absent too long. `beside`: the owners other than training, such as evaluations.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Leasing:
         """Until `_release_at`, new capacity of nodes faster than this speed class changes nothing: they get no work
         yet."""
         self._asked: tuple[int, Outlook] | None = None
-        """Counters and outlook after the last complete offer of the waiting groups. While they are the same, no group
-        needs to be offered again; None: offer all again."""
+        """Counters and outlook after the last complete offer of the waiting groups. While unchanged, no group needs
+        another offer; None: offer all again."""
         self._unsent: set[str] = set()
         """Connected nodes that have not been sent their current leases since they connected."""
         self._shares = [_Share(owner) for owner in beside]
@@ -336,8 +336,8 @@ class Leasing:
         return not group.unleased
 
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
-        """Lease groups of other owners than training: as many rollouts as are due to them (`within_share`), or as many
-        as nodes take."""
+        """Lease groups of other owners than training: with `within_share` only the rollouts due to them, otherwise
+        until nodes take no more."""
         self._takers.begin()
         for share in self._shares:
             wanting, turn = share.owner.wanting, 0
@@ -389,8 +389,8 @@ class Leasing:
         return None
 
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: LeaseTerms) -> tuple[int, ...]:
-        """Return the indices that one lease to the node may have: those at their first turn, with the same seed as
-        index `like`, that did not fail on the node."""
+        """Return the indices that one lease to the node may have: first turns with the seed of index `like` that never
+        failed on the node."""
         attempt = group.slots[like].scorer_failures
         return tuple(
             index

@@ -40,7 +40,7 @@ class TrainedTask:
 
 
 class GroupPlace(NamedTuple):
-    """Task of one group, and its number among the groups of this task."""
+    """Task of one group, and the group's number within the task."""
 
     task: int
     """Index of the task in the settings' `tasks`."""

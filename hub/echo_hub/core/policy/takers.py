@@ -1,5 +1,5 @@
-"""Search for the node that takes rollouts of a group: a node with free capacity that meets the terms and has not failed
-on them.
+"""Search for the node that takes rollouts of a group: a node with free capacity, within the terms, without an earlier
+failure on them.
 
 While the groups of one owner are offered, free capacity only shrinks. So a failed search is remembered by the group's
 length class and the avoided nodes, and later groups of the same kind skip the search.
@@ -80,7 +80,7 @@ class Takers:
         self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
 
     def find(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
-        """Return the best node for rollouts of the group, and how many it may take; None: no node."""
+        """Return the best node for the group, and its maximum number of rollouts; None: no node."""
         unfillable, kind = self._unfillable.setdefault(_key(terms), set()), _kind(group, terms, avoid)
         if kind in unfillable:
             return None

@@ -1,4 +1,4 @@
-"""Timing of the learner: when each step is expected to start, and how long before its groups must be leased.
+"""Timing of the learner: expected start of each step, and lead time for leasing its groups.
 
 A rollout becomes stale while it waits. So a step's work is *released* (nodes may lease it) as late as possible without
 letting the learner wait:
@@ -23,7 +23,7 @@ from typing import Final
 RECENT: Final = 8
 """Number of recent steps in the medians and averages."""
 READY: Final = 0.05
-"""How long before the learner is free a batch should be complete, as a fraction of a step."""
+"""Desired lead of a complete batch over the learner's need, as a fraction of a step."""
 FIRST_MARGIN: Final = 1.2
 """Safety factor on lead times at the start of the run."""
 MOST_MARGIN: Final = 8.0

@@ -53,8 +53,8 @@ class Usability:
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
         """Note that the node's engine cannot use the version.
 
-        Return the nodes whose return of leases is not a failure. There are none while the version stays usable, and
-        none for a repeated report.
+        Return the nodes whose return of leases is not a failure. A usable version excuses no node; neither does a
+        repeated report.
         """
         known = self._voices.get(policy_version, {}).get(node.node_id)
         if known is not None and not known.has_drawn:

@@ -27,7 +27,7 @@ class Wants:
             self.settle(group, index)
 
     def note_all(self, group: RolloutGroup) -> None:
-        """Update all indices of a group that its owner has just asked for; until now it wanted no lease."""
+        """Update all indices of a newly requested group; until now it wanted no lease."""
         group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:

@@ -13,10 +13,10 @@ token's interval. An accusation can be invented, so it counts only after a secon
 ten settled rollouts is checked by one more node, which cannot tell that it is an audit. This exposes checkers that lie,
 and nodes that acquit each other.
 
-Checkers are proven nodes, or new ones if no proven node may check the rollout, as in a run's first minutes. A node may
-not check a rollout of which it sampled a part. Nor may a node that shares an address or an invite with a sampler or an
-earlier checker. Nodes of numerics classes (kinds of engine) that have not checked the rollout yet are preferred. Among
-equals the choice is unpredictable. A restart forgets all checks here; unchecked rollouts are requested again.
+Checkers are proven nodes, or new ones if no proven node may check the rollout, as in a run's first minutes. Samplers of
+a rollout may not check it. Nor may nodes sharing an address or invite with a sampler or earlier checker. Nodes of
+numerics classes (kinds of engine) that have not checked the rollout yet are preferred. Among equals the choice is
+unpredictable. A restart forgets all checks here; unchecked rollouts are requested again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CheckOutcome:
     is_doubtful: bool = False
     """True if the check ended without a finding although one checker accused the rollout."""
     is_known: bool = False
-    """True if the rollout was settled before, and this was an audit by one more node."""
+    """True if this check was an audit of a settled rollout."""
     agreed: tuple[tuple[str, int], ...] = ()
     """Checkers whose finding was accepted, each with the number of tokens that it computed."""
     outvoted: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class _Case:
     due_at: float = inf
     """Time by which the asked checker must answer."""
     until: float = inf
-    """Time at which the check is given up if no checker was found by then."""
+    """End of the search for a checker; afterwards the check is given up."""
     is_known: bool = False
     credited: set[str] = field(default_factory=set)
 
@@ -224,9 +224,8 @@ class Checking:
             self._close(case)
 
     def returned(self, node_id: str, rollout_id: str, finding: PeerFinding | None) -> CheckOutcome | None:
-        """Process the finding of a checker; `finding` None: it could not decide. An answer that was not requested,
-        or that comes from a node no longer trusted to check, does not count. Return the outcome once the check is
-        decided."""
+        """Process the finding of a checker; `finding` None: it could not decide. Unrequested answers, and answers of
+        nodes no longer trusted to check, do not count. Return the outcome once the check is decided."""
         case = self._cases.get(rollout_id)
         if case is None or case.asking != node_id:
             return None

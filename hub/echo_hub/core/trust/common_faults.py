@@ -1,13 +1,13 @@
-"""Failures that many nodes share: no node is quarantined for them. The cause may be a version, a problem, or the
+"""Failures that many nodes share: no node is quarantined for them. Possible causes are a version, a problem, and the
 verifier itself. So for each combination of numerics class (kind of engine) and version, and of class and group, this
 module counts the nodes that were checked and those that failed. Once `LEAST_FAILED` nodes have failed, and they are at
 least the share `SHARE` of the checked ones, verdicts on this class with this version or group are *suspended*: no node
 is quarantined for them, quarantined nodes are released, and the operator is told. Failed rollouts are still not trained
 on.
 
-If nodes that were proven before were checked, only they count, because keys cost nothing. If only strangers were
-checked, all count, so that the first nodes of a class that the verifier judges wrongly are not lost. So many hostile
-strangers can stay out of quarantine, but all of their rollouts are checked before training.
+If proven nodes were checked, only their results count, because keys cost nothing. If only strangers were checked, all
+count, so that the first nodes of a class that the verifier judges wrongly are not lost. So many hostile strangers can
+avoid quarantine; still, all their rollouts are checked before training.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class Evidence:
         return self._combined(other, 1)
 
     def __sub__(self, other: Evidence) -> Evidence:
-        """Return this evidence without `other`, which must be a part of it."""
+        """Return this evidence minus `other`, a part of it."""
         return self._combined(other, -1)
 
     def _combined(self, other: Evidence, sign: int) -> Evidence:
@@ -266,8 +266,7 @@ def _counted(
     *,
     weights_N: NDArray[np.bool_] | None = None,
 ) -> list[list[int]]:
-    """Return for each span how many of its values fall into each class of `edges`. `weights_N`: False for values that
-    do not count."""
+    """Return each span's number of values in each class of `edges`. `weights_N`: False for values that do not count."""
     classes = len(edges) + 1
     places_N = (spans_N * classes + np.searchsorted(edges, values_N))[slice(None) if weights_N is None else weights_N]
     counts: list[list[int]] = np.bincount(places_N, minlength=num_spans * classes).reshape(-1, classes).tolist()

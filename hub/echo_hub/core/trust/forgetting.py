@@ -55,7 +55,7 @@ class Forgetting:
         self._let_go(rollout, reason, detail)
 
     def set_aside(self, rollout: LeasedRollout, detail: str) -> None:
-        """Drop a received rollout that is in no batch because its check could not be decided. No node is blamed."""
+        """Drop a received rollout outside of batches whose check stays undecided. No node is blamed."""
         self._let_go(rollout, DropReason.REVOKED, detail)
 
     def _let_go(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
@@ -81,7 +81,7 @@ class Forgetting:
         for rollout in own:
             self._ledger.blame(rollout)
         self._ledger.revoke(own, DropReason.QUARANTINED)
-        # The other indices of these leases are still wanted, so the leases are not revoked.
+        # Other indices of these leases stay wanted, so no lease is revoked.
         self._ledger.drop([one for one in leased if one.node_id != node_id], DropReason.REVOKED, _NOT_ITS_OWN)
         for rollout in touched:
             is_there = rollout.rollout_id in self._ledger.rollouts  # A drop above may have removed it.

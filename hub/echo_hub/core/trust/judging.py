@@ -9,10 +9,10 @@ the engine rounds far more coarsely than reported; tokens are chosen by reward (
 grows with the tokens of each checked rollout. Both likelihoods assume the rounding scale of the node's class
 (`numerics`). A node is convicted once a sum reaches ln(alternatives / false_alarm). An honest node reaches that once in
 1 / false_alarm checked rollouts on average, or less often (Lorden, Ann. Math. Statist. 42, 1971), because e**(weight of
-a rollout) has mean 1 at most under honesty. This requires that the scale is not too small for the node's rounding, so
-scales are rounded up. A node whose sum reaches the alarm is spared if somewhat coarser rounding explains its recent
-tokens as well as forgery does (`is_explained`). A forger cannot pass for a coarse engine, because its honest tokens
-show how finely it rounds.
+a rollout) has mean 1 at most under honesty. The scale must not understate the node's rounding, so scales are rounded
+up. A node whose sum reaches the alarm is spared if somewhat coarser rounding explains its recent tokens as well as
+forgery does (`is_explained`). A forger cannot pass for a coarse engine, because its honest tokens show how finely it
+rounds.
 
 The rollouts of a group begin alike. So a large rounding error of one token recurs in the claims of each rollout of the
 group, and in the draws of several. The log-likelihood ratios are therefore divided by `CLAIMS_DISPERSION` and
@@ -114,10 +114,10 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
     """Return True if an honest engine that rounds up to `Honest.tolerance` steps more coarsely than the class explains
     the `recent` tokens.
 
-    It does if the tokens, with any share of them forged or invented, are then less than e**`nats` times as likely.
-    Claims that are too high are explained if a coarser scale lowers their sum below `nats`: the claims of an honest
-    engine are too high by half of its noise's variance. Coarser rounding never explains claims that are too low, an
-    engine of far fewer bits, or tokens chosen by reward.
+    Condition: no share of forged or invented tokens makes the evidence e**`nats` times likelier. Claims that are too
+    high are explained if a coarser scale lowers their sum below `nats`: the claims of an honest engine are too high by
+    half of its noise's variance. Coarser rounding never explains claims that are too low, an engine of far fewer bits,
+    or tokens chosen by reward.
     """
     draws, claims = (
         slice(scale, min(scale + honest.tolerance, max(scale, COARSEST)) + 1) for scale in (honest.draws, honest.claims)

@@ -53,7 +53,7 @@ SHIFT: Final = 0.25
 DRAW_CURVES: Final = 1 + len(WEIGHTS)
 """Number C of draw curves: the log-likelihood under honesty, and one log-ratio for each of `WEIGHTS`."""
 CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
-"""Number C of claim curves: the same kinds as for draws, and two log-ratios for claims all too low and all too high."""
+"""Number C of claim curves: those of draws, plus two log-ratios for claims all too low and all too high."""
 EDGE_CURVES: Final = 2
 """Number C of edge curves: tokens near an edge minus their expected number, and the variance of that number."""
 NEAR: Final = 0.75

@@ -1,8 +1,8 @@
 """Numerics classes: rounding scales of nodes' engines, and the sources of these scales.
 
 A class is what a node reports of its engine: backend, precision, kind of device. Each class has two rounding scales
-(`likelihood`): one for draws and one for claims. A scale is the most likely one for a set of tokens, rounded up by one
-step of `SCALES`. The tokens come from two sources:
+(`likelihood`): one for draws and one for claims. Each is the scale under which a set of tokens is most likely, rounded
+up by one step of `SCALES`. The tokens come from two sources:
 
     measured    tokens that the verifier sampled from the run's own model with emulated rounding of that precision, and
                 then examined like a node's. So the scale includes the verifier's own rounding
@@ -14,7 +14,7 @@ more (`class_wide`). Without a measurement, `DEFAULTS` apply.
 
 A node whose claims are much finer than its class must also sample as finely, so its draws are judged on that finer
 scale. Otherwise it could sample exactly, report a coarse engine, and choose between neighbouring tokens wherever a
-coarse engine may pick either. A node that also makes its claims coarse can still do that; `shopping` detects it.
+coarse engine may pick either. A node with artificially coarse claims can still choose; `shopping` detects it.
 
 A node is spared if a scale up to `TOLERANCE` steps above that of its class explains the evidence: its kernels may round
 more than the emulated ones.
@@ -78,7 +78,7 @@ class NumericsClass(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return the rounding, with all roundings of 16 bits and more as one kind."""
+        """Return the rounding; roundings of 16 bits and more form one kind."""
         return FINE if self.rounding in ("f32", "f16", "bf16") else self.rounding
 
 
@@ -197,7 +197,7 @@ class Numerics:
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Remove all evidence that the class learned from a node that must prove itself again."""
+        """Remove a node's evidence from its class, because the node must prove itself again."""
         self._shown[numerics] = self._shown[numerics] - evidence
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE, shown: Evidence = NO_EVIDENCE) -> Honest:
@@ -236,7 +236,7 @@ class Numerics:
         """Set the class's scale if several nodes without a common owner agree on it.
 
         `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of nodes as
-        coarse as the first one, if they number at least `UNLIKE_NODES` and half of all. Return an empty tuple if they
+        coarse as the first one, if at least `UNLIKE_NODES` and half of all nodes agree. Return an empty tuple if they
         disagree, or if forged tokens explain any node's evidence better than coarser rounding does.
         """
         before = self.honest(numerics)

@@ -1,8 +1,8 @@
 """Comparison of two nodes' findings about one rollout, for runs in which nodes check each other.
 
 Neither node is exact: both round as engines of their numerics classes do. For each token, two honest nodes report the
-same beginning of its interval and the same log-probability, up to noise. The noise is in log-odds, and its scale is the
-sum of the nodes' scales. So one finding serves as claim and the other as truth in `likelihood.claim_curves`.
+same beginning of its interval and the same log-probability, up to noise. The noise in log-odds has the sum of both
+nodes' scales. So `likelihood.claim_curves` takes one finding as claim, the other as truth.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def apart(one: PeerFinding, other: PeerFinding) -> Evidence:
 
 
 def contradiction(one: PeerFinding, other: PeerFinding, honest: Honest) -> float:
-    """Return the evidence in nats that at least one of the two findings is false. `honest`: scales of both classes
-    together. `weigh` divides by a factor for tokens that repeat within a group; the division is undone here, because
-    the tokens of one rollout do not repeat."""
+    """Return the evidence against both findings being honest, in nats. `honest`: scales of both classes together.
+    `weigh` divides by a factor for tokens that repeat within a group; the division is undone here, because one rollout
+    has no repeated tokens."""
     return CLAIMS_DISPERSION * max(weigh(apart(one, other), honest))

@@ -1,11 +1,11 @@
 """Choice of the rollouts that are checked: adaptive replication, as in BOINC (Anderson, J. Grid Computing 18, 2020,
 section 4.1).
 
-All rollouts of a node are checked until it is proven, at least the first `first`. A proven node with n verified
-rollouts in a row has each rollout checked with probability max(least, first / n); a failed check sets n to 0. BOINC
-uses 1 / n, because each BOINC result is clearly right or wrong. Here most dishonesty shows only in dozens of short
-rollouts. So a node that has just become proven is checked more often, and half of its rollouts are checked when 2 *
-first were verified.
+Until a node is proven, all its rollouts are checked, at least the first `first`. A proven node with n verified rollouts
+in a row has each rollout checked with probability max(least, first / n); a failed check sets n to 0. BOINC uses 1 / n,
+because each BOINC result is clearly right or wrong. Here most dishonesty shows only in dozens of short rollouts. So a
+node that has just become proven is checked more often, and half of its rollouts are checked when 2 * first were
+verified.
 
 A long rollout shows more, so it counts for several (`worth`): completions of 512 tokens count for eight.
 

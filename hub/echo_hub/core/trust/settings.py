@@ -13,13 +13,13 @@ class TrustSettings:
     by_nodes: bool = False
     """True: nodes check each other's rollouts. False: the hub's verifier process checks them."""
     check_deadline_s: float = 60.0
-    """Seconds within which a node must finish a check, and within which a node for it must be found."""
+    """Time limit in seconds for a node's check, and for the search for such a node."""
     secret: bytes = b""
     """Secret key that decides which rollouts are checked; no node may know it."""
     least_checked: float = 0.03
     """Lowest share of a proven node's rollouts that is checked, reached after many verified ones."""
     first_checked: int = 64
-    """Minimum number of a node's first rollouts of which each is checked before training."""
+    """Minimum number of a node's first rollouts that are all checked before training."""
     false_alarm: float = 1e-6
     """Highest rate, per checked rollout, at which an honest node is wrongly convicted."""
     temperature: float = 1.0

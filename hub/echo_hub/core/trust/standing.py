@@ -37,7 +37,7 @@ class Decision(StrEnum):
 
     QUARANTINED = "quarantined"
     RELEASED = "released"
-    """By the hub: another cause than the node explains the failures for which it was quarantined."""
+    """By the hub: a cause other than the node explains its failures."""
     PARDONED = "pardoned"
     """By the operator."""
     TRUSTED = "trusted"
@@ -79,7 +79,7 @@ class Grounds:
     shown: Evidence = NO_EVIDENCE
     """Evidence of these checks, without curves."""
     is_partial: bool = False
-    """True if the sum also contains checks from before the hub's start, which are not listed here."""
+    """True if the sum also contains checks older than the hub's start, which are missing here."""
 
 
 _NO_GROUNDS: Final = Grounds()
@@ -104,7 +104,7 @@ class Standing:
     share: float = 1.0
     """Share of the node's rollouts that are checked, 0 .. 1."""
     hints_from: int = 0
-    """Number of checks that the node must have before a hint of the learner may make it suspect again."""
+    """Number of checks required before another hint of the learner makes the node suspect."""
     taught: Evidence = NO_EVIDENCE
     """Evidence that the node has contributed to the scale of its numerics class since the hub's start."""
     recent: Evidence = NO_EVIDENCE

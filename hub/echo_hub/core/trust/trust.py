@@ -6,10 +6,10 @@
 
 Each verdict counts for the node that sampled the tokens, whichever node returned them (`judging`). A node with more
 evidence against it than honest nodes usually have is *watched*: all its rollouts are checked. From half of the
-conviction threshold on, a node is *suspect*: it must prove itself again, and its rollouts that are in no batch yet are
+conviction threshold on, a node is *suspect*: it must prove itself again, and its rollouts outside of batches are
 checked. A convicted node is quarantined until the operator pardons it. A quarantined node gets no work, and its
-rollouts that are in no batch yet are dropped. No node is quarantined for failures that many nodes show on one version
-or problem (`common_faults`), or for coarse rounding that several nodes of its class share without having a common owner
+rollouts outside of batches are dropped. No node is quarantined for failures that many nodes show on one version or
+problem (`common_faults`), or for coarse rounding that several nodes of its class share without having a common owner
 (`numerics`).
 
 A checked rollout is judged once more when its reward is known: a node must not choose tokens by reward and pass that
@@ -100,7 +100,7 @@ MEASURED_AGAIN: Final = 4
 versions 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 PROVEN_ANYWAY: Final = 8
 """A node with this many times `first_checked` rollouts verified in a row counts as proven even if its draws prove
-little. That happens if the policy is sure of every token, and then a forger could change little, too."""
+little. That happens with a policy that is sure of every token, where a forger could change little."""
 
 
 class Trust:
@@ -360,8 +360,8 @@ class Trust:
                 standing.share = self._share(standing)
 
     def screened(self, step: int, screened: Iterable[Seen], now: float) -> None:
-        """Process what the learner computed about one step's rollouts under the policy it trained. Nodes are compared
-        within the step, each with nodes of equal rounding, and each node also with its own past."""
+        """Process what the learner computed about one step's rollouts under the policy it trained. Each node is
+        compared with nodes of equal rounding in the same step, and with its own past."""
         screened = tuple(screened)
         self._mismatch.add(screened)
         of_nodes = [seen for seen in screened if seen.node_id != HUB_NODE_ID]
@@ -379,8 +379,8 @@ class Trust:
 
     def _lags(self, lag: Lag, now: float) -> None:
         """Act on a node that seems to sample with an old version. With checks, the node becomes suspect: its rollouts
-        are checked before training. Without checks, bad rollouts could not be stopped, so the node is quarantined if
-        other nodes show that the run itself is not the cause."""
+        are checked before training. Without checks, only a quarantine keeps bad rollouts out of training. It requires
+        other nodes without growth, which rule out the run itself as cause."""
         standing = self._standings.of(lag.node_id)
         if self._settings.enabled:
             self._suspect(standing, str(lag), now)
@@ -429,7 +429,7 @@ class Trust:
         return max(of_tokens) > WATCHED * self._alarm or max(of_rewards) > WATCHED_FOR_REWARDS * self._alarm
 
     def _share(self, standing: Standing) -> float:
-        """Return which share of a proven node's rollouts is to be checked."""
+        """Return the share of a proven node's rollouts that should be checked."""
         if self._is_watched(standing):
             return 1.0
         return share_checked(standing.num_verified, self._settings.first_checked, self._settings.least_checked)
@@ -450,7 +450,7 @@ class Trust:
         sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
-        # 0 is added as well, so that every checked class is in both counters.
+        # Adding 0 puts every checked class into both counters.
         self._failed[str(standing.numerics)] += failed
         standing.num_checked += 1
         standing.num_failed += failed
@@ -497,8 +497,7 @@ class Trust:
         return True
 
     def _begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Put the node into a state in which it must prove itself again. What its class learned from the node is
-        removed."""
+        """Restart the node's proof in a new state. What its class learned from the node is removed."""
         self._numerics.unlearn(standing.numerics, standing.taught)
         standing.shown = standing.taught = NO_EVIDENCE
         standing.begin_again(state, reason, now)
@@ -520,7 +519,7 @@ class Trust:
 
     def _condemn(self, standing: Standing, causes: tuple[Cause, ...], rollout_id: str, now: float) -> None:
         """Quarantine the node, unless many nodes fail for one of `causes`, or nodes without a common owner round as
-        coarsely. In these cases spare it, and release the nodes quarantined for the same."""
+        coarsely. In these cases spare the node, and release nodes quarantined for the same cause."""
         if standing.is_quarantined:
             return
         reason, shown = what_is_wrong(standing), convicting(standing).shown

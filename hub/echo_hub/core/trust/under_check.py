@@ -55,7 +55,7 @@ class UnderCheck:
         return rollout_id in self._checks
 
     def can_check(self, rollout: LeasedRollout) -> bool:
-        """Return True if the rollout can be checked: not if the hub sampled it itself, nor if nodes would have to check
+        """Return False for a rollout without a possible check: sampled by the hub itself or, with checks by nodes, by
         greedy choices."""
         about = EvaluationGroup.of(rollout.group_id)
         is_drawn = about is None or not about.greedy
