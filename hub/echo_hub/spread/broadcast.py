@@ -14,15 +14,17 @@ before the nodes' uplinks are busy (Kumar and Ross, Peer-Assisted File Distribut
 2006). So, in this order, while the hub's uplink has room:
 
 1. An *owned* piece goes to one node, its owner, that has few pieces left to hand on. The tree to the other nodes goes
-with it. The tree is a star in a small fleet and deep in a large one (`forest`). 2. Pieces that a node gets from no peer
-go to it *directly*. 3. When every owner has enough pieces to hand on and the hub's uplink is about to idle, a piece
-goes directly to all nodes that lack it. 4. When every piece was sent to some node, the hub *helps*: it also sends
-pieces that would arrive later from their owner.
+   with it. The tree is a star in a small fleet and deep in a large one (`forest`).
+2. Pieces that a node gets from no peer go to it *directly*. 3. When every owner has enough pieces to hand on and the
+hub's uplink is about to idle, a piece goes directly to all
+   nodes that lack it.
+4. When every piece was sent to some node, the hub *helps*: it also sends pieces that would arrive later from their
+   owner.
 
 If the source of a node's piece leaves, is late or loses its link, a linked node with the piece is told to *take over*.
-Without such a node the piece returns to 1 or 2. The same holds for pieces that were distributed before a node joined. A
-slow receiver delays no other node: an owner's work counts as done once all nodes except a few stragglers have the
-piece.
+Without such a node the piece is sent again as in 1 or 2. The same holds for pieces that were distributed before a node
+joined. A slow receiver delays no other node: an owner's work counts as done once all nodes except a few stragglers have
+the piece.
 
 A node's false claims affect only itself: a node that claims pieces it lacks does not get them. An owner that does not
 hand on is *benched*: it owns no pieces for a while, including later broadcasts, and longer each time. Afterwards it

@@ -1,9 +1,9 @@
 """The coordinator's outputs: records to commit, then actions to carry out, in this order.
 
-A *turn* is one coordinator call with one or several events. The caller commits all records of a turn in one database
-transaction, and then carries out the turn's actions. So the database has every ack and lease that nodes have seen. A
-crash between commit and actions loses only actions. The coordinator repeats lost actions when it is rebuilt from the
-store.
+A *turn* of the coordinator is one call with one or several events (fields named `turn` count the turns of an episode
+instead). The caller commits all records of a turn in one database transaction, and then carries out the turn's actions.
+So the database has every ack and lease that nodes have seen. A crash between commit and actions loses only actions. The
+coordinator repeats lost actions when it is rebuilt from the store.
 
 Only `BeginStep` need not wait for the commit: the learner holds its results back until the turn's `TrainStep` arrives.
 """

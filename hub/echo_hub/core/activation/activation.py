@@ -27,10 +27,10 @@ A node's results count at once towards the demand. Other nodes are sent to stand
 those that have worked for `dwell_s` without late rollouts. A node that hangs is settled only `HANG_S` later, and twice
 as long after each further hang. So a node that looks fast and cheap but stalls costs a few seconds once.
 
-Most events cause no computation here. Nodes are examined in slices of `SLICE` per turn, a round every few seconds. A
-choice is one pass over arrays of priced nodes, at most once a second, and changes at most `CHANGES` nodes. Rounds and
-choices become rarer with many priced nodes. For 100,000 priced nodes, measured cost is about 1.5 ms per slice and 40 ms
-per choice (every 5 s): 4 % of a processor.
+Most events cause no computation here. Each call of `advance` examines at most `SLICE` nodes; a round over all nodes
+takes a few seconds. A choice is one pass over arrays of priced nodes, at most once a second, and changes at most
+`CHANGES` nodes. Rounds and choices become rarer with many priced nodes. For 100,000 priced nodes, measured cost is
+about 1.5 ms per slice and 40 ms per choice (every 5 s): 4 % of a processor.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Workload:
     rollouts_per_step: float
     train_s: float
     broadcast_s: float = 0.0
-    """Time from training a version until nodes sample with it."""
+    """Seconds from the training of a version until nodes sample with it."""
     hand_off_s: float = 0.0
     """Learner's time per step besides training: commit of the plan and transfer of the batch."""
     max_staleness: int = 0
@@ -94,7 +94,7 @@ class Prediction:
     busy: bool
     """True if the learner never waits for rollouts."""
     period_s: float
-    """Average time from step to step; infinite if no node samples."""
+    """Average seconds from step to step; infinite if no node samples."""
     utilisation: float
     """Share of time in which the learner trains."""
     rollouts_per_s: float

@@ -37,7 +37,7 @@ class Origins:
         return True
 
     def leave(self, node: Node) -> None:
-        """Free the node's place."""
+        """Free the place of its origin that the node uses."""
         node.has_place = False
         taken = self._num_taken.pop(node.origin) - 1
         if taken:

@@ -79,7 +79,7 @@ class Mixture:
         return cls(run_seed=run_seed, quotas=quotas(weights))
 
     def place(self, group_id: int) -> GroupPlace:
-        """Return the place of a training group."""
+        """Return the task of a training group, and the group's number within the task."""
         if len(self.quotas) == 1:
             return GroupPlace(0, group_id)
         block, at = divmod(group_id, BLOCK)

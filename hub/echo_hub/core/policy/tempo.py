@@ -42,7 +42,7 @@ class Tempo:
         self.margin = FIRST_MARGIN
         self._steps_s: deque[float] = deque(maxlen=RECENT)
         self._ends: deque[float] = deque(maxlen=RECENT)
-        """End times of recent steps."""
+        """Times at which recent steps ended."""
         self._begun: tuple[int, float] | None = None
         """Current step of the learner and its start time."""
         self._done_at: float | None = None
@@ -72,7 +72,7 @@ class Tempo:
         self._begun, self._done_at = (step + 1, now) if self._given > step else None, now
 
     def lost(self) -> None:
-        """Forget the learner's state after it was lost: its next start is unknown."""
+        """Forget the current step after the learner was lost: the time of its next start is unknown."""
         self._begun = self._done_at = None
         self._ends.clear()
         self._given = 0

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustSettings:
-    """The defaults check nothing, because not every coordinator has a verifier process or nodes that check."""
+    """Settings for checks. By default nothing is checked: not every coordinator has a verifier process, or nodes that
+    check."""
 
     enabled: bool = False
     by_nodes: bool = False
