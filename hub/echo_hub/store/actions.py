@@ -1,8 +1,9 @@
-"""Operators' actions in the store: the log, the actions that the hub still has to carry out, and database-only actions.
+"""Operators' actions in the store: their log, the actions that the running hub must still carry out, and the actions
+that change only the database.
 
-An action is noted and settled exactly once. If an action changes only the database, the transaction that notes it
-carries it out, in the hub or in a command's process. Any other action is noted as wanted; the hub settles it in the
-same transaction as its effects.
+Each action is inserted once and gets one outcome. An action that changes only the database is carried out by the
+transaction that inserts it, in the hub or in a command's process. Any other action is inserted with the outcome
+"wanted"; the hub records its final outcome in the same transaction as its effects.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from echo_shared.records.run import Invite
 DAY_S: Final = 86_400.0
 _CONFIGURED: Final = "configured_settings"
 TOGETHER: Final = (frozenset({"max_staleness", "publish_every"}),)
-"""Sets of settings that must change together: if one is overruled, all of the set are."""
+"""Sets of settings that only make sense together: if config.toml overrules one operator's change in a set, it overrules
+all changes in that set.
+"""
 
 
 class ActionRefusedError(Exception):
@@ -50,7 +53,8 @@ def note_action(
     secret_hash: str = "",
     undoes: int | None = None,
 ) -> ActionRecord:
-    """Note an action. If it changes only the database, carry it out too. Refused actions are also noted.
+    """Insert an action into the log. If it changes only the database, carry it out too. Refused actions are also
+    logged.
 
     `secret_hash` is the hash of the API token or invite that the action makes.
     """
@@ -79,7 +83,7 @@ def note_action(
 
 
 def settle_action(connection: Connection, settled: ActionSettled, now: float) -> None:
-    """Record the outcome of an action that the hub carried out without its coordinator."""
+    """Record the outcome of an action that the hub carried out without passing it to the coordinator."""
     settle(connection, [settled], now)
 
 
@@ -90,7 +94,7 @@ def find_action(connection: Connection, number: int) -> ActionRecord | None:
 
 
 def read_wanted_actions(connection: Connection) -> list[ActionRecord]:
-    """Return the actions that the hub has to carry out, oldest first."""
+    """Return the actions that the hub still has to carry out, oldest first."""
     of_them = select(actions).where(actions.c.outcome == ActionOutcome.WANTED).order_by(actions.c.number)
     return [_record(row) for row in connection.execute(of_them)]
 
@@ -104,7 +108,7 @@ def read_action_log(connection: Connection, *, limit: int, before: int | None = 
 
 
 def was_undone(connection: Connection, number: int) -> bool:
-    """Return True if an action that takes this one back is done or wanted."""
+    """Return True if another action that reverses this one is done or wanted."""
     of_it = (actions.c.undoes == number, actions.c.outcome != ActionOutcome.REFUSED)
     return connection.execute(select(actions.c.number).where(*of_it)).first() is not None
 
@@ -125,10 +129,10 @@ def read_num_api_tokens(connection: Connection) -> tuple[int, int]:
 
 
 def begin_settings(connection: Connection, configured: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Return the settings that operators have changed, and the names of changed settings that the configuration
-    overrules.
+    """Return the settings that operators have changed and that still apply, and the names of the changes that
+    config.toml overrules.
 
-    Called when the hub starts. The configuration overrules a changed setting if its configured value differs from the
+    Called when the hub starts. config.toml overrules an operator's change if the value in config.toml differs from its
     value at the last start.
     """
     before = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _CONFIGURED))

@@ -1,7 +1,7 @@
-"""Record how each version was announced, and which nodes have fetched which artefact.
+"""Record how each version was announced, and which nodes have fetched which artefact (the base model or a version).
 
-The first report counts: later reports of the same node and artefact change nothing. Reports about a version whose fetch
-rows were already deleted are ignored.
+Only the first report of a node about an artefact counts. Reports about a version whose fetch rows were already deleted
+are ignored.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from echo_hub.store.tables import fetches, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetches
 
 NODES_A_QUERY: Final = 128
-"""Nodes looked up in one statement, which then takes a few milliseconds."""
+"""Nodes looked up in one statement. A statement of this size takes a few milliseconds."""
 
 
 def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float, place: FetchMark) -> FetchMark:
-    """Write the news in order, then delete twice as many old fetch rows as were added, plus a fixed number.
+    """Write the news in order. Then delete old fetch rows: twice as many as were added, plus a fixed number, so that
+    the table shrinks.
 
     Return how far old fetch rows are deleted, as `forget_old_fetches` returns it.
     """

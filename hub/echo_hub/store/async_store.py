@@ -1,12 +1,13 @@
-"""The store for the event loop: one thread writes, another one reads.
+"""The store for code on the event loop: one thread writes, another one reads.
 
 SQLite has one writer, so writes are committed in the order of their calls. A write that fails because the disk is full
-waits, and all later writes wait behind it. Reads run in parallel to writes and see the last commit before they began.
+is retried until there is space, and all later writes wait behind it. Reads run in parallel to writes and see the last
+commit before they began. While a database server is unreachable, reads and writes wait for it. A write is applied
+exactly once, even if the connection breaks before the server confirms the commit.
 
-While a database server is unreachable, reads and writes wait. A write is applied exactly once, even after a lost commit
-answer. Pages and curves read `store` directly on their own threads and never wait.
+Web pages and curves read `store` directly on their own threads and never wait for these threads.
 
-Rollouts of a large trained step are counted in parts, with other writes in between.
+The rollouts of a large trained step are marked as trained in parts, with other writes in between.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from echo_shared.files.full_disk import Room
 from echo_shared.records.run import RunEvent
 
 OTHERS_SHARE: Final = 2.0
-"""Pause after each part of counting a large step, as a multiple of the part's duration. Other writes run meanwhile."""
+"""Pause after each part of counting a large step, as a multiple of the part's duration. Other writes run during the
+pause.
+"""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -36,7 +39,7 @@ _T = TypeVar("_T")
 class AsyncStore:
     """Async versions of the store's `read` and `write`, with the same errors.
 
-    `room` makes writes wait for a full disk, `server` makes calls wait for an unreachable database server.
+    `room` repeats a write while the disk is full. `server` repeats a call while the database server is unreachable.
     """
 
     def __init__(self, store: Store, room: Room | None = None, server: Room | None = None) -> None:
@@ -48,14 +51,16 @@ class AsyncStore:
         self._counting: asyncio.Task[None] | None = None
 
     async def read(self, query: Callable[Concatenate[Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return what `query` finds in the state of one commit."""
+        """Run `query` on the reading thread. The query sees the state of a single commit."""
         read = partial(self.server.until, lambda: self.store.read(query, *args, **kwargs))
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
     async def read_counted(
         self, query: Callable[Concatenate[Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Return what `query` finds after all rollouts of the steps trained so far are counted."""
+        """Run `query` once the rollouts of all steps trained so far are counted, that is marked as trained and added to
+        the totals.
+        """
         await self.counted()
         return await self.read(query, *args, **kwargs)
 
@@ -75,14 +80,15 @@ class AsyncStore:
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     def give_up(self) -> None:
-        """Stop waiting for a full disk or an unreachable server: from now on their errors are raised."""
+        """Stop waiting for a full disk or an unreachable server. From now on, these errors are raised to the
+        callers.
+        """
         self.room.give_up()
         self.server.give_up()
 
     async def close(self) -> None:
-        """Finish counting and close the store.
-
-        If the disk is full or the server away, the next start counts the rest.
+        """Finish counting trained rollouts, and close the store. If the disk is full or the server unreachable, the
+        next start counts the rest.
         """
         self.give_up()
         try:
@@ -96,7 +102,7 @@ class AsyncStore:
             self._writer.shutdown()
 
     async def counted(self) -> None:
-        """Wait until all rollouts of the steps trained so far are counted. Raises StorageError if counting failed."""
+        """Wait until the rollouts of all steps trained so far are counted. Raises StorageError if counting failed."""
         if self._counting is not None:
             await asyncio.shield(self._counting)
 

@@ -1,4 +1,6 @@
-"""Where a run's database begins: at version 0, the bare base model, or at a version that the run was given."""
+"""The version at which a run's database begins: 0 for the bare base model, or the version from which the run was
+started or forked.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from echo_hub.store.database import open_to_read
 from echo_hub.store.tables import groups, run_meta, versions
 
 LINEAGE: Final = "lineage"
-"""Key in `run_meta`; the value is an `echo_hub.run.start.Start` as JSON."""
+"""Key in `run_meta` under which the run's origin is stored, an `echo_hub.run.start.Start` as JSON."""
 _VERSION: Final = "first_version"
 _GROUP: Final = "first_group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """The policy version that the first step starts from, and the first problem to sample."""
+    """The policy version before the run's first step, and the id of the first group to sample."""
 
     policy_version: int = 0
     group_id: int = 0
@@ -38,7 +40,7 @@ def read_beginning(connection: Connection) -> Beginning:
 
 
 def first_group_behind(engine: Engine, step: int) -> int:
-    """Return the first group, in order of ids, that no step up to `step` has trained on."""
+    """Return the first group id after all groups that the steps up to `step` have trained on."""
     with open_to_read(engine) as connection:
         newest = connection.scalar(select(func.max(groups.c.group_id)).where(groups.c.step <= step))
         return read_beginning(connection).group_id if newest is None else newest + 1

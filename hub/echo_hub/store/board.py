@@ -1,7 +1,7 @@
-"""The leaderboard, read from the running totals of `credit`. Reads only; no receipt is counted.
+"""The leaderboard, read from the running totals in `credit`. Reads only, and counts no receipts.
 
-The database ranks, sorts, searches and cuts to one page. It reads one row for each node whose work ever counted. Keys
-are free to make, but a key without work has no row.
+The database ranks, sorts, searches and returns one page. A query reads one row for each node with credited work. Keys
+cost nothing to make, but a key without credited work has no row, so keys alone cannot slow the query down.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ DAYS_SHOWN: Final = 366
 PUBLIC_DIGITS: Final = 10
 """Length of the prefix of a node's id that public pages show."""
 _LAST_ID: Final = "~"
-"""A character that sorts after every character of a node's id."""
+"""A character that sorts after every character of a node id, for the upper end of a prefix search."""
 
 
 def ranked(connection: Connection, kind: BoardKind) -> Subquery:
-    """Select each node with credit, or each team, with name and rank. Rank is by rollouts, then by name and id."""
+    """Select each node with credit, or each team, with its name and rank. Rank 1 has most trained or evaluated
+    rollouts; ties are ordered by name and id.
+    """
     # Sort by code points as Python does, whatever the database's locale is.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
     name: ColumnElement[str]
@@ -124,7 +126,7 @@ def _order(connection: Connection, board: Subquery, wanted: BoardQuery, today: i
         "name": func.lower(board.c.name).collate(collation),
         "rollouts": board.c.rollouts,
         "tokens": board.c.tokens,
-        # 0 sorts below all stored averages: these logarithms are far above 0.
+        # A missing average becomes 0, which sorts last: stored averages are logarithms far above 0.
         "recent": func.coalesce(board.c.recent, 0.0),
         "streak": case((board.c.last_day >= today - 1, board.c.streak_days), else_=0),
         "elsewhere": board.c.rollouts + board.c.elsewhere_rollouts,
@@ -191,14 +193,14 @@ def find_node(connection: Connection, start: str) -> str | None:
 
 
 def read_credited_node(connection: Connection, start: str, now: float) -> tuple[str, Holder] | None:
-    """Return the full id and all credit of a node, given its id or a prefix. Return None for a node without credit."""
+    """Return a node's full id and all its credit, given its id or a prefix of it; None if the node has no credit."""
     node_id = find_node(connection, start)
     found = None if node_id is None else read_holder(connection, node_id, "node", now)
     return None if node_id is None or found is None else (node_id, found)
 
 
 def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float) -> Holder | None:
-    """Return all credit of one node or team; None if nothing of it has counted."""
+    """Return all credit of one node or team; None if none of its work was credited."""
     board = ranked(connection, kind)
     rows = connection.execute(select(board).where(board.c.holder == holder)).mappings().all()
     if not rows:
@@ -217,7 +219,7 @@ def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float
 
 
 def _works(connection: Connection, node_ids: Collection[str]) -> dict[str, WorkKinds]:
-    """Return, for each node, its credit by kind of work."""
+    """Return each node's credit by kind of work: training, evaluation, and checks of other nodes' rollouts."""
     counted = select(tallies).where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
     final: dict[tuple[str, str], Any] = {}
     by_others: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """Search rollouts by their properties for an operator, newest leases first. Reads only.
 
-One condition of a search is looked up in an index whose entries are ordered by lease: the condition that matches the
-fewest rollouts. The remaining conditions filter at most `LOOKED_AT` rollouts from that index. So search time stays
-constant as the run grows, but a page may have few rows or none. `Found.before` is where the next search continues.
+Of a search's conditions, the one that matches the fewest rollouts is looked up in an index ordered by lease. The
+remaining conditions filter at most `LOOKED_AT` rollouts from that index. So the time of a search does not grow with the
+run, but a page may have few rows or none. The next search continues at `Found.before`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from echo_shared.records.rollout import GroupRecord, RolloutFilter, RolloutPaylo
 from echo_shared.wire.messages import Checked, rollout_id
 
 LOOKED_AT: Final = 20_000
-"""Rollouts on which one search tests its conditions, at most."""
+"""Largest number of rollouts that one search reads from the index and tests."""
 LOOKED_BACK: Final = 2_000
-"""Newest rollouts of one node that its page searches for checked ones."""
+"""Number of a node's newest rollouts among which its page looks for checked ones."""
 NEWEST: Final = (2**62, 0)
-"""A key above all rollouts, to start a search at the newest."""
+"""A (lease, index) above all stored rollouts: a search before it starts at the newest rollout."""
 
 Key = tuple[int, int]
-"""Lease and index."""
+"""Lease number and index, which identify a rollout."""
 
 _STORED: Final = tuple(each.name for each in fields(RolloutSummary) if each.name in rollouts.c and each.name != "index")
-"""Fields of a summary that its row holds under the same name."""
+"""Fields of `RolloutSummary` that have a column of the same name in `rollouts`."""
 _COLUMNS: Final = (
     rollouts.c.lease_id,
     rollouts.c.index.label("at"),
@@ -48,19 +48,22 @@ class Found:
 
     rollouts: tuple[RolloutSummary, ...]
     before: Key | None
-    """The last rollout that was tested, where the next search continues; None if no rollouts are left."""
+    """Key of the last rollout that was tested. The next search continues before it. None if no older rollouts are left.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup(GroupRecord):
-    """All rollouts ever leased of a group, ordered by index, turn and lease, and the group's step."""
+    """All rollouts ever leased for a group, ordered by index, turn and lease; and the step that trained on
+    the group.
+    """
 
     rollouts: tuple[RolloutSummary, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReward:
-    """The last turn of one episode of a step's batch."""
+    """The reward of one episode in a step's batch, with the facts of the episode's last turn."""
 
     rollout_id: str
     group_id: int
@@ -69,9 +72,9 @@ class BatchReward:
     num_tokens: int
     """Tokens of the episode's last turn."""
     turn_rewards: tuple[float, ...]
-    """The part of `reward` that each turn except the last one earned."""
+    """The part of `reward` that each turn earned, without the last turn, which earned the rest."""
     policy_version: int
-    """Policy version of the last turn's lease."""
+    """Policy version for which the last turn was leased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,9 @@ def newest_of_node(
 
 
 def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, RolloutPayload]:
-    """Return the stored tokens of these rollouts, from payloads or kept copies."""
+    """Return the stored tokens of these rollouts, from `payloads` or, once the hub no longer needs them, from
+    `kept`.
+    """
     wanted = set(keys)
     found: dict[Key, RolloutPayload] = {}
     for table in (payloads, kept):
@@ -219,7 +224,9 @@ def _step(connection: Connection, step: int) -> Any | None:
 def _conditions(
     connection: Connection, wanted: RolloutFilter
 ) -> tuple[list[ColumnElement[bool] | TextClause], list[_Within]]:
-    """Split a filter into conditions for the index lookup and conditions to test on the rows found there."""
+    """Split a filter into exact conditions for the index lookup, and range conditions to test on the rows
+    found there.
+    """
     equal = {
         "group_id": wanted.group,
         "checked": wanted.check if wanted.check != Checked.NO else None,
@@ -276,7 +283,7 @@ class HeldOutSet(Protocol):
 
     @property
     def numbers(self) -> range:
-        """Indices of this set's problems, among the problems of all sets."""
+        """Positions of this set's problems in the list of all sets' problems."""
 
 
 def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
@@ -292,7 +299,7 @@ def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
 
 
 def evaluation_text(group_id: int, sets: Sequence[HeldOutSet] = ()) -> str:
-    """Return a description of an evaluation group; empty for a training group. `sets` are the run's held-out sets."""
+    """Return a description of an evaluation group, or "" for a training group. `sets` are the run's held-out sets."""
     about = EvaluationGroup.of(group_id)
     if about is None:
         return ""

@@ -1,11 +1,11 @@
-"""Execute one statement for many rows, compiled once, and select by many keys.
+"""Execute one statement for many rows with a single compilation, and select rows by many keys.
 
-SQLAlchemy processes the parameters of every row separately: names, defaults and types, which takes several times as
-long as SQLite takes for the row. Here these are looked up once for each statement. Values are still converted by their
-column's type.
+SQLAlchemy looks up the names, defaults and types of every row's parameters, which takes several times as long as SQLite
+takes for the row. Here they are looked up once for each statement. Values are still converted by the type of their
+column.
 
-SQLite gets many rows in one statement: its driver releases and retakes the GIL for each execution, which is slow in a
-busy hub.
+SQLite gets many rows in one statement: its driver releases and retakes the GIL for each execution, and in a busy hub
+each retake waits for other threads.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 _KEPT: Final = 64
 MOST_PARAMETERS: Final = 900
-"""Parameters of one statement, at most; SQLite before 3.32 allows 999.
-
-The number of rows in a statement is a power of two, so that few different statements are prepared."""
+"""Largest number of parameters in one statement; SQLite before 3.32 allows 999. The number of rows in a statement is
+always a power of two, so that few different statements are prepared.
+"""
 
 
 def among(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
@@ -81,7 +81,7 @@ class _Many:
     text_of: Callable[[int], str] | None = None
     """Return the statement's text for N rows at once; None if the driver gets the rows with `executemany`."""
     first: Sequence[Any] = ()
-    """Parameter values before those of the rows."""
+    """Parameter values that precede those of the rows, in the driver's order."""
 
     def parameters(self, row: Mapping[str, Any]) -> Any:
         values = {**self.fixed, **row}
@@ -92,7 +92,7 @@ class _Many:
 
 @lru_cache(_KEPT)
 def _many(statement: Insert | Update | Delete, dialect: Dialect, names: tuple[str, ...]) -> _Many:
-    """Compile a statement for rows with these parameter names. In an update they are the names of its bindparams."""
+    """Compile a statement for rows with these parameter names. In an update, they are the names of its bindparams."""
     compiled = statement.compile(dialect=dialect, column_keys=list(names) if statement.is_insert else None)
     binds = {name: compiled.binds[name] for name in compiled.params}
     found = {name: bind.type.dialect_impl(dialect).bind_processor(dialect) for name, bind in binds.items()}

@@ -1,4 +1,4 @@
-"""Update rows of rollouts. Each update names the state that it expects."""
+"""Update rows of rollouts. Each update states the state that it expects, and fails if a row is in another state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def change(connection: Connection, statement: Update, rows: Rows, what: str) -> 
 
 
 def check_changed(changed: int, wanted: int, what: str) -> None:
-    """Raise LocalProtocolError if the two numbers differ."""
+    """Raise LocalProtocolError if an update changed another number of rollouts than it had to."""
     if changed != wanted:
         raise LocalProtocolError(
             "The coordinator's records do not fit the store; no record of this turn was written.",

@@ -1,4 +1,4 @@
-"""One node's work for the run, as its certificate states it. Reads a few rows of running totals."""
+"""One node's work for the run, as the node's certificate states it. Reads a few rows of running totals."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Credit for work that counted: of each node, each team and the whole run.
 
-A rollout counts when it becomes final by being trained on or evaluated, in the same transaction. Rollouts are credited
-to the leased node, tokens to the drawing node. Work of a node in a team is also credited to the team, permanently.
-Nothing else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at the first
-rollout as at the millionth, and no page counts receipts.
+A rollout counts when it is trained on or evaluated; the transaction that records this also adds the credit. The node
+that held the lease is credited with the rollout, and the nodes that sampled its tokens with the tokens: they differ if
+the rollout was resumed on another node. Work of a node in a team is also credited to the team, permanently. Nothing
+else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at the first rollout as
+at the millionth, and no page counts receipts.
 
 A *holder* is a node by its id, a team as "/team/12", or the run as "/run".
 """
@@ -27,7 +28,7 @@ Kind = Literal["node", "team", "run"]
 RUN: Final = "/run"
 _TEAM: Final = "/team/"
 KEYS_A_QUERY: Final = 500
-"""Keys of one query, which then takes a few milliseconds."""
+"""Keys looked up in one query. A query of this size takes a few milliseconds."""
 
 
 def team_holder(team_id: int) -> str:
@@ -67,7 +68,7 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
                 "new_streak_days": streak,
                 "new_longest_streak": max(streak, row["longest_streak"]),
                 "new_first_day": day if row["first_day"] is None else row["first_day"],
-                # A clock that was set back neither ends a streak nor begins one.
+                # If the clock was set back, `day` is before `last_day`: the streak then neither ends nor grows.
                 "new_last_day": day if row["last_day"] is None else max(day, row["last_day"]),
             }
         )
@@ -78,7 +79,9 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
 
 
 def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> frozenset[str]:
-    """Return the `holders` that already have credit in this step. A large step is granted in parts."""
+    """Return the `holders` that already have credit for this step, so that the step is counted once for each. A large
+    step is credited in parts.
+    """
     of_step = select(credit_steps.c.holder).where(credit_steps.c.step == step)
     return frozenset(
         holder
@@ -124,7 +127,9 @@ def _empty(holder: str) -> dict[str, Any]:
 
 
 def ensure(connection: Connection, holders: Collection[str]) -> None:
-    """Insert an empty row for each holder that has none. Another process may do the same at the same time."""
+    """Insert an empty row for each holder that has none. Safe if another process inserts the same rows at the same
+    time.
+    """
     execute_many(connection, _ensuring(dialect_of(connection)), [_empty(holder) for holder in holders])
 
 
@@ -133,7 +138,7 @@ def _ensuring(dialect: Any) -> Any:
     return dialect.insert(credit).on_conflict_do_nothing(index_elements=["holder"])
 
 
-# The columns of this run's own credit. `echo-hub credit import` writes the other two from another process.
+# Columns for credit in this run. The other two, credit in other runs, are written by `echo-hub credit import`.
 _OWN: Final = ("rollouts", "tokens", "steps", "recent", "streak_days", "longest_streak", "first_day", "last_day")
 _CHANGE: Final = (
     update(credit)
@@ -145,7 +150,7 @@ _CHANGE: Final = (
 def _add_parts(
     connection: Connection, table: Table, name: str, number: int, by_holder: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Add to each holder's row of one day or step."""
+    """Add to each holder's row for one day or one step. `name` is the row's key column, `number` the day or step."""
     keys: list[dict[str, str | int]] = [{"holder": holder, name: number} for holder in by_holder]
     added = [{"rollouts": part["rollouts"], "tokens": part["tokens"]} for part in by_holder.values()]
     add_to(connection, table, keys, added)

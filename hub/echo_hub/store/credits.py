@@ -1,4 +1,6 @@
-"""Nodes' earnings over all time, and their ranks: the figures that the hub tells each connected node about itself."""
+"""Nodes' totals over the whole run, and their ranks: the figures that the hub tells each connected node about
+itself.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from echo_hub.store.tables import checking, tallies
 from echo_hub.store.tallies import EVALUATED, TRAINED
 
 KEYS_A_QUERY: Final = 10_000
-"""Nodes of one query. Every query ranks all nodes, so few large queries are best.
-
-Few hubs have more nodes connected. Both databases allow three times as many parameters in one statement."""
+"""Nodes in one query. Every query ranks all nodes, so few large queries are best, and few hubs have more nodes
+connected. Both databases allow three times as many parameters in one statement.
+"""
 _USEFUL: Final = (TRAINED, EVALUATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """Credit of one node. Counts are rollouts unless named otherwise."""
+    """Credit of one node. Counts are numbers of rollouts unless their names say otherwise."""
 
     trained: int = 0
     trained_tokens: int = 0
@@ -30,7 +32,7 @@ class Credit:
     """Number of dropped rollouts by reason."""
     others_checked: int = 0
     share: float = 0.0
-    """Share of all rollouts that were trained on or evaluated."""
+    """This node's share of all rollouts that were trained on or evaluated."""
     rank: int | None = None
     """Rank on the leaderboard; None before the node's first trained or evaluated rollout."""
     num_ranked: int = 0
@@ -39,8 +41,8 @@ class Credit:
 def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str, Credit]:
     """Return the credit of each of these nodes.
 
-    Ranks are the leaderboard's: by useful rollouts, then by name and id. The database sorts, so no rows of other nodes
-    are read.
+    Ranks are the leaderboard's: by trained or evaluated rollouts, then by name and id. The database computes them, so
+    no rows of other nodes are read.
     """
     board, keys = ranked(connection, "node"), sorted(node_ids)
     ranks = (

@@ -1,12 +1,12 @@
 """The connection to the database: engine, pragmas, migrations, and driver errors as errors of this project.
 
-SQLite runs in WAL mode with synchronous=FULL: a commit is on disk when it returns. So acked data survives a power cut,
-if the disk honours its syncs. NORMAL would survive only a killed process, and the store could fall behind the learner's
-checkpoint. The hub commits once a turn, so the price is one sync a turn. PostgreSQL does the same by default
-(synchronous_commit=on).
+SQLite runs in WAL mode with synchronous=FULL: when a commit returns, it is on disk, so acknowledged data survives a
+power cut if the disk honours syncs. With NORMAL, a power cut could lose the last commits, and the database would be
+behind the learner's checkpoint. The hub commits once for each pass of its coordinator, so the price is one sync a pass.
+PostgreSQL does the same by default (synchronous_commit=on).
 
-A file damaged by a broken disk is refused when it is opened, not after hours of work. SQLite's quick_check reads the
-structure of every page, at 5 to 6 s a GB from memory (1.3 s for 10^6 rollouts), for `CHECK_S` at most.
+A file that a broken disk has damaged is refused when it is opened, not after hours of work. SQLite's quick_check reads
+the structure of every page, at 5 to 6 s a GB from memory (1.3 s for 10^6 rollouts), for `CHECK_S` at most.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ log = logging.getLogger(__name__)
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS: Final = 5_000
-"""Longest wait of a commit for another process, such as a backup, that holds the file."""
+"""Longest time for which a commit waits for another process, such as a backup, that has locked the file."""
 
 OLDEST_SQLITE: Final = (3, 33)
-"""First release that can update many rows from a list of values."""
+"""First SQLite release that supports UPDATE ... FROM, which updates many rows from a list of values."""
 STATEMENTS: Final = 512
-"""Statements that SQLite's driver keeps prepared. Statements over many rows have one form for each power of two."""
+"""Prepared statements that SQLite's driver caches. A statement over many rows has one form for each power of two."""
 
 IDLE_TRANSACTION: Final = "60s"
-"""PostgreSQL ends a transaction that is silent for this long. Behind a dead line, the hub's next connection would wait
-for the locks of that transaction."""
+"""PostgreSQL ends a transaction that is idle for this long. Otherwise, after a broken connection, the dead transaction
+would keep its locks, and the hub's next connection would wait for them.
+"""
 LINE: Final = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -54,10 +55,13 @@ LINE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Defaults for libpq, where the URL sets none: with these the hub notices a server that vanished without a word."""
+"""libpq settings used where the URL sets none: with them, the hub notices within a minute or so that a server vanished
+without closing the connection.
+"""
 
 CHECK_S: Final = 10.0
-"""Time limit of the check for damage at the start. Damage in the unchecked rest is found when the hub reads it."""
+"""Time limit of the damage check at the start. Damage in pages that were not checked is found when the hub reads them.
+"""
 
 _CANNOT_OPEN: Final = "The hub's database cannot be opened."
 _RESTORE: Final = (
@@ -76,7 +80,7 @@ _ADVICE: Final = {
     "not a database": "Point store.url at the run's own database, or restore it from a backup.",
     "connection": "Check that the database server runs and that store.url is right.",
 }
-"""Advice, by a word in the driver's text."""
+"""Advice for the operator, keyed by a part of the driver's error text."""
 
 
 @contextmanager
@@ -96,16 +100,16 @@ _LOOK: Final[ContextVar[tuple[Engine, Connection] | None]] = ContextVar("look", 
 
 @contextmanager
 def open_to_read(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction that reads the state of one commit. Inside `one_look`, it is that block's commit.
+    """Open a transaction that reads the state of a single commit.
 
-    Raises StorageError.
+    Inside a `one_look` block, it is that block's transaction. Raises StorageError.
     """
     look = _LOOK.get()
     with storage_errors("The hub's database cannot be read."):
         if look is not None and look[0] is engine:
             yield look[1]
             return
-        # PostgreSQL's default isolation gives each statement its own snapshot.
+        # By default, PostgreSQL gives each statement its own snapshot.
         of_one_commit = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         with engine.execution_options(**of_one_commit).connect() as connection:
             yield connection
@@ -113,7 +117,7 @@ def open_to_read(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def one_look(engine: Engine) -> Iterator[None]:
-    """Let all reads of this thread see the state of one commit until the block ends. Raises StorageError."""
+    """Let all reads of this thread see the state of one commit until the `with` block ends. Raises StorageError."""
     with open_to_read(engine) as connection:
         token = _LOOK.set((engine, connection))
         try:
@@ -124,7 +128,7 @@ def one_look(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def open_to_write(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction that waits for other writers before it begins. Raises StorageError."""
+    """Open a transaction that waits for other writers when it begins. Raises StorageError."""
     waiting = engine.execution_options(writes=True)
     with (
         storage_errors("The hub's database cannot be written."),
@@ -141,7 +145,7 @@ def write_meta(connection: Connection, key: str, value: str) -> None:
 
 
 def read_meta(connection: Connection) -> dict[str, str]:
-    """Return all rows of `run_meta`, by key."""
+    """Return the whole content of `run_meta`, by key."""
     return {row.key: row.value for row in connection.execute(select(run_meta))}
 
 
@@ -193,7 +197,8 @@ def _prepare_postgresql(connection: Any, _record: Any) -> None:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # Turn off the driver's own transactions: it begins them late, and not before every statement.
+    # Turn off the driver's own transactions: it begins one only at the first change, so reads would see several
+    # commits.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_MS}"):
@@ -208,7 +213,9 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def holds_run(url: str) -> bool:
-    """Return True if a hub has served a run with this database. Creates no file. Raises ConfigError, StorageError."""
+    """Return True if a hub has served a run with this database. Never creates a file. Raises ConfigError,
+    StorageError.
+    """
     engine = connect(url)
     file = engine.url.database if engine.dialect.name == "sqlite" else None
     if file and not file.startswith("file:") and (not Path(file).is_file() or not Path(file).stat().st_size):
@@ -222,7 +229,9 @@ def holds_run(url: str) -> bool:
 
 
 def check_undamaged(engine: Engine) -> None:
-    """Look for damage in an SQLite file. PostgreSQL checks each page itself. Raises StorageError."""
+    """Raise StorageError if an SQLite file is damaged. PostgreSQL is not checked here: it checks each page that it
+    reads.
+    """
     if engine.dialect.name != "sqlite":
         return
     with storage_errors(_CANNOT_OPEN), engine.begin() as connection:
@@ -281,7 +290,7 @@ def migrate(engine: Engine) -> None:
         def steps(revision: Any, _context: MigrationContext) -> list[Any]:
             return scripts._upgrade_revs("head", revision)
 
-        # Same as alembic.command.upgrade, which would read every migration file again.
+        # alembic.command.upgrade does the same, but reads every migration file again.
         config = _config()
         config.attributes["connection"] = connection
         with EnvironmentContext(config, scripts, fn=steps, destination_rev="head"):
@@ -315,7 +324,9 @@ def check_migrated(engine: Engine) -> None:
 
 
 def _check_known(current: str | None, scripts: ScriptDirectory) -> None:
-    """Raise StorageError for a schema that no migration of this release starts from. None is an empty database."""
+    """Raise StorageError if this release has no migration from this schema revision. None stands for an empty
+    database.
+    """
     known = {script.revision for script in scripts.walk_revisions()}
     if current is None or current in known:
         return
@@ -342,7 +353,7 @@ def _is_there(engine: Engine) -> bool:
 
 @cache
 def _scripts() -> ScriptDirectory:
-    """Return the migrations, read once a process: Alembic compiles their files each time."""
+    """Return the migrations. Read once in each process, because Alembic compiles the files each time."""
     return ScriptDirectory.from_config(_config())
 
 

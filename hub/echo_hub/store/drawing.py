@@ -1,4 +1,4 @@
-"""The facts that determine a committed rollout's random draws, for checks of the draws."""
+"""The facts that determine the random draws of a stored rollout, so that a checker can repeat them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from echo_shared.wire.messages import DropReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDraw:
-    """A committed rollout whose tokens are still kept."""
+    """A rollout of which the hub has the tokens, with the facts that determine its random draws."""
 
     stored: StoredPayload
     index: int
     turn: int
     group_seed: int | None
-    """Seed of the rollout's group; None for a group that is not for training."""
+    """Seed of the rollout's group; None for an evaluation group, which has no row in `groups`."""
     scorer_failures: int
-    """Failures of the scorer on this turn before the rollout was leased. Each failure changes the turn's seed."""
+    """How often scoring failed on this turn before the rollout was leased. Each failure gives the turn another seed."""
 
 
 def read_draws(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredDraw]:
-    """Return the draws of these rollouts, in the given order, without those whose tokens were deleted."""
+    """Return the draws of these rollouts in the given order. Rollouts whose tokens were deleted are left out."""
     found = read_payloads(connection, rollout_ids)
     group_ids = {stored.group_id for stored in found}
     seeds = _seeds(connection, group_ids)
@@ -61,9 +61,8 @@ def _seeds(connection: Connection, group_ids: Iterable[int]) -> dict[int, int]:
 def _turns(
     connection: Connection, group_ids: Iterable[int]
 ) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int, int], list[int]]]:
-    """Return the turn of each rollout, by (lease, index), and the leases on which the scorer failed.
-
-    The leases are listed by (group, index, turn).
+    """Return the turn of each rollout, by (lease, index); and the leases whose scoring failed, by (group,
+    index, turn).
     """
     query = select(
         rollouts.c.lease_id, rollouts.c.index.label("at"), rollouts.c.group_id, rollouts.c.turn, rollouts.c.drop_reason

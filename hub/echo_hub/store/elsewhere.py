@@ -1,7 +1,7 @@
-"""Credit across runs: export this run's credit to other hubs, and import the signed exports of other hubs.
+"""Credit across runs: export this run's credit for other hubs, and import the signed exports of other hubs.
 
-An export holds everything that a run's nodes ever earned. So a newer export replaces the older one of its run;
-repeating an import changes nothing. Teams belong to one hub: credit from other runs does not count for them.
+An export holds everything that a run's nodes ever earned. So a newer export replaces the older one of the same run, and
+importing an export twice changes nothing. Teams belong to one hub: credit from other runs does not count for a team.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from echo_shared.records.run_credit import NodeCredit, RunCredit
 from echo_shared.signing.signed_document import moment
 
 Taken = Literal["new", "newer", "known"]
-"""Result of an import: the run's first export, a newer one, or one no newer than the stored one (not imported)."""
+"""Result of an import. "new": the first export of its run. "newer": it replaced an older one. "known": the stored
+export is as new or newer, so nothing was imported.
+"""
 
 
 def read_run_credit(connection: Connection, *, run_id: str, run_name: str, hub_key: bytes, now: float) -> RunCredit:
@@ -68,7 +70,7 @@ _SUM: Final = (
 
 
 def _sum_up(connection: Connection, node_ids: list[str]) -> None:
-    """Recompute these nodes' totals from all imported runs."""
+    """Recompute these nodes' credit from other runs as the sum over all imported exports."""
     sums = select(
         credit_elsewhere.c.node_id,
         func.sum(credit_elsewhere.c.rollouts).label("rollouts"),

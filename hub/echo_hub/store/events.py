@@ -1,5 +1,5 @@
-"""Events of a run in the store. Only the newest of each kind are kept: a frequent kind, or one that strangers can
-cause, displaces no other kind.
+"""Events of a run in the store. For each kind of event only the newest are kept, so that a frequent kind, or one that
+strangers can cause, displaces no other kind.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from echo_hub.store.tables import events
 from echo_shared.records.run import EventFilter, RunEvent, Severity
 
 KEPT: Final = 2_000
-"""Events kept of each kind, by default."""
+"""Default number of events kept for each kind."""
 _NEWEST: Final = select(events).order_by(events.c.number.desc()).limit(bindparam("most"))
 _FROM: Final = {severity.value: tuple(Severity)[place:] for place, severity in enumerate(Severity)}
-"""Each severity, with itself and all higher ones."""
+"""Maps a severity to itself and all higher severities."""
 
 
 def add_events(connection: Connection, new: Sequence[RunEvent], *, kept: int) -> None:
-    """Insert events in order, with numbers that the database assigns. Delete the oldest of each kind beyond `kept`."""
+    """Insert events in order; the database numbers them. Then delete the oldest events of each kind beyond `kept`."""
     rows = [asdict(event) for event in new]
     for row in rows:
         del row["number"]

@@ -32,7 +32,9 @@ def read_invites(connection: Connection) -> list[Invite]:
 
 
 def read_num_invites(connection: Connection) -> tuple[int, int]:
-    """Return how many invites were made and revoked. Every change makes one of the two numbers greater."""
+    """Return how many invites were made and how many were revoked. Every change of the invites changes one of the two
+    numbers.
+    """
     made, revoked = connection.execute(
         select(func.count(), func.count(invites.c.revoked_at)).select_from(invites)
     ).one()
@@ -40,7 +42,7 @@ def read_num_invites(connection: Connection) -> tuple[int, int]:
 
 
 def revoke_invite(connection: Connection, name: str, now: float, *, ban: bool = False) -> list[str]:
-    """Revoke all invites of this name, and return the nodes that joined with them. `ban` bans these nodes too."""
+    """Revoke all invites of this name, and return the nodes that joined with them. With `ban`, ban these nodes too."""
     of_name = invites.c.name == name
     connection.execute(update(invites).where(of_name, invites.c.revoked_at.is_(None)).values(revoked_at=now))
     came = nodes_of(connection, name)
@@ -50,7 +52,7 @@ def revoke_invite(connection: Connection, name: str, now: float, *, ban: bool = 
 
 
 def read_came_by(connection: Connection) -> dict[str, int]:
-    """Return each invited node's invite, ordered by the time the nodes first joined."""
+    """Return the invite number of each invited node, in the order in which the nodes first joined."""
     invited = select(nodes.c.node_id, nodes.c.invite_id).where(nodes.c.invite_id.is_not(None))
     rows = connection.execute(invited.order_by(nodes.c.first_seen, nodes.c.node_id))
     return {row.node_id: row.invite_id for row in rows}

@@ -1,9 +1,11 @@
-"""Tokens that the hub no longer needs: copies of some are kept for people to read.
+"""Delete tokens that the hub no longer needs, and keep copies of some of them for people to read.
 
-Whole groups are kept, so that a kept group can be read in full. The choice depends on the group's number alone. Of any
-run of consecutive groups, a share of `Keeping.share` is kept. Above `Keeping.max_bytes` the copies with the oldest
-leases are deleted. A rollout without tokens says why in `not_kept`: `share` or `bytes`. NULL without a copy has two
-causes: the rollout never came in, or keeping was off when its tokens were deleted.
+Groups are kept whole, so that a kept group can be read in full. The group's number alone decides whether the group is
+kept: among any consecutive groups, the share `Keeping.share` is. If the copies exceed `Keeping.max_bytes`, those with
+the oldest leases are deleted.
+
+A rollout without tokens has the reason in `not_kept`: `share` or `bytes`. NULL without a copy has two causes: the
+rollout never came in, or keeping was off when its tokens were deleted.
 """
 
 from __future__ import annotations
@@ -29,21 +31,25 @@ _RETIRED: Final = "retired"
 _ROW_BYTES: Final = 100
 """Approximate size of a row and its index entry, without the arrays."""
 TRIMMED_AT_ONCE: Final = 5_000
-"""Copies that one transaction deletes, at most. After a large cut of the cap, deletion takes several transactions."""
+"""Largest number of copies that one transaction deletes. If the operator lowers the limit a lot, deletion takes several
+transactions.
+"""
 TRIMMED_A_QUERY: Final = 250
-"""Copies read at a time. Usually few must go, and PostgreSQL's driver fetches all rows that a query returns."""
+"""Copies read at a time. Usually few must be deleted, and PostgreSQL's driver fetches all rows that a query returns."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: its multiples spread evenly (Knuth, The Art of Computer Programming 3, 6.4)."""
+"""2**64 divided by the golden ratio. Its multiples modulo 2**64 are evenly spread (Knuth, The Art of Computer
+Programming 3, 6.4), so they choose an even share of consecutive group numbers.
+"""
 
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """Limits on the kept copies."""
+    """Limits on the kept copies of tokens."""
 
     share: float = 1.0
-    """Share of all groups, 0 to 1."""
+    """Share of all groups whose tokens are kept, 0 to 1."""
     max_bytes: int = 500_000_000
 
     def chooses(self, group_id: int) -> bool:
@@ -52,22 +58,24 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTotals:
-    """Numbers of final rollouts with and without readable tokens."""
+    """Numbers of final rollouts (trained on, evaluated or dropped) with and without readable tokens."""
 
     rollouts: int = 0
     bytes: int = 0
     rollouts_by_share: int = 0
-    """Rollouts never copied, because their groups were not chosen."""
+    """Rollouts that were never copied, because `Keeping.share` did not choose their groups."""
     rollouts_by_bytes: int = 0
     """Rollouts whose copies were deleted to stay below the byte limit."""
     rollouts_retired: int = 0
-    """Rollouts whose rows were deleted too (`echo_hub.store.retiring`)."""
+    """Rollouts whose database rows were deleted as well (`echo_hub.store.retiring`)."""
     retired_step: int = 0
-    """The last step whose rollouts were retired; 0 if none were."""
+    """Newest step whose rollouts' rows were deleted; 0 if none were."""
 
 
 def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> None:
-    """Delete the stored payloads of these rollouts, given as (lease, index), and keep copies of some."""
+    """Delete the stored payloads of these rollouts, given as (lease, index), and copy those of the groups that
+    `keeping` chooses.
+    """
     wanted = set(keys)
     rows = [
         row
@@ -90,7 +98,7 @@ def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> Non
 
 
 def forget_copies(connection: Connection, keys: Set[Key]) -> None:
-    """Delete the copies of these rollouts, whose rows are deleted too."""
+    """Delete the kept copies of rollouts whose rows are being deleted, and count the rollouts as retired."""
     rows = [
         row
         for lease_ids in in_parts(sorted({lease_id for lease_id, _ in keys}))
@@ -108,7 +116,7 @@ def forget_copies(connection: Connection, keys: Set[Key]) -> None:
 
 
 def trim(connection: Connection, keeping: Keeping) -> None:
-    """Delete copies, oldest first, until the rest fits the byte limit; at most `TRIMMED_AT_ONCE`."""
+    """Delete the oldest copies until the rest fits the byte limit, but at most `TRIMMED_AT_ONCE` of them."""
     excess = _totals(connection).bytes - keeping.max_bytes
     if excess <= 0:
         return
@@ -143,7 +151,7 @@ def _oldest(connection: Connection) -> Iterator[Any]:
 
 
 def read_kept_totals(connection: Connection) -> KeptTotals:
-    """Return how many tokens of final rollouts can be read, and the last step whose rollouts were retired."""
+    """Return how many final rollouts have readable tokens and how many do not, and the last retired step."""
     last = read_last(connection)
     return replace(_totals(connection), retired_step=0 if last is None else last.through.step)
 

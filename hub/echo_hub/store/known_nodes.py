@@ -1,4 +1,4 @@
-"""Nodes that have joined: last-seen times, bans, and names of nodes with credited work."""
+"""Nodes that have joined: times at which they were last seen, bans, and names of nodes with credited work."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ SEEN_A_STATEMENT: Final = 64
 
 
 def note_still_here(connection: Connection, node_ids: Sequence[str], now: float) -> None:
-    """Set the time at which connected nodes were last seen."""
+    """Set the time at which these connected nodes were last seen to `now`."""
     for start in range(0, len(node_ids), SEEN_A_STATEMENT):
         part = among(connection, nodes.c.node_id, node_ids[start : start + SEEN_A_STATEMENT])
         connection.execute(update(nodes).where(part).values(last_seen=now))
 
 
 def ban_nodes(connection: Connection, node_ids: Collection[str], now: float) -> None:
-    """Ban nodes from `now` on. A node that is banned already keeps its earlier time."""
+    """Ban these nodes. A node that is banned already keeps the time of its earlier ban."""
     of_these = nodes.c.node_id.in_(node_ids)
     connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
 
 
 def unban_nodes(connection: Connection, node_ids: Collection[str]) -> None:
-    """Let banned nodes take part again."""
+    """Lift the bans of these nodes."""
     connection.execute(update(nodes).where(nodes.c.node_id.in_(node_ids)).values(banned_at=None))
 
 
@@ -39,7 +39,7 @@ def read_banned_nodes(connection: Connection) -> frozenset[str]:
 
 
 def read_counted_names(connection: Connection) -> list[CountedName]:
-    """Return the names of nodes whose work has counted, in the order in which the nodes were first seen."""
+    """Return the names of nodes with credited tokens, in the order in which the nodes were first seen."""
     useful = read_useful_nodes(connection)
     every = select(nodes.c.node_id, nodes.c.name, nodes.c.invite_id)
     found = connection.execute(every.order_by(nodes.c.first_seen, nodes.c.node_id))

@@ -30,13 +30,17 @@ _LOOK: Final = select(run_meta.c.value).where(_ROW).with_for_update()
 _WAITS: Final[ContextVar[Room | None]] = ContextVar("waits", default=None)
 
 _SERVER_GONE: Final = frozenset({"57P01", "57P02", "57P03", "53300"})
-"""SQLSTATEs of a server that shuts down, has crashed, cannot accept connections now, or has too many of them."""
+"""SQLSTATEs of a server that shuts down, has crashed, cannot accept connections now, or has too many connections."""
 _REFUSALS: Final = ("authentication", "does not exist", "pg_hba", "permission denied", "not permitted", "certificate")
-"""Words in the error of a reachable server that refuses these settings; waiting does not help."""
+"""Parts of error texts by which a reachable server refuses the connection settings. Waiting does not help against
+these.
+"""
 
 
 def is_away(error: DBAPIError) -> bool:
-    """Return True if only the server's return cures the error: the connection is lost, or none can be made now."""
+    """Return True if the error ends by itself once the server is back: the connection is lost, or cannot be
+    made now.
+    """
     if error.connection_invalidated:
         return True
     state: str | None = getattr(error.orig, "sqlstate", "")  # SQLite's errors have no sqlstate.
@@ -48,9 +52,8 @@ def is_away(error: DBAPIError) -> bool:
 
 @contextmanager
 def finding_out(room: Room) -> Iterator[None]:
-    """Treat this thread's writes as those of the hub's one writer.
-
-    A lost commit then waits by `room` until the server tells whether it was committed.
+    """Treat writes of this thread inside the block as the hub's. If such a write loses its connection during COMMIT, it
+    waits with `room` until the server tells whether the commit took effect.
     """
     token = _WAITS.set(room)
     try:
@@ -60,7 +63,7 @@ def finding_out(room: Room) -> Iterator[None]:
 
 
 def prepare(engine: Engine) -> None:
-    """Insert the `last_write` row, once in a run's life. Raises the driver's errors."""
+    """Insert the `last_write` row if it is missing. Raises the driver's errors."""
     if engine.dialect.name != "sqlite":
         with engine.begin() as connection:
             if connection.scalar(select(run_meta.c.value).where(_ROW)) is None:
@@ -69,10 +72,9 @@ def prepare(engine: Engine) -> None:
 
 @contextmanager
 def surely_committed(connection: Connection) -> Iterator[None]:
-    """Run the block in a transaction, and commit it when the block ends.
+    """Run the block in a transaction, and commit it at the end of the block.
 
-    Raises the driver's error if nothing was written, and StorageError if it is not known whether the commit took
-    effect.
+    Raises the driver's error if nothing was written, and StorageError if it is unknown whether the commit took effect.
     """
     room = None if connection.dialect.name == "sqlite" else _WAITS.get()
     mark = secrets.token_hex(8)

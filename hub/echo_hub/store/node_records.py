@@ -1,6 +1,5 @@
-"""One node's full record for its page: totals, outcomes, checks and decisions. Reads only.
-
-The number of rows read is limited, so the node of a long run is read as fast as a new one.
+"""One node's full record for its page: totals, outcomes, checks and trust decisions. Reads only. The number of rows
+read is limited, so a long run costs no more time than a new one.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from echo_shared.records.node import CheckEvidence, NodeOutcome, NodeRecord, Tok
 
 DECISIONS: Final = 50
 ROLLOUTS: Final = 10
-"""Newest rollouts shown, and as many newest checked ones."""
+"""Number of newest rollouts shown, and of newest checked rollouts."""
 
 
 def read_node_record(connection: Connection, node_id: str) -> NodeRecord | None:
-    """Return a node's record, or None for an unknown node: never joined, and no rollout leased to it."""
+    """Return a node's record; None if the node never joined and no rollout was leased to it."""
     found = read_leaderboard(connection, only=(node_id,))
     if not found:
         return None
@@ -66,7 +65,7 @@ def _decisions(connection: Connection, node_id: str) -> tuple[TrustDecision, ...
 
 
 def _evidence(stored: Mapping[str, Any] | None) -> CheckEvidence | None:
-    """Return the stored evidence, or None: nothing stored, or stored by another release in another form."""
+    """Return the stored evidence; None if none is stored, or if another release stored it in another form."""
     if not stored or set(stored) != set(STORED):
         return None
     draws, claims = stored["draws"], stored["claims"]

@@ -23,9 +23,11 @@ from echo_hub.store.tables import fetches, versions
 
 KEPT_VERSIONS: Final = 64
 FORGOTTEN_AT_ONCE: Final = 1_000
-"""Rows deleted with each batch of news, or when old steps are pruned, in addition to as many as were added."""
+"""Rows deleted by each call, in addition to the `more` that the caller asks for. Calls come with each batch of news and
+when the tokens of old steps are deleted.
+"""
 ROWS_A_STATEMENT: Final = 128
-"""Rows of one DELETE, which then takes a few milliseconds."""
+"""Rows in one DELETE. A statement of this size takes a few milliseconds."""
 
 _OLDEST: Final = (
     select(fetches.c.policy_version)
@@ -37,10 +39,9 @@ _OLDEST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FetchMark:
-    """How far fetch rows are deleted.
-
-    All rows of versions before `version` are gone. Of `version` itself, rows without `broadcast_s` (late arrivals) and
-    rows before `at_s` are gone. With `at_s` None, no row of `version` is left except late ones.
+    """The point up to which fetch rows are deleted. No row of a version before `version` is left. Of `version` itself,
+    rows without `broadcast_s` (late arrivals) and rows with `broadcast_s` before `at_s` are deleted; if `at_s` is None,
+    all but the late ones are.
     """
 
     version: int = -1
@@ -56,7 +57,8 @@ def newest_forgotten(connection: Connection) -> int:
 def forget_old_fetches(connection: Connection, place: FetchMark, more: int = 0) -> FetchMark:
     """Delete `FORGOTTEN_AT_ONCE + more` fetch rows of the oldest versions, but none of the `KEPT_VERSIONS` newest.
 
-    Return how far rows are deleted once this transaction is committed. `FetchMark()` is always a valid start.
+    Return the point up to which rows are deleted once this transaction is committed. A caller that knows no point may
+    start at `FetchMark()`.
     """
     forgotten, most = newest_forgotten(connection), FORGOTTEN_AT_ONCE + more
     while most > 0:
@@ -79,14 +81,14 @@ def forget_old_fetches(connection: Connection, place: FetchMark, more: int = 0) 
 
 
 def _note_arrived(connection: Connection, version: int) -> None:
-    """Write a version's arrival times to its row, unless they are there."""
+    """Write a version's arrival times to its row, unless they are already there."""
     if connection.scalar(select(versions.c.arrived_max_s).where(versions.c.policy_version == version)) is None:
         arrived = {f"arrived_{name}_s": value for name, value in arrived_s(connection, version).items()}
         connection.execute(update(versions).where(versions.c.policy_version == version).values(arrived))
 
 
 def _in_order(column: ColumnElement[Any], *which: ColumnElement[bool]) -> Select[Any]:
-    """Select in the order of the index."""
+    """Select a column of the matching rows, in the order of `ix_fetches_version`."""
     return select(column).select_from(fetches).where(*which).order_by(fetches.c.policy_version, fetches.c.broadcast_s)
 
 
@@ -118,7 +120,9 @@ def arrived_s(connection: Connection, version: int) -> dict[str, float | None]:
 
 
 def _at(connection: Connection, seconds: Select[Any], number: int, percent: int) -> float | None:
-    """Return the smallest value that at least `percent` % of the values do not exceed."""
+    """Return the percentile of `number` sorted values: the smallest value that at least `percent` % of them do not
+    exceed.
+    """
     from_largest = number - -(-percent * number // 100)
     ordered = seconds.order_by(fetches.c.policy_version.desc(), fetches.c.broadcast_s.desc())
     found: float | None = connection.scalar(ordered.offset(from_largest).limit(1)) if number else None

@@ -1,7 +1,7 @@
-"""Permanent receipts of rollouts whose rows were deleted: a request for a receipt gets the same answer as before.
+"""Permanent receipts of rollouts whose rows were deleted. A receipt request is answered as before the deletion.
 
-The receipts of `LEASES` consecutive leases are one row: columns as deflated JSON, about 30 bytes a rollout. Times are
-kept to the millisecond.
+The receipts of `LEASES` consecutive leases form one row: columns of values as deflated JSON, about 30 bytes a rollout.
+Times are kept to the millisecond.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from echo_hub.store.tables import old_receipts
 from echo_hub.store.tallies import dialect_of
 
 LEASES: Final = 64
-"""Leases of one row; repacking a row of this size takes about a millisecond."""
+"""Leases whose receipts share a row. Unpacking, changing and repacking such a row takes about a millisecond."""
 _BLOCKS_A_QUERY: Final = 1_000
 
 Key = tuple[int, int]
-"""Lease and index."""
+"""Lease number and index, which identify a rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldReceipt:
-    """One receipt. The fields are columns of the rollout's row."""
+    """One receipt. Its fields are those columns of the deleted row that a receipt needs."""
 
     lease_id: int
     index: int
@@ -52,11 +52,11 @@ class OldReceipt:
 FIELDS: Final = tuple(field.name for field in fields(OldReceipt))
 TIMES: Final = ("leased_at", "received_at", "scored_at", "final_at")
 _FROM_THE_FIRST: Final = ("lease_id", "group_id", "policy_version", "leased_at")
-"""Columns stored as differences from the block's first value."""
+"""Columns stored as differences from the first value in the row, because differences compress better."""
 
 
 def add(connection: Connection, receipts: Iterable[OldReceipt]) -> None:
-    """Add receipts; a receipt that is stored already is replaced."""
+    """Add receipts. A receipt of the same rollout is replaced."""
     new: dict[int, dict[Key, OldReceipt]] = {}
     for receipt in receipts:
         new.setdefault(receipt.lease_id // LEASES, {})[receipt.key] = receipt
@@ -73,21 +73,23 @@ def add(connection: Connection, receipts: Iterable[OldReceipt]) -> None:
 
 
 def find(connection: Connection, keys: Collection[Key]) -> dict[Key, OldReceipt]:
-    """Return the receipts that are stored here, of these rollouts."""
+    """Return those of the requested receipts that are stored here."""
     blocks = _read(connection, {lease_id // LEASES for lease_id, _ in keys})
     found = {key: blocks.get(key[0] // LEASES, {}).get(key) for key in keys}
     return {key: receipt for key, receipt in found.items() if receipt is not None}
 
 
 def note_checked(connection: Connection, checked: Mapping[Key, str]) -> int:
-    """Record results of checks that ended after the rows were deleted. Return how many of the rollouts were found."""
+    """Record results of checks that ended after the rollouts' rows were deleted. Return how many of the rollouts have a
+    receipt here.
+    """
     found = find(connection, checked)
     add(connection, (replace(receipt, checked=checked[key]) for key, receipt in found.items()))
     return len(found)
 
 
 def newest_lease(connection: Connection) -> int:
-    """Return the newest lease that has a receipt here; 0 if there are none."""
+    """Return the newest lease with a receipt in this table; 0 if the table is empty."""
     newest = connection.scalar(select(old_receipts.c.receipts).order_by(old_receipts.c.block.desc()).limit(1))
     return 0 if newest is None else _unpacked(newest)[-1].lease_id
 

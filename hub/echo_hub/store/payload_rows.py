@@ -1,7 +1,8 @@
-"""Columns of a rollout's tokens, and the conversion between rows and payloads, for the tables `payloads` and `kept`.
+"""Columns that hold a rollout's tokens, and the conversion between rows and payloads, for the tables `payloads` and
+`kept`.
 
-Both follow from the fields of `RolloutPayload`. A field without a default is a column that is never NULL. In any other
-column NULL stands for the field's default.
+Columns and conversion follow from the fields of `RolloutPayload`. A field without a default has a column that is never
+NULL. In any other column, NULL stands for the field's default.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from echo_shared.wire.messages.fields import PackedArray
 
 
 def ids_of(stored: bytes | None) -> NDArray[np.int32]:
-    """Return the token ids of a column; none for NULL."""
+    """Return the token ids in a column; an empty array for NULL."""
     return np.frombuffer(stored or b"", "<i4")
 
 
 def bytes_of(ids: NDArray[np.int32]) -> bytes:
-    """Return the form in which a column holds token ids."""
+    """Return token ids as bytes, the form in which a column holds them."""
     return np.ascontiguousarray(ids, "<i4").tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """One field as a column."""
+    """How one field of `RolloutPayload` is stored in a column."""
 
     name: str
     type: TypeEngine[Any]
     write: Callable[[RolloutPayload], Any]
     """Returns the column's value."""
     read: Callable[[Any], Any]
-    """Returns the field's value from the column's, which is not NULL."""
+    """Returns the field's value, given a column value that is not NULL."""
     is_nullable: bool
 
 
@@ -87,14 +88,17 @@ def columns() -> list[Column[Any]]:
 
 
 def row_of(payload: RolloutPayload) -> dict[str, Any]:
-    """Return the values of a received payload by column: all but the environment's answer, which comes later."""
+    """Return the column values of a received payload, without the environment's answer to the turn, which
+    comes later.
+    """
     return {name: write(payload) for name, write in _WRITERS}
 
 
 def payload_of(row: Any, *, is_attributed: bool = False) -> RolloutPayload:
-    """Return the payload in a row that has all of `NAMES`.
+    """Return the payload in a row that has all columns of `NAMES`.
 
-    `is_attributed`: the row also has its lease's `node_id` and `policy_version`, and the spans are to cover all tokens.
+    With `is_attributed`, the row also has its lease's `node_id` and `policy_version`. If no spans are stored, this node
+    and version then become one span over all tokens.
     """
     values = {name: read(stored) for name, get, read in _READERS if (stored := get(row)) is not None}
     if is_attributed and "spans" not in values:

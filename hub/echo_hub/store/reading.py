@@ -35,7 +35,7 @@ from echo_shared.wire.messages import (
 _Key = TypeVar("_Key")
 
 _ANSWERED = (ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED)
-"""States of a turn that the environment has answered and whose tokens are kept."""
+"""States in which the environment has answered a turn and the turn's tokens are still stored."""
 
 _KEYS_A_QUERY: Final = 1_000
 """Keys of one query, far below the parameter limit of either database."""
@@ -43,7 +43,9 @@ _KEYS_A_QUERY: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredTurn:
-    """A turn that the environment has answered: the sampled ids, and all ids between them and the next turn."""
+    """A turn that the environment has answered. `completion_ids` were sampled; `observation_ids` are all ids between
+    them and the next turn.
+    """
 
     completion_ids: NDArray[np.int32]
     observation_ids: NDArray[np.int32]
@@ -51,14 +53,14 @@ class AnsweredTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPayload:
-    """A received rollout that is not final."""
+    """A received rollout that is not final: neither trained on nor evaluated nor dropped."""
 
     rollout_id: str
     group_id: int
     earlier_turns: tuple[AnsweredTurn, ...]
     """The earlier turns of its episode, in order."""
     payload: RolloutPayload
-    """Its spans cover all tokens."""
+    """The tokens, with spans (which node sampled which tokens) that cover all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +69,17 @@ class BatchTurn:
 
     rollout_id: str
     seed: int
-    """Seed of the draws, from the lease."""
+    """Seed of the rollout's random draws, from its lease."""
     index: int
     payload: RolloutPayload
-    """Its spans cover all tokens."""
+    """The tokens, with spans (which node sampled which tokens) that cover all of them."""
     turn_reward: float = 0.0
-    """The part of the episode's reward that this turn earned. 0 for the last turn, which earned the rest."""
+    """The part of the episode's reward that this turn earned; 0 for the last turn, which earned the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEpisode:
-    """One index of a group: its turns in order, at least one, and its reward."""
+    """One episode of a group: its turns in order, at least one, and its reward."""
 
     turns: tuple[BatchTurn, ...]
     reward: float | None
@@ -86,17 +88,17 @@ class BatchEpisode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGroup:
-    """One group of a step's batch. Its prompt is not stored: it follows from `group_id`."""
+    """One group of a step's batch. The prompt is not stored, because `group_id` determines it."""
 
     group_id: int
     seed: int
     episodes: tuple[BatchEpisode, ...]
-    """Episodes in training order."""
+    """Episodes, in the order in which they are trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedEpisode:
-    """One finished episode of an evaluation by nodes."""
+    """One finished episode of an evaluation that nodes sampled."""
 
     about: EvaluationGroup
     num_tokens: int
@@ -125,7 +127,7 @@ def scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[t
 
 
 def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredPayload]:
-    """Return the payloads in the given order, without those that were deleted."""
+    """Return payloads in the order of the ids. Rollouts whose payload was deleted are left out."""
     keys = [key_of(wanted) for wanted in rollout_ids]
     query = select(
         payloads.c.lease_id,
@@ -177,7 +179,8 @@ def read_turns(
     for group_ids in in_parts({group_id for group_id, _ in episodes}):
         for row in connection.execute(query.where(among(connection, rollouts.c.group_id, group_ids))):
             episode = (row.group_id, row.at)
-            # Filter by state here: inside the query, SQLite would scan all scored rows instead of the groups.
+            # Filter by state here: with a condition in the query, SQLite would scan all scored rows instead of the
+            # groups.
             if episode in episodes and row.state in _ANSWERED:
                 turn = AnsweredTurn(
                     completion_ids=ids_of(row.completion_ids), observation_ids=ids_of(row.observation_ids)
@@ -187,7 +190,7 @@ def read_turns(
 
 
 def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
-    """Yield the keys in parts of one query's size."""
+    """Yield the keys in parts small enough for one query."""
     rest = iter(keys)
     while part := list(islice(rest, _KEYS_A_QUERY)):
         yield part
@@ -209,7 +212,9 @@ def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
 
 
 def read_groups(connection: Connection, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
-    """Return groups with these rollouts, in the given orders. Groups with a deleted rollout are left out."""
+    """Return groups with the given rollouts, in the given order. A group of which any rollout was deleted is
+    left out.
+    """
     rows = _rollout_rows(connection, wanted)
     there = {group_id: names for group_id, names in wanted.items() if all(name in rows for name in names)}
     return _batch_groups(connection, there, [(name, rows[name]) for names in there.values() for name in names])
@@ -344,7 +349,8 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
             checked=Checked(row.checked),
         )
         for key, row in known.items()
-        # Filter by node here: inside the query, SQLite would use the node's index instead of the primary key.
+        # Filter by node here: with a condition in the query, SQLite would use the node's index, which is slower than
+        # the key.
         if row.node_id == node_id and (name := rollout_id(*key))
     }
     return [
@@ -354,7 +360,9 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
 
 
 def _possible_key(asked: str) -> tuple[int, int] | None:
-    """Return the key in an id; None if the hub cannot have given this id. PostgreSQL refuses out-of-range numbers."""
+    """Return the lease and index in a rollout id; None if no hub can have issued it. PostgreSQL fails on too large
+    numbers.
+    """
     lease_id, index = key_of(asked)
     given = lease_id < 2**63 and index < MAX_GROUP_SIZE and rollout_id(lease_id, index) == asked
     return (lease_id, index) if given else None

@@ -1,6 +1,6 @@
-"""Recent rollouts, versions and nodes, for estimates of speed. Reads only; the cost does not grow with the run.
+"""Recent rollouts, versions and nodes, as input for estimates of speed. Reads only.
 
-Lease ids increase with time, so the newest rollouts are the end of the table.
+The cost does not grow with the run: lease ids increase with time, so the newest rollouts are at the end of the table.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import fetches, nodes, payloads, rollouts, steps, versions
 
 ARRIVALS_READ: Final = 20_000
-"""Arrivals read for one version, at most; enough for a quantile."""
+"""Largest number of arrivals read for one version; enough to estimate a quantile."""
 
 NODES_A_QUERY: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRollout:
-    """One leased rollout and the time it took."""
+    """One leased rollout, and how long it took."""
 
     node_id: str
     leased_at: float
     received_at: float | None
-    """None if it was not received; it may never be."""
+    """Time at which the hub received the rollout; None if it has not, or never will."""
     sampling_s: float | None = None
-    """Sampling time that the node reported; None if not received, or if its tokens were deleted."""
+    """Seconds of sampling as the node reported them; None if the rollout was not received or its tokens were deleted.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeKind:
-    """Kind of a node, as the node reports it."""
+    """Engine, device and price of a node, as the node reports them."""
 
     backend: str
     device: str
@@ -73,7 +74,7 @@ def read_recent_rollouts(connection: Connection, newest: int) -> list[RecentRoll
 
 
 def read_spreads(connection: Connection, newest: int) -> list[Spread]:
-    """Return the newest published versions, newest first."""
+    """Return the arrival times of the newest published versions, newest version first."""
     published = connection.execute(
         select(versions.c.policy_version, versions.c.published_at)
         .order_by(versions.c.policy_version.desc())
@@ -103,7 +104,9 @@ def _arrivals(connection: Connection, version: int) -> tuple[float, ...]:
 
 
 def read_node_kinds(connection: Connection, node_ids: Iterable[str]) -> dict[str, NodeKind]:
-    """Return the kinds of known nodes. The hub's own sampler, and nodes from before a lost database, are unknown."""
+    """Return the kinds of these nodes. Nodes without a row are left out: the hub's own sampler, and nodes that joined
+    before a database was lost.
+    """
     wanted = sorted(set(node_ids))
     query = select(nodes.c.node_id, nodes.c.backend, nodes.c.device, nodes.c.cost_per_hour, nodes.c.power_watts)
     return {

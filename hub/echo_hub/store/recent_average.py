@@ -28,8 +28,8 @@ _DAYS: Final = HALF_LIFE_S / 86_400.0
 
 
 def added(recent: float | None, tokens: int, at: float) -> float | None:
-    """Return L after work of `tokens` at time `at`, in seconds since the epoch. `recent` is the L before; None means
-    none.
+    """Return L after work of `tokens` at time `at`, in seconds since the epoch. `recent` is L before it; None if there
+    was no work.
     """
     if tokens <= 0:
         return recent
@@ -41,5 +41,5 @@ def added(recent: float | None, tokens: int, at: float) -> float | None:
 
 
 def average(recent: float | None, at: float) -> float:
-    """Return the average in tokens a day at time `at`."""
+    """Return the average in tokens a day at time `at`; `recent` is the stored L."""
     return 0.0 if recent is None else exp2(min(recent - at / HALF_LIFE_S, 1_000.0))

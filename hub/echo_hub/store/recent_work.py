@@ -1,5 +1,4 @@
-"""Outcomes and lengths of the newest rollouts, and staleness of the newest batches. Reads only.
-
+"""Outcomes and lengths of the newest rollouts, and the staleness (age in versions) of the newest batches. Reads only.
 The cost does not grow with the run.
 """
 
@@ -25,22 +24,21 @@ class LengthCount:
     """`trained`, the drop reason, or IN_FLIGHT."""
     num_tokens: int
     rollouts: int
-    """Number of rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAges:
-    """Staleness of one trained step's batch."""
+    """Staleness of the groups in one trained step's batch."""
 
     step: int
     staleness: tuple[int, ...]
-    """Staleness of each group, in versions."""
+    """Staleness of each group, in versions: how far its policy was behind the policy being trained."""
 
 
 def read_lengths(connection: Connection, newest: int) -> list[LengthCount]:
-    """Return lengths of the training completions among the `newest` leased rollouts that were received.
+    """Count the training completions that were received, among the `newest` leased rollouts, by outcome and length.
 
-    The database counts them: SQLite's driver takes the GIL for each row, which is slow in a busy hub.
+    The database counts: SQLite's driver takes the GIL for each row, which is slow in a busy hub.
     """
     columns = (rollouts.c.group_id, rollouts.c.state, rollouts.c.drop_reason, rollouts.c.num_tokens)
     of_newest = select(*columns).order_by(rollouts.c.lease_id.desc()).limit(newest).subquery()
@@ -60,7 +58,7 @@ def _outcome(state: str, drop_reason: str | None) -> str:
 
 
 def read_batch_ages(connection: Connection, newest: int) -> list[BatchAges]:
-    """Return the trained steps among the `newest` planned ones, newest first."""
+    """Return the staleness of each trained step among the `newest` planned ones, newest first."""
     rows = connection.execute(
         select(steps.c.step, steps.c.staleness, steps.c.trained_at).order_by(steps.c.step.desc()).limit(newest)
     )

@@ -70,7 +70,7 @@ _IS_USEFUL: Final = tallies.c.outcome.in_((TRAINED, EVALUATED)) & (tallies.c.rol
 
 @dataclass(frozen=True, slots=True)
 class _OfNodes:
-    """A query over all nodes, and the same query filtered by the parameter `chosen`."""
+    """A query over all nodes, and the same query for the node ids in the parameter `chosen`."""
 
     all: Select[Any]
     chosen: Select[Any]
@@ -87,7 +87,7 @@ _KNOWN: Final = _OfNodes.by(
 
 
 def _sum(column: Column[int], outcomes: Sequence[str] = ()) -> ColumnElement[int]:
-    """Sum a column over a node's final rollouts; with `outcomes`, only over these outcomes."""
+    """Sum a column over a node's final rollouts; with `outcomes`, only over rollouts with one of these outcomes."""
     counted = case((tallies.c.outcome.in_(outcomes), column), else_=0) if outcomes else column
     return cast(func.sum(counted), BigInteger)
 
@@ -130,7 +130,7 @@ _FETCHED: Final = select(version_tallies).where(
     version_tallies.c.policy_version.in_(bindparam("wanted", expanding=True))
 )
 KEYS_A_QUERY: Final = 1_000
-"""Keys of one query, far below the parameter limit of either database."""
+"""Keys in one query, far below the parameter limit of either database."""
 
 
 def read_leaderboard(
@@ -140,11 +140,11 @@ def read_leaderboard(
     always: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> list[NodeTotals]:
-    """Return nodes' totals, the node with most useful rollouts (trained on or evaluated) first.
+    """Return nodes' totals; the node with most useful rollouts (trained on or evaluated) comes first.
 
-    Without arguments, returns every node. `most` limits the number: first nodes with most useful rollouts, then those
-    seen last; nodes in `always` are added. Keys are free to make, so the database may hold any number of nodes. `only`
-    returns just these nodes.
+    Without arguments, return every node. `most` limits the number, because keys cost nothing to make and the database
+    may hold any number of nodes: nodes with most useful rollouts are chosen first, then those seen last. Nodes in
+    `always` are added. `only` returns just the nodes in it.
     """
     if only is not None:
         chosen: set[str] | None = set(only)
@@ -177,12 +177,12 @@ def read_leaderboard(
 
 
 def read_under_way(connection: Connection) -> dict[str, int]:
-    """Return the number of received rollouts that are not final, by node. An index holds just these rows."""
+    """Return how many received rollouts of each node are not final yet. An index holds just these rows."""
     return {row.node_id: row.number for row in rows_at_once(connection, _UNDER_WAY)}
 
 
 _UNKNOWN: Final = {"backend": "", "device": "", "first_seen": 0.0, "last_seen": 0.0}
-"""Figures of the hub's own sampler, and of nodes from before a lost database."""
+"""Figures of nodes without a row: the hub's own sampler, and nodes that joined before a database was lost."""
 
 
 def _said(node: Row[Any]) -> dict[str, Any]:
@@ -224,9 +224,8 @@ def _stands(standing: Row[Any]) -> dict[str, Any]:
 
 
 def _foremost(connection: Connection, most: int) -> set[str]:
-    """Return the ids of the `most` foremost nodes.
-
-    The database sorts, so at most `most` rows of each query are read.
+    """Return the ids of `most` nodes: those with most useful rollouts, then those seen last. The database sorts, so at
+    most `most` rows of each query are read.
     """
     useful = func.sum(tallies.c.rollouts).desc()
     of_use = select(tallies.c.node_id).where(_IS_USEFUL).group_by(tallies.c.node_id)
@@ -249,20 +248,20 @@ def _rows_of(connection: Connection, of_nodes: _OfNodes, chosen: Collection[str]
 
 
 def read_num_nodes(connection: Connection) -> NumNodes:
-    """Return the number of nodes that ever joined, and the number with trained or evaluated rollouts."""
+    """Return how many nodes ever joined, and how many have rollouts that were trained on or evaluated."""
     known = connection.scalar(select(func.count()).select_from(nodes)) or 0
     of_use = connection.scalar(select(func.count(distinct(tallies.c.node_id))).where(_IS_USEFUL)) or 0
     return NumNodes(known=known, useful=of_use)
 
 
 def read_costs(connection: Connection) -> CostTotals:
-    """Return the cost of all nodes together."""
+    """Return the cost and active time of all nodes together."""
     dollars, active_s = connection.execute(select(func.sum(costs.c.dollars), func.sum(costs.c.active_s))).one()
     return CostTotals(dollars=dollars or 0.0, active_s=active_s or 0.0)
 
 
 def read_accounting(connection: Connection) -> Accounting:
-    """Return what became of all rollouts that were ever leased."""
+    """Return how many rollouts were leased, and what became of them."""
     in_flight = connection.scalar(_IN_FLIGHT) or 0
     final = final_so_far(connection)
     return Accounting(
@@ -322,7 +321,9 @@ def _step_record(row: Any) -> StepRecord:
 
 @dataclass(slots=True)
 class FetchSummary:
-    """Sums over the fetches of one version. Fetches are only added, so an equal count means equal contents."""
+    """Counts of one version's fetches by transport, and its arrival times. Fetches are only added, so an equal count
+    means equal contents.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     sizes: Counter[str] = field(default_factory=Counter)
@@ -330,15 +331,15 @@ class FetchSummary:
 
 
 def read_published(connection: Connection, newest: int) -> Sequence[Row[Any]]:
-    """Return the rows of the `newest` versions, oldest first."""
+    """Return the `versions` rows of the `newest` versions, oldest first."""
     return rows_at_once(connection, _PUBLISHED, {"most": newest})[::-1]
 
 
 def read_fetched(
     connection: Connection, wanted: Sequence[int], known: Mapping[int, FetchSummary]
 ) -> dict[int, FetchSummary]:
-    """Return the fetches of these versions. Arrival times are read again only for versions with more fetches than
-    `known`.
+    """Return the fetches of these versions. Arrival times are read only for versions with more fetches than
+    in `known`.
     """
     found = {version: FetchSummary() for version in wanted}
     for row in rows_at_once(connection, _FETCHED, {"wanted": wanted}):
@@ -352,7 +353,7 @@ def read_fetched(
 
 
 def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSummary]) -> list[VersionRecord]:
-    """Return the records of versions, in the order of the rows."""
+    """Return the records of published versions, in the order of the rows."""
     return [
         VersionRecord(
             policy_version=row.policy_version,
@@ -369,14 +370,18 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSu
 
 
 def _arrived(row: Row[Any], counted: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the arrival times written when the fetch rows were deleted (`old_fetches`), or else the counted ones."""
+    """Return the arrival times from the version's row, where they are written before its fetch rows are deleted
+    (`old_fetches`); if they are not there, the ones counted now.
+    """
     written = {"p50": row.arrived_p50_s, "p95": row.arrived_p95_s, "max": row.arrived_max_s}
     is_written = row.arrived_max_s is not None
     return {f"dissemination_{name}_s": (written if is_written else counted).get(name) for name in written}
 
 
 def read_versions_by_transport(connection: Connection) -> dict[str, int]:
-    """Return the number of fetched policy versions by main transport, over all nodes. The base model is not counted."""
+    """Return the number of fetched policy versions by the transport that brought most bytes, over all nodes. Fetches of
+    the base model are not counted.
+    """
     known = {row.transport: row.fetches for row in connection.execute(select(fetch_tallies))}
     return {transport: known.get(transport, 0) for transport in TRANSPORTS}
 
@@ -384,9 +389,9 @@ def read_versions_by_transport(connection: Connection) -> dict[str, int]:
 def read_evaluations(connection: Connection, since: float = 0.0) -> list[Evaluation]:
     """Return the evaluations made after `since`, ordered by version.
 
-    Within a version, the run's own evaluation precedes those of its sets, and greedy precedes sampled.
+    Within a version, the run's overall evaluation precedes those of single sets, and greedy precedes sampled.
     """
-    # Sort here: asked for this order, SQLite would scan the whole table in it.
+    # Sort here: with ORDER BY, SQLite would scan the whole table in that order.
     rows = [
         row._mapping
         for table in (evaluations, set_evaluations)

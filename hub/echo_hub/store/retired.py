@@ -1,4 +1,4 @@
-"""How far a run's rollouts were deleted from its database (`echo_hub.store.retiring`)."""
+"""Records up to which step a run's rollouts were deleted from its database (`echo_hub.store.retiring`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETIRED: Final = "retired"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredMark:
-    """A point in the run: all steps up to `step`, and all dropped groups up to `group`."""
+    """A point in the run: after step `step`, and after all groups up to id `group`."""
 
     step: int
     group: int
@@ -24,7 +24,7 @@ class RetiredMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpan:
-    """Rollouts of the steps after `after`, up to and including `through`."""
+    """The steps after `after`, up to and including `through`. Their rollouts are retired together."""
 
     after: RetiredMark
     through: RetiredMark
@@ -34,9 +34,9 @@ class StepSpan:
 
 
 def read_last(connection: Connection) -> StepSpan | None:
-    """Return the span retired last; None if none ever was.
+    """Return the span of steps that was retired last; None if none ever was.
 
-    All rollouts before the span are deleted. Those in it are deleted or being deleted.
+    All rollouts before the span are deleted. Those in the span are deleted or being deleted.
     """
     found = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _RETIRED))
     if found is None:
@@ -46,7 +46,7 @@ def read_last(connection: Connection) -> StepSpan | None:
 
 
 def note_last(connection: Connection, span: StepSpan) -> bool:
-    """Record that the span is being retired. Return False if it was recorded before.
+    """Record that the span is being retired. Return False if this span or a later one was recorded before.
 
     The row's lock makes other processes that record a span wait for this transaction.
     """

@@ -32,25 +32,27 @@ from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.wire.messages import ReceiptState, rollout_id
 
 STEPS_AT_ONCE: Final = 1_000
-"""Steps that one call reads, at most."""
+"""Largest number of steps that one call reads."""
 ROWS_AT_ONCE: Final = 128
-"""Rollouts that one transaction deletes; it occupies the writer for a few milliseconds."""
+"""Largest number of rollouts that one transaction deletes. Such a transaction occupies the writer for a few
+milliseconds.
+"""
 TRIES: Final = 100
 _BRIEFLY: Final = "200ms"
-"""PostgreSQL's limit for the command's wait on a row that the hub holds.
-
-It is shorter than the deadlock timeout, so that the server never cancels the hub's transaction."""
+"""Longest wait of this command for a row that the hub has locked, in PostgreSQL. It is shorter than PostgreSQL's
+deadlock timeout, so that the server never cancels the hub's transaction.
+"""
 _HELD_UP: Final = "55P03"
-"""PostgreSQL's code lock_not_available."""
+"""PostgreSQL's error code lock_not_available: the wait for a row exceeded the limit."""
 _FINAL: Final = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _GONE: Final = delete(rollouts).where(rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
 FACTS: Final = ("node_id", "state", "drop_reason", "reward", "num_tokens")
-"""Columns of a rollout whose values must match between database row and archived copy."""
+"""Columns of a rollout that must be equal in the database and in the archived copy before the row is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ripe:
-    """A step that may be retired with all steps before it."""
+    """A step whose rollouts may be retired, if those of all earlier steps are."""
 
     mark: RetiredMark
     num_rollouts: int
@@ -60,16 +62,16 @@ class Ripe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """An operator's archive of rollouts, whose rows the operator wants deleted."""
+    """An operator's archive of rollouts. The operator wants the archived rows deleted from the database."""
 
     facts: Mapping[str, Mapping[str, Any]]
-    """The `FACTS` of each rollout, by rollout id."""
+    """The values of `FACTS` in the archive, by rollout id."""
     who: str
     place: str
     now: float
 
     def action(self, span: StepSpan) -> dict[str, Any]:
-        """Return the entry for the log of actions."""
+        """Return the entry for the log of operators' actions."""
         return {
             "asked_at": self.now,
             "via": "cli",
@@ -89,12 +91,14 @@ def read_first_mark(connection: Connection) -> RetiredMark:
 
 
 def read_trained_at(connection: Connection, step: int) -> float | None:
-    """Return when a step was trained; None if it is not trained."""
+    """Return the time at which a step was trained; None if it is not trained yet."""
     return connection.scalar(select(steps.c.trained_at).where(steps.c.step == step))
 
 
 def read_final_keys(connection: Connection, span: StepSpan) -> list[Key]:
-    """Return the final rollouts of these steps whose rows are still stored, as (lease, index)."""
+    """Return the rollouts of these steps whose rows can be deleted now, as (lease, index): final, and without a stored
+    payload.
+    """
     found = [
         (row.lease_id, row.at)
         for part in in_parts(read_groups_of_steps(connection, span))
@@ -106,8 +110,8 @@ def read_final_keys(connection: Connection, span: StepSpan) -> list[Key]:
 def retire(store: Store, keys: Sequence[Key], span: StepSpan, copies: Copies | None = None) -> int:
     """Delete up to `ROWS_AT_ONCE` rollouts of the span; return the number of deleted rows.
 
-    Each try is one transaction, repeated while another process holds the rows. Raises StorageError, and deletes
-    nothing, if `copies` differ from the rows.
+    Each attempt is one transaction; it is repeated while another process has locked the rows. Raises StorageError, and
+    deletes nothing, if `copies` differ from the rows.
     """
     for _ in range(TRIES):
         try:
@@ -131,7 +135,9 @@ def _retire_once(connection: Connection, keys: Sequence[Key], span: StepSpan, co
 
 
 def _wait_briefly(connection: Connection) -> None:
-    """Limit waits for row locks in PostgreSQL. SQLite has one writer, which waits before its transaction begins."""
+    """Limit waits for row locks in PostgreSQL. SQLite locks no rows: its single writer waits before its transaction
+    begins.
+    """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_BRIEFLY}'")
 
@@ -141,7 +147,7 @@ def _is_held_up(error: StorageError) -> bool:
 
 
 def read_ripe(connection: Connection, after: RetiredMark, before_step: int) -> list[Ripe]:
-    """Return at most `STEPS_AT_ONCE` steps that may be retired, in order: after `after` and before `before_step`."""
+    """Return steps after `after` and before `before_step` that may be retired, in order, at most `STEPS_AT_ONCE`."""
     old = (steps.c.step > after.step, steps.c.step < before_step)
     columns = (steps.c.step, steps.c.group_ids, steps.c.num_rollouts, steps.c.num_tokens, steps.c.trained_at)
     rows = connection.execute(
@@ -149,8 +155,8 @@ def read_ripe(connection: Connection, after: RetiredMark, before_step: int) -> l
     ).all()
     waiting = connection.scalar(select(func.min(groups.c.group_id)).where(IS_OPEN))
     under_way = connection.scalar(
-        # Add 0 to keep PostgreSQL from searching all rollouts in the order of the group index. It then reads only the
-        # few unfinished ones.
+        # Add 0 so that PostgreSQL cannot search all rollouts in the order of the group index. It then uses the partial
+        # index, which holds only the few unfinished ones.
         select(func.min(rollouts.c.group_id + 0)).where(IS_UNFINISHED, rollouts.c.group_id < FIRST_EVALUATION_ID)
     )
     end = min((each for each in (waiting, under_way) if each is not None), default=FIRST_EVALUATION_ID)
@@ -171,12 +177,14 @@ def read_ripe(connection: Connection, after: RetiredMark, before_step: int) -> l
 
 
 def read_groups_of_steps(connection: Connection, span: StepSpan) -> list[int]:
-    """Return all groups that belong to these steps."""
+    """Return all groups that belong to these steps: trained on, dropped at that time, or evaluations of versions in
+    that time.
+    """
     batches = select(steps.c.group_ids).where(steps.c.step > span.after.step, steps.c.step <= span.through.step)
     dropped = select(groups.c.group_id).where(
         groups.c.group_id > span.after.group, groups.c.group_id <= span.through.group, groups.c.step.is_(None)
     )
-    # Evaluations before the run's first step, such as the base model's, belong to the first span.
+    # Evaluations of versions before the run's first step, such as the base model, belong to the first span.
     first = 0 if span.after == read_first_mark(connection) else span.after.step
     measured = (
         select(rollouts.c.group_id)

@@ -12,9 +12,8 @@ from echo_hub.store.tables import actions, live_settings
 
 
 def settle(connection: Connection, records: Sequence[ActionSettled], now: float) -> None:
-    """Record outcomes.
-
-    An action that is settled already keeps its outcome: after a crash the hub may settle it twice.
+    """Record outcomes of actions. An action with an outcome keeps it: after a crash the hub may carry out and record it
+    again.
     """
     for record in records:
         of_it = (actions.c.number == record.number, actions.c.outcome == "wanted")

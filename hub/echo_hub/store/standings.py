@@ -19,7 +19,7 @@ from echo_hub.store.database import write_meta
 from echo_hub.store.tables import run_meta, trust, trust_log
 
 COARSE_CLASSES: Final = "coarse_classes"
-"""Key in `run_meta`."""
+"""Key in `run_meta` of the coarse numerics classes: kinds of engine whose results deviate more than usual."""
 STORED: Final = ("draws", "claims", "mismatch_kl", "bias")
 """Fields of `Evidence` that are stored."""
 
@@ -42,7 +42,7 @@ def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None
 
 
 def write_decisions(connection: Connection, decisions: Sequence[TrustDecided]) -> None:
-    """Add decisions to the log. A node that was pardoned no longer waits for a pardon."""
+    """Add decisions to the log. A pardon decision also clears the operator's request to pardon that node."""
     connection.execute(
         insert(trust_log),
         [
@@ -97,7 +97,7 @@ def read_standings(connection: Connection) -> tuple[StandingRow, ...]:
 
 
 def want_pardon(connection: Connection, node_ids: Collection[str], now: float) -> None:
-    """Record that an operator wants these nodes pardoned; the hub reads it."""
+    """Record that an operator wants these nodes pardoned. The hub polls for such requests."""
     connection.execute(update(trust).where(trust.c.node_id.in_(node_ids)).values(pardon_wanted_at=now))
 
 
@@ -112,7 +112,7 @@ def _columns(row: StandingRow) -> dict[str, Any]:
 
 
 def _as_json(evidence: Evidence) -> dict[str, Any]:
-    """Return the evidence without its curves, which are large and quickly learned again."""
+    """Return the evidence as JSON without its curves, which are large and quickly learned again."""
     return {name: list(value) if isinstance(value := getattr(evidence, name), tuple) else value for name in STORED}
 
 
@@ -124,7 +124,9 @@ def _evidence(stored: dict[str, Any]) -> Evidence:
 
 
 def _sums(stored: list[float]) -> Sums:
-    """Return the stored sums. Sums of another release's test start at 0; only the sums for rewards may be missing."""
+    """Return the stored sums of the statistical tests. If another release stored another number of sums, start at 0;
+    only the sums that weigh rewards may be missing, and then start at 0 alone.
+    """
     if len(stored) == Alternative.SHOPPED:
         return (*stored, *NOTHING[Alternative.SHOPPED :])
     return tuple(stored) if len(stored) == len(NOTHING) else NOTHING

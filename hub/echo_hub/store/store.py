@@ -1,11 +1,12 @@
 """The hub's database: `Store.read` and `Store.write` run the queries and commands of this package.
 
 A query or command is a function whose first argument is a connection (`reports.read_costs`, `standings.want_pardon`).
-Each call is one transaction. `Store` itself has methods only for operations with state between transactions.
+Each call is one transaction. `Store` itself has methods only for operations with state that lasts between transactions.
 
-Synchronous. The hub writes from one thread; another process that writes (`echo-hub ban`) waits its turn. Reads may run
-on other threads at the same time: SQLite in WAL mode and PostgreSQL both give each read the state of one commit.
-StorageError is raised if the database fails: locked, damaged, disk full or server unreachable.
+All methods block. The hub writes from one thread. Another process may write too (`echo-hub ban`); the database lets one
+of them write at a time. Reads may run on other threads at the same time: SQLite in WAL mode and PostgreSQL both give
+each read the state of one commit. StorageError is raised if the database fails: locked, damaged, disk full or server
+unreachable.
 """
 
 from __future__ import annotations
@@ -53,26 +54,27 @@ class Store:
         self.engine = engine
         self.keeping = keeping
         self.events_kept = events_kept
-        """Events kept of each kind."""
+        """Number of events kept for each kind."""
         self.touched = Touched()
-        """Nodes whose row of the leaderboard changed."""
+        """Nodes whose totals have changed since the hub's start."""
         self.is_uncounted = False
         """True if a trained step has rollouts that are not counted yet."""
         self._fetched: Mapping[int, reports.FetchSummary] = {}
-        """Fetches of the versions asked for last, so that each fetch is read once."""
+        """Fetches of the versions that were asked for last, so that unchanged ones are not read again."""
         self._forgotten = FetchMark()
-        """How far old fetch rows are deleted."""
+        """Point up to which old fetch rows are deleted."""
 
     @classmethod
     def open(
         cls, url: str, *, beside_hub: bool = False, keeping: Keeping | None = None, events_kept: int = KEPT
     ) -> Store:
-        """Open or create the database, check it for damage, and migrate it.
+        """Open or create the database, check it for damage, and migrate it. Raises ConfigError for a bad URL, else
+        StorageError.
 
-        Raises ConfigError for a bad URL, else StorageError. `beside_hub` means that a hub may be using the database. It
-        is then neither created nor migrated: ConfigError if no hub has made it yet, StorageError if it needs a
-        migration. `keeping` limits the kept copies of tokens that the hub no longer needs; None is the default.
-        `events_kept` counts events of each kind.
+        Set `beside_hub` if a hub may be using the database. It is then neither created nor migrated: ConfigError is
+        raised if no hub has made it yet, StorageError if it needs a migration. `keeping` limits the kept copies of
+        tokens that the hub no longer needs; None means the default limits. `events_kept` is the number of events kept
+        for each kind.
         """
         engine = connect(url)
         try:
@@ -95,21 +97,23 @@ class Store:
         self.engine.dispose()
 
     def one_look(self) -> AbstractContextManager[None]:
-        """Let all reads of this thread see the state of one commit, in one transaction."""
+        """Let all reads of this thread inside the `with` block see the state of one commit."""
         return one_look(self.engine)
 
     def read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `query` finds in the state of one commit."""
+        """Run `query` in a transaction that reads the state of a single commit."""
         with open_to_read(self.engine) as connection:
             return query(connection, *args, **kwargs)
 
     def write(self, command: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Carry out `command` in one transaction, which is committed when this returns."""
+        """Run `command` in one transaction, which is committed when this method returns."""
         with open_to_write(self.engine) as connection:
             return command(connection, *args, **kwargs)
 
     def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
-        """Commit one turn's records and events, all or none. When this returns, they are on disk."""
+        """Commit the records and events of one pass of the coordinator, all or none. When this method returns, they are
+        on disk.
+        """
         with open_to_write(self.engine) as connection:
             written = write(connection, records, now)
             forget(connection, written.tokens_gone, self.keeping)
@@ -121,23 +125,25 @@ class Store:
             self.touched.note(written.touched)
 
     def count_trained(self) -> None:
-        """Count one more part of the trained steps' rollouts. Call it while `is_uncounted`."""
+        """Mark one more part of the trained steps' rollouts as trained, and add it to the totals. Call again while
+        `is_uncounted`.
+        """
         with open_to_write(self.engine) as connection:
             counted = count_trained(connection)
             self.is_uncounted = bool(uncounted_steps(connection))
         self.touched.note(counted)
 
     def count_all(self) -> None:
-        """Count all trained rollouts that the last process left uncounted."""
+        """Count all trained rollouts that an earlier process left uncounted."""
         self.is_uncounted = True
         while self.is_uncounted:
             self.count_trained()
 
     def prune(self, checkpoint_step: int) -> None:
-        """Delete the tokens of steps up to `checkpoint_step`, the oldest kept checkpoint, except the copies that
-        `keeping` chooses.
+        """Delete the tokens of steps up to `checkpoint_step`, the oldest kept checkpoint, because the learner can no
+        longer repeat these steps. Keep the copies that `keeping` chooses.
 
-        Also deletes old fetch rows. Tokens of a step that is not counted yet stay until the next call.
+        Also delete old fetch rows. A step whose rollouts are not all counted yet keeps its tokens until the next call.
         """
         with open_to_write(self.engine) as connection:
             counted = steps.c.step.not_in(uncounted_steps(connection))
@@ -150,7 +156,7 @@ class Store:
             for rollout_ids in connection.scalars(select(steps.c.rollout_ids).where(*done)).all():
                 forget(connection, map(key_of, rollout_ids), self.keeping)
             connection.execute(update(steps).where(*done).values(pruned=True))
-            trim(connection, self.keeping)  # The byte limit may be lower than when the copies were made.
+            trim(connection, self.keeping)  # The operator may have lowered the byte limit.
             forgotten = forget_old_fetches(connection, self._forgotten)
         self._forgotten = forgotten
 
@@ -167,8 +173,8 @@ class Store:
         power_watts: float = 0.0,
         invite_id: int | None = None,
     ) -> None:
-        """Record that a node has joined, for the first time or again. Without an invite, the node keeps its earlier
-        one.
+        """Record that a node has joined, for the first time or again. Without an invite, the node keeps the invite of
+        its first join.
         """
         said = {
             "public_key": public_key.hex(),
@@ -186,19 +192,19 @@ class Store:
         self.touched.note([node_id])
 
     def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
-        """Record how published versions were announced, and which nodes have fetched and verified an artefact.
+        """Record how published versions were announced, and which nodes have fetched and verified which artefact.
 
-        The caller checks that the artefact is one of this run.
+        The caller has checked that the artefacts belong to this run.
         """
         with open_to_write(self.engine) as connection:
             forgotten = write_news(connection, news, now, self._forgotten)
         self._forgotten = forgotten
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
-        """Record all evaluations of a version in one transaction, and replace older ones.
+        """Record all evaluations of a version, or replace them, in one transaction: a version is never partly
+        evaluated.
 
-        A version counts as evaluated completely or not at all. Payloads of its rollouts are deleted, except copies that
-        `keeping` chooses.
+        The payloads of the evaluated rollouts are deleted, except copies that `keeping` chooses.
         """
         with open_to_write(self.engine) as connection:
             for evaluation in measured:
@@ -215,7 +221,7 @@ class Store:
                 forget(connection, [(lease, index) for lease, index in connection.execute(drawn)], self.keeping)
 
     def versions_history(self, newest: int) -> list[VersionRecord]:
-        """Return the `newest` published versions, oldest first."""
+        """Return the records of the `newest` published versions, oldest first."""
         with open_to_read(self.engine) as connection:
             published = reports.read_published(connection, newest)
             wanted = [row.policy_version for row in published]

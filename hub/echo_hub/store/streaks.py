@@ -11,14 +11,13 @@ DAY_S: Final = 86_400.0
 
 
 def day_of(at: float) -> int:
-    """Return the number of the UTC day."""
+    """Return the number of the UTC day that contains time `at`."""
     return int(at // DAY_S)
 
 
 def longer(streak_days: int, last_day: int | None, day: int) -> int:
-    """Return the streak up to `day`, on which work counted.
-
-    Before it, the streak was `streak_days` up to `last_day`.
+    """Return the length of the streak that includes `day`, given the streak before it: `streak_days` days, the last on
+    `last_day`.
     """
     if last_day is None or day > last_day + 1:
         return 1
@@ -26,5 +25,5 @@ def longer(streak_days: int, last_day: int | None, day: int) -> int:
 
 
 def current(streak_days: int, last_day: int | None, today: int) -> int:
-    """Return today's streak. A streak ends with the first full day without counted work."""
+    """Return the length of today's streak; 0 if a full day has passed without counted work."""
     return streak_days if last_day is not None and last_day >= today - 1 else 0

@@ -122,11 +122,13 @@ groups = Table(
     Column("prompt", Unsigned64),
     Column("pass_rate", Double),
 )
-# Read at a start if the run has a curriculum; empty otherwise.
+# Read when a hub starts whose run has a curriculum; without one, the index is empty.
 Index("ix_groups_rated", groups.c.group_id, **only_where(groups.c.pass_rate.is_not(None)))
 IS_OPEN = text("step IS NULL AND drop_reason IS NULL")
-"""A text without table names: SQLite uses a partial index only if the query repeats its condition word for word."""
-# Read at a start. Few groups are open.
+"""A text, not an SQLAlchemy expression: SQLite uses a partial index only if the query repeats its condition word for
+word, and an expression would add table names.
+"""
+# Read when a hub starts. Few groups are open.
 Index("ix_groups_open", groups.c.group_id, **only_where(IS_OPEN))
 
 rollouts = Table(
@@ -158,7 +160,7 @@ rollouts = Table(
     sqlite_with_rowid=False,
 )
 IS_CHECKED = text("checked <> 'no'")
-"""A text for the same reason as `IS_OPEN`; so is the next one."""
+"""A text for the same reason as `IS_OPEN`. So is the constant below."""
 IS_UNFINISHED = text("state IN ('leased', 'received', 'scored')")
 Index("ix_rollouts_unfinished", rollouts.c.state, rollouts.c.node_id, **only_where(IS_UNFINISHED))
 _NEWEST = (rollouts.c.lease_id, rollouts.c.index)
@@ -219,7 +221,7 @@ steps = Table(
     Column("by_task", JSON(none_as_null=True)),
     Column("pruned", Boolean, nullable=False),
 )
-# Few of a run's steps are unpruned: only those that may have to be repeated.
+# Holds only the few steps whose tokens are kept: those that the learner may have to repeat.
 Index("ix_steps_kept", steps.c.step, **only_where(steps.c.pruned.is_(False)))
 
 uncounted = Table(
@@ -260,7 +262,7 @@ fetches = Table(
     Column("mesh_bytes", BigInteger, nullable=False, server_default="0"),
     Column("model_hub_bytes", BigInteger, nullable=False, server_default="0"),
     Column("broadcast_s", Double),
-    # Lets the database count nodes in the order in which a version reached them.
+    # Yields a version's arrivals in order of time, so that percentiles are counted inside the index.
     Index("ix_fetches_version", "policy_version", "broadcast_s"),
 )
 

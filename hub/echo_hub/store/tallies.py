@@ -1,7 +1,7 @@
-"""Running totals of final facts: final rollouts and fetches, which never change again.
+"""Running totals of facts that never change again: final rollouts and fetches.
 
-The transaction that makes a rollout final also updates its totals, so totals always agree with receipts. No page has to
-count a run's whole history.
+The transaction that makes a rollout final (trained on, evaluated or dropped) also updates the totals, so totals always
+agree with receipts. No page has to count the history of the run.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ Transport = Literal["swarm", "web_seed", "shared_memory", "inline", "broadcast"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 
 Source = Literal["swarm", "web_seed", "shared_memory", "pushed", "mesh"]
-"""Source of a fetch's bytes: pushed bytes came from the hub itself, mesh bytes were forwarded by other nodes."""
+"""Origin of a fetch's bytes. "pushed" bytes came from the hub over the node's connection, "mesh" bytes were forwarded
+by other nodes.
+"""
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 
 TRAINED: Final = ReceiptState.TRAINED.value
 EVALUATED: Final = ReceiptState.EVALUATED.value
-"""The outcomes are TRAINED, EVALUATED and the value of every DropReason."""
+"""Outcomes of a final rollout are TRAINED, EVALUATED and the value of every DropReason."""
 
 _BY_OUTCOME: Final = select(outcome_tallies)
 _COUNTED: Final = ("rollouts", "received", "tokens")
@@ -55,14 +57,15 @@ _COUNT: Final = select(
     func.coalesce(func.sum(rollouts.c.num_tokens), 0),
 ).group_by(rollouts.c.node_id)
 LEASES_A_QUERY: Final = 64
-"""Leases of one query. Each may have as many rollouts as a group; a query takes a few milliseconds."""
+"""Leases in one query, each with up to a group's number of rollouts. A query of this size takes a few milliseconds."""
 
 
 def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> Mapping[str, Mapping[str, int]]:
-    """Count rollouts, given as (lease, index), that have just become final, and return the counts by node.
+    """Add rollouts that have just become final, given as (lease, index), to the totals. Return the added counts by
+    node.
 
-    `outcome` is trained, evaluated or a drop reason. Rollouts count for the leased node, tokens for the drawing node.
-    The payloads must still be stored.
+    `outcome` is trained, evaluated or a drop reason. A rollout counts for the node that held its lease, its tokens for
+    the nodes that sampled them. The payloads must still be stored.
     """
     by_node: dict[str, dict[str, int]] = {}
     for node_id, num_tokens, spans in _rows_of(connection, keys):
@@ -79,9 +82,10 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
 def tally_leases(
     connection: Connection, lease_ids: Sequence[int], drawn_by_several: Collection[tuple[int, int]], outcome: str
 ) -> Mapping[str, Mapping[str, int]]:
-    """Count all rollouts of these leases in the final state `outcome`, like `tally`, but inside the database.
+    """Add all rollouts of these leases in the final state `outcome` to the totals, as `tally` does, but count inside
+    the database.
 
-    `drawn_by_several` lists, as (lease, index), the rollouts whose tokens were drawn by several nodes.
+    `drawn_by_several` lists the rollouts, as (lease, index), whose tokens were sampled by several nodes.
     """
     of_these = among(connection, rollouts.c.lease_id, lease_ids), rollouts.c.state == outcome
     by_node = {
@@ -97,7 +101,9 @@ def tally_leases(
 
 
 def _rows_of(connection: Connection, keys: Collection[tuple[int, int]]) -> Iterator[tuple[str, int | None, Any]]:
-    """Yield the node, the number of drawn tokens, and the spans of each of these rollouts."""
+    """Yield the leased node, the number of sampled tokens, and the spans (which node sampled which tokens) of each of
+    these rollouts.
+    """
     wanted = set(keys)
     leases = sorted({lease_id for lease_id, _ in wanted})
     for start in range(0, len(leases), LEASES_A_QUERY):
@@ -117,7 +123,7 @@ def _add_tallies(connection: Connection, by_node: Mapping[str, Mapping[str, int]
 
 
 def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[Source, int]]]) -> None:
-    """Count fetched policy versions by main transport: the one with most of a fetch's bytes."""
+    """Add fetched policy versions to the totals, each under the transport that brought most of its bytes."""
     by_key: dict[tuple[int, Transport], Counter[str]] = {}
     for policy_version, sizes in fetched:
         of_key = by_key.setdefault((policy_version, main_transport(sizes)), Counter())
@@ -136,7 +142,7 @@ def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[S
 
 
 def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
-    """Add the cost of nodes since the last call."""
+    """Add the nodes' cost since the last call to the totals."""
     by_node: dict[str, dict[str, float]] = {}
     for cost in accrued:
         of_node = by_node.setdefault(cost.node_id, {"active_s": 0.0, "dollars": 0.0})
@@ -146,7 +152,7 @@ def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
 
 
 def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) -> None:
-    """Count others' rollouts and tokens that nodes recomputed, by checking node."""
+    """Add rollouts and tokens that nodes recomputed, to check other nodes, to the totals of the checking nodes."""
     by_node: dict[str, Counter[str]] = {}
     for node_id, num_tokens in credited:
         by_node.setdefault(node_id, Counter()).update(rollouts=1, tokens=num_tokens)
@@ -154,31 +160,31 @@ def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) 
 
 
 def read_useful_nodes(connection: Connection) -> frozenset[str]:
-    """Return the nodes that drew tokens of a rollout that was trained on or evaluated."""
+    """Return the nodes that sampled tokens which were trained on or evaluated."""
     counted = select(tallies.c.node_id).where(tallies.c.outcome.in_((TRAINED, EVALUATED)), tallies.c.tokens > 0)
     return frozenset(connection.scalars(counted))
 
 
 def final_so_far(connection: Connection) -> dict[str, int]:
-    """Return the number of rollouts that ever became final, by outcome."""
+    """Return the number of final rollouts, by outcome, over the whole run."""
     return {row.outcome: row.rollouts for row in rows_at_once(connection, _BY_OUTCOME)}
 
 
 def dropped_of(final: Mapping[str, int]) -> dict[str, int]:
-    """Return the dropped rollouts in `final_so_far`, by reason."""
+    """Return the dropped rollouts in the result of `final_so_far`, by reason."""
     return {DropReason(name).value: number for name, number in final.items() if name not in (TRAINED, EVALUATED)}
 
 
 def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:
-    """Return the bytes of one row of fetches, by source."""
+    """Return the bytes of one fetch by source, given its row of `fetches`."""
     return {source: fetch[f"{source}_bytes"] for source in SOURCES}
 
 
 def main_transport(fetched: Mapping[Source, int]) -> Transport:
     """Return the transport that brought most of a fetch's bytes.
 
-    A fetch through shared memory is always complete. Pushed bytes count as "broadcast" if other nodes forwarded any,
-    else as "inline".
+    If any bytes came through shared memory, all did. Pushed and mesh bytes count together: as "broadcast" if other
+    nodes forwarded any of them, else as "inline".
     """
     if fetched["shared_memory"] > 0:
         return "shared_memory"

@@ -1,7 +1,8 @@
-"""Teams of nodes. A node is in at most one team; any node may join any team. The node that makes a team is its founder.
+"""Teams of nodes. A node is in at most one team, and any node may join any team. The node that makes a team is its
+founder.
 
-A node's work counts for its team at that moment, and stays the team's when the node leaves (`echo_hub.store.credit`).
-An empty team with credit stays; without credit it is deleted.
+A node's work counts for the team that it is in at that moment, and stays with the team when the node leaves
+(`echo_hub.store.credit`). An empty team with credit is kept; without credit, it is deleted.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ MOST_TEAMS: Final = 10_000
 
 
 def name_key(name: str) -> str:
-    """Return the key that decides whether two names are the same: Unicode's compatibility form, without case."""
+    """Return a team name's key. Names with the same key are the same name: Unicode's compatibility form, without case
+    and extra spaces.
+    """
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def change_team(connection: Connection, node_id: str, wanted: TeamWanted, now: float) -> None:
-    """Make, join or leave a team, as the node wants. Raises RefusedError."""
+    """Make, join or leave a team, as the node asks. Raises RefusedError."""
     match wanted.action:
         case "create":
             create_team(connection, node_id, wanted.name, now)
@@ -50,7 +53,7 @@ def create_team(connection: Connection, node_id: str, name: str, now: float) -> 
         raise RefusedError("This name cannot be used for a team.", got=name, do=f"Use another name: {fault}.")
     own = select(credit.c.rollouts).where(credit.c.holder == node_id)
     if not connection.scalar(own):
-        # Require credited work: keys are free to make, work is not.
+        # Require credited work: keys cost nothing to make, so anyone could make any number of teams.
         raise RefusedError(
             "Nothing of this node's work has counted yet, so it cannot make a team.",
             do="Join a team, or wait until one of the node's rollouts was trained on or evaluated.",
@@ -114,7 +117,7 @@ def read_team(connection: Connection, name: str, now: float) -> tuple[str, Holde
 
 
 def read_own_team(connection: Connection, node_id: str, now: float) -> Team:
-    """Return the credit and rank of the node's team."""
+    """Return the team of the node, with its credit and rank; an empty `Team` if the node is in none."""
     team_id = _team_of(connection, node_id)
     found = None if team_id is None else read_holder(connection, team_holder(team_id), "team", now)
     if found is None:

@@ -1,4 +1,5 @@
-"""Nodes whose totals have changed, for caches of thousands of nodes: after the first read, only changed nodes are read.
+"""Records which nodes' totals have changed, for caches of thousands of nodes: after a first full read, a cache reads
+only changed nodes.
 
 Covers the commits of this process. Other processes (`echo-hub ban`) change few columns of nodes, which the hub reads
 separately.
@@ -13,14 +14,14 @@ from collections.abc import Collection, Iterator
 class Touched:
     """Thread-safe log of changed nodes.
 
-    Call `note` after the commit. A reader that takes `number` before it reads the database then misses no change with a
-    higher number.
+    The writer calls `note` after its commit. A reader takes `number` before it reads the database; `since(number)`
+    later returns every node whose change the read may have missed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[str, int] = {}
-        """Number of each node's latest change, newest last."""
+        """Number of each node's latest change; the node that changed last is last."""
         self._number = 0
 
     @property

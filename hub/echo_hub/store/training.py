@@ -25,14 +25,14 @@ from echo_shared.errors import LocalProtocolError
 from echo_shared.wire.messages import ReceiptState
 
 COUNTED_AT_ONCE: Final = 512
-"""Rollouts whose rows change in one transaction, which then takes a few milliseconds."""
+"""Largest number of rollouts whose rows change in one transaction. Such a transaction takes a few milliseconds."""
 CHANGED_A_STATEMENT: Final = 64
-"""Leases of one UPDATE. A lease may have a group's worth of rollouts, and PostgreSQL updates all indexes for each
-row."""
+"""Leases in one UPDATE. A lease may have a group's worth of rollouts, and PostgreSQL updates all indexes for each row.
+"""
 
 
 def train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:
-    """Mark steps as trained. Return the nodes whose totals changed so far."""
+    """Mark steps as trained. Return the nodes whose totals this has already changed."""
     touched: set[str] = set()
     for record in records:
         changed = connection.execute(
@@ -69,12 +69,15 @@ def train(connection: Connection, records: Sequence[StepTrained], now: float) ->
 
 
 def uncounted_steps(connection: Connection) -> Sequence[int]:
-    """Return the steps with parts left for `count_trained`, in order."""
+    """Return the steps of which `count_trained` has parts left, in order."""
     return connection.scalars(select(uncounted.c.step).distinct().order_by(uncounted.c.step)).all()
 
 
 def count_trained(connection: Connection) -> Collection[str]:
-    """Count the next part of the oldest uncounted step. Return the nodes whose totals changed."""
+    """Mark the rollouts of one more part, of the oldest step that has any, as trained, and add them to the totals.
+
+    Return the nodes whose totals changed.
+    """
     row = connection.execute(select(uncounted).order_by(uncounted.c.step, uncounted.c.part).limit(1)).one_or_none()
     if row is None:
         return ()
@@ -83,7 +86,9 @@ def count_trained(connection: Connection) -> Collection[str]:
 
 
 def _parts(record: StepTrained) -> Iterator[list[int]]:
-    """Yield the leases of each part. Leases of a node are adjacent, so that its totals change once or twice."""
+    """Yield the leases of each part. Leases of one node are adjacent, so that its totals are updated in one part or
+    two.
+    """
     sizes = Counter(key_of(rollout_id)[0] for rollout_id in record.rollout_ids)
     node_of = {key_of(each)[0]: node_id for each, node_id in zip(record.rollout_ids, record.node_ids, strict=False)}
     part: list[int] = []

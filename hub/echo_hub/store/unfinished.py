@@ -1,4 +1,4 @@
-"""The coordinator's snapshot at a start: all unfinished work, and the counters."""
+"""The snapshot from which the coordinator continues when the hub starts: all unfinished work, and the counters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from echo_shared.wire.messages import Checked, DropReason, ReceiptState, rollout
 
 
 def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
-    """Return the coordinator's snapshot."""
+    """Return the snapshot from which the coordinator continues."""
     beginning = read_beginning(connection)
     newest_trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
     trained = beginning.policy_version if newest_trained is None else newest_trained
@@ -42,7 +42,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     ).all()
     open_groups = _open_groups(connection, [group_id for row in planned for group_id in row.group_ids])
     kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
-    # Groups after the newest planned one are waiting or were dropped recently.
+    # Groups after the newest planned one are in no step yet: they wait for one, or were dropped since it was planned.
     newest_first = select(groups.c.group_id).where(groups.c.step.is_not(None)).order_by(groups.c.group_id.desc())
     newest_planned = -1 if (newest := connection.scalar(newest_first.limit(1))) is None else newest
     flat_groups = connection.scalars(
@@ -78,7 +78,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
 
 
 def _open_groups(connection: Connection, planned: Sequence[int]) -> list[Any]:
-    """Return open groups and the groups of planned steps, without dropped ones."""
+    """Return the open groups and the groups of planned steps. Dropped groups are left out."""
     columns = select(groups.c.group_id, groups.c.seed, groups.c.prompt)
     found = [*connection.execute(columns.where(IS_OPEN))]
     for part in in_parts(planned):
@@ -89,7 +89,9 @@ def _open_groups(connection: Connection, planned: Sequence[int]) -> list[Any]:
 
 
 def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, ...]:
-    """Return the pass rates of groups: all not yet planned ones, and the newest `REMEMBERED` planned ones."""
+    """Return pass rates of groups: of all groups after the newest planned one, and of the newest `REMEMBERED`
+    up to it.
+    """
     rated = select(groups.c.group_id, groups.c.prompt, groups.c.pass_rate).where(groups.c.pass_rate.is_not(None))
     newest_first = rated.order_by(groups.c.group_id.desc())
     uncounted = connection.execute(newest_first.where(groups.c.group_id > newest_planned)).all()
@@ -101,9 +103,10 @@ def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, 
 
 
 def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
-    """Return the finished (group, index) pairs of versions whose evaluation is not recorded yet.
+    """Return the finished (group, index) pairs of versions whose evaluation result is not recorded yet.
 
-    The group index is walked from version to version, so rollouts of recorded evaluations are skipped.
+    The search walks along the index of groups from version to version, so it skips the rollouts of recorded
+    evaluations.
     """
     recorded = select(evaluations.c.policy_version).limit(1)
     found: set[tuple[int, int]] = set()
@@ -176,6 +179,6 @@ def _unfinished(connection: Connection) -> tuple[UnfinishedRollout, ...]:
 
 
 def _others(row: Any) -> tuple[str, ...]:
-    """Return the other nodes that drew tokens of the rollout."""
+    """Return the nodes other than the leased one that sampled tokens of the rollout."""
     drawers = dict.fromkeys(span.node_id for span in unpack_spans(row.spans or ()))
     return tuple(name for name in drawers if name != row.node_id)

@@ -1,9 +1,9 @@
-"""Write the records of one coordinator turn as bulk SQL statements.
+"""Write the records of one pass of the coordinator as bulk SQL statements.
 
 Records are applied kind by kind, in the order of a rollout's life: leased, received, scored, evaluated, planned,
-trained or dropped. So one turn may take a rollout through several states. Every UPDATE names the state that it expects.
-If a row is in another state, the whole turn is rolled back, so a final state never changes. The result of a check is a
-separate column: it may arrive after the rollout is final.
+trained or dropped. So one pass may take a rollout through several states. Every UPDATE states the state that it
+expects. If a row is in another state, the whole pass is rolled back, so a final state never changes. The result of a
+check has its own column: it may arrive after the rollout is final.
 """
 
 from __future__ import annotations
@@ -100,18 +100,18 @@ _CHECK = update(rollouts).where(*_KEY).values(checked=bindparam("new_checked"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Effects of one turn's records that the caller has to act on."""
+    """Effects of the written records on which the caller must act."""
 
     tokens_gone: list[tuple[int, int]]
-    """Rollouts whose tokens the hub no longer needs, as (lease, index)."""
+    """Rollouts, as (lease, index), whose tokens the hub no longer needs. The caller deletes them."""
     touched: frozenset[str]
-    """Ids of nodes whose totals changed: final rollouts, costs or trust standing."""
+    """Ids of nodes whose totals changed by final rollouts, costs or trust standing."""
     has_trained: bool
-    """True if a step was trained in this turn."""
+    """True if any of the records says that a step was trained."""
 
 
 def write(connection: Connection, records: Sequence[Record], now: float) -> Written:
-    """Write one turn's records.
+    """Write the records of one pass of the coordinator.
 
     Raises LocalProtocolError if a record does not fit the stored rows; the caller then rolls back.
     """
@@ -121,7 +121,8 @@ def write(connection: Connection, records: Sequence[Record], now: float) -> Writ
     touched: set[str] = set()
     for kind in sorted(by_kind, key=_ORDER.__getitem__):
         touched.update(WRITERS[kind](connection, by_kind[kind], now) or ())
-    # Keep the tokens of screened rollouts: they belong to a planned batch, which a crash may make the learner repeat.
+    # Keep the tokens of screened rollouts: they belong to a planned batch, which the learner may have to repeat after a
+    # crash.
     gone = [record for record in by_kind.get(RolloutsDropped, ()) if record.reason is not DropReason.SCREENED]
     keys = [key_of(rollout_id) for record in gone for rollout_id in record.rollout_ids]
     return Written(tokens_gone=keys, touched=frozenset(touched), has_trained=StepTrained in by_kind)
@@ -269,7 +270,7 @@ def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: f
 
 
 def _publish(connection: Connection, records: Sequence[VersionRecorded], now: float) -> None:
-    """Record published versions. A version that is published again after a restart keeps its first time."""
+    """Record published versions. A version that a restarted hub publishes again keeps its first time."""
     for record in records:
         known = select(versions.c.policy_version).where(versions.c.policy_version == record.policy_version)
         if connection.scalar(known) is None:
@@ -288,7 +289,7 @@ def _check(connection: Connection, records: Sequence[CheckRecorded], now: float)
     found = {record.rollout_id: record.checked for record in records}
     rows = [row for rollout_id, checked in found.items() for row in rows_of([rollout_id], new_checked=checked)]
     changed = execute_many(connection, _CHECK, rows)
-    if changed != len(rows):  # A check may end after its rollout's row was retired.
+    if changed != len(rows):  # A check may end after its rollout's row was deleted.
         changed += old_receipts.note_checked(
             connection, {(row["lease"], row["at"]): row["new_checked"] for row in rows}
         )
@@ -338,6 +339,7 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], Collec
     SettingRecorded: _change_settings,
     ActionSettled: settle,
 }
-"""The writer of each kind of record, in the order of application. A writer returns the nodes whose totals it
-changed."""
+"""The writer of each kind of record; records are applied in this order. A writer returns the nodes whose totals it
+changed.
+"""
 _ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

@@ -1,4 +1,4 @@
-"""Run by Alembic for every migration, on the connection that `echo_hub.store.database` hands over."""
+"""Alembic runs this file for every migration, on the connection that `echo_hub.store.database` passes."""
 
 from __future__ import annotations
 
