@@ -1,7 +1,7 @@
 """The interface between the dashboard and the hub for an operator's actions, and the buttons for nodes.
 
-The guard has authenticated the request and names its actor (`actor_of`). `echo_hub.actions.requests` defines the
-actions; pages and API only parse requests and show results.
+The access guard has authenticated each request and names its actor (`actor_of`). `echo_hub.actions.requests` defines
+the actions; pages and API only parse requests and show results.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class ForbiddenError(Exception):
 
 
 class NoSuchActionError(Exception):
-    """No action has this number, or no other action reverses it."""
+    """No action has this number, or the action cannot be reversed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionResult:
-    """The outcome of an action, as far as known."""
+    """An action's outcome, as known at the time of the hub's answer."""
 
     record: ActionRecord
     secret: str = ""
-    """The new token. It is stored nowhere else."""
+    """A newly made token, shown only in this answer, because the hub stores only its hash. "" for other actions."""
 
 
 class OperatorDesk(Protocol):
-    """Interface of `echo_hub.oversight.operator_desk`, which the hub supplies."""
+    """The operator's actions as the pages call them; the hub supplies `echo_hub.oversight.operator_desk`."""
 
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> ActionResult: ...
 
@@ -45,7 +45,7 @@ class OperatorDesk(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Button:
-    """An action that the page offers for some nodes."""
+    """A button that starts an action, offered for nodes in certain states."""
 
     action: str
     label: str

@@ -71,7 +71,7 @@ class ActionsApi:
 
 
 async def answer(answered: Awaitable[ActionResult]) -> web.Response:
-    """Return the response to a script's action."""
+    """Await an action and return the JSON response for a script."""
     try:
         told = await answered
     except WrongRequestError as error:

@@ -1,8 +1,10 @@
 """The operator's actions page: GET /actions, with a form for each action and the log of past actions.
 
 The forms are generated from the table of actions, so page, API and command line have the same fields and bounds.
-Actions that stop work, lock somebody out or cannot be undone need a confirmation. The hub itself asks for it, because a
-browser may run no scripts. A new token is shown once, on the page that answers the form.
+Actions that stop work, lock somebody out or cannot be undone need a confirmation. The hub itself requests the
+confirmation, because browsers may have scripts turned off.
+
+A new token is shown once, on the page that answers the form.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from echo_hub.dashboard.templating import Template
 RECORDS_SHOWN: Final = 50
 CONFIRMED: Final = "confirmed"
 OF_NODES: Final = frozenset({"ban", "unban", "pardon", "trust", "distrust"})
-"""Actions without a form here: each node has buttons for them."""
+"""Actions on one node. This page shows no form for these: node tables and node pages have buttons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Join commands for volunteers, with the hub address that the reader's own request used."""
+"""Rewrite the commands with which volunteers join, to use the hub address that the reader's own request used."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ IDLE: Final = {
 }
 """Words for the learner's idle reasons, by the keys of `CapacityView.idle_by_reason`."""
 FED: Final = 0.1
-"""Idle share up to which the learner counts as fed. With small models the hand-off alone takes a few hundredths."""
+"""Largest idle share of the learner at which it counts as fed with rollouts. With small models, the hand-off between
+hub and learner alone takes a few hundredths.
+"""
 STARVED: Final = 0.4
 """Idle share above which the learner counts as starved."""
 
@@ -45,7 +47,7 @@ def answers(run: RunView, now: RunNow, trend: Trend | None) -> tuple[Answer, ...
 
 
 def learning(run: RunView, trend: Trend | None) -> Answer:
-    """Judge by the trend of the reward; add the held-out accuracy now and at the start."""
+    """Answer "is it learning?" by the trend of the reward. Add the held-out accuracy now and at the start."""
     accuracy = _accuracy(run)
     verdict: str
     tone: Tone
@@ -89,7 +91,7 @@ def _accuracy(run: RunView) -> str:
 
 
 def fed(run: RunView, now: RunNow) -> Answer:
-    """Judge by the learner's idle share, or by the missing resource if the run waits now."""
+    """Answer "is it fed?" by the learner's idle share, or by the missing resource if the run waits now."""
     capacity = run.capacity
     verdict: str
     tone: Tone
@@ -127,7 +129,7 @@ def _idle(capacity: CapacityView) -> str:
 
 
 def well(run: RunView, now: RunNow) -> Answer:
-    """Judge by the current problems and by stalled steps; add the numbers of nodes and checks."""
+    """Answer "is anything wrong?" by the current problems and stalled steps. Add the numbers of nodes and checks."""
     trust = run.trust
     checks, failed = sum(trust.checks.values()), sum(trust.failed_checks.values())
     text = f"{_nodes(run.nodes_connected)} connected. "

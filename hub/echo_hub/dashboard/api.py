@@ -98,10 +98,10 @@ class Api:
 
 
 class EventStream:
-    """Send an event to programs when something changed, at most one per snapshot.
+    """Tells programs that the run has changed, at most once per snapshot.
 
-    A viewer that stops reading is disconnected after aiohttp-sse's send timeout, one that has left at the next
-    heartbeat.
+    A viewer that stops reading is disconnected after aiohttp-sse's send timeout; one that has closed its connection is
+    noticed at the next heartbeat.
     """
 
     def __init__(self, snapshots: Snapshots, viewers: Viewers, *, heartbeat_s: float) -> None:

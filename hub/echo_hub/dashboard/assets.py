@@ -32,7 +32,7 @@ class Assets:
 
     @property
     def version(self) -> str:
-        """Hash of all files together."""
+        """Return a hash of all files together. Browsers reload the page when it changes."""
         return hashlib.sha256("".join(asset.version for asset in self._assets.values()).encode()).hexdigest()[:12]
 
     def address(self, name: str) -> str:

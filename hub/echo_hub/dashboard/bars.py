@@ -41,7 +41,9 @@ class LengthsBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchBar:
-    """One node's mismatch KL, relative to the largest one."""
+    """One node's mismatch KL (between its claimed and the learner's token probabilities), relative to the
+    largest one.
+    """
 
     node_id: str
     name: str

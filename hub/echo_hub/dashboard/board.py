@@ -1,4 +1,4 @@
-"""The interface between public pages and credit data, and the parsing of leaderboard queries."""
+"""The interface between the public pages and the credit data, and the parsing of leaderboard queries."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from echo_shared.records.credit import (
 
 ROWS_SHOWN: Final = 100
 MOST_SEARCHED: Final = 64
-"""Longest search text, in characters."""
+"""Longest search text of a leaderboard query, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AboutView:
-    """The operator's description of the run. Pages still escape it."""
+    """The operator's description of the run, unescaped: the pages must escape it."""
 
     description: str = ""
     contact: str = ""
@@ -43,21 +43,20 @@ class AboutView:
 
 
 class BoardSource(Protocol):
-    """Interface that the hub supplies.
-
-    Answers may be cached for some seconds: many readers then cost as much as one.
+    """The credit data as the pages request it; the hub supplies the implementation. Answers may be cached for seconds:
+    a thousand readers then cost the hub one query.
     """
 
     async def board(self, wanted: BoardQuery) -> Board: ...
 
     async def node(self, start: str) -> tuple[str, Holder] | None:
-        """Return a node's id and credit by a prefix of its id; None if nothing of such a node has counted."""
+        """Return a node's id and credit by a prefix of its id; None if no work of such a node was credited."""
         ...
 
     async def team(self, name: str) -> tuple[str, Holder] | None: ...
 
     async def shares(self, holder: str, width: int) -> Mapping[int, StepShare]:
-        """Return a holder's share of each bucket of `width` steps, by the bucket's number from 0."""
+        """Return a holder's share of each bucket of `width` steps, keyed by the bucket's number, counted from 0."""
         ...
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
@@ -66,7 +65,7 @@ class BoardSource(Protocol):
 
 
 def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_SHOWN, team: str = "") -> BoardQuery:
-    """Parse an address's query. Invalid values are ignored."""
+    """Parse the query of a leaderboard's address. Invalid values are replaced by defaults."""
     asked = query.get("sort", "")
     order: BoardOrder = next((known for known in BOARD_ORDERS if known == asked.removeprefix("-")), "rank")
     return BoardQuery(
@@ -81,12 +80,12 @@ def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_S
 
 
 def sort_of(wanted: BoardQuery) -> str:
-    """Return the sort field as it stands in an address."""
+    """Return the value of `sort` in an address that asks for this order."""
     return f"{'-' if wanted.reverse else ''}{wanted.order}"
 
 
 def page_links(wanted: BoardQuery, board: Board) -> tuple[str, str]:
-    """Return the addresses of the previous and next page, or "" where no such page exists."""
+    """Return the addresses of the previous and next page; "" stands for a missing page."""
     asked = {"sort": sort_of(wanted), **({"q": wanted.search} if wanted.search else {})}
     return tables.page_links(
         asked, after=wanted.after, limit=wanted.limit, shown=len(board.rows), found=board.num_found

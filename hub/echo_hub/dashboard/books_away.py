@@ -22,7 +22,7 @@ _PAGE: Final = f"""<!doctype html>
 
 @web.middleware
 async def books_away(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer 503 with Retry-After to a request that needs the unreachable database."""
+    """Answer 503 with Retry-After to a request that failed because the database server is unreachable."""
     try:
         return await handler(request)
     except StorageError as error:

@@ -31,7 +31,7 @@ class ChartLine:
     table: str = CURVES
     """CURVES, or the id of the page part that holds the table."""
     error: str = ""
-    """Column with the standard error, drawn as a band."""
+    """Column that holds the values' standard error, drawn as a band around the line; "" for none."""
     style: Literal["line", "steps", "dotted", "points"] = "line"
     width: float = 1.5
 
@@ -45,7 +45,7 @@ class ChartView:
     about: str
     """A sentence that explains the chart."""
     figures_at: str
-    """Where the reader finds the same figures as numbers."""
+    """Where the reader finds the chart's values as numbers."""
     y: str
     """Label of the vertical axis, with its unit."""
     lines: tuple[ChartLine, ...]
@@ -54,14 +54,14 @@ class ChartView:
     share: bool = False
     """True if the values are shares, to be shown as percentages."""
     at_least: float = 0.0
-    """Lowest allowed upper end of the vertical axis."""
+    """Smallest upper end of the vertical axis, so that tiny values do not fill the chart."""
     tall: bool = False
     own_range: bool = False
-    """True if the horizontal axis begins at the first value instead of 0."""
+    """True if the horizontal axis begins at the first value's step; False if it begins at 0."""
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """Return the definition as JSON for the script."""
+        """Return the chart's definition as JSON for `static/charts.js`."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
@@ -196,7 +196,9 @@ def _accuracies(views: Sequence[EvaluationView]) -> Mapping[str, list[float | No
 
 
 def tables(run: RunView) -> Mapping[str, Mapping[str, list[float | None]]]:
-    """Return the tables that are not at /api/v1/curves, by the ids of the page parts that hold them."""
+    """Return the charts' data tables that are not at /api/v1/curves, keyed by the ids of the page parts that
+    hold them.
+    """
     evaluations, versions = run.evaluations, run.versions[::-1]
     arrived = [view.record for view in versions if view.record.dissemination_max_s is not None]
     return {

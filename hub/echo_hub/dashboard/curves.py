@@ -25,32 +25,38 @@ from echo_shared.records import step_figures
 from echo_shared.records.run import StepRecord
 
 MOST_POINTS: Final = 600
-"""Largest number of points, about a chart's width in pixels."""
+"""Largest number of points in the curves, about a chart's width in pixels."""
 SMOOTHED_OVER: Final = 6.0
-"""Decay length in steps. A step's mean covers dozens of rollouts, and a run's trend takes dozens of steps."""
+"""Decay length of the smoothed reward, in steps. One step's mean covers dozens of rollouts, and a run's trend takes
+dozens of steps.
+"""
 TREND_OVER: Final = 12
-"""Steps between the two ends of the trend: twice the decay length, so that the ends share little data."""
+"""Distance in steps between the two smoothed rewards that the trend compares: twice the decay length, so that the two
+share little data.
+"""
 LEAST_TREND: Final = 8
-"""Steps before which no trend is reported."""
+"""Number of steps needed before a trend is reported."""
 CLEAR: Final = 3.0
-"""Standard errors beyond which a difference is more than chance."""
+"""A trend is reported as rising or falling if it exceeds this many standard errors; a smaller one may be chance."""
 SMOOTH: Final = "reward_smooth"
 SPREAD: Final = "reward_spread"
 
 
 def _means() -> tuple[str, ...]:
-    """Return the figures whose points are means over those steps that have the figure."""
+    """Return the keys of figures that a point shows as their mean over its steps. Steps without the figure do not
+    count.
+    """
     return ("mean_reward", "staleness_mean", *(f.key for f in step_figures.STEP_FIGURES if not f.largest))
 
 
 def _largest() -> tuple[str, ...]:
-    """Return the figures whose point is the largest value."""
+    """Return the keys of figures that a point shows as their largest value over its steps."""
     return ("staleness_max", *(f.key for f in step_figures.STEP_FIGURES if f.largest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveMark:
-    """The state up to which a watcher knows the curves: points of this width, up to this step."""
+    """The part of the curves that a watcher has: points of `width` steps each, up to step `step`."""
 
     width: int
     step: int
@@ -65,7 +71,7 @@ class Trend:
     steps: int
     """Distance in steps between `before` and `now`."""
     direction: Literal["rising", "steady", "falling", ""]
-    """Empty if there are too few steps."""
+    """"" if the run has too few steps for a trend."""
 
 
 class Smoothed:
@@ -88,7 +94,7 @@ class Smoothed:
 
 @dataclass(slots=True, kw_only=True)
 class _Point:
-    """Sums over a point's steps. The sums of two points can be merged."""
+    """Sums over the steps that the point stands for. Two points can be merged by adding their sums."""
 
     first_step: int
     step: int
@@ -99,7 +105,7 @@ class _Point:
     newest: dict[str, float] = field(default_factory=dict)
     """Values of the last step only."""
     rollouts: int = 0
-    """Rollouts of the steps whose duration is known: all but the run's first."""
+    """Rollouts of those steps whose duration is known: all but the run's first step."""
     seconds: float = 0.0
     """Summed duration of these steps. A step lasts from the previous step's end to its own."""
 
@@ -124,12 +130,12 @@ class _Point:
 
 
 def _short(value: float) -> float:
-    """Round to six digits, all that a chart can show; this makes answers two thirds smaller."""
+    """Round to six digits, more than a chart can show. This makes answers two thirds smaller."""
     return float(f"{value:.6g}")
 
 
 class Curves:
-    """Curves over all steps so far, in the order of `add`."""
+    """The curves of a run. `add` takes its steps in order."""
 
     def __init__(self) -> None:
         self.width = 1
@@ -240,7 +246,7 @@ class CurvesRoom:
         return now, {"width": now.width, "since": since, "points": self._curves.after(since)}
 
     async def newest(self) -> Curves:
-        """Return the curves with every step trained so far."""
+        """Read the newly trained steps, and return the curves over all steps."""
         async with self._lock:
             while True:
                 more = await self._source.steps(self._curves.last_step)

@@ -1,7 +1,7 @@
 """The operator's fleet list: filtering, sorting and counting nodes.
 
-Works on a snapshot's nodes: at most ten thousand plus the connected ones. Engines, devices, precisions and names are
-untrusted texts from nodes: a column may have a different value in each row.
+Works on a snapshot's nodes: at most ten thousand, plus the connected ones. Engines, devices, precisions and names are
+untrusted texts that nodes report, possibly a different one from every node.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ID: Final = attrgetter("totals.node_id")
 NODES_SHOWN: Final = 100
 FOREMOST_SHOWN: Final = 10
 KINDS_SHOWN: Final = 8
-"""Pairs of engine and precision shown in the summary."""
+"""Number of most frequent pairs of engine and precision that the summary shows."""
 CHOICES_SHOWN: Final = 40
-"""Engines, and precisions, offered in the filter's lists."""
+"""Number of most frequent engines, and of precisions, that the filter's lists offer."""
 MOST_ASKED: Final = 128
 """Longest filter text, in characters."""
 
@@ -35,11 +35,11 @@ STATES: Final = (
 )
 UNCHECKED: Final = "unchecked"
 STANDINGS: Final = ("quarantined", "suspect", "new", "proven", UNCHECKED)
-"""In an operator's order of interest."""
+"""Trust standings, in the order in which an operator wants to see them."""
 FASTEST: Final = "speed"
-"""The default sort column."""
+"""Key of the default sort column."""
 NOT_SAID: Final = "-"
-"""In an address: nodes without this value."""
+"""Value of a filter in an address that selects the nodes without this property, such as an unknown precision."""
 
 _PLACE: Final = {state: place for place, state in enumerate(STATES)}
 _RANK: Final = {standing: rank for rank, standing in enumerate(STANDINGS)}
@@ -65,7 +65,7 @@ def state_of(node: NodeView) -> str:
 
 
 def standing_of(node: NodeView) -> str:
-    """Return one of `STANDINGS`."""
+    """Return the node's trust standing, one of `STANDINGS`."""
     return node.totals.standing or UNCHECKED
 
 
@@ -133,30 +133,30 @@ def columns(*, has_costs: bool) -> tuple[Column[NodeView], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetQuery:
-    """A filter for nodes; all its conditions must match. "" matches every node."""
+    """A filter for nodes. A node matches if it meets every condition; the value "" is met by every node."""
 
     sort: str = ""
     """A column's key, with "-" in front for the reverse order; empty keeps the given order."""
     search: str = ""
-    """A part of the name, engine, device or invite name, without case; or a prefix of the id."""
+    """Text that must be part of the name, engine, device or invite name, ignoring case, or be a prefix of the id."""
     state: str = ""
     standing: str = ""
     engine: str = ""
     precision: str = ""
     after: int = 0
-    """Number of rows to skip."""
+    """Number of matching rows to skip before this page."""
     limit: int = NODES_SHOWN
 
     @property
     def asked(self) -> dict[str, str]:
-        """Return the query fields of an address that asks for these nodes in this order."""
+        """Return the query fields of an address that requests these nodes in this order."""
         fields = {"q": self.search, "state": self.state, "standing": self.standing, "engine": self.engine}
         fields |= {"precision": self.precision, "sort": self.sort}
         return {name: value for name, value in fields.items() if value}
 
     @property
     def is_narrow(self) -> bool:
-        """True if any filter is set."""
+        """Return True if any condition is set, so that some nodes may not match."""
         return bool(self.asked.keys() - {"sort"})
 
 
@@ -186,7 +186,7 @@ def fleet_query(query: Mapping[str, str], *, limit: int = NODES_SHOWN) -> FleetQ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPart:
-    """One page of the matching nodes."""
+    """One page of matching nodes, and the number of all matching nodes."""
 
     nodes: Sequence[NodeView]
     num_found: int
@@ -217,15 +217,15 @@ def _fits(node: NodeView, wanted: FleetQuery) -> bool:
         return False
     if not wanted.search:
         return True
-    looked_for = wanted.search.casefold()  # A single line, so a match cannot span two of the texts joined below.
+    # The search text is a single line, so it cannot match across two of the texts that newlines join below.
+    looked_for = wanted.search.casefold()
     texts = f"{totals.name}\n{totals.device}\n{totals.backend}\n{totals.invite}"
     return looked_for in texts.casefold() or totals.node_id.startswith(looked_for)
 
 
 def foremost(nodes: FleetView) -> list[NodeView]:
-    """Return the few nodes of most interest: mistrusted ones first, then the fastest.
-
-    Connected nodes precede others.
+    """Return the few nodes that interest an operator most: mistrusted ones first, then the fastest. All connected nodes
+    precede disconnected ones.
     """
     here = [node for node in nodes.here.values() if node.connected]
     first = heapq.nsmallest(FOREMOST_SHOWN, here, key=_mistrust_and_speed)
@@ -246,7 +246,7 @@ def _mistrust_and_speed(node: NodeView) -> tuple[bool, float, float, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetKind:
-    """Nodes with a common property, and the address of their list."""
+    """The number of nodes with a common property, and the address of the list that shows them."""
 
     name: str
     number: int
@@ -266,7 +266,7 @@ class Kinds:
     num_other_engines: int
     """Number of pairs that are not listed."""
     all_engines: tuple[str, ...]
-    """The most frequent engines for the filter's list, without precisions."""
+    """The most frequent engines, for the filter's list. An engine counts once for all its precisions."""
     all_precisions: tuple[str, ...]
     has_costs: bool
 

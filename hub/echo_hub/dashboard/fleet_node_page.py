@@ -80,12 +80,14 @@ class FleetNodePage:
         return json_response({"node": view, **{name: getattr(record, name) for name in _IN_JSON}})
 
     async def _record(self, node_id: str) -> NodeRecord | None:
-        is_possible = len(node_id) <= MOST_ID and "\0" not in node_id  # PostgreSQL rejects NUL in texts.
+        is_possible = len(node_id) <= MOST_ID and "\0" not in node_id  # PostgreSQL rejects NUL characters in texts.
         return await self._source.node(node_id) if is_possible else None
 
 
 def _view(snapshot: Snapshot, record: NodeRecord) -> NodeView:
-    """Return the snapshot's view of the node. A node beyond the listed ones gets a view of its stored totals."""
+    """Return the snapshot's view of the node. If the snapshot does not list the node, make a view from its stored
+    totals.
+    """
     return snapshot.nodes.get(record.totals.node_id) or NodeView(
         totals=record.totals,
         connected=False,

@@ -1,4 +1,4 @@
-"""Format numbers, times and names for readers. None becomes an en dash."""
+"""Format numbers, times and names for readers. An unknown value, None, becomes an en dash."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ _SPANS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def display_name(name: str, node_id: str = "") -> str:
-    """Return a node's name without characters that hide or reorder others.
-
-    If nothing is left, a prefix of `node_id`.
+    """Return a node's name without characters that hide or reorder others; if nothing is left, a prefix of
+    `node_id`.
     """
     visible = "".join(" " if unicodedata.category(c) in _INVISIBLE else c for c in name)
     return " ".join(visible.split()) or node_id[:8] or UNKNOWN
@@ -79,7 +78,7 @@ def scientific(value: float | None) -> str:
 
 
 def in_unit(value: float | None, unit: Unit) -> str:
-    """Format a figure of this unit."""
+    """Format a value that is measured in this unit."""
     match unit:
         case "s":
             return duration(value)
@@ -126,7 +125,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(at: float, as_of: float) -> str:
-    """Format the age with its largest unit: now, 42 s ago, 3 min ago."""
+    """Format the time that has passed since `at` with its largest unit: now, 42 s ago, 3 min ago."""
     seconds = as_of - at
     if seconds < 5:
         return "now"

@@ -31,11 +31,11 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
 }
 TRANSPORT_SECURITY: Final = f"max-age={180 * 86_400}"
-"""Sent only if the hub itself terminates TLS. Behind a proxy, that is the proxy's decision."""
+"""Value of Strict-Transport-Security, sent only if the hub itself terminates TLS. Behind a proxy, the proxy decides."""
 
 
 async def add_security_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Set the headers; for `web.Application.on_response_prepare`."""
+    """Set the security headers of a response; registered in `web.Application.on_response_prepare`."""
     response.headers.update(SECURITY_HEADERS)
     if request.secure:
         response.headers["Strict-Transport-Security"] = TRANSPORT_SECURITY

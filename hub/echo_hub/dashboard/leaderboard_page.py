@@ -31,7 +31,7 @@ from echo_hub.dashboard.templating import Template
 from echo_shared.records.credit import Board, BoardKind, BoardQuery, CreditStanding
 
 ROWS_PER_ANSWER: Final = 1_000
-"""Rows of one JSON answer."""
+"""Largest number of rows in one JSON answer."""
 _NODE: Final = re.compile(r"[0-9a-z]{1,64}")
 
 _RANK: Final[Column[CreditStanding]] = Column(key="rank", title="Rank", order=lambda row: row.rank, css="number")
@@ -103,8 +103,8 @@ class LeaderboardPage:
         return await self._serve(request, "team")
 
     async def _serve(self, request: web.Request, kind: BoardKind) -> web.StreamResponse:
-        """Answer with the board; only its first page is live. Clients can request any number of searches and later
-        pages, so these are static.
+        """Answer with the board. Only its first page is updated live: clients can request any number of searches and
+        later pages.
         """
         wanted = board_query(request.query, kind=kind)
         snapshot = await self._snapshots.get()
@@ -114,8 +114,8 @@ class LeaderboardPage:
             return partial(self._render, snapshot, await self._board.board(wanted), wanted)
 
         def personal(text: str) -> str:
-            """Put in the address that this reader used. It comes from the Host header, checked to hold only a host's
-            characters.
+            """Insert the hub address that this reader used into the page. It comes from the Host header, and was
+            checked to contain only characters of a host name.
             """
             return text.replace(own, address) if own and address else text
 

@@ -39,11 +39,13 @@ from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
 
 MOST_PAGES: Final = 64
-"""Rendered pages kept in memory, the most recently used."""
+"""Number of rendered pages kept in memory; beyond it, the least recently used page is dropped."""
 MOST_REVISIONS: Final = 64
-"""Revisions remembered for each page, for browsers that reconnect."""
+"""Number of past renderings whose fingerprints are remembered for each page, so that reconnecting browsers get only
+changes.
+"""
 SILENT_BEATS: Final = 2.5
-"""Heartbeats without an event after which a browser considers a stream dead."""
+"""Number of heartbeat intervals without an event after which a browser considers a stream dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +53,12 @@ class LiveRequest:
     """A request for a live page."""
 
     key: tuple[str, ...]
-    """Requests with equal keys share one rendering."""
+    """Requests with equal keys share one rendered page."""
     prepare: Callable[[Snapshot], Awaitable[Callable[[], str]]]
     """Read the page's data and return a function that renders it. Raises web.HTTPException if the page does not
     exist."""
     personal: Callable[[str], str] = str
-    """Insert a viewer's own values into a page, or into an event's JSON."""
+    """Inserts this viewer's own values, such as the hub address, into a page or into an event's JSON."""
     has_curves: bool = False
     """True if the page's charts draw /api/v1/curves."""
 
@@ -69,7 +71,7 @@ def _timed(make: Callable[[], str]) -> tuple[Rendering, float]:
 
 
 class _Page:
-    """One page, shared by all its watchers."""
+    """One live page, rendered once for all its watchers."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -77,9 +79,11 @@ class _Page:
         self._newest: Rendering | None = None
         self._known: OrderedDict[str, Marks] = OrderedDict()
         self._news: dict[str, str | None] = {}
-        """Events by the revision that they update."""
+        """The event that updates each older revision to the newest one, keyed by the older revision; None if nothing
+        changed.
+        """
         self.took_s = 0.0
-        """Processor seconds of the newest rendering."""
+        """Processor time of the newest rendering, in seconds."""
 
     def is_of(self, snapshot: Snapshot) -> bool:
         return self._of is not None and self._of.taken_at >= snapshot.taken_at
@@ -99,13 +103,12 @@ class _Page:
             return self._newest
 
     def known(self, revision: str) -> tuple[str, Marks]:
-        """Return a browser's revision and its marks; empty if the revision is unknown."""
+        """Return the revision that a browser shows with its fingerprints; "" and {} if the revision is unknown here."""
         return (revision, self._known[revision]) if revision in self._known else ("", {})
 
     def news(self, revision: str, seen: Marks) -> tuple[str | None, str, Marks]:
-        """Return the event since that revision, the new revision and its marks.
-
-        The event is None if nothing changed.
+        """Return the event that updates `revision` to the newest one, the newest revision and its fingerprints. The
+        event is None if nothing changed.
         """
         newest = self._newest
         assert newest is not None
@@ -117,7 +120,9 @@ class _Page:
 
 
 class _Turns:
-    """Render watched pages one at a time, with a rest after each. With more pages, each is updated less often."""
+    """Renders watched pages one at a time, with a pause after each that grows with its processor time. Each of many
+    watched pages is therefore updated less often.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -126,7 +131,7 @@ class _Turns:
     async def render(self, page: _Page, look: LiveRequest, snapshot: Snapshot) -> None:
         clock = asyncio.get_running_loop().time
         async with self._lock:
-            if page.is_of(snapshot):  # Another watcher's turn has rendered the page meanwhile.
+            if page.is_of(snapshot):  # While this call waited, another watcher had the page rendered.
                 return
             await asyncio.sleep(max(0.0, self._free_at - clock()))
             await page.rendered(look, snapshot)
@@ -134,7 +139,7 @@ class _Turns:
 
 
 class LivePages:
-    """All live pages. `of` identifies the static files that pages load (`Assets.version`)."""
+    """Serves all live pages. `of` identifies the version of the static files that the pages load (`Assets.version`)."""
 
     def __init__(
         self, snapshots: Snapshots, guard: Guard, viewers: Viewers, curves: CurvesRoom, *, of: str, heartbeat_s: float
@@ -168,11 +173,12 @@ class LivePages:
     async def _stream(self, request: web.Request, look: LiveRequest) -> web.StreamResponse:
         page, is_operator = self._page(look), self._guard.is_operator(request)
         snapshot = await self._snapshots.get()
-        # Raises HTTPException for a page that does not exist, before the stream starts.
+        # Render before the stream starts, so that a missing page raises HTTPException here.
         await page.rendered(look, snapshot)
         async with sse_response(request, ping_interval=self._heartbeat_s, headers={"Vary": "Accept"}) as stream:
             watcher = _Watcher(stream, look, page, self._curves, shows=request.query.get("live", ""))
-            # The viewer left or stopped reading, or the database cannot be read now; the browser reconnects later.
+            # Expected: the viewer left or stopped reading, or the database is unreachable now. The browser reconnects
+            # later.
             with suppress(ConnectionResetError, TimeoutError, StorageError):
                 of = f"{snapshot.run.run_id}.{self._of}"
                 silent_s = SILENT_BEATS * self._heartbeat_s
@@ -195,7 +201,7 @@ class LivePages:
 
 
 class _Watcher:
-    """One open stream, and the revision that its browser shows."""
+    """One open event stream, and the revision of the page that its browser shows."""
 
     def __init__(
         self, stream: EventSourceResponse, look: LiveRequest, page: _Page, curves: CurvesRoom, *, shows: str
@@ -212,7 +218,7 @@ class _Watcher:
         await self._stream.send(json.dumps(what, separators=(",", ":")), event=event)
 
     async def show(self, snapshot: Snapshot) -> None:
-        """Send the changes of a snapshot."""
+        """Send the browser what has changed between its revision and this snapshot."""
         news, self._revision, self._seen = self._page.news(self._revision, self._seen)
         if news is not None:
             await self._stream.send(self._look.personal(news), event="parts")

@@ -41,7 +41,7 @@ class Rendering:
     parts: Mapping[str, str]
     """Inner HTML of each part without rows, by id."""
     rows: Mapping[str, Mapping[str, str]]
-    """Full HTML of each row in parts with rows, by part and row id, in order."""
+    """Full HTML of each row, in order, for parts with rows: keyed by part id, then by row id."""
     marks: Marks
 
     @property

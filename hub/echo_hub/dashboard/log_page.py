@@ -76,9 +76,8 @@ class LogRoom:
         return html_response(text, status=400 if wrong else 200)
 
     async def serve_json(self, request: web.Request) -> web.Response:
-        """GET /api/v1/log: {"events": [`RunEvent`, ...]}.
-
-        For older events, ask again with `before` = the last number, until an answer has fewer than `limit`.
+        """GET /api/v1/log: {"events": [`RunEvent`, ...]}. For older events, request again with `before` = the last
+        number, until an answer has fewer than `limit` events.
         """
         try:
             wanted = event_filter_of(request.query)

@@ -1,7 +1,7 @@
 """The Prometheus endpoint, /metrics.
 
-Each scrape builds its registry from one snapshot, on a thread; nothing is counted here. Figures of nodes are sums over
-the fleet. Series for each node exist only if the settings ask for them.
+Each scrape fills a new registry from one snapshot, on a thread; this module keeps no counters. Figures of nodes are
+sums over the fleet. Series for each node exist only if the settings request them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from echo_shared.records.node import TrustStatus
 from echo_shared.records.run import StepRecord, VersionRecord
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
-"""A valid format version. The library fails on other versions and repeats the requested version in its answer."""
+"""A valid version of the exposition format. The Prometheus library fails on other versions, and would repeat an invalid
+one in its answer.
+"""
 
 
 class Metrics:
     def __init__(self, snapshots: Snapshots, *, node_series: bool = False) -> None:
-        """`node_series` adds series for each node that the pages know."""
+        """Set `node_series` to add series for each node that the pages know."""
         self._snapshots = snapshots
         self._node_series = node_series
 

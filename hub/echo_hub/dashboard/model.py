@@ -1,8 +1,10 @@
-"""All data that the pages read: frozen views of the run.
+"""All data that the pages read: immutable views of the run.
 
 Stored figures are shown as they are (`echo_shared.records.run`); a view adds live figures that are not stored. The same
-dataclasses are the JSON of /api/v1/, so field names must not change. Times are seconds since the epoch on the hub's
-clock. Durations end in `_s`, sizes in `_bytes`; shares and accuracies are in 0..1. None means not known yet.
+dataclasses are the JSON of /api/v1/, so field names must not change.
+
+Times are seconds since the epoch on the hub's clock. Names of durations end in `_s`, of sizes in `_bytes`; shares and
+accuracies are in 0..1. None means that the value is not known yet.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class EvaluationView:
     """One version's results on the held-out problems: greedy, and with several samples if the run asks for them."""
 
     greedy: Evaluation = field(metadata=FLAT)
-    """In JSON these fields stand among the ones below, which take precedence."""
+    """Results with greedy sampling. In JSON, its fields are merged into this object; the fields below win where names
+    are equal.
+    """
     samples: int = 0
     """Completions of each problem at the run's temperature; 0 means greedy only."""
     mean_at_k: float | None = None
@@ -75,7 +79,7 @@ class EvaluationView:
     pass_at: Mapping[int, float] = field(default_factory=dict)
     """Maps k to the probability that at least one of k samples solves a problem."""
     seconds: float
-    """Sampling time of the whole evaluation."""
+    """Seconds that sampling the whole evaluation took."""
 
     @property
     def pass_at_k(self) -> float | None:
@@ -103,12 +107,12 @@ class VersionView:
 
     record: VersionRecord = field(metadata=FLAT)
     size_bytes: int
-    """Size of the whole adapter."""
+    """Size of the version's whole adapter on the hub's disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisseminationView:
-    """Distribution of the newest announced version."""
+    """How far the newest announced version has reached the nodes."""
 
     policy_version: int
     carrier: str
@@ -116,14 +120,15 @@ class DisseminationView:
     size_bytes: int
     payload_bytes: int
     since_s: float
-    """Seconds since the announcement. Once all nodes have it: seconds from the announcement to the last node's
-    report."""
+    """Seconds since the announcement. Once all nodes have the version: seconds from the announcement to the last node's
+    report.
+    """
     num_told: int
-    """Nodes told at the announcement. Nodes that left without the version are not counted."""
+    """Nodes to which the version was announced. Nodes that left before they had the version do not count."""
     num_reached: int
     """Nodes among `num_told` that have the version."""
     share_arrived: float
-    """Share of all bytes that these nodes need which has arrived."""
+    """Arrived bytes as a share of all bytes that the `num_told` nodes need."""
 
     @property
     def under_way(self) -> bool:
@@ -145,9 +150,9 @@ class CapacityView:
     """How busy the learner is, as measured over the newest steps, and as the capacity model predicts."""
 
     window_s: float
-    """Duration that the shares below refer to."""
+    """Length of the measured time, in seconds, to which the shares below refer."""
     idle_share: float
-    """Share of the window without training."""
+    """Share of the measured time in which the learner did not train."""
     idle_by_reason: Mapping[str, float]
     """Idle time by reason, as shares of the window: waiting for `rollouts`, `hand_off`, `evaluation`, learner
     `down`, `start` of the run."""
@@ -156,22 +161,25 @@ class CapacityView:
     broadcast_s: float
     """Seconds from a version's training until nodes have it."""
     predicted_utilisation: float
-    """Share of time the learner can train, given the connected nodes."""
+    """Share of time in which the learner could train, as the capacity model predicts for the connected nodes."""
     rollouts_per_s: float
-    """Rollouts that the connected nodes can return."""
+    """Rollouts a second that the connected nodes can return, as the capacity model predicts."""
     needed_per_s: float
-    """Rollouts that a learner without waits consumes."""
+    """Rollouts a second that a learner without idle time would consume."""
     missing_per_s: float
-    """0 if the nodes are fast enough; their rollouts may still arrive too late."""
+    """Rollouts a second that the nodes cannot supply; 0 if they are fast enough. Even then, rollouts may arrive too
+    late.
+    """
     advised_nodes: tuple[AdvisedNodes, ...]
-    """Each entry alone would keep the learner busy."""
+    """Additions of nodes, each of which alone would keep the learner busy."""
     advised_staleness: int | None
-    """Smallest staleness bound that would keep the learner busy with these nodes. None if no bound does, or if the
-    mode ignores it."""
+    """Smallest staleness bound that would keep the learner busy with the connected nodes. None if no bound suffices, or
+    in a mode without staleness bound.
+    """
     advised_interval: int | None
     """Smallest number of steps between published versions that would keep the learner busy."""
     verdict: str
-    """A summary in words."""
+    """A summary for the operator in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,14 +198,14 @@ class LengthsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkView:
-    """Outcomes and ages of the newest rollouts, at most some seconds old."""
+    """Outcomes of the newest rollouts and staleness of the newest batches, at most some seconds old."""
 
     lengths: tuple[LengthsView, ...] = ()
     """Received training completions among the newest 5,000 leased rollouts."""
     groups_by_staleness: Mapping[int, int] = field(default_factory=dict)
-    """Number of groups by their staleness when trained, over the newest steps' batches."""
+    """Maps staleness (in versions, when trained on) to the number of groups, over the newest steps' batches."""
     steps: int = 0
-    """Number of steps that this covers."""
+    """Number of steps that `groups_by_staleness` covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +213,7 @@ class CostView:
     """Costs of nodes, in US dollars."""
 
     spend_per_hour: float
-    """Hourly cost of all active nodes."""
+    """Hourly cost of all active nodes together."""
     spend_cap_per_hour: float
     """Upper limit of the hourly cost; 0 means that only free nodes work."""
     total: float
@@ -213,23 +221,27 @@ class CostView:
     active_s: float
     """Active seconds that were paid for, summed over nodes."""
     per_trained_rollout: float | None
-    """Total cost divided by all trained rollouts, including those of free nodes; None before the first."""
+    """Total cost divided by the number of all trained rollouts, including those of free nodes; None before the first
+    one.
+    """
     nodes_active: int
-    """Connected nodes with a price that may get leases."""
+    """Connected nodes with a price that may get leases now."""
     nodes_standing_by: int
-    """Connected nodes with a price that may not get leases."""
+    """Connected nodes with a price that get no leases now, because cheaper nodes suffice or the spend cap is
+    reached.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumView:
-    """Number of problems, or tasks, by their newest pass rate."""
+    """Number of problems (or of tasks) by their newest pass rate, the share of solved completions."""
 
     by: str
-    """"problem" or "task"."""
+    """What the other fields count: "problem" or "task"."""
     solved: int
     hopeless: int
     between: int
-    """Those with some success: they give a training signal."""
+    """Those with a pass rate between 0 and 1: their groups have different rewards, which give a training signal."""
     passed_over: int
     """Problems that the curriculum left out since the hub's start."""
 
@@ -241,14 +253,14 @@ class SiblingView:
     run_id: str
     name: str
     address: str
-    """Address for people; empty if the run was never served."""
+    """Web address of the run's pages; "" if the run was never served."""
     trained_step: int
     steps_total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The run at the time `as_of`. The pages compute all ages from it."""
+    """The run at the time `as_of`. The pages compute all ages relative to `as_of`."""
 
     ALSO_IN_JSON: ClassVar = ("mean_reward", "staleness_mean", "staleness_max", "accuracy_before", "accuracy_after")
 
@@ -264,15 +276,15 @@ class RunView:
     state_detail: str = ""
     """Current activity, or the reason for waiting, in words."""
     doing: Doing = Doing.TRAINING
-    """The same for programs."""
+    """Current activity, or the reason for waiting, as a value for programs."""
     health: Health = field(default_factory=lambda: Health(state=HubState.READY))
-    """The hub's health: its state in a word, and the reasons against a better state."""
+    """The hub's health state, and the reasons why it is not better."""
     install_command: str = ""
     """Command that installs a node from this hub and joins; empty if the operator does not offer it."""
     windows_install_command: str = ""
-    """The same for PowerShell."""
+    """`install_command` for PowerShell."""
     address: str = ""
-    """The hub's address, used in these commands."""
+    """The hub's address in the commands above."""
     problems: tuple[str, ...] = ()
     """Everything that is broken, for the operator, including the alarms."""
     alarms: tuple[str, ...] = ()
@@ -301,34 +313,40 @@ class RunView:
     rollouts_per_s: float = 0.0
     """Rate of received rollouts over about the last minute."""
     rollouts_gone_on: int = 0
-    """Rollouts received since the hub's start that were resumed from another node or after their node's restart."""
+    """Rollouts received since the hub's start that resumed an unfinished rollout, of another node or from before their
+    node's restart.
+    """
     tokens_saved: int = 0
-    """Tokens of these rollouts that were not sampled again."""
+    """Tokens that resumed rollouts kept instead of sampling them again."""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Refusals since the hub's start, by kind (connection, node, frame) and reason."""
+    """Refused connections, nodes and frames since the hub's start: counts by kind (connection, node, frame), then by
+    reason.
+    """
     curriculum: CurriculumView | None = None
     """None if the run has no curriculum."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Counts for each reward judge since the hub's start: calls, unanswered, without_verdict, tokens_read,
-    tokens_written."""
+    """Counts of requests to each reward judge since the hub's start, by the judge's name: calls, unanswered,
+    without_verdict, tokens_read, tokens_written.
+    """
     buffered_groups: int = 0
-    """Complete, scored groups that wait for the learner."""
+    """Groups whose rollouts are complete and scored, and that wait for a training step."""
     accounting: Accounting = field(default_factory=Accounting)
     evaluations: tuple[EvaluationView, ...] = ()
-    """In the order of versions; if there are many, some are left out. With several held-out sets, their weighted
-    mean."""
+    """Evaluations in the order of versions. Of very many, some are left out. If there are several held-out sets,
+    figures are their weighted means.
+    """
     evaluation_sets: tuple[EvaluationSetView, ...] = ()
-    """One entry for each of several held-out sets."""
+    """Results on each held-out set; empty if there is only one."""
     tasks: tuple[str, ...] = ()
     """Keys of the training tasks, if there are several."""
     versions: tuple[VersionView, ...] = ()
     """Newest first; old ones may be left out."""
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """Number of fetches over all versions and nodes."""
+    """Number of fetches by main transport, over all versions and nodes."""
     dissemination: DisseminationView | None = None
     """None before the hub has announced a version since its start."""
     newest_complete: int | None = None
-    """Newest version that every node told of it has, counting nodes that have a newer version."""
+    """Newest version that all nodes to which it was announced have. A node with a newer version counts as having it."""
     nodes_on_newest: int = 0
     """Connected nodes that hold the newest published version."""
     nodes_connected: int = 0
@@ -337,7 +355,7 @@ class RunView:
     nodes_useful: int = 0
     """Nodes with any rollout trained on or evaluated."""
     uplink_bytes_s: float | None = None
-    """The hub's uplink, as configured or measured."""
+    """The hub's upload capacity in bytes a second, as configured or measured; None if unknown."""
     events: tuple[RunEvent, ...] = ()
     """Newest first; old ones may be left out."""
     capacity: CapacityView | None = None
@@ -351,7 +369,7 @@ class RunView:
 
     @property
     def broken(self) -> bool:
-        """True if any problem is more than an alarm."""
+        """Return True if any problem is not an alarm: the hub cannot recover from it without the operator."""
         return len(self.problems) > len(self.alarms)
 
     @property
@@ -395,7 +413,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node that has ever joined: its stored totals, and its last live report."""
+    """One node that has ever joined: its stored totals, and its latest report if it is connected."""
 
     ALSO_IN_JSON: ClassVar = ("banned", "trained", "evaluated")
 
@@ -413,9 +431,13 @@ class NodeView:
     precision: str = ""
     """Precision of the engine's weights, as reported now or at the last check; empty if unknown."""
     costs_per_hour: float = 0.0
-    """Hourly cost while active, in US dollars. Includes power if the hub counts power."""
+    """Hourly cost while the node works, in US dollars, with its electricity if the operator has set a price
+    for that.
+    """
     standby: str = ""
-    """Reason for standing by, as told to the node; empty if none was told."""
+    """Reason why the node stands by (is connected but gets no leases), as the hub told the node; "" if it was told
+    none.
+    """
 
     @property
     def banned(self) -> bool:
@@ -434,8 +456,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodesAway:
-    """Nodes that are away and hold no rollouts. A change of any node in it replaces the whole object, so derived values
-    can be cached.
+    """Disconnected nodes that hold no rollouts. If any of them changes, the whole object is replaced, so a caller may
+    cache values by object.
     """
 
     by_id: Mapping[str, NodeView]

@@ -36,7 +36,7 @@ ANSWERS: Final = (
     *(NodeOutcome, CheckEvidence, TrustDecision, RolloutSummary),
 )
 SECRETS: Final = {"ApiToken": ("token_hash",)}
-"""Fields that are removed from answers."""
+"""Fields that must not appear in answers, by class name."""
 _WHOLE: Final = {"type": "integer", "minimum": 0, "maximum": 2**53}
 
 
@@ -102,8 +102,8 @@ def _write_arrays(properties: dict[str, Any], kind: Any) -> None:
 
 
 def _write_as_answered(schemas: dict[str, Any], schema: dict[str, Any], kind: Any) -> None:
-    """Adapt a schema to the answers: flat fields are merged into the parent, and the properties of ALSO_IN_JSON are
-    added.
+    """Adapt a schema to the JSON of answers: remove secrets, merge the fields marked as flat into the parent, and add
+    the properties in ALSO_IN_JSON.
     """
     properties: dict[str, Any] = schema["properties"]
     for secret in SECRETS.get(kind.__name__, ()):

@@ -37,7 +37,7 @@ CHARTS: Final = {
 
 
 class OperatorPage:
-    """The front page. All operators share one rendering."""
+    """The operator's front page, rendered once for all operators."""
 
     def __init__(self, source: PagesSource, live: LivePages, templates: jinja2.Environment, curves: CurvesRoom) -> None:
         self._source = source
@@ -91,12 +91,16 @@ class OperatorPage:
 
 
 def rail_ticks(run: RunView) -> tuple[tuple[float, float], ...]:
-    """Return (position along the run in thousandths, accuracy) for at most `TICKS_SHOWN` evaluations."""
+    """Return the marks on the progress bar for at most `TICKS_SHOWN` evaluations: position along the run in
+    thousandths, and accuracy.
+    """
     shown = [view.greedy for view in run.evaluations[:: 1 + len(run.evaluations) // TICKS_SHOWN]]
     return tuple((1000 * min(e.policy_version / run.steps_total, 1.0), e.accuracy) for e in shown)
 
 
 def newest_evaluations(run: RunView) -> tuple[EvaluationView, ...]:
-    """Return the newest evaluations, newest first, and always the first one for comparison."""
+    """Return the newest evaluations, newest first. The last one is always the run's first evaluation, for
+    comparison.
+    """
     newest = run.evaluations[: -EVALUATIONS_SHOWN - 1 : -1]
     return newest if len(newest) == len(run.evaluations) else (*newest[:-1], run.evaluations[0])

@@ -1,4 +1,6 @@
-"""Pictures to share, drawn on first request and cached. They are drawn one at a time, however many are requested."""
+"""Pictures to share, drawn on the first request and then cached. The hub draws one picture at a time: many requests
+cannot occupy the machine.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ GOOD_S: Final = 600.0
 MOST_KEPT: Final = 256
 """Pictures cached, about 40 kB each."""
 MOST_WAITING: Final = 16
-"""Requests that may wait for drawing; a further one gets "try again"."""
+"""Largest number of requests that wait for drawing. A further request is answered "try again later"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

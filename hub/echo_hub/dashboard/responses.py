@@ -19,11 +19,11 @@ _FRESH: Final = {"Cache-Control": "no-store"}
 def jsonable(value: Any) -> Any:
     """Convert `value` to JSON types.
 
-    Dataclasses become objects: items of fields marked `flat` are merged in, and the properties in `ALSO_IN_JSON` added.
-    Numbers that are not finite become null.
+    Dataclasses become objects: fields marked as flat are merged into their parent, and the properties in `ALSO_IN_JSON`
+    are added. Numbers that are not finite become null.
     """
     if value is None or isinstance(value, (str, int)):
-        return value  # The most frequent case, so it comes first.
+        return value  # This is the most frequent case, so it is tested first.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
         for field in dataclasses.fields(value):
@@ -42,7 +42,7 @@ def jsonable(value: Any) -> Any:
 
 
 def whole_number(text: str) -> int | None:
-    """Parse a number in a query: 0 to 2**53; None for anything else."""
+    """Parse a whole number from 0 to 2**53 in a query; None for any other text."""
     number = int(text) if len(text) <= 16 and text.isascii() and text.isdigit() else MAX_NUMBER + 1
     return number if number <= MAX_NUMBER else None
 
@@ -53,7 +53,7 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 
 
 async def large_json_response(make: Callable[[], Any]) -> web.Response:
-    """Build and serialise the value on a thread: a large fleet takes a second."""
+    """Build and serialise the value on a thread, because a large fleet takes a second."""
     return await asyncio.to_thread(lambda: json_response(make()))
 
 

@@ -33,7 +33,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "drop": tuple(reason.value for reason in DropReason),
     "check": tuple(checked.value for checked in Checked),
 }
-"""Allowed values of the fields that have few."""
+"""Allowed values of the query fields that select from a list."""
 
 
 class RolloutsSource(Protocol):
@@ -91,7 +91,7 @@ def place_of(query: Mapping[str, str]) -> str:
 
 
 def asked(wanted: RolloutFilter) -> dict[str, str]:
-    """Return the query fields for a filter."""
+    """Return the query fields of an address that requests this filter."""
     return {name: str(value) for name, value in asdict(wanted).items() if value not in (None, "")}
 
 

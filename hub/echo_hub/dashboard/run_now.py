@@ -1,6 +1,6 @@
 """The run's current state in one word, and the remaining time.
 
-A waiting run is never called running. The remaining time is unknown while no steps are trained.
+A run that waits is never called running. The remaining time is unknown while no steps are trained.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ Tone = Literal["good", "waiting", "bad", "over"]
 
 STALLED: Final = "stalled"
 STALLED_TIMES: Final = 3.0
-"""Multiple of the longest recent step after which a run counts as stalled. Evaluations before a step are part of its
-time."""
+"""A run counts as stalled when the newest step is older than this multiple of the longest recent step. Evaluations
+before a step count as part of its time.
+"""
 STALLED_S: Final = 60.0
-"""A run is never called stalled before this time."""
+"""Time since the newest step, in seconds, below which a run is never called stalled."""
 LEAST_STEPS: Final = 3
-"""Steps needed to estimate a pace."""
+"""Number of recent steps needed to estimate the time of a step."""
 
 WORDS: Final[dict[Doing, tuple[str, Tone]]] = {
     Doing.STARTING: ("starting", "waiting"),
@@ -38,7 +39,7 @@ WORDS: Final[dict[Doing, tuple[str, Tone]]] = {
     Doing.FINISHED: ("finished", "over"),
 }
 MOVING: Final = (Doing.COLLECTING, Doing.TRAINING)
-"""States in which steps follow each other."""
+"""Activities during which steps follow each other without an expected pause."""
 DETAILS: Final = {
     Doing.STARTING: "The learner loads the base model. Nodes may join; nothing is trained yet.",
     Doing.LEARNER_DOWN: "The learner stopped and restarts from its newest checkpoint. Nodes continue to sample.",
@@ -80,7 +81,9 @@ def run_now(run: RunView, recent: Sequence[StepRecord]) -> RunNow:
 
 
 def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
-    """Return the remaining time at the recent pace, including waits; None if the pace means nothing now."""
+    """Return the time that the remaining steps take at the recent pace, waits included. None if the run does not train
+    steady steps now.
+    """
     if run.doing not in MOVING or len(recent) < LEAST_STEPS or stalled_s(run, recent) is not None:
         return None
     pace_s = (recent[-1].trained_at - recent[0].trained_at) / (len(recent) - 1)
@@ -88,8 +91,8 @@ def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
 
 
 def stalled_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
-    """Return the seconds since the last step if they far exceed every recent step's time without a
-    reason; else None.
+    """Return the seconds since the newest step if the run has stalled: steps should follow each other, but the time far
+    exceeds that of every recent step. None otherwise.
     """
     if run.doing not in MOVING or len(recent) < LEAST_STEPS:
         return None

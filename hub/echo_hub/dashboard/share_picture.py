@@ -113,7 +113,9 @@ def _font(size: int) -> FreeTypeFont:
 
 
 def _has_shape(character: str) -> bool:
-    """Return True if the font has a glyph for the character, not the placeholder for missing ones."""
+    """Return True if the font has a glyph for the character; False if it would show its placeholder for
+    missing ones.
+    """
     if character == " ":
         return True
     font = _font(24)

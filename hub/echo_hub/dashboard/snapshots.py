@@ -1,4 +1,4 @@
-"""Snapshots of the run, shared by all viewers: a thousand viewers cost the hub as much as one."""
+"""Snapshots of the run, shared by all viewers, so that a thousand viewers cost the hub as much as one."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from echo_hub.dashboard.model import FleetView, RunView
 from echo_hub.dashboard.source import PagesSource
 
 REST: Final = 40.0
-"""Rest after computing for the pages, as a multiple of the processor time. Repeated snapshots then use 1/40 of a
-core."""
+"""Pause after a snapshot or a rendering, as a multiple of its processor time. Repeated work for the pages then takes at
+most 1/40 of a core.
+"""
 LONGEST_REST_S: Final = 1.5
-"""Upper limit of the rest, so that pages stay current on a busy machine."""
+"""Upper limit of that pause in seconds, so that the pages stay current on a busy machine."""
 LEAST_REST: Final = 9.0
-"""Smallest multiple, which overrides `LONGEST_REST_S`: snapshots never use more than a tenth of a core."""
+"""Smallest pause, as a multiple of the processor time; it overrides `LONGEST_REST_S`. Pages never use more than a tenth
+of a core.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The run and its nodes at one moment.
 
-    `change` is the newest change that is surely included. `taken_at` and `good_until` are event-loop times; no newer
+    Every change with a number up to `change` is included. `taken_at` and `good_until` are event-loop times; no newer
     snapshot is taken before `good_until`. `took_s` is the time from the request to the result.
     """
 
@@ -35,17 +38,17 @@ class Snapshot:
 
 
 def rest_s(processor_s: float) -> float:
-    """Return the rest after work that used this much processor time.
+    """Return the pause in seconds after work that used `processor_s` of processor time.
 
-    Waiting time does not count: on a busy machine, it would make the pages needlessly old.
+    Only processor time counts: with time spent waiting, pages on a busy machine would be needlessly old.
     """
     return max(min(REST * processor_s, LONGEST_REST_S), LEAST_REST * processor_s)
 
 
 class Snapshots:
-    """Takes snapshots on demand, at most one every `min_interval_s`, fewer if they are expensive.
+    """Takes snapshots on demand: one per `min_interval_s` at most, expensive snapshots less often.
 
-    With `min_interval_s` 0, every look takes one.
+    With `min_interval_s` 0, every request takes a new one.
     """
 
     def __init__(self, source: PagesSource, *, min_interval_s: float) -> None:
@@ -55,7 +58,7 @@ class Snapshots:
         self._newest: Snapshot | None = None
 
     async def get(self) -> Snapshot:
-        """Return the newest snapshot, or take one if it is older than `min_interval_s` and its rest."""
+        """Return the newest snapshot. If its interval and pause are over, take a new one first."""
         async with self._lock:
             newest = self._newest
             if newest is None or asyncio.get_running_loop().time() >= newest.good_until:
@@ -63,7 +66,7 @@ class Snapshots:
             return newest
 
     async def after(self, seen: int) -> Snapshot:
-        """Wait for a snapshot that includes a change above `seen`."""
+        """Wait for a snapshot that includes a change with a number above `seen`, and return it."""
         while (snapshot := await self.get()).change <= seen:
             await self._source.changes.wait(seen)
             await asyncio.sleep(max(snapshot.good_until - asyncio.get_running_loop().time(), 0.0))

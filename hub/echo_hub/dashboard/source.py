@@ -13,9 +13,8 @@ from echo_shared.records.run import EventFilter, RunEvent, StepRecord
 
 
 class Changes:
-    """Announces that something changed, without saying what.
-
-    Waiting tasks then read the newest state, so a missed change is harmless. Belongs to one event loop.
+    """Announces that something changed, without saying what. A waiting task then reads the newest state, so it may skip
+    changes without harm. Use it on one event loop only.
     """
 
     def __init__(self) -> None:
@@ -24,13 +23,13 @@ class Changes:
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Announce a change. Cheap: call it at every change."""
+        """Announce a change. This is cheap, so call it at every change."""
         self.number += 1
         woken, self._next = self._next, asyncio.Event()
         woken.set()
 
     async def wait(self, seen: int) -> int:
-        """Return `number` once it exceeds `seen`. Cancel-safe."""
+        """Wait until `number` exceeds `seen`, and return it. Cancel-safe."""
         while self.number <= seen:
             await self._next.wait()
         return self.number
@@ -43,11 +42,13 @@ class RunPicture:
     run: RunView
     nodes: FleetView
     processor_s: float
-    """Processor time that it took."""
+    """Processor time that reading and building them took, in seconds."""
 
 
 class PagesSource(Protocol):
-    """Interface that the hub supplies to the pages. Reads may overlap; each returns the newest state."""
+    """The data that the pages request; the hub supplies the implementation. Calls may overlap; each returns the newest
+    state.
+    """
 
     @property
     def changes(self) -> Changes: ...
@@ -69,5 +70,5 @@ class PagesSource(Protocol):
         ...
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
-        """Return trained steps after `since`, in order: all of them, or at least the first 1,000."""
+        """Return trained steps after step `since`, in order: all of them, or at least the first 1,000."""
         ...

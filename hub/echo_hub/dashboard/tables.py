@@ -65,7 +65,7 @@ def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[st
 
 
 def page_links(asked: Mapping[str, str], *, after: int, limit: int, shown: int, found: int) -> tuple[str, str]:
-    """Return the addresses of the previous and next page, or "" where no such page exists.
+    """Return the addresses of the previous and next page; "" stands for a missing page.
 
     `asked` holds the address's other fields. `after` rows are skipped, `shown` of at most `limit` are on this page, and
     `found` exist.

@@ -20,11 +20,13 @@ from echo_shared.records.rollout import RolloutText, TextPiece
 Colour = Literal["logprob", "version", "none"]
 
 MOST_PIECES: Final = 4_000
-"""Pieces that are marked; the rest of a longer completion is shown without marks."""
+"""Largest number of pieces that get marks; the rest of a longer completion is shown without."""
 BOUNDS: Final = (0.9, 0.5, 0.1, 0.01)
-"""Token probabilities; each bound that a token falls below makes its mark one level stronger."""
+"""Thresholds of a token's probability. A token's mark is one level stronger for each threshold above its
+probability.
+"""
 NUM_VERSION_MARKS: Final = 6
-"""Number of distinct version marks; further versions reuse them."""
+"""Number of marks for policy versions; with more versions in a group, marks are reused."""
 _LEAST_LIKELY: Final = 3
 
 
@@ -43,13 +45,13 @@ class Figures:
     """Figures of one completion's tokens."""
 
     mean_logprob: float
-    """Nats per token."""
+    """Mean log-probability of the tokens, in nats."""
     least_likely: tuple[tuple[str, float], ...]
     """Texts and probabilities of the least likely tokens."""
 
 
 def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[TokenMark, ...]:
-    """Return the whole completion as marks. `versions` are all versions in the group, ascending."""
+    """Return the whole completion as marked parts. `versions` are all policy versions in the group, ascending."""
     if colour == "none":
         return (TokenMark(text=visible(drawn.text), css="", title=""),)
     shown, rest = drawn.pieces[:MOST_PIECES], drawn.pieces[MOST_PIECES:]
@@ -70,7 +72,7 @@ def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[
 
 
 def legend(colour: Colour, versions: Sequence[int]) -> list[tuple[str, str]]:
-    """Return the (class, text) of each mark."""
+    """Return the style class and the explanation of each mark."""
     if colour == "none":
         return []
     if colour == "version":
@@ -89,8 +91,8 @@ def summary_of(drawn: RolloutText) -> Figures:
 
 
 def _probability(piece: TextPiece) -> float:
-    """Return the geometric mean of the piece's token probabilities. Claims may be invalid, so the result is limited to
-    0..1.
+    """Return the geometric mean of the token probabilities in a piece. Nodes may claim impossible values, so the result
+    is limited to 0..1.
     """
     return math.exp(min(0.0, piece.logprob / piece.num_tokens)) if math.isfinite(piece.logprob) else 0.0
 

@@ -1,4 +1,4 @@
-"""Limits for open event streams, so that strangers cannot use up the hub. Operators are not limited."""
+"""Limits on open event streams, so that strangers cannot use up the hub's connections. Operators are not limited."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from echo_shared.errors import RemoteProtocolError
 
 MAX_VIEWERS: Final = 2_000
 MAX_VIEWERS_OF_ADDRESS: Final = 100
-"""Prevents one address from taking all places. Viewers behind a proxy share an address unless the hub trusts the
-proxy."""
+"""Largest number of streams from one address, so that one address cannot take all places. Viewers behind a proxy share
+an address unless the hub trusts the proxy.
+"""
 
 
 class Viewers:
@@ -24,7 +25,7 @@ class Viewers:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._viewers: Counter[str] = Counter()
-        """Public viewers by address key."""
+        """Open streams of public viewers by address key."""
 
     def __len__(self) -> int:
         return self._viewers.total()

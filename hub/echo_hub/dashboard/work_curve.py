@@ -1,6 +1,6 @@
 """The effect of a holder's work: the run's reward curve, and the holder's share of each step's training tokens.
 
-Points are those of /api/v1/curves, one for `width` consecutive steps, with the share added.
+The points are those of /api/v1/curves, each for `width` consecutive steps, with the holder's share added.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from echo_shared.records.credit import StepShare
 
 WIDE: Final = 1_000.0
 HIGH: Final = 200.0
-"""Height of the drawing; both sizes are in its own units."""
+"""Height of the drawing. Width and height are in the drawing's own units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,9 @@ class WorkCurve:
         return [(i * step, high - high * (reward - low) / ((top - low) or 1.0)) for i, reward in known]
 
     def bars(self, wide: float = WIDE, high: float = HIGH) -> list[tuple[float, float, float]]:
-        """Return left edge, width and height of each point's share. The largest is half as high as the drawing."""
+        """Return the left edge, width and height of a bar for each point in which the holder has a share. The highest
+        bar is half as high as the drawing.
+        """
         each = wide / max(len(self.points), 1)
         largest = self.largest_share or 1.0
         return [

@@ -44,8 +44,10 @@ def advantages(rewards: Sequence[NDArray[np.float64]], kind: Advantage) -> list[
 
 
 def centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rewards minus their mean [G]; exactly zero if they are `all_equal`."""
-    # Test for equality first: dividing by the deviation would blow up rounding differences to normal size.
+    """Return the group's rewards minus their mean [G]; exactly zero if all of them are equal up to rounding
+    (`all_equal`).
+    """
+    # Test for equality first: dividing by a tiny deviation would blow up rounding differences to normal size.
     return np.zeros_like(rewards_G) if all_equal(rewards_G.tolist()) else rewards_G - rewards_G.mean()
 
 

@@ -27,7 +27,9 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_shared.sampling.draws import all_uniforms
 
 _ROW_FILL: Final = 0.75
-"""Rows in one rectangle fill at least this share of it; attention cost grows with the square of the row length."""
+"""Smallest share of a rectangle that each of its rows fills. Attention cost grows with the square of the row length, so
+padding is expensive.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class MicroBatch:
     """Index of each rollout's group among all groups of the step."""
 
     def of_tokens(self, kept_N: Tensor) -> MicroBatch:
-        """Return the batch with only these tokens in the loss. The forward pass stays the same."""
+        """Return the batch with only these tokens in the loss. The forward pass still computes all of them."""
         names = ("predictors_N", "target_ids_N", "behavior_logprobs_N", "advantages_N", "weights_N", "rollouts_N")
         return replace(self, **{name: getattr(self, name)[kept_N] for name in (*names, "uniforms_N", "turns_N")})
 
@@ -71,25 +73,26 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """A prompt and its rollouts in one micro-batch."""
+    """A prompt with its rollouts in one micro-batch."""
 
     group: WeightedGroup
     rollouts: list[WeightedRollout]
 
 
 def build_micro_batches(groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:
-    """Return micro-batches of all rollouts in `groups`, in order. A rollout longer than the budget goes alone.
+    """Return micro-batches of all rollouts in `groups`, in order. A rollout longer than `micro_batch_tokens` gets a
+    micro-batch of its own.
 
-    A prompt counts once for each of its rollouts, like its copies in attention. The number of micro-batches is the
-    smallest that the budget allows. Their sizes are then evened out: the largest one decides the memory of a step.
+    Each rollout's tokens include its prompt, because attention computes one copy of the prompt per rollout. As few
+    micro-batches as possible are made. Then sizes are evened out: the largest micro-batch determines a step's peak
+    memory.
     """
     return [_micro_batch(families) for families in _split(groups, micro_batch_tokens)]
 
 
 def halved(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int | None:
-    """Return the budget that halves the largest micro-batch with several rollouts.
-
-    Return None if every micro-batch holds a single, indivisible rollout.
+    """Return the `micro_batch_tokens` that halves the largest micro-batch of several rollouts. Return None if every
+    micro-batch holds a single rollout, which cannot be split.
     """
     rows = [
         [_tokens(family.group, rollout) for family in families for rollout in family.rollouts]
@@ -186,7 +189,9 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
 
 
 def _uniforms(rollouts: Sequence[WeightedRollout], drawn: Sequence[int]) -> NDArray[np.float64]:
-    """Return u for all tokens, `drawn` of each rollout, one rollout after the other [N]; NaN if unknown."""
+    """Return the uniform number u of each token [N], rollout after rollout; NaN where unknown. `drawn` lists the number
+    of tokens of each rollout.
+    """
     known = np.repeat([len(rollout.draws) > 0 for rollout in rollouts], drawn)
     found = np.full(len(known), np.nan)
     found[known] = all_uniforms(tuple(draw) for rollout in rollouts for draw in rollout.draws.tolist())
@@ -200,7 +205,9 @@ def _turns(rollout: WeightedRollout) -> NDArray[np.int64]:
 
 
 def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
-    """Lay rows out in rectangles, longest first. A row that would fill too little of a rectangle begins a new one."""
+    """Lay rows out in rectangles, longest row first. Rows that would fill less than `_ROW_FILL` of a rectangle begin a
+    new rectangle.
+    """
     rectangles: list[list[NDArray[np.int64]]] = []
     for row in sorted(rows, key=len, reverse=True):
         if not rectangles or len(row) < _ROW_FILL * len(rectangles[-1][0]):
@@ -214,7 +221,7 @@ def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
         filled = np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in members])
         for number, row in enumerate(members):
             new = row[places_T[row] < 0]
-            # New positions are the row's completion, or the whole row if its prompt is new.
+            # New positions are the row's completion, or the whole row if its prompt has no positions yet.
             places_T[new] = offset + number * width + np.arange(len(row) - len(new), len(row))
         offset += filled.size
         positions_RL.append(torch.from_numpy(filled))

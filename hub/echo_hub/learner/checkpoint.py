@@ -45,7 +45,7 @@ class CheckpointState:
 
     step: int
     told: Mapping[int, StepTold]
-    """Results by step: this step's and the previous one's. The hub may have received neither."""
+    """Results of this step and the previous one, by step number. If the hub crashed, it may have received neither."""
     history: History = NO_HISTORY
 
 
@@ -92,9 +92,8 @@ def save(root: Path, policy: Policy, tensors: Mapping[str, Tensor], state: Check
 
 
 def prune(root: Path, *, kept: int, milestones: int) -> None:
-    """Delete all checkpoints except the newest `kept` and those whose step is a multiple of `milestones`.
-
-    With `milestones` 0, no further ones are kept.
+    """Delete all checkpoints except the newest `kept` and those whose step is a multiple of `milestones` (0: no
+    multiples).
     """
     for checkpoint in complete(root)[kept:]:
         if not milestones or checkpoint.step % milestones:
@@ -120,7 +119,7 @@ def restore(tensors: dict[str, Tensor], policy: Policy, optimizer: torch.optim.O
     """Restore policy, optimizer and random generators from the tensors of a checkpoint."""
     tensors = dict(tensors)
     policy.set_adapter({name: tensors.pop(f"{_ADAPTER}{name}") for name in policy.parameters})
-    # The checkpoint a run starts with may lack random states, or be from another kind of device.
+    # The checkpoint that a run starts with may lack random states, or come from another kind of device.
     of_cpu, of_cuda = tensors.pop("rng.cpu", None), tensors.pop("rng.cuda", None)
     if of_cpu is not None:
         torch.set_rng_state(of_cpu)
@@ -167,7 +166,9 @@ def _read(directory: Path) -> Checkpoint | None:
 
 
 def _told(marker: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the results in a marker. Markers without screens store the metrics of two steps in separate fields."""
+    """Return the results stored in checkpoint.json. Older files have no screens, and hold the metrics of two steps in
+    separate fields.
+    """
     if "told" in marker:
         told: list[dict[str, Any]] = marker["told"]
         return told

@@ -44,9 +44,8 @@ Values = list[NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRewards:
-    """The rewards of one episode.
-
-    `turn_rewards` [turns - 1]: the part of `reward` earned by each turn except the last.
+    """The rewards of one episode. `turn_rewards` [turns - 1] are the parts of `reward` that all turns except the last
+    earned.
     """
 
     reward: float
@@ -56,7 +55,7 @@ class EpisodeRewards:
 def turn_advantages(
     groups: Sequence[Sequence[EpisodeRewards]], training: TrainingConfig, kind: Advantage
 ) -> list[Values]:
-    """Return the advantages [turns] of each episode of each group; `kind` as in `advantages`."""
+    """Return the advantages [turns] of each episode of each group. `kind` is the formula of `advantages`."""
     if training.credit == "episode":
         whole = advantages([np.array([episode.reward for episode in group]) for group in groups], kind)
         return [
@@ -76,7 +75,9 @@ def turn_advantages(
 
 
 def _compared(groups: Sequence[Values], kind: Advantage) -> list[Values]:
-    """Return each return minus the mean of its turn, scaled as `kind` says. `groups` hold the returns by turn."""
+    """Return each return minus the mean of its turn, scaled as `kind` says. `groups` holds the returns of each group by
+    turn.
+    """
     less_mean = [[centred(values) for values in of_turns] for of_turns in groups]
     match kind:
         case "mean":
@@ -97,12 +98,12 @@ def _compared(groups: Sequence[Values], kind: Advantage) -> list[Values]:
 
 
 def _pooled_std(less_mean: Values) -> float:
-    """Return one deviation for a group: that of its returns around the means of their turns."""
+    """Return the standard deviation of a group's returns around the means of their turns, one number for all turns."""
     squares = sum(float((values**2).sum()) for values in less_mean)
     return float(np.sqrt(squares / max(1, sum(len(values) - 1 for values in less_mean))))
 
 
 def _of_episodes(group: Sequence[EpisodeRewards], by_turn: Sequence[NDArray[np.float64]]) -> Values:
-    """Regroup values by turn, of all episodes that reached it, into values by episode."""
+    """Regroup values from turn by turn (all episodes that reached the turn) to episode by episode."""
     left = [iter(values) for values in by_turn]
     return [np.array([next(left[turn]) for turn in range(1 + len(episode.turn_rewards))]) for episode in group]

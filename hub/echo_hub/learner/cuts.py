@@ -1,10 +1,10 @@
-"""Memory settings of a run's steps: RUN/checkpoints/micro-batches.json, one entry for each change.
+"""Memory settings of a run's steps ("cuts"), in RUN/checkpoints/micro-batches.json, with one entry for each change.
 
-The file is next to the checkpoints and keyed by step. So a step repeated from an older checkpoint uses the same
-micro-batches as before, and gives the same bits. It is written before the step starts again. Several learner processes
-all end when one runs out of memory; this file is then all that is left.
+The file is next to the checkpoints, and its entries name the step from which they apply. So a step repeated from an
+older checkpoint uses identical micro-batches and gives identical bits. An entry is written before the step starts again
+with it: if one of several learner processes runs out of memory, all of them end, and only this file survives.
 
-Entries found on another device, or with other settings, are ignored.
+Entries from another device, or for other settings, are ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ FILE: Final = "micro-batches.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSizes:
-    """The memory settings of a step: size of micro-batches and use of gradient checkpointing."""
+    """A "cut": the memory settings of a step, that is the size of micro-batches and the use of gradient
+    checkpointing.
+    """
 
     micro_batch_tokens: int
     gradient_checkpointing: bool
 
 
 class Cuts:
-    """Cuts by the first step to which each applies."""
+    """The memory settings ("cuts") of all steps, keyed by the first step to which each applies."""
 
     def __init__(self, checkpoints: Path, *, place: str = "") -> None:
         self._path = checkpoints / FILE
@@ -40,7 +42,7 @@ class Cuts:
 
     @classmethod
     def read(cls, checkpoints: Path, *, place: str) -> Cuts:
-        """Read the file. `place` identifies device and settings; a missing, broken or foreign file gives no cuts."""
+        """Read the file. `place` identifies device and settings. A missing, broken or foreign file gives no entries."""
         cuts = cls(checkpoints, place=place)
         try:
             document = json.loads(cuts._path.read_bytes())
@@ -53,23 +55,23 @@ class Cuts:
         return cuts
 
     def take(self, frame: Mapping[str, Any]) -> None:
-        """Replace all cuts by those of a frame."""
+        """Replace all entries by those of a frame, as `frame` returns it."""
         self._by_step = {int(step): ChunkSizes(**_checked(cut)) for step, cut in frame["cuts"].items()}
         self._place = str(frame["place"])
 
     def frame(self) -> dict[str, Any]:
-        """Return all cuts as JSON values, for the file or for another process."""
+        """Return all entries as JSON values, for the file or for another process."""
         return {"place": self._place, "cuts": {str(step): asdict(cut) for step, cut in sorted(self._by_step.items())}}
 
     def at(self, step: int) -> ChunkSizes | None:
-        """Return the cut for this step; None if there is none."""
+        """Return the memory settings that apply to this step; None if none are known."""
         known = [first for first in self._by_step if first <= step]
         return self._by_step[max(known)] if known else None
 
     def put(self, step: int, cut: ChunkSizes, *, write: bool = True) -> None:
-        """Set the cut for this step and all later ones.
+        """Set the memory settings for this step and all later ones.
 
-        If the disk fails, or if this host lacks the run directory, the cut is only kept in memory.
+        They stay only in memory if the disk refuses the file, or if this host has no run directory.
         """
         self._by_step = {first: old for first, old in self._by_step.items() if first < step} | {step: cut}
         if not write or not self._path.parent.parent.is_dir():

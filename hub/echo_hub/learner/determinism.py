@@ -21,7 +21,10 @@ def choose(*, deterministic: bool) -> None:
 
 
 def backward(value: Tensor) -> None:
-    """Add the gradients of `value`. Raises LearnerError if a part of the model has no deterministic backward pass."""
+    """Run the backward pass of `value`, which adds gradients to the parameters.
+
+    Raises LearnerError if a part of the model has no deterministic backward pass, but the settings require one.
+    """
     strict = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     if strict:

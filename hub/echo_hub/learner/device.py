@@ -1,4 +1,4 @@
-"""The device of a setting."""
+"""Choose the PyTorch device that a setting names."""
 
 from __future__ import annotations
 

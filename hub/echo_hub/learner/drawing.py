@@ -1,4 +1,5 @@
-"""Co-located sampling and evaluation: all groups in one continuous batch, as wide as the device's memory allows.
+"""Sampling on the learner's device, for the co-located mode and for evaluations: all groups in one continuous batch, as
+wide as the device's memory allows.
 
 The micro-batch size says nothing about this width: training holds the activations of every layer, sampling only keys
 and values. So sampling has its own budget, `learner.kv_cache_bytes`. If memory still runs out, unfinished rollouts are
@@ -30,7 +31,9 @@ from echo_shared.sampling.torch_sampler import Choose, sample_groups
 log = logging.getLogger(__name__)
 
 LOGIT_BYTES: Final = 2**30
-"""Memory limit of one step's float64 logits, from which tokens are drawn."""
+"""Memory limit, in bytes, for the float64 logits of one sampling step, which has a row for each rollout in
+the batch.
+"""
 MOST_ROWS: Final = 1_024
 
 
@@ -74,7 +77,7 @@ class Drawing:
                 if width == 1 or not ran_out(error):
                     raise
                 said = str(error) or type(error).__name__
-            # Free memory outside the handler: inside it, the traceback still refers to the attempt's tensors.
+            # Free memory outside the handler: inside it, the traceback still refers to the failed attempt's tensors.
             self._prefixes = prefixes = None
             gc.collect()
             if model.device.type == "cuda":

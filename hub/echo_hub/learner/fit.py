@@ -26,8 +26,9 @@ ENOUGH_TOKENS: Final = 4_096
 """Below this size, matrix products are slow, and gradient checkpointing with larger micro-batches is faster."""
 
 Measure = Callable[[bool, int], int | None]
-"""Measure the peak bytes of a forward and backward pass, above those held before it. None if memory is too small.
-Arguments are gradient checkpointing and tokens."""
+"""Measures the peak bytes of a forward and backward pass, above those held before it; None if memory is too small.
+Arguments: True for gradient checkpointing, and the number of tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,9 @@ def choose(
     longest_tokens: int,
     free_bytes: int,
 ) -> ChunkSizes:
-    """Return the cut for a device with `free_bytes`.
+    """Return the memory settings for a device with `free_bytes`.
 
-    `micro_batch_tokens` 0 and `gradient_checkpointing` None are chosen here; at least one of them must be.
+    `micro_batch_tokens` 0 and `gradient_checkpointing` None are chosen here; at least one of them must be given so.
     `longest_tokens` is the length of the longest rollout, which is never split.
     """
     wanted = micro_batch_tokens or max(ENOUGH_TOKENS, longest_tokens)
@@ -81,5 +82,5 @@ def choose(
         fitting = fitting_tokens(measure, gradient_checkpointing=again, free_bytes=free_bytes)
         if fitting >= wanted:
             break
-    # If nothing fits, the first step reports it for its actual rollouts.
+    # If nothing fits, continue with the minimum: the first step then reports the error for its actual rollouts.
     return ChunkSizes(micro_batch_tokens=micro_batch_tokens or max(LEAST_TOKENS, fitting), gradient_checkpointing=again)

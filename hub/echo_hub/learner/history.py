@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The history, equal at all ranks of a learner."""
+    """The history, equal at all ranks (processes) of a learner."""
 
     norms: tuple[float, ...] = ()
     """Gradient norms of the newest updates: `echo_hub.learner.norms`."""
     newest_entropy: float | None = None
     """Entropy measured by the newest step with trained tokens, nats per token: `echo_hub.learner.entropy`."""
     entropy_coefficient: float | None = None
-    """The newest entropy coefficient; None if there was no target."""
+    """The entropy coefficient c of the newest step; None if the objective has no entropy target."""
 
     def frame(self) -> dict[str, Any]:
         """Return the history as JSON values."""
@@ -24,7 +24,7 @@ class History:
 
     @classmethod
     def of_frame(cls, frame: Mapping[str, Any]) -> History:
-        """Read a result of `frame`. Missing fields get the values of a run's start."""
+        """Read a result of `frame`. Missing fields get the values that they have at a run's start."""
         return cls(
             norms=tuple(frame.get("norms", ())),
             newest_entropy=frame.get("newest_entropy"),

@@ -31,26 +31,26 @@ from echo_shared.process.child import describe_end
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
-"""Shortest pause on another host before it meets the hub's processes again; at most twice this."""
+"""Shortest pause before another host tries again to meet the hub's processes; the longest is twice this."""
 
 _WAIT_FOR_HOSTS_S: Final = 86_400
 _LOOPBACK: Final = "127.0.0.1"
 
 
 class Launch(Section):
-    """The part of a learner on one host."""
+    """Which part of a learner the processes on one host are."""
 
     processes: int
-    """Processes on this host; the same on every host."""
+    """Number of learner processes on this host, equal on every host."""
     hosts: int = 1
     host_rank: int = 0
     """The host's number; 0 is the hub's host."""
     address: str = ""
     """HOST:PORT at the hub's host; may be empty with a single host."""
     base_dir: Path | None = None
-    """The base model, on a host other than the hub's."""
+    """Directory of the base model on a host other than the hub's; None on the hub's host."""
     parent_pid: int | None = None
-    """Process id of the hub; when the hub ends, so does this process."""
+    """Process id of the hub. When the hub ends, this process ends too."""
 
 
 def run(launch: Launch) -> None:
@@ -67,7 +67,7 @@ def run(launch: Launch) -> None:
         _talk_over_loopback()
     store = None
     if launch.host_rank == 0:
-        # Pass a socket bound to this one address: the agent would listen on all addresses.
+        # Pass a socket that is bound to this one address: the agent itself would listen on all addresses of the host.
         listener = _listen(host, int(port))
         port = str(listener.getsockname()[1])
         store = TCPStore(
@@ -106,12 +106,12 @@ def run(launch: Launch) -> None:
 
 
 def serve_host(launch: Launch) -> None:
-    """Run another host's part, each time the hub starts its own, until Ctrl-C or SIGTERM."""
+    """Run this host's part of the learner each time the hub starts its own part, until Ctrl-C or SIGTERM."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     while True:
-        # The default action ends this process at once, even in a blocking call. While processes run, torchrun handles
-        # both signals and ends them.
+        # With the default action, a signal ends this process at once, even in a blocking call. While learner processes
+        # run, torchrun handles both signals and ends the processes.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         log.info("host %d of %d meets the hub's learner at %s", launch.host_rank, launch.hosts, launch.address)

@@ -44,16 +44,19 @@ _BLOCK: Final = 1_024
 
 
 class Screened(NamedTuple):
-    """Results of one pass for given tokens, all [N] and of one dtype. `logprobs_N` has a graph; `entropies_N` has one
-    if its gradient is requested.
+    """Results of one pass for given tokens, all [N] and of one dtype.
+
+    `logprobs_N` has an autograd graph; `entropies_N` has one if its gradient is requested.
     """
 
     logprobs_N: Tensor
-    """In nats."""
+    """Log-probabilities of the given tokens, in nats."""
     distances_N: Tensor
-    """Distance of u from the token's interval, in cumulative probability: 0 inside, NaN if u is NaN."""
+    """Distance of the uniform number u from the token's interval, in cumulative probability: 0 inside, NaN if
+    u is NaN.
+    """
     entropies_N: Tensor
-    """Entropy of the distribution that the token was drawn from, in nats."""
+    """Entropy of the distribution from which the token was drawn, in nats."""
 
 
 def selected_logprobs(
@@ -153,7 +156,9 @@ def intervals(
 
 
 def logits_in_chunks(hidden_NH: Tensor, head: nn.Linear) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of rows and their float32 logits. The next chunk overwrites them."""
+    """Yield slices of rows with their float32 logits. The logits are valid until the next chunk, which
+    overwrites them.
+    """
     chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // head.weight.shape[0])
     buffer = _buffer(hidden_NH, head.weight, chunk)
     for part in _parts(len(hidden_NH), chunk):
@@ -161,7 +166,7 @@ def logits_in_chunks(hidden_NH: Tensor, head: nn.Linear) -> Iterator[tuple[slice
 
 
 def exact(values: Tensor) -> Tensor:
-    """Return `values` on a device that has float64: their own, or the CPU."""
+    """Return `values` on a device that supports float64: their own, or the CPU."""
     return values.cpu() if values.device.type == "mps" else values
 
 
@@ -170,7 +175,9 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _buffer(hidden_NH: Tensor, weight_VH: Tensor, chunk: int) -> Tensor:
-    """Allocate one buffer for all chunks: allocating a large one each time costs as many page faults again."""
+    """Allocate one buffer for the logits of all chunks: a new buffer for each chunk would cost as many page faults each
+    time.
+    """
     exact = torch.promote_types(hidden_NH.dtype, torch.float32)
     return weight_VH.new_empty(min(chunk, len(hidden_NH)), weight_VH.shape[0], dtype=exact)
 
@@ -200,7 +207,7 @@ def _product(hidden_NH: Tensor, weight_VH: Tensor, *, out: Tensor) -> None:
 
 
 class _Context(FunctionCtx):
-    """Attributes that autograd adds to the context, for the type checker."""
+    """Attributes that autograd gives the context, declared for the type checker."""
 
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]

@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 Part = tuple[Tensor, Tensor, int]
-"""A [R, I] and B [O, R] of one adapter, and its number of tokens."""
+"""A [R, I] and B [O, R] of one adapter, and the number of tokens that it computes."""
 
 
 def use_in(config: LoraConfig) -> None:
@@ -34,7 +34,7 @@ class LoraLinear(lora.Linear):
     """PEFT's layer with one adapter and no dropout. Only the computation differs from PEFT's."""
 
     parts: tuple[Part, ...] = ()
-    """Adapters of `computing_by`; empty outside of it."""
+    """Adapters that `computing_by` has set for its block; empty outside of it."""
 
     @property
     def linear(self) -> nn.Linear:
@@ -55,8 +55,8 @@ class LoraLinear(lora.Linear):
 
     @property
     def adapter(self) -> tuple[Tensor, Tensor, float] | None:
-        """Return A [R, I], B [O, R] and the scaling of the adapter for all tokens; None if no
-        single adapter is active.
+        """Return A [R, I], B [O, R] and the scaling of the only active adapter. Return None if no adapter is active, or
+        if several compute different tokens (`computing_by`).
         """
         if self.disable_adapters or self.merged or self.parts:
             return None

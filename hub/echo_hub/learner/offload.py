@@ -13,13 +13,15 @@ from torch import Tensor
 
 
 class Offload:
-    """Moves the state of one optimizer between device and host. Values never change; repeated calls do nothing."""
+    """Moves the optimizer's state between device and host. Values never change. A call in the present state does
+    nothing.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._optimizer = optimizer
         self._device = device
         self._away = False
-        # Reused between calls, because pinning memory takes longer than copying.
+        # Host buffers are reused between calls, because pinning memory takes longer than copying.
         self._on_host: dict[tuple[Any, str], Tensor] = {}
 
     def make_room(self) -> None:

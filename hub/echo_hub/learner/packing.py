@@ -25,7 +25,9 @@ ATTENTION: Final = "echo_packed"
 """Value of `attn_implementation` for loading models; without rows it behaves like "sdpa"."""
 
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Error relative to the largest value. Models that mix rows have errors of the order of the values themselves."""
+"""Largest allowed error relative to the largest value. Models that mix rows have errors of the order of the values
+themselves.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +35,13 @@ class Rows:
     """The mapping between rows and the packed sequence."""
 
     positions_RL: tuple[Tensor, ...]
-    """Position of each row token in the packed sequence, int64 [R, L], one tensor for rows of similar length.
-    Padding repeats the last position."""
+    """Positions in the packed sequence of each row's tokens, int64 [R, L], one tensor for rows of similar length.
+    Padding repeats the last position.
+    """
     places_T: Tensor
-    """Index of each position's result in all `positions_RL` concatenated. A prompt takes the result of its first
-    row; its results in other rows are unused."""
+    """For each position of the packed sequence, the index of its result in all `positions_RL` concatenated. A prompt
+    takes the result of its first row; its results in other rows are unused.
+    """
 
     def to(self, device: torch.device) -> Rows:
         return Rows(
@@ -51,8 +55,10 @@ class Rows:
 
 
 def take(values_TF: Tensor, index: Tensor) -> Tensor:
-    """Return `values_TF[index]`. Gradients of repeated positions are summed by the embedding's backward pass, which is
-    deterministic on every device and the fastest option on a CPU.
+    """Return `values_TF[index]`.
+
+    The embedding's backward pass sums the gradients of repeated positions. Its backward pass is deterministic on every
+    device and fastest on CPUs.
     """
     return embedding(index, values_TF)
 
@@ -94,7 +100,7 @@ def packed_states(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, rows: 
     output = body(
         input_ids=input_ids_T[None],
         position_ids=position_ids_T[None],
-        # A four-dimensional mask keeps transformers from making one; `packed_attention` needs none.
+        # Given a four-dimensional mask, transformers makes none of its own. `packed_attention` does not use it.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=input_ids_T.device),
         use_cache=False,
         rows=rows,
@@ -116,7 +122,9 @@ def separate_states(body: Any, input_ids_T: Tensor, rows: Rows) -> Tensor:
 
 @torch.no_grad()
 def can_pack(body: Any, device: torch.device) -> bool:
-    """Return True if the model gives the same for packed and separate rows, tested on two rows with a common prompt."""
+    """Return True if the model computes the same for packed and separate rows, tested on two rows with a
+    common prompt.
+    """
     ids = torch.arange(7, device=device) % body.config.vocab_size
     position_ids = torch.tensor([0, 1, 2, 3, 4, 2, 3], device=device)
     rows = Rows(

@@ -69,16 +69,16 @@ class Policy:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
-        """The adapter's weights by their names in PEFT's files."""
+        """The adapter's trainable weights, by their names in PEFT's files."""
         self._dtype = dtype
         self._published_dtype = _dtype(settings.publish_precision, auto=dtype)
         self.computed: Callable[[], object] = lambda: None
         """Called after each forward pass of a micro-batch."""
         self._temperature = settings.temperature
         self.checkpoints = settings.learner.gradient_checkpointing is True
-        """True if gradient checkpointing is on; may be changed unless the setting is false."""
+        """True if gradient checkpointing is on now. The learner may change it, unless the setting is false."""
         self._packs_up_to = 0
-        """Length of the longest row that may be packed. Longer rows are computed separately."""
+        """Largest row length that may be packed. Batches with longer rows are computed row by row."""
         self._layers = lora.layers(model)
         self.reference: Mapping[str, Tensor] | None = None
         """The adapter of the reference policy; None means the bare base."""
@@ -107,29 +107,33 @@ class Policy:
 
     def _prepare(self, settings: LearnerConfig) -> None:
         if self.ranks.count == 1:
-            self.model.to(self.device)  # Several ranks move the base layer by layer: a device may not hold all of it.
+            # Several ranks move the base layer by layer instead, because one device may not hold the whole base.
+            self.model.to(self.device)
         if settings.base_bits == 4:
             for module in self._body.modules():
                 if type(module).__name__ == "Linear4bit":
-                    # In eval mode, bitsandbytes converts its weights for CPU kernels that have no gradient.
+                    # In eval mode, bitsandbytes converts its weights for CPU kernels, which have no gradient.
                     module.train()
         with self.autocast():
             if packing.can_pack(self._body, next(self._body.parameters()).device):
-                # Transformers implements window attention by a mask, which packed rows do not use.
+                # Transformers implements window attention by a mask, which packed rows ignore: pack only rows within
+                # the window.
                 config = self._body.config
                 windows = [getattr(config, key, None) for key in ("sliding_window", "attention_chunk_size")]
                 self._packs_up_to = min((window for window in windows if window), default=sys.maxsize)
         for layer in self._body.modules():
             if settings.gradient_checkpointing and isinstance(layer, GradientCheckpointingLayer):
                 layer.forward = self._checkpointed(layer.forward)
-        # Ranks that share a base compute its layers in lockstep. If rows cannot be packed, each rank holds the whole
-        # base.
+        # Ranks that share a base must compute its layers in lockstep. Models whose rows cannot be packed do not, so
+        # there each rank holds the whole base.
         if self._packs_up_to == sys.maxsize and not settings.base_bits:
             self.ranks.shard(self.model, self.device.type)
         self.model.to(self.device)
 
     def _checkpointed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a forward pass that keeps only the layer's inputs and recomputes the layer in the backward pass."""
+        """Return a layer's forward pass that keeps only the layer's inputs and recomputes the layer in the backward
+        pass.
+        """
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self.checkpoints or not torch.is_grad_enabled():
@@ -154,8 +158,8 @@ class Policy:
             )
 
     def screened(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> Screened:
-        """Return `logprobs` and the other results of the same pass. With `entropy_gradient`, entropies have a graph
-        too.
+        """Return `logprobs` and the other results of the same pass. With `entropy_gradient`, entropies have an autograd
+        graph too.
         """
         with self.autocast():
             return screened_logprobs(
@@ -199,7 +203,7 @@ class Policy:
 
     @property
     def base_storages(self) -> frozenset[int]:
-        """Return the addresses of the base weights' storages."""
+        """Return the memory addresses of the base weights' storages."""
         own = {id(parameter) for parameter in self.parameters.values()}
         return frozenset(
             parameter.untyped_storage().data_ptr() for parameter in self.model.parameters() if id(parameter) not in own
@@ -283,7 +287,9 @@ class Policy:
 
     @contextmanager
     def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Replace the policy's weights by those of `read_adapter` or `published` within the block."""
+        """Let the policy compute with other weights (of `read_adapter` or `published`) within the block, then restore
+        its own.
+        """
         own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.set_adapter(weights)
         try:
@@ -309,7 +315,7 @@ def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dt
         lora.use_in(config)
     torch.manual_seed(derive_seed("learner", settings.seed))
     with warnings.catch_warnings():
-        # PEFT reads an attribute that transformers has renamed.
+        # PEFT reads an attribute that transformers has renamed, which would print a warning.
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         try:
             model = get_peft_model(base, config)

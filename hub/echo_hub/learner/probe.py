@@ -1,6 +1,6 @@
-"""The cut of the first step: from the settings, or as large as a GPU's memory allows.
+"""Choose the memory settings of the first step: from the settings, or as large as a GPU's memory allows.
 
-It is measured with the step's own pass, `step.accumulate_gradient`, on random tokens.
+Memory is measured with the step's own forward and backward pass, `step.accumulate_gradient`, on random tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _ADAM_BYTES: Final = 8
 """Bytes of Adam's state for each trained weight: two float32 averages, allocated in the first step."""
 _LONGEST_ROW: Final = 512
-"""Longest rollout in the measurement, in tokens."""
+"""Length of the longest random rollout in the measurement, in tokens."""
 
 
 class MemoryMeter(Protocol):
@@ -40,7 +40,7 @@ class MemoryMeter(Protocol):
         """Return the bytes that can still be allocated."""
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Return the peak bytes that `run` holds, above those held before it."""
+        """Return the peak bytes allocated while `run` is running, above those held before it."""
 
 
 class CudaMeter:
@@ -50,13 +50,13 @@ class CudaMeter:
         self._device = device
 
     def free_bytes(self) -> int:
-        """Return the driver's free bytes plus PyTorch's unused cache."""
+        """Return the bytes that the driver reports as free, plus those that PyTorch has reserved but does not use."""
         torch.cuda.empty_cache()
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return int(torch.cuda.mem_get_info(self._device)[0]) + int(kept)
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Return the peak by the sizes of tensors."""
+        """Return the peak bytes, as PyTorch counts the sizes of tensors."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -66,7 +66,9 @@ class CudaMeter:
 
 
 def place(policy: Policy, learner: LearnerConfig) -> str:
-    """Return a text that identifies device and settings, for which a run's cuts are valid."""
+    """Return a text that identifies device and settings. Measured memory settings of a run are valid only for an equal
+    text.
+    """
     if policy.device.type == "cuda":
         name = torch.cuda.get_device_name(policy.device)
         memory_bytes = torch.cuda.get_device_properties(policy.device).total_memory
@@ -77,8 +79,9 @@ def place(policy: Policy, learner: LearnerConfig) -> str:
 
 
 def first_cut(policy: Policy, settings: LearnerSettings, meter: MemoryMeter | None = None) -> ChunkSizes:
-    """Return the first cut, the same at every rank. `meter` measures the policy's device; None means CUDA's, if it is
-    one.
+    """Return the memory settings for the first step, the same at every rank.
+
+    `meter` measures the policy's device; None means CUDA's counters if it is a CUDA device, else no measurement.
     """
     learner = settings.learner
     again = None if learner.gradient_checkpointing == "auto" else learner.gradient_checkpointing
@@ -88,7 +91,8 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: MemoryMeter | No
         return ChunkSizes(micro_batch_tokens=learner.tokens_at_once, gradient_checkpointing=bool(again))
     trained = sum(parameter.numel() for parameter in policy.parameters.values())
     free_bytes = max(0, meter.free_bytes() - _ADAM_BYTES * trained)
-    # All ranks must measure the same sizes, because they compute each layer together.
+    # All ranks must measure the same sizes, because they compute each layer together. So all use the smallest free
+    # memory.
     free_bytes = min(said["free"] for said in policy.ranks.exchange({"free": free_bytes}))
     held = meter
 
@@ -111,8 +115,9 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: MemoryMeter | No
 
 
 def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: MemoryMeter, tokens: int) -> int | None:
-    """Return the peak bytes of one micro-batch; None if memory is too small. With several ranks, raise the device's
-    error: they cannot continue.
+    """Return the peak bytes of one micro-batch with `tokens` tokens; None if memory is too small.
+
+    With several ranks, the device's error is raised instead: the other ranks wait for this one and cannot continue.
     """
     (batch,) = build_micro_batches([_random_group(policy.vocab_size, tokens)], micro_batch_tokens=tokens)
     loss = StepLoss(settings.objective, entropy_coefficient=float(settings.objective.trains_entropy))

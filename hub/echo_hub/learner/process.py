@@ -1,6 +1,6 @@
-"""The learner as seen by its parent: a child process for steps, sampling and evaluations. Loads no torch.
+"""The learner as its parent, the hub, uses it: a child process for steps, sampling and evaluations. Loads no torch.
 
-Commands may overlap; the process executes them in the order given. A step's results are written in parallel to the next
+Commands may overlap; the process executes them in sending order. A step's results are written in parallel to the next
 command. Every await here may be cancelled: the process still finishes the command, and its answer is discarded.
 """
 
@@ -27,12 +27,12 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 WORKER: Final = "echo_hub.learner.serve"
 LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0)
-"""Heartbeat limits of a ready process. Before that, it may wait for other hosts for hours."""
+"""Heartbeat limits of a ready process. A starting process has no limit: it may wait hours for other hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnEvaluation:
-    """Rollouts of an evaluation, and the process's working time."""
+    """Rollouts of an evaluation, and the process's working time in seconds."""
 
     rollouts: list[FinishedRollout]
     seconds: float
@@ -46,13 +46,15 @@ class Learner:
 
     def __init__(self, child: SupervisedChild, opened: Frame, room: Room | None) -> None:
         self.policy_version: int = opened["policy_version"]
-        """Version that the process holds, by its last answer; also updated by answers that are discarded."""
+        """Policy version that the process holds according to its last answer. Answers to cancelled calls count too."""
         self.resumed: Mapping[int, StepTold] = frames.unpack_told(opened["told"])
-        """Results stored in its checkpoint, by step: the checkpoint's step and the previous one."""
+        """Results that the process found in its checkpoint: of the checkpoint's step and of the previous one, by step
+        number.
+        """
         self._child = child
         self._room = room
         self._numbers = itertools.count(1)
-        # Unbounded queues, but a call gets no more answers than it requested rollouts.
+        # The queues have no size limit, but a call gets no more answers than it requested rollouts.
         self._answers: dict[int, asyncio.Queue[Frame | ChildExited]] = {}
         self._ended: ChildExited | None = None
         self._reader = asyncio.create_task(self._read(), name="learner-reader")
@@ -66,13 +68,13 @@ class Learner:
         room: Room | None = None,
         spawned: SupervisedChild | None = None,
     ) -> Learner:
-        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log. `room` is
-        told while the process waits for disk space. `spawned`: the process, where it was begun before (`begun`).
+        """Start the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log.
 
-        `disk` is called with the message of a full disk when the process waits for space, and with "" when it continues
-        or has ended. `spawned` is a process started earlier by `begun`. With learner.processes or learner.hosts above
-        1, the process is the launcher of several (`echo_hub.learner.launch`), which start and end together. This method
-        then waits for the other hosts.
+        `room` is told while the process waits for disk space. `spawned` is a process that `begun` has started earlier;
+        None starts a new one.
+
+        With learner.processes or learner.hosts above 1, the process is the launcher of several
+        (`echo_hub.learner.launch`), which start and end together. This method then waits for the other hosts.
         """
         child = spawned or await _spawn(settings.learner, run_dir)
         given = {"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir), "beat_s": LIMITS.beat_s}
@@ -87,7 +89,8 @@ class Learner:
         return self._child.pid
 
     async def hold(self, groups: Mapping[int, TrainingGroup]) -> None:
-        """Send the process groups of later steps, by id. It keeps each until a step takes or discards it.
+        """Send groups of later steps to the process, by group id. The process keeps each group until a step trains on
+        it or discards it.
 
         A reward that is not known yet is NaN.
         """
@@ -102,9 +105,9 @@ class Learner:
         learning_rate: float | None = None,
         objective: str | None = None,
     ) -> StepUnderWay:
-        """Send the step that turns version `step` - 1 into `step`.
+        """Send the step that turns policy version `step` - 1 into `step`.
 
-        The process may still hold an older version: it starts the step after its earlier commands. `learning_rate` and
+        The process may still hold an older version, because it executes earlier commands first. `learning_rate` and
         `objective` (JSON) override the settings for this step; None keeps them.
         """
         fields = {
@@ -125,10 +128,11 @@ class Learner:
         learning_rate: float | None = None,
         objective: str | None = None,
     ) -> StepUnderWay:
-        """Send a step like `train`, to be written and reported as done only after `confirm`.
+        """Send a step before its batch is in the hub's database. The process computes the step, but writes and reports
+        it only after `confirm`.
 
-        Until `confirm`, only `hold` may be sent. The step uses held groups in the order of `rewards`, which lists the
-        rewards of each group's rollouts. `let_go` names held groups that no step will use.
+        Until `confirm`, only `hold` may be sent. The step trains on groups sent by `hold`, in the order of `rewards`,
+        which lists the rewards of each group's rollouts. `let_go` names groups sent by `hold` that no step will use.
         """
         fields = {
             "rewards": [[group_id, list(of_group)] for group_id, of_group in rewards.items()],
@@ -140,7 +144,9 @@ class Learner:
         return StepUnderWay(await self._call("begin", step=step, **fields))
 
     async def confirm(self, step: int) -> None:
-        """Allow the process to write the step that `begin` started."""
+        """Allow the process to write and report the step that `begin` started: its batch is in the hub's
+        database now.
+        """
         await self._tell("confirm", step=step)
 
     async def sample(self, groups: Sequence[GroupRequest]) -> AsyncGenerator[FinishedRollout, None]:
@@ -168,7 +174,7 @@ class Learner:
         )
 
     async def stop(self) -> None:
-        """End the process, after its current step if that is short. Does nothing if it has ended."""
+        """End the process. A short step is finished first. Does nothing if the process has ended."""
         await self._child.stop()
         await self._reader
 
@@ -234,11 +240,13 @@ class StepUnderWay:
         self._answers = answers
 
     async def computed(self) -> None:
-        """Wait until the step is computed and the process is free. A crash may still lose the step."""
+        """Wait until the step is computed and the process is free for the next command. A crash may still lose the
+        step.
+        """
         await anext(self._answers)
 
     async def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of `told`."""
+        """Wait like `told`, and return only the metrics."""
         return (await self.told()).metrics
 
     async def told(self) -> StepTold:
@@ -252,7 +260,7 @@ class StepUnderWay:
 
 @contextlib.asynccontextmanager
 async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[SupervisedChild | None]:
-    """Start a learner process that loads its libraries, which takes seconds, while the hub loads its own.
+    """Start a learner process early: it loads its libraries, which takes seconds, while the hub loads its own.
 
     Pass the process to `Learner.start`. It is killed when the block ends. Yields None if the system cannot start it;
     `Learner.start` then reports the error.
@@ -269,8 +277,8 @@ async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[Supervi
 
 
 async def _spawn(settings: LearnerConfig, run_dir: Path) -> SupervisedChild:
-    """Start the process. Raises ChildExited."""
-    # Without CUBLAS_WORKSPACE_CONFIG, matrix products on CUDA may differ from run to run.
+    """Start the learner process, or the launcher of several. Raises ChildExited."""
+    # Without CUBLAS_WORKSPACE_CONFIG, CUDA matrix products may give other bits at each repetition.
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if settings.threads:
         environment["OMP_NUM_THREADS"] = str(settings.threads)

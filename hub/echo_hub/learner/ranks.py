@@ -32,13 +32,16 @@ from echo_shared.process.child import HEADER_BYTES, Frame, pack_frame, unpack_fr
 
 SILENCE: Final = timedelta(minutes=30)
 """Longest wait for another rank. The end of a process is noticed within a second; this limit is for a host that
-vanishes silently. It must exceed the longest sampling work of any rank, because the others wait."""
+vanishes silently. It must exceed the longest time that any rank samples, because the other ranks wait for it.
+"""
 
 T = TypeVar("T")
 
 
 class TrainingRanks:
-    """The ranks as seen from this process. In a process started by `echo_hub.learner.launch`, create it with `join`."""
+    """The ranks (processes) of a learner, as seen from this process. In a process started by `echo_hub.learner.launch`,
+    create it with `join`.
+    """
 
     def __init__(self, *, rank: int = 0, count: int = 1, base_dir: Path | None = None) -> None:
         self.rank = rank
@@ -53,12 +56,13 @@ class TrainingRanks:
         return cls(rank=distributed.get_rank(), count=distributed.get_world_size(), base_dir=base_dir)
 
     def leave(self) -> None:
-        """Leave the process group. All ranks call it at the end."""
+        """Leave the process group. Every rank must call it at the end."""
         if self.count > 1:
             distributed.destroy_process_group()
 
     def place(self, settings: LearnerSettings) -> LearnerSettings:
-        """Return the settings for this process: its own GPU, its share of processor cores, its host's base model.
+        """Return the settings adapted to this process: its own GPU, its share of processor cores, and its host's
+        directory of the base model.
 
         Raises LearnerError if there is no GPU for it.
         """
@@ -85,7 +89,7 @@ class TrainingRanks:
         )
 
     def tell(self, frame: Frame | None = None, *, by: int = 0) -> Frame:
-        """Broadcast the frame of rank `by`, and return it at every rank. The other ranks pass None."""
+        """Broadcast rank `by`'s frame, and return the frame at every rank. Other ranks pass None."""
         if self.count == 1:
             assert frame is not None
             return frame
@@ -97,15 +101,14 @@ class TrainingRanks:
         return _frame(data) if frame is None else frame
 
     def tell_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Broadcast rank 0's tensors, and return them in host memory at every rank.
-
-        Other ranks' tensors are ignored.
+        """Send rank 0's tensors to all ranks, and return them in host memory at each of them. Other ranks' tensors are
+        ignored.
         """
         if self.count == 1:
             return dict(tensors)
         names = self.tell({"names": list(tensors)} if self.rank == 0 else None)["names"]
         told = {}
-        for name in names:  # Send them one by one: together they may exceed the size limit of a frame.
+        for name in names:  # Send tensors one by one: together they may exceed the size limit of a frame.
             frame = self.tell({"tensor": tensors[name].numpy(force=True)} if self.rank == 0 else None)
             told[name] = torch.from_numpy(frame["tensor"].copy())
         return told
@@ -130,7 +133,7 @@ class TrainingRanks:
         return [self.tell(frame if rank == self.rank else None, by=rank) for rank in range(self.count)]
 
     def gather(self, frame: Frame) -> list[Frame]:
-        """Return every rank's frame, in rank order, at rank 0; an empty list elsewhere."""
+        """Return every rank's frame, in rank order, at rank 0; an empty list at the other ranks."""
         if self.rank:
             body = _bytes(pack_frame(frame))
             distributed.send(torch.tensor([len(body)]), 0)
@@ -150,11 +153,11 @@ class TrainingRanks:
         return items[self.rank :: self.count]
 
     def micro_batches(self, groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:
-        """Return this rank's micro-batches of `groups`, the same number at each rank, because ranks compute layers
+        """Return this rank's micro-batches of `groups`. All ranks get the same number, because they compute each layer
         together.
 
         The i-th micro-batches of all ranks have similar sizes. Micro-batches are smaller than `micro_batch_tokens` if
-        ranks would be idle otherwise. Missing ones are filled with micro-batches without trained tokens.
+        ranks would be idle otherwise. Ranks that still lack one get a micro-batch without trained tokens.
         """
         batches = build_micro_batches(groups, micro_batch_tokens=self.budget(groups, micro_batch_tokens))
         if self.count == 1:
@@ -164,7 +167,7 @@ class TrainingRanks:
         return list(self.share(batches))
 
     def budget(self, groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int:
-        """Return `micro_batch_tokens`, or less if ranks would be idle."""
+        """Return `micro_batch_tokens`, or fewer if so large micro-batches would leave ranks idle."""
         if self.count == 1:
             return micro_batch_tokens
         tokens = sum(
@@ -195,8 +198,7 @@ class TrainingRanks:
         return torch.cat(parts)
 
     def shard(self, model: Any, device_type: str) -> None:
-        """Shard the base's layers over the ranks' devices; each layer is gathered while it computes.
-
+        """Shard the base's layers over the ranks' devices. Each layer is gathered at every rank while it computes.
         Embeddings, output layer and adapter stay whole.
         """
         if self.count == 1:
@@ -208,12 +210,13 @@ class TrainingRanks:
         mesh = init_device_mesh(device_type, (self.count,))
         for layer in layers:
             fully_shard(layer, mesh=mesh, ignored_params=adapter)
-        # The body shards no parameters itself. Wrapping it makes FSDP prefetch the next layer while one computes.
+        # The body has no sharded parameters of its own. Wrapping it lets FSDP prefetch the next layer while one
+        # computes.
         fully_shard(body, mesh=mesh, ignored_params=set(model.parameters()) - spread)
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[None]:
-        """Gather the whole base at every rank within the block, so that each rank can compute independently."""
+        """Within the block, hold the whole base at every rank, so that each rank can compute independently."""
         sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for module in sharded:
             module.set_reshard_after_forward(False, recurse=False)
@@ -246,7 +249,7 @@ _NOTHING: Final = WeightedGroup(
         ),
     ),
 )
-"""A group without drawn tokens: it passes through the model but adds nothing."""
+"""A group without drawn tokens: it passes through the model, but adds nothing to the gradient."""
 
 ALONE: Final = TrainingRanks()
-"""A learner of one process."""
+"""The ranks of a learner that consists of a single process."""

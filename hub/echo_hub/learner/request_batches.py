@@ -8,7 +8,9 @@ from echo_shared.sampling.interface import GroupRequest
 
 
 def batches(requests: Sequence[GroupRequest], budget_tokens: int) -> Iterator[slice]:
-    """Yield slices of consecutive requests within `budget_tokens`, prompts included. A larger request goes alone."""
+    """Yield slices of consecutive requests with at most `budget_tokens` tokens, prompts included. A larger request gets
+    a slice of its own.
+    """
     start = total = 0
     for position, request in enumerate(requests):
         size = len(request.indices) * (len(request.prompt_ids) + request.max_tokens)

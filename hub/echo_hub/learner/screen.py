@@ -41,7 +41,7 @@ SLACK: Final = 0.05
 FAR: Final = 0.15
 FALSE_EXCLUSION: Final = 1e-7
 MAX_LOG_RATIO: Final = 80.0
-"""Keeps exponentials finite; far above the log-ratio that excludes a rollout."""
+"""Limit of a log-ratio, so that its exponential stays finite. A rollout is left out far below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class ScreenedTokens:
     claims_N: NDArray[np.float32]
     learner_logprobs_N: NDArray[np.float32]
     distances_N: NDArray[np.float32]
-    """NaN where the token's u is unknown."""
+    """Distance of each token's uniform number u from the token's interval; NaN where u is unknown."""
     lengths: Sequence[int]
     """Number of tokens of each rollout."""
 
@@ -63,14 +63,14 @@ class Findings:
     left_out: set[int] = field(default_factory=set)
     """Groups left out of the step."""
     suspects: set[int] = field(default_factory=set)
-    """Rollouts that caused their group to be left out or an update to be held back."""
+    """Rollouts that caused their group to be left out, or that dominated an update that was held back."""
     counts: dict[tuple[int, int], tuple[list[int], list[int], float]] = field(default_factory=dict)
-    """By rollout and turn: token counts by PROBABILITY_EDGES and by CLAIM_EDGES, and the summed mismatch KL."""
+    """Token counts by PROBABILITY_EDGES and by CLAIM_EDGES, and the summed mismatch KL, for each (rollout, turn)."""
 
     def frame(self, turns: Sequence[int]) -> dict[str, Any]:
         """Return the results for the hub and a checkpoint, as lists.
 
-        Rollouts are given as indices among all turns of the step; `turns` holds each rollout's number of turns.
+        Indices count all turns of the step; `turns` lists each rollout's number of turns.
         """
         first = np.cumsum([0, *turns]).tolist()
         places = sorted(self.counts)
@@ -109,7 +109,9 @@ def impossible(tokens: ScreenedTokens) -> NDArray[np.bool_]:
 def count(
     tokens: ScreenedTokens, turns_N: NDArray[np.int64]
 ) -> dict[tuple[int, int], tuple[list[int], list[int], float]]:
-    """Return counts by rollout [R] and turn, like `Findings.counts`. Tokens without a known u are not counted."""
+    """Return the counts of these tokens by (rollout, turn), as in `Findings.counts`. Tokens without a known u are not
+    counted.
+    """
     rollouts_N = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
     known = np.isfinite(tokens.distances_N)
     differences = _differences(tokens)[known]
@@ -131,7 +133,7 @@ def _differences(tokens: ScreenedTokens) -> NDArray[np.float64]:
 
 
 def _largest_stakes(log_factors_N: NDArray[np.float64], lengths: Sequence[int]) -> NDArray[np.float64]:
-    """Return the largest log-stake that each rollout reaches after any of its tokens."""
+    """Return the largest logarithm of the stake that each rollout reaches after any of its tokens."""
     ends = np.cumsum(lengths)
     return np.array(
         [

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 
 def most_unlike(advantages_G: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indices [P, 2] of the half of a group's pairs with the largest contrast, rounded up.
+    """Return the half of a group's pairs with the largest contrast (rounded up), as indices of rollouts [P, 2].
 
     The middle rollout of an odd group has no pair. Equal advantages keep the rollouts' order. A single rollout is
     paired with itself.
@@ -33,10 +33,10 @@ def most_unlike(advantages_G: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def shuffled(strengths_M: NDArray[np.float64], sub_batches: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return how often each pair is in each sub-batch, 0 or 1 [S, M]. `strengths_M` is |A_i| + |A_j|.
+    """Return how often each pair is in each sub-batch, 0 or 1 [S, M].
 
-    Pairs without advantage are in none, so sub-batches may be smaller. If no pair has an advantage, each pair goes to
-    one sub-batch in turn.
+    `strengths_M` is |A_i| + |A_j| for each pair. Pairs without advantage are in no sub-batch, so sub-batches may be
+    smaller. If no pair has an advantage, pairs are distributed over the sub-batches in turn.
     """
     num_pairs = len(strengths_M)
     times_SM = np.zeros((sub_batches, num_pairs), np.int64)
@@ -44,7 +44,7 @@ def shuffled(strengths_M: NDArray[np.float64], sub_batches: int, rng: np.random.
         times_SM[np.arange(num_pairs) % sub_batches, np.arange(num_pairs)] = 1
         return times_SM
     chances_M = strengths_M / strengths_M.sum()
-    # Next to a strong pair, the chance of the weakest may underflow to 0 in float64.
+    # The chance of a weak pair may underflow to 0 next to a strong one, so count only pairs with a chance above 0.
     size = min(-(-num_pairs // sub_batches), int(np.count_nonzero(chances_M)))
     for times_M in times_SM:
         times_M[rng.choice(num_pairs, size=size, replace=False, p=chances_M)] = 1
@@ -58,9 +58,10 @@ def times_trained(
     sub_batches: int,
     rng: np.random.Generator,
 ) -> list[list[NDArray[np.int64]]]:
-    """Return how often each rollout of each group [G] counts in each sub-batch; 0 means not at all.
+    """Return how often each rollout of each group [G] is trained on in each sub-batch; 0 means not at all.
 
-    `there` marks the rollouts that may be chosen. `sub_batches` is S; 0 means one sub-batch with every kept pair.
+    `there` marks the rollouts that may be chosen. `sub_batches` is the number S; 0 means a single sub-batch with every
+    kept pair.
     """
     places = [np.flatnonzero(mask) for mask in there]
     kept = [

@@ -31,7 +31,7 @@ from echo_shared.process.heartbeat import Heartbeat
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 60.0
-"""Interval of messages to waiting ranks, well below `ranks.SILENCE`."""
+"""Interval of messages to ranks that wait for a command, well below `ranks.SILENCE`, their limit."""
 
 
 def serve(pipe: ParentPipe, ranks: TrainingRanks = ALONE) -> int:
@@ -74,7 +74,8 @@ def _answer_all(pipe: ParentPipe, ranks: TrainingRanks, heartbeat: Heartbeat, op
             answer({"kind": "error", **frames.pack_error(error)})
         except Exception as error:
             logging.exception("command %s failed", frame["command"])
-            # Any other error probably means that another rank died, which must not end the run.
+            # With several ranks, another error probably means that another rank died. Do not report it, because it
+            # would end the run; the hub restarts all ranks.
             if isinstance(error, EchoError) or ranks.count == 1:
                 answer(frames.failure(error))
             return 1
@@ -98,14 +99,16 @@ def _tell_disk(pipe: ParentPipe, said: str) -> None:
 
 
 def _next_command(pipe: ParentPipe, ranks: TrainingRanks) -> Frame | None:
-    """Return the hub's next command, however long it takes. Other ranks get a message every `TICK_S`."""
+    """Return the hub's next command, however long it takes; None if the hub has ended. Meanwhile, other ranks get a
+    message every `TICK_S`.
+    """
     while (frame := pipe.receive(timeout_s=TICK_S)) is None and not pipe.ended:
         ranks.tell({"command": "wait"})
     return None if pipe.closed else frame
 
 
 def follow(ranks: TrainingRanks) -> int:
-    """Run a rank above 0: execute rank 0's commands. Return the exit status."""
+    """Run a rank above 0: execute the commands that rank 0 sends. Return the exit status."""
     worker: LearnerWorker | None = None
     while (frame := ranks.tell())["command"] != "end":
         if frame["command"] == "open":
@@ -121,13 +124,14 @@ def follow(ranks: TrainingRanks) -> int:
 
 
 def _unheard(_: Frame) -> None:
-    """Discard an answer: rank 0 answers the hub."""
+    """Discard an answer of a rank above 0: only rank 0 answers the hub."""
 
 
 def main() -> int:
     """Run the process, and return its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Hosts other than the hub's need it set here. Without it, matrix products on CUDA are not deterministic.
+    # The hub sets this for its own child; on other hosts it is set here. Without it, CUDA matrix products are not
+    # deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not distributed.is_torchelastic_launched():
         return serve(ParentPipe())
@@ -136,7 +140,7 @@ def main() -> int:
     parser.add_argument("--base", type=Path)
     given = parser.parse_args()
     end_with(given.launcher)
-    # Redirect before anything is printed: both streams belong to the hub's protocol, which only rank 0 uses.
+    # Redirect before anything is printed: standard input and output carry the hub's protocol, which only rank 0 uses.
     pipe = ParentPipe() if os.environ["RANK"] == "0" else None
     if pipe is None:
         os.dup2(2, 1)

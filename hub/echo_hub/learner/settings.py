@@ -29,13 +29,13 @@ class LearnerSettings(Section):
     seed: Annotated[int, Field(ge=0)]
     """The run's seed."""
     temperature: Annotated[float, Field(gt=0)]
-    """Sampling temperature of the rollouts, also used for the learner's own log-probabilities."""
+    """Sampling temperature of the rollouts, at which the learner computes its log-probabilities too."""
     max_tokens: Annotated[int, Field(ge=1)]
     """Token limit of a completion, including the stop token."""
     stop_ids: tuple[int, ...]
     """Token ids that end a completion in an evaluation."""
     multi_turn: bool = False
-    """True if prompts of later turns contain sampled tokens."""
+    """True if the prompts of later turns contain tokens sampled in earlier turns."""
     training: TrainingConfig
     """The optimizer and the adapter."""
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -69,27 +69,29 @@ class LearnerSettings(Section):
 
 
 def no_draws() -> NDArray[np.uint64]:
-    """Return an empty array of draws: the draws are unknown."""
+    """Return an empty array of draws, which means that the draws are unknown."""
     return np.empty((0, 3), np.uint64)
 
 
 def no_turn_rewards() -> NDArray[np.float64]:
-    """Return an empty array of turn rewards: turns before the last earned nothing."""
+    """Return an empty array of turn rewards, which means that turns before the last earned nothing."""
     return np.empty(0, np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRollout(RolloutPayload):
-    """All [T] tokens after the prompt: one completion, or the completions of several turns with the answers between.
+    """A rollout for training, with all [T] tokens after the prompt: one completion, or the completions of several turns
+    with the environment's answers between them.
 
     Log-probabilities are 0 at tokens of the environment. `finish_reason` is LENGTH if any turn was cut off at
-    sampling.max_tokens, `sampling_s` the sum over turns; `spans` cover the drawn tokens of all turns, or are empty.
+    sampling.max_tokens, `sampling_s` is the sum over turns. `spans` (which node and version drew which tokens) cover
+    the drawn tokens of all turns, or are empty.
     """
 
     loss_mask: NDArray[np.bool_]
     """[T]; true where the policy drew the token. The last entry is always true."""
     reward: float
-    """NaN if not known yet."""
+    """Reward of the episode; NaN if not known yet."""
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
     """[turns, 3], for each turn in order: seed and index of its draws, and its number of drawn tokens
     (`echo_shared.sampling.draws.uniforms`). With no rows, the draws are unknown and all tokens count as one turn."""
@@ -116,7 +118,7 @@ class TrainingRollout(RolloutPayload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingGroup:
-    """All completions of one prompt; `prompt_ids` [P], P >= 1."""
+    """All completions of one prompt. `prompt_ids` has shape [P], with P at least 1."""
 
     prompt_ids: NDArray[np.int32]
     rollouts: tuple[TrainingRollout, ...]
@@ -124,9 +126,9 @@ class TrainingGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTold:
-    """The learner's report of a step."""
+    """The learner's report of a finished step."""
 
     metrics: Mapping[str, float]
-    """Metrics of `echo_hub.learner.step.screened_step`, and times between steps."""
+    """Metrics of `echo_hub.learner.step.screened_step`, and times that passed between steps."""
     screen: Mapping[str, Any] = field(default_factory=dict)
-    """`echo_hub.learner.screen.Findings.frame`; empty if read from a checkpoint without screens."""
+    """Result of `echo_hub.learner.screen.Findings.frame`; empty if read from a checkpoint that has no screens."""

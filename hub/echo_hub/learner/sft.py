@@ -48,17 +48,17 @@ class SftProgress:
     update: int = 0
     """Number of updates made."""
     heldout_losses: tuple[float, ...] = ()
-    """Before the first epoch and after each one; empty if nothing is held out."""
+    """Held-out loss before the first epoch and after each epoch; empty without held-out examples."""
     training_losses: tuple[float, ...] = ()
-    """Mean loss of each whole epoch's tokens, measured while training on them."""
+    """Mean loss of each finished epoch's tokens, measured while training on them."""
     nats: float = 0.0
-    """Summed loss of the current epoch's tokens."""
+    """Summed loss of the trained tokens in the current epoch, in nats."""
     tokens: int = 0
     """Trained tokens of the current epoch."""
     outliers: int = 0
     """Updates that were not applied, because their gradient norm was an outlier."""
     norms: tuple[float, ...] = ()
-    """Gradient norms of the newest updates."""
+    """Gradient norms of the newest updates, to which the next norm is compared."""
 
     def frame(self) -> dict[str, float]:
         """Return everything except `update` and `norms`, for a checkpoint."""
@@ -92,7 +92,7 @@ class Finetuning:
     """A fine-tuning job. Create it with `open` and call `run`; then `policy` holds the adapter."""
 
     def __init__(self, policy: Policy, settings: LearnerSettings, plan: SftPlan, checkpoints: Path) -> None:
-        """`settings.training` must be the plan's."""
+        """`settings.training` must be the result of `SftPlan.training`."""
         self.policy = policy
         self.progress = SftProgress()
         self._settings = settings
@@ -106,11 +106,12 @@ class Finetuning:
     def open(
         cls, settings: LearnerSettings, plan: SftPlan, checkpoints: Path, *, start_from: Path | None
     ) -> Finetuning:
-        """Load the base, and the newest checkpoint or else the adapter `start_from`; None means a fresh adapter.
+        """Load the base, and then the newest checkpoint; without a checkpoint, the adapter in `start_from`. None means
+        a new adapter.
 
         Raises LearnerError if a file cannot be loaded or does not fit.
         """
-        # Without it, matrix products on CUDA are not deterministic.
+        # Without CUBLAS_WORKSPACE_CONFIG, matrix products on CUDA are not deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         disable_progress_bar()  # Transformers would show a bar while it loads the base.
         if settings.learner.threads:
@@ -186,7 +187,7 @@ class Finetuning:
         loss = accumulate_gradient(self.policy, groups, cut)
         clip = self._settings.training.max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), clip))
-        # Both comparisons are false for NaN, and the second one for infinity.
+        # A NaN norm fails both comparisons, and an infinite norm the second one, so neither is applied.
         is_applied = norm <= limit(self.progress.norms) and norm < float("inf")
         if is_applied:
             self._optimizer.step()
@@ -203,7 +204,7 @@ class Finetuning:
         )
 
     def _measured(self) -> tuple[float, ...]:
-        """Return a tuple with the loss on the held-out examples; empty without held-out examples."""
+        """Return the loss on the held-out examples in a tuple; an empty tuple if no examples are held out."""
         cut = self._cuts.at(self.progress.update + 1)
         assert cut is not None, "a cut exists from the first update on"
         heldout = self._plan.heldout
@@ -248,7 +249,7 @@ def mean_loss(policy: Policy, examples: Sequence[TokenizedDemonstration], cut: C
 
 
 def _groups(examples: Sequence[TokenizedDemonstration], tokens: int) -> list[WeightedGroup]:
-    """Return one group for each example, whose tokens have the weight 1 / `tokens`."""
+    """Return one group for each example. The weight of each of its tokens is 1 / `tokens`."""
     return list(_weighted(examples, 1 / tokens))
 
 

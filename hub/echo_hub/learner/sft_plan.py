@@ -39,7 +39,7 @@ class TokenizedDemonstration(Protocol):
 
 
 class SftSettings(Section):
-    """Length and parameters of fine-tuning."""
+    """Settings of supervised fine-tuning."""
 
     epochs: Annotated[int, Field(ge=1, le=1000)] = 3
     """Times that each example is trained on."""
@@ -96,7 +96,9 @@ def make_plan(examples: Sequence[TokenizedDemonstration], settings: SftSettings)
 
 
 def _held_out(examples: Sequence[TokenizedDemonstration], settings: SftSettings) -> list[bool]:
-    """Return, for each example, True if held out. Hashes of prompts decide, so adding examples keeps most choices."""
+    """Return True for each example that is held out. A hash of its prompt decides, so adding examples keeps most
+    choices.
+    """
     prompts = [derive_seed("sft", settings.seed, example.prompt_ids.tobytes().hex()) for example in examples]
     distinct = sorted(set(prompts))
     out = set(distinct[: math.ceil(settings.heldout * len(distinct))])

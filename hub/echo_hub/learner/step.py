@@ -56,9 +56,9 @@ class StepOutcome:
 
     metrics: dict[str, float]
     screen: Mapping[str, Any]
-    """`screen.Findings.frame`; at rank 0 for all ranks."""
+    """Result of `screen.Findings.frame`; at rank 0 it covers the rollouts of all ranks."""
     history: History
-    """The history for the next step."""
+    """The history that the next step needs."""
 
 
 def train_step(
@@ -69,7 +69,7 @@ def train_step(
     *,
     learner_version: int = 0,
 ) -> dict[str, float]:
-    """Train a step without a history, and return its metrics: see `screened_step`."""
+    """Train a step without history, and return its metrics: see `screened_step`."""
     return screened_step(policy, optimizer, groups, settings, learner_version=learner_version).metrics
 
 
@@ -96,7 +96,7 @@ def screened_step(
     tokens = settings.learner.tokens_at_once
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
     findings = Findings()
-    # The first update's own forward pass already runs at the start of the step.
+    # The first update's own forward pass runs at the start of the step; later updates need an extra pass there.
     early = loss.needs_proximal or step.divides_groups
     proximal = [
         [_at_start(policy, batch, findings) if number and early else None for batch in share]
@@ -144,8 +144,8 @@ def screened_step(
 def smaller(
     ranks: TrainingRanks, groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner_version: int = 0
 ) -> int | None:
-    """Return the micro_batch_tokens that halve the step's largest micro-batches; None if each holds
-    a single rollout.
+    """Return the `micro_batch_tokens` that halves the step's largest micro-batches; None if each holds a single
+    rollout.
     """
     tokens = settings.learner.tokens_at_once
     step = weigh(groups, settings, learner_version=learner_version)
@@ -154,8 +154,9 @@ def smaller(
 
 
 Keep = Callable[[MicroBatch, Tensor, Tensor], Tensor | None]
-"""A function of a micro-batch, the learner's logprobs [N] and the distances of u from their intervals [N]. It
-returns which tokens [N] get a gradient; None means all."""
+"""Selects the tokens of a micro-batch that get a gradient. Arguments: the micro-batch, the learner's logprobs [N], and
+the distances of u from the tokens' intervals [N]. Returns a mask [N]; None means all tokens.
+"""
 
 
 def keep_all(_batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> None:
@@ -171,9 +172,9 @@ def accumulate_gradient(
     scale: float = 1.0,
     keep: Keep = keep_all,
 ) -> Tensor:
-    """Add `scale` times the batch's part of the loss gradient. Return its STATISTICS, on the policy's device.
+    """Add `scale` times the micro-batch's part of the loss gradient. Return its STATISTICS, on the policy's device.
 
-    `proximal_N` are the learner's logprobs at the start of the step; None means that the learner is still there.
+    `proximal_N` are the learner's logprobs at the start of the step; None means that the learner has not changed since.
     """
     batch = batch.to(policy.device)
     reference_N = policy.reference_logprobs(batch) if loss.needs_reference else None
@@ -203,9 +204,11 @@ def _screened_gradient(
     *,
     scale: float,
 ) -> list[Tensor]:
-    """Add the gradient of this rank's micro-batches, without groups that any rank has detected. Return the STATISTICS.
+    """Add the gradient of this rank's micro-batches, without groups that any rank has detected as forged. Return the
+    STATISTICS.
 
-    `proximal` holds results of `_at_start`; micro-batches with one are already screened.
+    `proximal` holds the result of `_at_start` for each micro-batch, or None. Micro-batches with a result are already
+    screened.
     """
     statistics: list[Tensor] = []
     added: list[set[int]] = []
@@ -219,18 +222,20 @@ def _screened_gradient(
         findings.suspects.update(said["suspects"])
     torn = [(number, groups & findings.left_out) for number, groups in enumerate(added)]
     torn = [(number, groups) for number, groups in torn if groups]
-    # Ranks compute layers together: a rank with less to subtract makes empty passes to match.
+    # Ranks compute layers together: a rank with fewer parts to subtract makes empty passes to match the others.
     most = max(said["torn"] for said in policy.ranks.exchange({"torn": len(torn)})) if findings.left_out else 0
     for number, groups in (*torn, *[(0, set[int]())] * (most - len(torn))):
         keep = partial(_only, groups)
         part = accumulate_gradient(policy, share[number], loss, proximal_N=proximal[number], scale=-scale, keep=keep)
-        # The last entry is a maximum, which cannot be subtracted.
+        # Subtract the sums; the last entry is a maximum, which cannot be subtracted.
         statistics.append(torch.cat((-part[:-1], torch.zeros_like(part[-1:]))))
     return statistics
 
 
 def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
-    """Screen the rollouts and add the findings; a `Keep`."""
+    """Screen the micro-batch's rollouts, add the results to `findings`, and keep the tokens of groups not left out; a
+    `Keep`.
+    """
     lengths = np.bincount(batch.rollouts_N.numpy(force=True), minlength=batch.num_rollouts)
     tokens = screen.ScreenedTokens(
         claims_N=batch.behavior_logprobs_N.numpy(force=True),
@@ -247,14 +252,14 @@ def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances
 
 
 def _not_left_out(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
-    """Keep the tokens of groups not left out; a `Keep`."""
+    """Keep the tokens of groups that are not left out; a `Keep`."""
     if findings.left_out.isdisjoint(batch.groups):
         return None
     return _only(set(batch.groups) - findings.left_out, batch, logprobs_N, distances_N)
 
 
 def _only(groups: Collection[int], batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> Tensor:
-    """Keep the tokens of these groups; a `Keep`."""
+    """Keep only the tokens of these groups; a `Keep`."""
     kept_R = torch.tensor([group in groups for group in batch.groups], dtype=torch.bool, device=batch.rollouts_N.device)
     return kept_R[batch.rollouts_N]
 
@@ -267,10 +272,10 @@ def _dominant(
     *,
     left_out: Collection[int],
 ) -> set[int]:
-    """Return the rollouts that dominate an update's gradient, by index. No gradient is left.
+    """Return the indices of the rollouts that dominate an update's gradient. Clears all gradients.
 
-    First take the groups whose own gradient norm is at least half of the largest. From these groups, take rollouts
-    whose norm reaches half of the largest rollout's. Every rank computes all of them.
+    First take the groups whose own gradient norm is at least half of the largest. In these groups, take the rollouts
+    whose norm is at least half of the largest rollout's. Every rank computes all of them.
     """
 
     def norm_of(group: WeightedGroup) -> float:
@@ -314,7 +319,8 @@ def _at_start(policy: Policy, batch: MicroBatch, findings: Findings) -> Tensor:
 def _norm(policy: Policy, settings: TrainingConfig) -> float:
     """Sum the gradients over all ranks, clip them, and return their norm before clipping.
 
-    A norm of 0, as when all rollouts are vetoed, means no update: Adam's momentum would still move the weights.
+    With norm 0, for example if all rollouts are vetoed, callers skip the update: Adam's momentum would still move the
+    weights.
     """
     policy.ranks.add_up(parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None)
     return float(torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.max_grad_norm))

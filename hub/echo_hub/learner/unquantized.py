@@ -20,7 +20,7 @@ BLOCKED: Final = ("bitsandbytes", "scipy")
 
 
 def command(module: str) -> Sequence[str]:
-    """Return the module to run and its arguments, so that `module` runs without these imports."""
+    """Return the arguments after `python -m` that run `module` without these imports."""
     return (__name__, module)
 
 
@@ -29,5 +29,6 @@ if __name__ == "__main__":
     del sys.argv[0]
     with uncollected():
         importlib.import_module(sys.argv[0])
-    del sys.modules[sys.argv[0]]  # Otherwise runpy warns about the loaded module. Its own imports stay loaded.
+    # Otherwise runpy would warn about the loaded module. The module's own imports stay loaded.
+    del sys.modules[sys.argv[0]]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

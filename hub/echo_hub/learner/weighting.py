@@ -41,18 +41,20 @@ from echo_hub.learner.selection import times_trained
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout, no_draws
 
 Times = Sequence[NDArray[np.int64]]
-"""How often each rollout counts, [G] for each group of the step."""
+"""How often each rollout counts: an array [G] for each group of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedRollout:
-    """A rollout with the shapes of `TrainingRollout`; `weight` applies to each of its drawn tokens."""
+    """A rollout as it enters the loss, with the shapes of `TrainingRollout`. `weight` applies to each of its drawn
+    tokens.
+    """
 
     completion_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     behavior_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float64]
-    """[N], one for each drawn token."""
+    """Advantage of each drawn token [N]."""
     weight: float
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
     number: int = 0
@@ -71,22 +73,25 @@ class WeightedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedStep:
-    """The computed rollouts of a whole step. Groups and updates without computed rollouts are left out."""
+    """The rollouts of a step that must be computed. Groups and updates without any are left out."""
 
     updates: tuple[tuple[WeightedGroup, ...], ...]
     """Groups of each optimizer update, in order, with their weights in the whole step's loss."""
     divides_groups: bool
-    """True if rollouts of one group, or one rollout, may be in several updates."""
+    """True if several updates may contain rollouts of one group, or the same rollout."""
     groups_without_advantage: int
-    """Number of groups whose rewards, minus any penalty, are all equal except for rounding. With credit by turn:
-    whose returns from every turn are."""
+    """Number of groups whose rewards (after any penalty) are equal up to rounding; with credit by turn, whose returns
+    are equal in every turn.
+    """
     rollouts_masked: int
     """Number of rollouts left out because they were truncated."""
     rollouts_unselected: int
 
 
 def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner_version: int = 0) -> WeightedStep:
-    """Return the computed rollouts of a step, with advantages and weights; the same for the same `learner_version`."""
+    """Return the rollouts of a step that must be computed, with advantages and weights. Equal inputs give equal
+    results.
+    """
     objective = settings.objective.resolved()
     rewards = [[_rewards(rollout, settings) for rollout in group.rollouts] for group in groups]
     values = turn_advantages(rewards, settings.training, objective.chosen_advantage)
@@ -158,7 +163,7 @@ def _together(sub_batches: Sequence[Times]) -> Times:
 def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
     """Return how often each rollout counts in each update.
 
-    Sub-batches are dealt out in turn. With a single one, groups with computed rollouts are.
+    Several sub-batches are dealt out to the updates in turn. With a single sub-batch, its groups are.
     """
     if len(sub_batches) > 1:
         return [_together(sub_batches[first::updates]) for first in range(min(updates, len(sub_batches)))]
@@ -203,7 +208,7 @@ def _weights(
 def _weighted(
     groups: Sequence[TrainingGroup], values: Sequence[Values], weights: Sequence[NDArray[np.float64]], times: Times
 ) -> tuple[WeightedGroup, ...]:
-    """Return the computed groups of one update; `times` is how often each rollout counts in it."""
+    """Return the groups of one update that must be computed. `times` is how often each rollout counts in the update."""
     found = []
     first = 0
     for number, (group, value, weight, often) in enumerate(zip(groups, values, weights, times, strict=True)):

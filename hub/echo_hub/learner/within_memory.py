@@ -45,7 +45,8 @@ def step_within_memory(
     learner_version: int = 0,
     history: History = NO_HISTORY,
 ) -> StepOutcome:
-    """Run `screened_step` with the step's cut, or with smaller micro-batches, which are then recorded in `cuts`.
+    """Run `screened_step` with the step's memory settings. If memory is too small, try smaller micro-batches and record
+    them in `cuts`.
 
     Raises LearnerError if memory is too small for a single rollout.
     """
@@ -74,12 +75,12 @@ def step_within_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted(Generic[T]):
-    """The result of a computation and the cut that fit into memory."""
+    """A computation's result, and the memory settings that made the computation fit."""
 
     result: T
     cut: ChunkSizes
     halvings: int
-    """Number of restarts."""
+    """Number of times that micro-batches were halved and the computation restarted."""
 
 
 def within_memory(
@@ -92,9 +93,10 @@ def within_memory(
     step: int,
     updates: int = 1,
 ) -> Fitted[T]:
-    """Run `compute` with the step's cut, or with smaller micro-batches, which are then recorded in `cuts`.
+    """Run `compute` with the step's memory settings. If memory is too small, try smaller micro-batches and record them
+    in `cuts`.
 
-    `compute` makes `updates` optimizer updates. `halve` returns the micro_batch_tokens that halve the largest
+    `compute` makes `updates` optimizer updates. `halve` returns the `micro_batch_tokens` that halves the largest
     micro-batches; None if each holds a single rollout. Raises LearnerError if memory is too small for a single rollout.
     """
     cut = cuts.at(step)
@@ -120,7 +122,7 @@ def within_memory(
                     raise
         if not broken_off:
             return Fitted(result=result, cut=cut, halvings=halvings)
-        # Free memory outside the handler: inside it, the traceback still refers to the attempt's tensors.
+        # Free memory outside the handler: inside it, the traceback still refers to the failed attempt's tensors.
         _undo(policy, optimizer, held, fresh=fresh)
         if tokens is None:
             raise LearnerError(
@@ -139,13 +141,13 @@ def _cut(settings: LearnerSettings, cut: ChunkSizes) -> LearnerSettings:
 def _undo(
     policy: Policy, optimizer: torch.optim.Optimizer, held: dict[str, torch.Tensor] | None, *, fresh: bool
 ) -> None:
-    """Restore the state before the attempt, and free its memory."""
+    """Restore policy and optimizer as before the failed attempt, and free the attempt's memory."""
     optimizer.zero_grad(set_to_none=True)
     if held is not None:
         checkpoint.restore(held, policy, optimizer)
     elif fresh:
         optimizer.state.clear()
-    gc.collect()  # The broken-off graph may contain reference cycles.
+    gc.collect()  # The unfinished autograd graph may contain reference cycles.
     if policy.device.type == "cuda":
         torch.cuda.empty_cache()
 

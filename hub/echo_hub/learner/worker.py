@@ -54,7 +54,9 @@ Answer = Callable[[Frame], None]
 
 
 class LearnerWorker:
-    """Executes commands, and holds policy version `policy_version`. Create it with `open`, end it with `close`."""
+    """Executes the hub's commands, and holds policy version `policy_version`. Create it with `open`, end it with
+    `close`.
+    """
 
     def __init__(
         self,
@@ -65,30 +67,32 @@ class LearnerWorker:
         heartbeat: Heartbeat | None,
         tell_disk: Callable[[str], object],
     ) -> None:
-        """`heartbeat` is rank 0's, which the hub receives. `tell_disk` is described in `open`."""
+        """`heartbeat` is the one that rank 0 sends to the hub. `tell_disk` is described in `open`."""
         self._settings = settings
         self._heartbeat = heartbeat
         self._checkpoints = run_dir / "checkpoints"
         self._policy = policy
         self._ranks = policy.ranks
         self._held: dict[int, Frame] = {}
-        """Groups of later steps, by id."""
+        """Groups that the hub has sent for later steps, by group id."""
         self._lock = lock  # Keep a reference: the lock is released when the object is collected.
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
         self._writer = CheckpointWriter()
         self._room = Room(full=tell_disk, over=lambda: tell_disk(""))
         self._unconfirmed: Callable[[], None] | None = None
-        """Writes the last step's results, if the step is computed but not confirmed."""
+        """Writes the results of a computed step that awaits the hub's confirmation; None without such a step."""
         self.failed = False
-        """True if writing has failed; the hub was told."""
+        """True if a write has failed. The hub has been told."""
         self._eval_s = 0.0
-        """Seconds of evaluations since the last step."""
+        """Seconds spent on evaluations since the last step."""
         self._ended: float | None = None
         """Time at which this process finished its last step."""
         self.policy_version = 0
         self.told: Mapping[int, StepTold] = {}
-        """Results of the version's step and the previous step, by step number, if known."""
+        """Results of the step that made this policy version, and of the step before, by step number; empty if
+        unknown.
+        """
         self._history = NO_HISTORY
         self._cuts = Cuts(self._checkpoints)
         kv_cache_bytes = settings.learner.kv_cache_bytes
@@ -143,7 +147,9 @@ class LearnerWorker:
             self._history = History.of_frame(told["history"])
 
     def _take_cuts(self) -> None:
-        """Take the cuts that rank 0 finds in the run directory, or measure the first one."""
+        """Take over the memory settings that rank 0 finds in the run directory. If there are none, choose those of the
+        first step.
+        """
         if self._ranks.rank == 0:
             self._cuts = Cuts.read(self._checkpoints, place=place(self._policy, self._settings.learner))
         self._cuts.take(self._ranks.tell(self._cuts.frame() if self._ranks.rank == 0 else None))
@@ -152,11 +158,13 @@ class LearnerWorker:
             self._cuts.put(step, first_cut(self._policy, self._settings), write=self._policy.device.type == "cuda")
 
     def hold(self, groups: Mapping[int, Frame]) -> None:
-        """Keep groups until a step takes or discards them."""
+        """Keep groups that the hub sends for later steps, until a step trains on them or discards them."""
         self._held.update(groups)
 
     def admitted(self, frame: Frame) -> Frame:
-        """Return the command with everything that other hosts' ranks need. Raises LearnerError if it is refused."""
+        """Check a command. Return it with the data that ranks on other hosts need, such as the contents of groups.
+        Raises LearnerError if it is refused.
+        """
         if frame["command"] in ("train", "begin"):
             return self._admitted_step(frame)
         if frame["command"] == "sample":
@@ -228,7 +236,7 @@ class LearnerWorker:
         self._writer.wait()
 
     def confirm(self, step: int) -> None:
-        """Write the results of a step that was begun; a refused step has none.
+        """Write the results of the computed step that waits for the hub's confirmation. A refused step has none.
 
         Raises the error of an earlier step's write.
         """
@@ -268,7 +276,7 @@ class LearnerWorker:
         self.told = {**before, step: StepTold(metrics=metrics, screen=outcome.screen)}
 
     def _keep(self, export_to: str | None, answer: Answer) -> None:
-        """Start writing the last step's results."""
+        """Start writing the results of the last step on the writer's thread. Does nothing at ranks above 0."""
         if self._ranks.rank:
             return
         step, training, learner = self.policy_version, self._settings.training, self._settings.learner
@@ -288,10 +296,10 @@ class LearnerWorker:
         checkpointed: bool,
         answer: Answer,
     ) -> None:
-        """Write the newest step's results and answer it, on the writer's thread."""
+        """Write the results of a step and answer the hub; runs on the writer's thread."""
         try:
             self._check_finite(state.step, tensors)
-            # Export before the checkpoint: a crash between the two then repeats both step and export.
+            # Export before the checkpoint: if a crash separates the two, the learner repeats step and export.
             if export_to is not None:
                 self._room.until(partial(self._export, tensors, Path(export_to)))
             if checkpointed:
@@ -300,13 +308,13 @@ class LearnerWorker:
                 checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
         except Exception as error:
             self.failed = True
-            answer(frames.failure(error))  # Answer at once: no later command may come that would reveal the error.
+            answer(frames.failure(error))  # Answer at once: there may be no later command that would reveal the error.
             raise
         told = frames.pack_told({state.step: state.told[state.step]})
         answer({"kind": "result", "policy_version": state.step, "told": told})
 
     def _check_finite(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Raise LearnerError if the step's weights are not finite, before anything of it is written."""
+        """Raise LearnerError if the step's weights are not finite. Called before any of its results is written."""
         published = self._policy.published(checkpoint.adapter_in(tensors))
         lost = [name for name, weight in published.items() if not weight.isfinite().all()]
         if lost:
@@ -331,7 +339,7 @@ class LearnerWorker:
     def _evaluate(
         self, groups: Sequence[GroupRequest], adapter: Mapping[str, NDArray[np.float32]] | None, *, greedy: bool
     ) -> Iterator[Frame]:
-        """Sample with the given adapter, or with the base; never with the learner's current weights."""
+        """Sample with the given adapter (None: the bare base model), never with the learner's current weights."""
         if adapter is None:
             held: AbstractContextManager[Any] = self._policy.model.disable_adapter()
         else:

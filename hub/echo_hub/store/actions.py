@@ -1,9 +1,8 @@
-"""Operators' actions in the store: their log, the actions that the running hub must still carry out, and the actions
-that change only the database.
+"""Operators' actions in the store: the action log, pending actions for the running hub, and database-only actions.
 
-Each action is inserted once and gets one outcome. An action that changes only the database is carried out by the
-transaction that inserts it, in the hub or in a command's process. Any other action is inserted with the outcome
-"wanted"; the hub records its final outcome in the same transaction as its effects.
+Each action is inserted once and gets one outcome. The inserting transaction also carries out an action that changes
+only the database, in the hub or in a command's process. Any other action is inserted with the outcome "wanted"; the hub
+records its final outcome in the same transaction as its effects.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def read_action_log(connection: Connection, *, limit: int, before: int | None = 
 
 
 def was_undone(connection: Connection, number: int) -> bool:
-    """Return True if another action that reverses this one is done or wanted."""
+    """Return True if an action that reverses this action is done or pending."""
     of_it = (actions.c.undoes == number, actions.c.outcome != ActionOutcome.REFUSED)
     return connection.execute(select(actions.c.number).where(*of_it)).first() is not None
 

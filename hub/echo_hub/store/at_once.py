@@ -1,7 +1,7 @@
 """Read many rows from SQLite as one JSON value.
 
 SQLite's driver releases and retakes the GIL for each row. In a busy hub each retake waits for other threads: 20,000
-rows then take seconds. PostgreSQL's driver receives all rows at once, so it does not need this.
+rows then take seconds. PostgreSQL's driver receives all rows at once and needs no workaround.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Search rollouts by their properties for an operator, newest leases first. Reads only.
 
 Of a search's conditions, the one that matches the fewest rollouts is looked up in an index ordered by lease. The
-remaining conditions filter at most `LOOKED_AT` rollouts from that index. So the time of a search does not grow with the
-run, but a page may have few rows or none. The next search continues at `Found.before`.
+remaining conditions filter at most `LOOKED_AT` rollouts from that index. So search time stays constant as the run
+grows, but a page may have few rows or none. The next search continues at `Found.before`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Key = tuple[int, int]
 """Lease number and index, which identify a rollout."""
 
 _STORED: Final = tuple(each.name for each in fields(RolloutSummary) if each.name in rollouts.c and each.name != "index")
-"""Fields of `RolloutSummary` that have a column of the same name in `rollouts`."""
+"""`RolloutSummary` fields with an equally named column in `rollouts`."""
 _COLUMNS: Final = (
     rollouts.c.lease_id,
     rollouts.c.index.label("at"),

@@ -79,8 +79,8 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
 
 
 def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> frozenset[str]:
-    """Return the `holders` that already have credit for this step, so that the step is counted once for each. A large
-    step is credited in parts.
+    """Return the `holders` with earlier credit for this step: a large step is credited in parts, but counts once for
+    each holder.
     """
     of_step = select(credit_steps.c.holder).where(credit_steps.c.step == step)
     return frozenset(

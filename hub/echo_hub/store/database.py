@@ -2,8 +2,8 @@
 
 SQLite runs in WAL mode with synchronous=FULL: when a commit returns, it is on disk, so acknowledged data survives a
 power cut if the disk honours syncs. With NORMAL, a power cut could lose the last commits, and the database would be
-behind the learner's checkpoint. The hub commits once for each pass of its coordinator, so the price is one sync a pass.
-PostgreSQL does the same by default (synchronous_commit=on).
+behind the learner's checkpoint. The hub commits once per coordinator pass, which costs one sync. PostgreSQL does the
+same by default (synchronous_commit=on).
 
 A file that a broken disk has damaged is refused when it is opened, not after hours of work. SQLite's quick_check reads
 the structure of every page, at 5 to 6 s a GB from memory (1.3 s for 10^6 rollouts), for `CHECK_S` at most.
@@ -42,7 +42,7 @@ BUSY_TIMEOUT_MS: Final = 5_000
 OLDEST_SQLITE: Final = (3, 33)
 """First SQLite release that supports UPDATE ... FROM, which updates many rows from a list of values."""
 STATEMENTS: Final = 512
-"""Prepared statements that SQLite's driver caches. A statement over many rows has one form for each power of two."""
+"""Prepared statements that SQLite's driver caches. Bulk statements have one form per power of two rows."""
 
 IDLE_TRANSACTION: Final = "60s"
 """PostgreSQL ends a transaction that is idle for this long. Otherwise, after a broken connection, the dead transaction
@@ -55,8 +55,8 @@ LINE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""libpq settings used where the URL sets none: with them, the hub notices within a minute or so that a server vanished
-without closing the connection.
+"""libpq settings used where the URL sets none: with these, the hub notices a silently vanished server within about a
+minute.
 """
 
 CHECK_S: Final = 10.0

@@ -1,5 +1,5 @@
-"""Events of a run in the store. For each kind of event only the newest are kept, so that a frequent kind, or one that
-strangers can cause, displaces no other kind.
+"""Events of a run in the store. Only the newest events of each kind are kept: frequent kinds, or kinds that strangers
+can cause, displace no other kind.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def prepare(engine: Engine) -> None:
 
 @contextmanager
 def surely_committed(connection: Connection) -> Iterator[None]:
-    """Run the block in a transaction, and commit it at the end of the block.
+    """Run the block in a transaction, and commit at the block's end.
 
     Raises the driver's error if nothing was written, and StorageError if it is unknown whether the commit took effect.
     """

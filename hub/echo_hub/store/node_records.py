@@ -22,7 +22,7 @@ ROLLOUTS: Final = 10
 
 
 def read_node_record(connection: Connection, node_id: str) -> NodeRecord | None:
-    """Return a node's record; None if the node never joined and no rollout was leased to it."""
+    """Return a node's record; None for a node that never joined and never held a lease."""
     found = read_leaderboard(connection, only=(node_id,))
     if not found:
         return None
@@ -65,7 +65,7 @@ def _decisions(connection: Connection, node_id: str) -> tuple[TrustDecision, ...
 
 
 def _evidence(stored: Mapping[str, Any] | None) -> CheckEvidence | None:
-    """Return the stored evidence; None if none is stored, or if another release stored it in another form."""
+    """Return the stored evidence; None if there is none, or another release's form."""
     if not stored or set(stored) != set(STORED):
         return None
     draws, claims = stored["draws"], stored["claims"]

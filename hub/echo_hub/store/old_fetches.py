@@ -120,8 +120,8 @@ def arrived_s(connection: Connection, version: int) -> dict[str, float | None]:
 
 
 def _at(connection: Connection, seconds: Select[Any], number: int, percent: int) -> float | None:
-    """Return the percentile of `number` sorted values: the smallest value that at least `percent` % of them do not
-    exceed.
+    """Return a percentile of `number` sorted values: the smallest value with at least `percent` % of the values up to
+    it.
     """
     from_largest = number - -(-percent * number // 100)
     ordered = seconds.order_by(fetches.c.policy_version.desc(), fetches.c.broadcast_s.desc())

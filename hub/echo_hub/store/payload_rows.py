@@ -1,8 +1,8 @@
 """Columns that hold a rollout's tokens, and the conversion between rows and payloads, for the tables `payloads` and
 `kept`.
 
-Columns and conversion follow from the fields of `RolloutPayload`. A field without a default has a column that is never
-NULL. In any other column, NULL stands for the field's default.
+Columns and conversion follow from the fields of `RolloutPayload`. Columns of fields without a default are never NULL.
+In the other columns, NULL stands for the field's default.
 """
 
 from __future__ import annotations

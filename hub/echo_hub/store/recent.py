@@ -29,7 +29,8 @@ class RecentRollout:
     received_at: float | None
     """Time at which the hub received the rollout; None if it has not, or never will."""
     sampling_s: float | None = None
-    """Seconds of sampling as the node reported them; None if the rollout was not received or its tokens were deleted.
+    """Seconds of sampling as the node reported them; None for a rollout that was not received, or whose tokens were
+    deleted.
     """
 
 

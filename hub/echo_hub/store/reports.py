@@ -248,7 +248,7 @@ def _rows_of(connection: Connection, of_nodes: _OfNodes, chosen: Collection[str]
 
 
 def read_num_nodes(connection: Connection) -> NumNodes:
-    """Return how many nodes ever joined, and how many have rollouts that were trained on or evaluated."""
+    """Return the number of nodes that ever joined, and of nodes with trained or evaluated rollouts."""
     known = connection.scalar(select(func.count()).select_from(nodes)) or 0
     of_use = connection.scalar(select(func.count(distinct(tallies.c.node_id))).where(_IS_USEFUL)) or 0
     return NumNodes(known=known, useful=of_use)

@@ -47,12 +47,12 @@ _HELD_UP: Final = "55P03"
 _FINAL: Final = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _GONE: Final = delete(rollouts).where(rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
 FACTS: Final = ("node_id", "state", "drop_reason", "reward", "num_tokens")
-"""Columns of a rollout that must be equal in the database and in the archived copy before the row is deleted."""
+"""Rollout columns that must match between database row and archived copy before a deletion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ripe:
-    """A step whose rollouts may be retired, if those of all earlier steps are."""
+    """A step whose rollouts may be retired together with all earlier steps' rollouts."""
 
     mark: RetiredMark
     num_rollouts: int

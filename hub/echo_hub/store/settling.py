@@ -12,8 +12,8 @@ from echo_hub.store.tables import actions, live_settings
 
 
 def settle(connection: Connection, records: Sequence[ActionSettled], now: float) -> None:
-    """Record outcomes of actions. An action with an outcome keeps it: after a crash the hub may carry out and record it
-    again.
+    """Record outcomes of actions. A recorded outcome stays: after a crash, the hub may carry out the same action a
+    second time.
     """
     for record in records:
         of_it = (actions.c.number == record.number, actions.c.outcome == "wanted")

@@ -60,7 +60,9 @@ class Store:
         self.is_uncounted = False
         """True if a trained step has rollouts that are not counted yet."""
         self._fetched: Mapping[int, reports.FetchSummary] = {}
-        """Fetches of the versions that were asked for last, so that unchanged ones are not read again."""
+        """Fetches of the versions of the last `versions_history`, a cache: fetches are only read again if their number
+        changed.
+        """
         self._forgotten = FetchMark()
         """Point up to which old fetch rows are deleted."""
 
@@ -111,8 +113,8 @@ class Store:
             return command(connection, *args, **kwargs)
 
     def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
-        """Commit the records and events of one pass of the coordinator, all or none. When this method returns, they are
-        on disk.
+        """Commit all records and events of one coordinator pass, or none of them. When this method returns, they are on
+        disk.
         """
         with open_to_write(self.engine) as connection:
             written = write(connection, records, now)

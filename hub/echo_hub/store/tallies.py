@@ -57,7 +57,7 @@ _COUNT: Final = select(
     func.coalesce(func.sum(rollouts.c.num_tokens), 0),
 ).group_by(rollouts.c.node_id)
 LEASES_A_QUERY: Final = 64
-"""Leases in one query, each with up to a group's number of rollouts. A query of this size takes a few milliseconds."""
+"""Leases in one query; each lease holds at most a group's rollouts. A query of this size takes a few milliseconds."""
 
 
 def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> Mapping[str, Mapping[str, int]]:
@@ -183,8 +183,8 @@ def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:
 def main_transport(fetched: Mapping[Source, int]) -> Transport:
     """Return the transport that brought most of a fetch's bytes.
 
-    If any bytes came through shared memory, all did. Pushed and mesh bytes count together: as "broadcast" if other
-    nodes forwarded any of them, else as "inline".
+    If any bytes came through shared memory, all did. Pushed and mesh bytes are added up: "broadcast" if other nodes
+    forwarded any bytes, else "inline".
     """
     if fetched["shared_memory"] > 0:
         return "shared_memory"

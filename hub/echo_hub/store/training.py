@@ -74,7 +74,7 @@ def uncounted_steps(connection: Connection) -> Sequence[int]:
 
 
 def count_trained(connection: Connection) -> Collection[str]:
-    """Mark the rollouts of one more part, of the oldest step that has any, as trained, and add them to the totals.
+    """Mark the next part of the oldest uncounted step's rollouts as trained, and update the totals.
 
     Return the nodes whose totals changed.
     """

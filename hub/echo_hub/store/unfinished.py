@@ -89,8 +89,8 @@ def _open_groups(connection: Connection, planned: Sequence[int]) -> list[Any]:
 
 
 def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, ...]:
-    """Return pass rates of groups: of all groups after the newest planned one, and of the newest `REMEMBERED`
-    up to it.
+    """Return pass rates of groups: all groups after the newest planned group, and the newest `REMEMBERED` groups up to
+    it.
     """
     rated = select(groups.c.group_id, groups.c.prompt, groups.c.pass_rate).where(groups.c.pass_rate.is_not(None))
     newest_first = rated.order_by(groups.c.group_id.desc())

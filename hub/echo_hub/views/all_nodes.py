@@ -1,8 +1,9 @@
-"""Views of all nodes, updated incrementally: with thousands of nodes a page costs next to nothing.
+"""Views of all nodes, updated incrementally, so that a page of thousands of nodes costs next to nothing.
 
-A full reading happens in the background, the less often the longer it takes. For each page the database is read only
-for changed nodes: those that connected, left, were banned or unbanned, hold another number of rollouts, or were written
-by the hub since (`echo_hub.store.touched`). A view is rebuilt only if the node's record or its own report changed.
+A background thread reads all nodes from the database, the less often the longer a reading takes. In between, each page
+reads only changed nodes: those that connected, left, were banned or unbanned, hold another number of rollouts, or were
+written by the hub since (`echo_hub.store.touched`). A view is rebuilt only if the node's record or its own report
+changed.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from echo_hub.views.nodes import ConnectedNode, node_view
 from echo_shared.records.run import NodeTotals
 
 MOST_NODES: Final = 10_000
-"""Nodes known to the pages, in addition to connected ones. New keys are free, and the database keeps every node ever
-seen."""
+"""Largest number of nodes that the pages know in addition to the connected ones. Making a key costs nothing, and the
+database keeps every node ever seen.
+"""
 FRESH_S: Final = 0.2
-"""Seconds for which a reading is reused: pages request nodes and leaderboard one after the other."""
+"""Seconds for which a partial reading is reused, because pages request nodes and leaderboard one after the other."""
 
 
 SEEN_S: Final = 15.0
-"""A connected node's "last seen" is at most twice this old, in seconds: its view is rebuilt by then."""
+"""A connected node's view is rebuilt when it is this old, in seconds, or up to twice as old: "last seen" is then set to
+now.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """All nodes, including every change up to `touched`."""
+    """Result of a full reading: the records of all nodes, including every change numbered up to `touched`."""
 
     rows: Mapping[str, NodeTotals]
     touched: int
@@ -42,7 +46,7 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A view, and the data that it was built from."""
+    """A node's view, and the source data of the view."""
 
     view: NodeView
     row: NodeTotals
@@ -60,9 +64,9 @@ class AllNodes:
         self._whole = _Whole({}, 0)
         """Result of the last full reading."""
         self._rows: dict[str, NodeTotals] = {}
-        """The same, with later partial readings."""
+        """Result of the last full reading, with changed nodes replaced by later partial readings."""
         self._touched = 0
-        """All changes up to this number are included."""
+        """`_rows` includes all changes up to this number of `Touched`."""
         self._under_way: Mapping[str, int] = {}
         self._of: frozenset[str] = frozenset()
         """The nodes connected at the last reading."""
@@ -73,8 +77,8 @@ class AllNodes:
     def fleet(self, connected: Mapping[str, ConnectedNode], leased: Mapping[str, int], *, touched: int) -> FleetView:
         """Return the views of all nodes.
 
-        `leased`: rollouts leased to each node and not yet received. `touched`: `Touched.number`, taken before this
-        reading.
+        `leased` counts the rollouts leased to each node and not yet received. `touched` is `Touched.number`, taken
+        before this call.
         """
         with self._lock:
             changed = self._read_changes(frozenset(connected), touched)
@@ -93,13 +97,13 @@ class AllNodes:
         known = self._here.get(row.node_id)
         if known is not None and known.row is row and known.said == said and now < known.good_until:
             return known
-        # Spread the expiry: views built together should not all be rebuilt together.
+        # Spread the expiry by the node id, so that views built together are not all rebuilt together.
         lasts_s = SEEN_S * (1 + hash(row.node_id) % 8 / 8) if node is not None else float("inf")
         shown = row if node is None else replace(row, last_seen=now)
         return _Made(node_view(shown, node, in_flight=held), row, said, now + lasts_s)
 
     def _let_go(self, changed: Collection[str], here: Mapping[str, NodeView]) -> None:
-        """Rebuild the views of disconnected nodes if any changed."""
+        """Rebuild the views of disconnected nodes without rollouts, if any such node changed."""
         before = self._away.by_id
         is_another = len(before) + len(here) != len(self._rows) or any(node_id in before for node_id in here)
         if is_another or any(node_id not in here for node_id in changed):
@@ -139,7 +143,7 @@ class AllNodes:
         return self._rows if is_new else changed
 
     def _wrongly(self, banned: Collection[str]) -> set[str]:
-        """Return the nodes whose ban is shown wrongly, because another process may have changed it."""
+        """Return the nodes whose ban in `_rows` differs from the database: another process may have changed it."""
         shown = {node_id for node_id, row in self._rows.items() if row.banned_at is not None}
         return (shown ^ set(banned)) & self._rows.keys()
 

@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, ParamSpec, TypeVar
 
 QUICK_S: Final = 0.02
-"""Processor seconds. Callers do quick readings themselves and get a current result."""
+"""Processor seconds up to which a reading counts as quick. A caller then reads by itself and gets a current result."""
 REST: Final = 200.0
-"""Least time between readings, as a multiple of the last one's processor time."""
+"""Shortest time between two readings, as a multiple of the last one's processor time."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,10 +20,10 @@ T = TypeVar("T")
 class ReadBeside(Generic[P, T]):
     """Caches the result of `read`. Thread-safe; only one reading runs at a time.
 
-    Callers wait for the first reading that returns anything but None. The next reading starts at the earliest `every_s`
-    later, and `REST` times the last one's processor time later. If the last one was quick, the next caller does it;
-    else a background thread does it, and callers get the last result meanwhile. An error is raised to the next caller,
-    and the reading is tried again.
+    The first callers wait until a reading returns something other than None. A next reading is due `every_s` after the
+    last one, or `REST` times its processor time if that is longer. A quick reading is done by the caller that finds it
+    due. A slow one is done by a background thread, and callers get the last result meanwhile. An error of the
+    background thread is raised to the next caller, and the reading is tried again.
     """
 
     def __init__(self, read: Callable[P, T], *, every_s: float, name: str) -> None:
@@ -33,12 +33,12 @@ class ReadBeside(Generic[P, T]):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._reading: Future[tuple[T, float]] | None = None
         self._newest: tuple[T, float] | None = None
-        """The result, and the processor time that it took."""
+        """The last result, and the processor seconds that reading it took."""
         self._read_at = 0.0
 
     @property
     def is_quick(self) -> bool:
-        """True if the next due reading is done by the caller."""
+        """Return True if the caller that finds the next reading due will do it itself."""
         return self._newest is not None and self._newest[1] <= QUICK_S
 
     def newest(self, *asked: P.args, **named: P.kwargs) -> T:

@@ -14,11 +14,13 @@ from echo_hub.store.teams import read_team
 from echo_shared.records.credit import Board, BoardQuery, Holder, PublicReceipt, StepShare
 
 LEAST_S: Final = 2.0
-"""Shortest validity of an answer, in seconds."""
+"""Shortest time for which an answer is cached, in seconds."""
 REST: Final = 19.0
-"""Validity as a multiple of the reading time: a constantly repeated question uses at most 1/20 of a thread."""
+"""Time for which an answer is cached, as a multiple of its reading time. Constantly repeated queries then use at most
+1/20 of a thread.
+"""
 MOST_KEPT: Final = 256
-"""Cached answers; searches are unlimited in number."""
+"""Largest number of cached answers. Clients can make any number of different searches."""
 
 _T = TypeVar("_T")
 
@@ -49,7 +51,9 @@ class HubBoard:
         return await self._ask(("shares", holder, width), lambda: self._store.read(read_shares, holder, width))
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
-        """Return one receipt. Not cached: a single row is cheap, and its node wants current data."""
+        """Return one receipt. It is not cached: a single row is cheap, and the node that requests it wants current
+        data.
+        """
         lease_id, _, index = rollout_id.partition("-")
         return await asyncio.to_thread(self._store.read, read_public_receipt, int(lease_id), int(index))
 

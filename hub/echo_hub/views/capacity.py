@@ -38,20 +38,20 @@ from echo_hub.views.pace import RunPace, kinds_of, newest_steps, read_pace
 READ_EVERY_S: Final = 10.0
 
 TARGET: Final = 0.98
-"""Target for the advice: share of time in which the learner does not wait for nodes."""
+"""Share of time in which the learner need not wait for nodes, at which the advice aims."""
 
 USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
 """The default staleness bound of async mode."""
 
 KINDS_ADVISED: Final = 4
-"""Advice covers the most numerous kinds of nodes."""
+"""Number of the most numerous kinds of nodes (engine and device) for which advice is given."""
 
 KINDS_TRIED: Final = 2
-"""If no number of nodes suffices, the reachable utilisation is computed for this many kinds, because that is slow."""
+"""Number of kinds for which the reachable utilisation is computed if no number of nodes suffices. Each takes long."""
 
 
 class CapacityViews:
-    """`read` is thread-safe."""
+    """Caches capacity views. `read` is thread-safe."""
 
     def __init__(self, *, store: Store, started_at: float) -> None:
         self._store = store
@@ -63,9 +63,9 @@ class CapacityViews:
     ) -> CapacityView | None:
         """Return the capacity view; None before the first step.
 
-        `config`: the current settings. `connected`: the nodes that count; None means all recently active ones.
-        `waits_for`: why the learner waits now, one of `learner_time`'s reasons; None if it trains or has nothing left
-        to do.
+        `config` holds the current settings. `connected` are the nodes to count; None means all recently active ones.
+        `waits_for` says why the learner waits now, as one of `learner_time`'s reasons; None if it trains or has nothing
+        left to do.
         """
         return self._views.newest(config, connected, waits_for)
 
@@ -160,7 +160,7 @@ def _what(workload: Workload, nodes: Sequence[NodeClass], advice: Advice, target
 
 
 def _how_far(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass]) -> str:
-    """List changes that help, if none is sufficient by itself."""
+    """List the most helpful changes if no single change is sufficient."""
     pool = Pool.of(nodes)
     ways: list[tuple[float, str]] = []
     for kind in kinds:

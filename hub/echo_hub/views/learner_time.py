@@ -25,20 +25,20 @@ from echo_shared.records.step_figures import EVAL_S, SECONDS
 REASONS: Final = ("rollouts", "hand_off", "evaluation", "down", "start")
 
 NOT_A_HAND_OFF_S: Final = 1.0
-"""A shorter hand-off never counts as downtime: a restart takes longer."""
+"""Seconds. A hand-off shorter than this never counts as downtime, because a restart of the learner takes longer."""
 
 NOT_USUAL: Final = 5.0
-"""A hand-off above this multiple of the usual one counts as downtime."""
+"""A hand-off that takes longer than this multiple of the usual one counts as downtime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerTime:
-    """Shares of the window, 0..1, with a sum of 1."""
+    """How the learner spent the measured time: shares in 0..1 that sum to 1."""
 
     window_s: float
     training: float
     idle: Mapping[str, float]
-    """By reason; contains all of `REASONS`."""
+    """Share of time without training, by reason; contains every one of `REASONS`."""
 
     @property
     def idle_share(self) -> float:
@@ -60,10 +60,10 @@ def usual_hand_off_s(steps: Sequence[StepRecord]) -> float:
 def learner_time(
     steps: Sequence[StepRecord], *, started_at: float, waits_since: tuple[str, float, float] | None = None
 ) -> LearnerTime | None:
-    """Return the shares over `steps`, in order, from the end of the first one; None if nothing is known.
+    """Return the shares of time over `steps`, which are in order; None if nothing is known.
 
-    If the first one is the run's first step, time counts from the run's start. `waits_since`: (reason, since, until) of
-    the learner's idle time after the last step.
+    Time counts from the end of the first of the steps; if that is the run's first step, from the run's start.
+    `waits_since` describes idle time after the last step: (reason, since, until).
     """
     seconds, training_s = dict.fromkeys(REASONS, 0.0), 0.0
     usual = usual_hand_off_s(steps)

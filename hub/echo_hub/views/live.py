@@ -1,4 +1,4 @@
-"""The run's current settings: config.toml with the operators' later changes."""
+"""The run's current settings: config.toml, changed by the operators' later actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echo_hub.core.settings import CoordinatorSettings
 
 
 def with_live(config: HubConfig, settings: CoordinatorSettings) -> HubConfig:
-    """Return `config` with the coordinator's current values."""
+    """Return `config` with the current values of the settings that the coordinator holds."""
     training = {
         "max_staleness": settings.max_staleness,
         "publish_every": settings.interval,

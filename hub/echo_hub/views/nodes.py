@@ -9,7 +9,7 @@ from echo_shared.records.run import NodeTotals
 
 
 class ConnectedNode(Protocol):
-    """What a connected node last said of itself: `echo_hub.net.live_nodes.LiveNode`."""
+    """The latest report of a connected node about itself, as in `echo_hub.net.live_nodes.LiveNode`."""
 
     activity: str
     capacity: int
@@ -22,7 +22,7 @@ class ConnectedNode(Protocol):
 
 
 def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int) -> NodeView:
-    """Return the view of one node; `said` is None if it is disconnected."""
+    """Return the view of one node. `said` is its latest report, or None if it is disconnected."""
     return NodeView(
         totals=totals,
         connected=said is not None,

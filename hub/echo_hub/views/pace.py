@@ -40,33 +40,37 @@ STEPS_READ: Final = 64
 ROLLOUTS_READ: Final = 20_000
 VERSIONS_READ: Final = 16
 VERSIONS_COUNTED: Final = 4
-"""Versions used, among those that have arrived anywhere. Over a slow link several are in transit at a time."""
+"""Number of newest versions to use, among those that have arrived at any node. Over a slow link, several versions are
+in transit at a time.
+"""
 
 _Lease = tuple[float, float, float]
-"""(leased at, sampling began at, received at) of a rollout."""
+"""Times of one rollout: (leased, sampling began, received)."""
 
 SLOW: Final = 0.9
-"""Quantile that defines latency."""
+"""A node's latency is this quantile of its rollouts' times from lease to receipt."""
 
 LATE: Final = 0.95
-"""Quantile of nodes holding a version at which it counts as disseminated."""
+"""Share of nodes that must hold a version before the version counts as disseminated."""
 
 BUSY: Final = 0.75
-"""A node that holds fewer rollouts than this multiple of its median concurrency could use more work."""
+"""Share of its median concurrency below which a node counts as lacking work. Such moments do not count for its
+throughput.
+"""
 
 TRUSTED: Final = 2.0
 """Cap on a node's self-reported throughput, as a multiple of what the hub measured."""
 
 LEAST_ROLLOUTS: Final = 3
-"""A node with fewer recent rollouts is assumed to be like others of its kind."""
+"""A node with fewer recent rollouts than this gets the throughput of nodes of the same kind."""
 
 WASTED: Final = (DropReason.NO_ADVANTAGE, DropReason.INVALID, DropReason.SCORER_FAILED)
-"""Reasons for which received rollouts are not trained, regardless of the number of nodes."""
+"""Drop reasons of received rollouts that depend on the rollouts alone: more nodes would not reduce them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPace:
-    """Measured demand of the learner and supply of the nodes."""
+    """What the learner consumes and what the nodes supply, as measured."""
 
     workload: Workload
     nodes: tuple[NodeClass, ...]
@@ -76,7 +80,7 @@ class RunPace:
 
 
 def newest_steps(store: Store) -> list[StepRecord]:
-    """Return the newest trained steps, in order."""
+    """Return the newest trained steps, at most `STEPS_READ`, in order."""
     newest = store.read(read_newest_step)
     return store.read(read_steps, newest.step - STEPS_READ, STEPS_READ) if newest else []
 
@@ -140,11 +144,11 @@ def _workload(config: HubConfig, steps: Sequence[StepRecord], spreads: Sequence[
 
 
 def broadcast_s(spreads: Sequence[Spread]) -> float:
-    """Return how long a version takes to reach nearly all nodes; the median over versions, 0 if unknown.
+    """Return how many seconds a version takes to reach nearly all nodes: the median over versions, 0 if unknown.
 
-    Time counts from the end of training, or from a later arrival of the previous version. `spreads`: newest first;
-    versions that arrived nowhere are ignored. Newest and oldest are skipped if others exist: one may be in transit, the
-    other has no known predecessor.
+    A version's time counts from the end of its training, or from the arrival of the previous version if that is later.
+    `spreads` are given newest first; versions that arrived at no node are ignored. The newest and the oldest are
+    skipped if there are others: the newest may be in transit, and the oldest has no known predecessor.
     """
     took: list[float] = []
     free_at = float("-inf")
@@ -159,10 +163,10 @@ def broadcast_s(spreads: Sequence[Spread]) -> float:
 
 
 def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broadcast_s: float) -> list[_Lease]:
-    """Return the leases as if they began when their version arrived.
+    """Return the leases as if each began when its version arrived at the node.
 
-    In sequential mode leases are issued while their version is still in transit, which is dissemination time, not the
-    node's. `trained_at`: when each version was trained, in order.
+    In sequential mode, work is leased while its version is still in transit; that time belongs to the dissemination,
+    not to the node. `trained_at` lists when each version was trained, in order.
     """
     there = []
     for begin, drawn_from, end in leases:
@@ -173,7 +177,7 @@ def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broad
 
 
 def _share_wasted(steps: Sequence[StepRecord]) -> float:
-    """Return rollouts that no step could use, divided by trained rollouts."""
+    """Return the number of received rollouts that no step could use, divided by the number of trained rollouts."""
     first, last = steps[0], steps[-1]
     trained = sum(step.num_rollouts for step in steps[1:])
     wasted = sum(last.dropped.get(reason, 0) - first.dropped.get(reason, 0) for reason in WASTED)
@@ -181,13 +185,14 @@ def _share_wasted(steps: Sequence[StepRecord]) -> float:
 
 
 def _settled_at(steps: Sequence[StepRecord]) -> float:
-    """Return the time since which engines are warm: leases before the run's first step are ignored if there are later
-    ones."""
+    """Return the time from which leases count. Leases before the end of the run's first step are ignored if there are
+    later ones, because engines were still starting.
+    """
     return steps[0].trained_at if steps[0].step == 1 and len(steps) > 2 else float("-inf")
 
 
 def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list[_Lease]]:
-    """Return the received rollouts of each node that were leased since that time."""
+    """Return the received rollouts of each node that were leased at time `since` or later."""
     work: dict[str, list[_Lease]] = defaultdict(list)
     for rollout in recent:
         if rollout.received_at is not None and rollout.leased_at >= since:
@@ -200,7 +205,7 @@ def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list
 def _nodes(
     work: Mapping[str, Sequence[_Lease]], said: Mapping[str, NodeKind], counted: Collection[str]
 ) -> list[tuple[str, NodeClass]]:
-    """Return each counted node's class, with its id."""
+    """Return the measured class of each node in `counted`, with the node's id."""
     measured, scarce = {}, defaultdict(list)
     for node_id, leases in work.items():
         kind = _kind(node_id, said)
@@ -208,7 +213,7 @@ def _nodes(
             measured[node_id] = node
         else:
             scarce[kind].append(leases)
-    # In a large fleet no single node of a kind may have returned enough.
+    # In a large fleet, each node may have returned too few rollouts. Then measure all nodes of a kind together.
     together = (_node(kind, of_nodes) for kind, of_nodes in scarce.items())
     alike = {node.name: node for node in together if node} | {node.name: node for node in kinds_of(measured.values())}
     nodes = []
@@ -227,7 +232,9 @@ def cost_per_hour(settings: CostConfig, said: NodeKind | None) -> float:
 
 
 def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
-    """Return the mean throughput of these nodes; None if their leases took no time."""
+    """Return a node's throughput and latency, measured as the mean over these nodes; None if their leases
+    took no time.
+    """
     took = sorted(end - begin for leases in of_nodes for begin, _, end in leases)
     held_s = sum(busy_seconds((begin, end) for begin, _, end in leases) for leases in of_nodes)
     if not held_s:
@@ -240,7 +247,9 @@ def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
 def busy_rate(leases: Iterable[_Lease]) -> float:
     """Return the node's rollouts per second while it had enough work; 0 if none took any time."""
     changes: list[tuple[float, int, int, float]] = []
-    """(time, change of held rollouts, change of concurrently sampled ones, change of rate)."""
+    """One entry for each change: (time, change of held rollouts, change of rollouts sampled concurrently, change of
+    rate).
+    """
     for begin, drawn_from, end in leases:
         faster = 1 / (end - drawn_from) if end > drawn_from else 0.0
         changes += [(begin, 1, 0, 0.0), (drawn_from, 0, 1, faster), (end, -1, -1, -faster)]
@@ -260,7 +269,7 @@ def busy_rate(leases: Iterable[_Lease]) -> float:
 
 
 def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
-    """Nodes with the same engine and device are of one kind."""
+    """Return the name of a node's kind: nodes with the same engine and device are of one kind."""
     if node_id == HUB_NODE_ID:
         return "the hub itself"
     kind = said.get(node_id)

@@ -27,14 +27,15 @@ WINDOW_S: Final = 30.0
 
 
 class Rate:
-    """Rate of a counter, measured between readings."""
+    """Rate of a counter that is read from time to time."""
 
     def __init__(self, now: float) -> None:
         self._seen: deque[tuple[float, int]] = deque([(now, 0)])
 
     def per_s(self, number: int, now: float) -> float:
-        """Return the rate since the oldest reading within `WINDOW_S`, or since the previous reading if that is
-        older."""
+        """Return the rate a second since the oldest reading within `WINDOW_S`; with no other reading in that time,
+        since the previous one.
+        """
         self._seen.append((now, number))
         while len(self._seen) > 2 and self._seen[0][0] < now - WINDOW_S:
             self._seen.popleft()
@@ -43,7 +44,7 @@ class Rate:
 
 
 class HubPages:
-    """The hub's `PagesSource`. Momentary state is read on the event loop, the database on a thread."""
+    """The hub's `PagesSource`. It reads momentary state on the event loop, and the database on a thread."""
 
     def __init__(
         self,
@@ -83,7 +84,9 @@ class HubPages:
         return partial(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
 
     def _reading_of_nodes(self, moment: Moment) -> Callable[[], FleetView]:
-        """Copy the coordinator's leases on the event loop, because they change while a thread reads."""
+        """Copy the coordinator's leases now, on the event loop, and return the function to call on a thread. Without a
+        copy, the leases would change while the thread reads them.
+        """
         leased, touched = dict(moment.status.leased_by_node), self._store.touched.number
         return partial(self._all_nodes.fleet, dict(self._nodes), leased, touched=touched)
 

@@ -23,7 +23,7 @@ STEPS_READ: Final = 32
 
 
 class RecentWorkViews:
-    """`read` is thread-safe."""
+    """Caches views of recent work. `read` is thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -53,7 +53,7 @@ def work_view(lengths: Iterable[LengthCount], ages: Iterable[BatchAges]) -> Work
 
 
 def _lengths(outcome: str, tokens: list[int]) -> LengthsView:
-    """`tokens`: ascending, at least one."""
+    """Return the lengths' statistics. `tokens` is ascending and not empty."""
     return LengthsView(
         outcome=outcome,
         rollouts=len(tokens),

@@ -41,7 +41,7 @@ from echo_shared.records.health import Health
 from echo_shared.records.run import EventFilter
 
 EVENTS_KEPT: Final = 50
-"""Newest events shown, of all kinds."""
+"""Number of newest events shown, over all kinds."""
 LEARNER_IS_DOWN: Final = (
     "The learner process has died and is being restarted. If it dies again, `echo-hub log RUN` says why."
 )
@@ -99,7 +99,7 @@ DETAILS: Final = {
     Doing.EVALUATING: "evaluating",
     Doing.FINISHED: "",
 }
-"""The run's present activity in words; "" when it is over."""
+"""What the run does now, in words, by its `Doing`; "" once it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +111,15 @@ class Moment:
     num_received: int
     """Rollouts received since the hub's start."""
     rollouts_gone_on: int
-    """Received rollouts that continued an earlier unfinished one, since the hub's start."""
+    """Rollouts received since the hub's start that resumed an unfinished rollout."""
     tokens_saved: int
-    """Tokens of those that did not have to be sampled again."""
+    """Tokens that resumed rollouts kept instead of sampling them again."""
     learner_is_starting: bool
-    """True during the first start, before anything can be trained."""
+    """True while the learner starts for the first time, before anything can be trained."""
     learner_is_down: bool
     """True while a dead learner is being restarted."""
     last_is_published: bool
-    """True if nothing is leased for training any more."""
+    """True after the run's last version is published: no more training work is leased."""
     finished: bool
     """True if the run is over."""
     join_command: str
@@ -129,25 +129,25 @@ class Moment:
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Refusals since the hub's start, by kind and reason."""
     judges_away: Mapping[str, str] = field(default_factory=dict)
-    """Reasons by name, for judges that stay unavailable."""
+    """Judges that stay unavailable: the reason, by the judge's name."""
     scoring_away: str = ""
-    """Why scoring waits for processes; "" if it does not."""
+    """Why scoring waits for its processes; "" if it does not wait."""
     verifier_away: str = ""
-    """Why verifying waits, likewise."""
+    """Why verifying waits for its process; "" if it does not wait."""
     evaluator_away: str = ""
-    """Why evaluating waits, likewise."""
+    """Why evaluating waits for its process; "" if it does not wait."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Questions to each judge since the hub's start."""
+    """Counts of requests to each judge since the hub's start."""
     needs_nodes: bool = True
-    """False if the hub samples for itself."""
+    """True if the run needs nodes; False if the hub samples by itself."""
     lacks_room: str = ""
     """The disk-full message if a writer is waiting, else ""."""
     lacks_database: str = ""
     """The database-unavailable message if a writer is waiting, else ""."""
     watched: tuple[RunProblem, ...] = ()
-    """The current problems among those watched for."""
+    """Problems that the hub's monitoring finds now."""
     sinks: tuple[str, ...] = ()
-    """Errors of metric sinks; the run continues without them."""
+    """Errors of metric sinks, such as TensorBoard. The run continues without them."""
 
 
 class Siblings(Protocol):
@@ -158,13 +158,13 @@ class Siblings(Protocol):
 
 
 class MomentSource(Protocol):
-    """Returns what the hub knows now: `echo_hub.oversight.moments`."""
+    """Supplies the hub's momentary state: `echo_hub.oversight.moments`."""
 
     def now(self) -> Moment: ...
 
 
 class RunViews:
-    """Builds `RunView` from the database and a moment. `read` is thread-safe."""
+    """Builds `RunView` from the database and a `Moment`. `read` is thread-safe."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class RunViews:
         work."""
         status, distribution = moment.status, moment.distribution
         config = with_live(self._config, status.settings) if status.settings else self._config
-        # The coordinator may be ahead: its newest step may not be committed yet.
+        # Read the database, not the coordinator: its newest step may not be committed yet.
         newest = self._store.read(read_newest_step)
         warnings = alarms(newest)
         warnings += noticed(moment, is_told=bool(warnings))
@@ -299,7 +299,7 @@ def problems(moment: Moment) -> tuple[str, ...]:
 
 
 def broken_now(moment: Moment) -> dict[ProblemKind, str]:
-    """Return what the hub cannot work without and lacks now."""
+    """Return the things without which the hub cannot work and that it lacks now, each with a text."""
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
     away = " ".join(moment.lacks_database.split())
@@ -319,7 +319,7 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
-    """Return the watched kinds that `broken_now` already reports, exactly while they last."""
+    """Return the kinds of monitored problems that `broken_now` reports too, for exactly as long as they last."""
     always = (
         ProblemKind.LEARNER_DOWN,
         ProblemKind.DISK_FULL,
@@ -333,7 +333,7 @@ def _beside(moment: Moment) -> set[ProblemKind]:
 
 
 def common_faults(moment: Moment) -> tuple[str, ...]:
-    """Return faults shared by too many nodes to be caused by the nodes."""
+    """Return faults that too many nodes share to be caused by the nodes themselves."""
     trust = moment.status.trust
     return (
         *(COMMON_FAULT.format(what=what) for what in trust.suspended),
@@ -342,7 +342,7 @@ def common_faults(moment: Moment) -> tuple[str, ...]:
 
 
 def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
-    """Return faults that do not stop the run."""
+    """Return faults in spite of which the run continues, each with a text."""
     status = moment.status
     withdrawn = (VERSION_IS_WITHDRAWN.format(version=one, reason=why) for one, why in sorted(status.withdrawn.items()))
     lagging = (NODE_LAGS.format(node_id=node_id, what=what) for node_id, what in status.trust.lagging)
@@ -351,9 +351,8 @@ def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
 
 
 def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:
-    """Return the texts of watched problems that are reported nowhere else.
-
-    `is_told`: the newest step's alarms are shown already.
+    """Return the texts of monitored problems that are reported nowhere else. `is_told` means that the newest step's
+    alarms are shown already.
     """
     told = {ProblemKind.COMMON_FAULT, *([ProblemKind.ATTACK] if is_told else []), *_beside(moment)}
     return tuple(problem.text for problem in moment.watched if problem.kind not in told)
@@ -365,7 +364,7 @@ def lacks_nodes(moment: Moment) -> bool:
 
 
 def health(moment: Moment) -> Health:
-    """Return the hub's health, using only memory."""
+    """Return the hub's health from memory alone."""
     return health_of(
         is_finished=moment.finished,
         is_starting=moment.learner_is_starting,
@@ -376,7 +375,7 @@ def health(moment: Moment) -> Health:
 
 
 def waits_for(moment: Moment) -> str | None:
-    """Return why the learner waits, one of `learner_time`'s reasons; None if it trains or has nothing left to do."""
+    """Return why the learner waits, as one of `learner_time`'s reasons; None if it trains or has nothing left to do."""
     if moment.finished or moment.last_is_published:
         return None
     if moment.learner_is_down or moment.learner_is_starting:
@@ -385,7 +384,7 @@ def waits_for(moment: Moment) -> str | None:
 
 
 def doing(moment: Moment) -> Doing:
-    """Return the run's present activity; of several, the one that must end first."""
+    """Return the run's current activity. If several states apply, return the state that must end first."""
     if moment.finished:
         return Doing.FINISHED
     if moment.learner_is_starting:

@@ -16,7 +16,7 @@ SIZES_KEPT: Final = 1_024
 
 
 class VersionViews:
-    """Reads the database and, once per version, the size of its adapter."""
+    """Reads versions from the database, and the size of each version's adapter once."""
 
     def __init__(self, store: Store, directory: RunDirectory) -> None:
         self._store = store

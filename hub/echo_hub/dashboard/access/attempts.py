@@ -1,4 +1,4 @@
-"""Rate limit for password attempts from one address: a burst, then one at a time."""
+"""Rate limit for password attempts from one address: a burst of attempts, then one every `EVERY_S` seconds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 
 BURST: Final = 5
 EVERY_S: Final = 20.0
-"""Seconds until one more attempt is allowed."""
+"""Seconds after which an address gains one more attempt."""
 MOST_PLACES: Final = 10_000
-"""Addresses remembered; beyond it, the address with the oldest last attempt is forgotten."""
+"""Largest number of addresses remembered. Beyond it, the address whose last attempt is oldest is forgotten."""
 
 
 class Attempts:
-    """A token bucket for each place, the key that counts as one address. `clock` returns seconds from any origin."""
+    """A token bucket for each address key. `clock` returns seconds from any origin."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -34,5 +34,5 @@ class Attempts:
         return max(wait_s, 0.0)
 
     def forget(self, place: str) -> None:
-        """Reset the limit of an address after a successful login."""
+        """Give an address its full burst again, after a successful login."""
         self._free_at.pop(place, None)

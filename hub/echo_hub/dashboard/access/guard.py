@@ -35,40 +35,40 @@ PUBLIC: Final = frozenset(
     {
         "/leaderboard",
         "/teams",
-        "/nodes/{node}",  # Named by a prefix of the node's id; shows only credited work.
+        "/nodes/{node}",  # The node is named by a prefix of its id; only credited work is shown.
         "/nodes/{node}/picture.png",
         "/teams/{team}",
         "/teams/{team}/picture.png",
-        "/receipts",  # Shows what the node is told about its rollout, without the tokens.
+        "/receipts",  # Shows the node's own receipt of the rollout, without tokens.
         "/about",
         "/api/v1/leaderboard",
         "/api/v1/leaderboard/nodes/{node}",
         "/api/v1/leaderboard/teams/{team}",
         "/api/v1/teams",
         "/api/v1/receipts/{rollout}",
-        "/api/v1/events",  # Its events tell no more than the leaderboard.
+        "/api/v1/events",  # Its events reveal no more than the leaderboard.
         "/healthz",
-        "/readyz",  # Strangers get one word.
+        "/readyz",  # Strangers get only the status word.
         "/static/{name}",
         "/login",
-        "/node",  # Nodes authenticate here and at the next three routes.
+        "/node",  # Nodes authenticate in the protocol of this route and the next three.
         "/node/receipts",
         "/node/certificate",
         "/node/team",
         "/announce/{passkey}",
         "/artefacts/{passkey}/{carrier}/{path}",
-        "/install.sh",  # Not found unless the operator set server.install_from; so are the next two.
+        "/install.sh",  # Like the next two routes: "not found" unless the operator set server.install_from.
         "/install.ps1",
         "/install/{sha256}/{name}",
     }
 )
-"""Routes open to everybody. All other routes, including new ones, need the operator."""
+"""Routes that need no authentication. All other routes, including new ones, require the operator."""
 
 KEY: Final = "page_key"
 TOKEN: Final = "hub_token"
-"""Form fields."""
+"""Name of the form field that holds the hub's token."""
 _OPEN_TO_SESSIONS: Final = "/logout"
-"""A session may end itself without the key."""
+"""Route that a session may call without its key: ending itself does no harm."""
 NOT_OWN_PAGE: Final = (
     "This form is not from a page of this hub. Open the hub's own page and try again. Behind a proxy that speaks TLS,"
     " name the proxy in server.trusted_proxies and have it pass on Host and X-Forwarded-Proto."
@@ -82,7 +82,7 @@ _ACTOR: Final = web.RequestKey("actor", Actor)
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = "Bearer "
 _CREDENTIALS_S: Final = 1.0
-"""Seconds between checks for a changed password."""
+"""Seconds between checks whether the password file has changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Visits:
     """Facts of a request that depend on the hub's settings: its source and whether it came over TLS."""
 
     place: Callable[[web.Request], str]
-    """Key of the source; requests with equal keys count as one address."""
+    """Returns a key of the request's origin. Requests with equal keys count as one address in all limits."""
     is_https: Callable[[web.Request], bool]
     address: Callable[[web.Request], str] = lambda _: ""
     """Address at which the request reached the hub, for links; empty if the request does not tell."""
@@ -159,7 +159,8 @@ class Guard:
             return site is not None
         try:
             sent_from = urlsplit(origin)
-            # The browser has compared the schemes. The hub cannot: a proxy may terminate TLS without telling it.
+            # The browser has already compared the schemes. The hub cannot: a proxy may terminate TLS without telling
+            # the hub.
             if site is not None:
                 return sent_from.netloc == request.host
             scheme = "https" if self.visits.is_https(request) else "http"
@@ -190,8 +191,9 @@ class Guard:
         return self._sessions.find(request.cookies.get(self._cookie(request), ""))
 
     def begin_session(self, request: web.Request) -> web.Response:
-        """Return the response that logs in."""
-        # Check first, or the next check would end this session with those of the old password.
+        """Begin a session, and return the response that sets its cookie."""
+        # Notice a new password before the session begins: otherwise the next check would end it with the older
+        # sessions.
         self._heed_new_password()
         session = self._sessions.begin()
         response = see_other(f"/#key={session.key}")
@@ -207,7 +209,7 @@ class Guard:
         return response
 
     def end_session(self, request: web.Request) -> web.Response:
-        """Return the response that logs out."""
+        """End the request's session, and return the response that deletes its cookie."""
         if (session := self.session(request)) is not None:
             self._sessions.end(session.session_id)
         response = see_other("/login")

@@ -21,11 +21,13 @@ from echo_shared.errors import RemoteProtocolError
 log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 8_192
-"""Largest login form; it comes from strangers."""
+"""Largest accepted login form in bytes. Anyone may send one."""
 BODY_S: Final = 10.0
-"""Time limit for receiving the form."""
+"""Seconds within which a login form must be received."""
 PAGES_KEPT: Final = 256
-"""Rendered pages kept, since guessing clients request them hundreds of times a second. Few variants exist."""
+"""Number of rendered login pages kept. Clients that guess passwords request them hundreds of times a second, in few
+variants.
+"""
 
 
 class LoginPage:
@@ -75,7 +77,9 @@ class LoginPage:
 
 
 async def _secret_of(request: web.Request) -> str:
-    """Return the secret in a login form. Raises ValueError for another form, TimeoutError if it arrives too slowly."""
+    """Return the secret in a login form. Raises ValueError for any other form, and TimeoutError if the form arrives too
+    slowly.
+    """
     length = request.content_length
     if request.content_type != "application/x-www-form-urlencoded" or length is None or length > MOST_BYTES:
         raise ValueError("no form of this page")

@@ -11,7 +11,7 @@ from typing import Final
 _SECRET_BYTES: Final = 32
 LIFE_S: Final = 7 * 86_400.0
 MOST: Final = 64
-"""Sessions at once; a further one ends the oldest."""
+"""Largest number of open sessions. A further session ends the oldest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

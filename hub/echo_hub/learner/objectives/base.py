@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO: Final = 20.0
-"""Cap of log r. It prevents overflow in float32 if the learner finds a token far likelier than its sampler did."""
+"""Cap of the log-ratio. It prevents overflow in float32 if the learner finds a token far likelier than its
+sampler did.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class ObjectiveTokens:
     old_logprobs_N: Tensor
     """Denominator of the ratio: the behaviour or the proximal policy, by `objective.old_policy`."""
     proximal_logprobs_N: Tensor
-    """The learner's logprobs at the start of the step."""
+    """The learner's logprobs at the start of the step, before its first update."""
     behavior_logprobs_N: Tensor
     advantages_N: Tensor
     rollouts_N: Tensor
@@ -38,8 +40,8 @@ class ObjectiveTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLosses:
-    """`losses_N` before weighting. `clipped_N` (bool) is true where the objective removes or bounds the token's
-    gradient.
+    """Losses of N tokens. `losses_N` are not weighted yet. `clipped_N` (bool) is true where the objective removes or
+    bounds the token's gradient.
     """
 
     losses_N: Tensor
@@ -54,23 +56,23 @@ class Objective(Protocol):
 
 
 def ratio(numerator_logprobs_N: Tensor, denominator_logprobs_N: Tensor) -> Tensor:
-    """Return exp of the difference, which is capped at MAX_LOG_RATIO."""
+    """Return the ratio of two probabilities, from their logarithms. Its logarithm is capped at MAX_LOG_RATIO."""
     return (numerator_logprobs_N - denominator_logprobs_N).clamp(max=MAX_LOG_RATIO).exp()
 
 
 def rollout_means(values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
-    """Return, at each token, the mean over its rollout's tokens [N]."""
+    """Return, for each token, the mean of the values over all tokens of its rollout [N]."""
     return _of_rollouts(Tensor.mean, values_N, tokens)
 
 
 def rollout_sums(values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
-    """Return, at each token, the sum over its rollout's tokens [N]."""
+    """Return, for each token, the sum of the values over all tokens of its rollout [N]."""
     return _of_rollouts(Tensor.sum, values_N, tokens)
 
 
 def _of_rollouts(reduce: Callable[[Tensor], Tensor], values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
     lengths = torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist()
-    # Reduce each rollout separately: index_add has no fixed order on CUDA, and clipping depends on rounding.
+    # Reduce each rollout separately: index_add has no fixed order on CUDA, and rounding can decide what is clipped.
     return torch.cat([reduce(part).expand_as(part) for part in values_N.split(lengths)])
 
 

@@ -52,7 +52,9 @@ MAX_KL_LOG_RATIO: Final = 3.0
 
 
 class StepLoss:
-    """The stateless loss of one step. `entropy_coefficient` is its α; None means the settings' value."""
+    """The loss of one step. `entropy_coefficient` is the step's entropy weight α; None means the value in the
+    settings.
+    """
 
     def __init__(self, settings: ObjectiveConfig, *, entropy_coefficient: float | None = None) -> None:
         self._settings = settings

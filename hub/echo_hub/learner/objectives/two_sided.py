@@ -25,7 +25,7 @@ class TwoSided:
 
     def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
-        # Apply min(r, δ) in both terms: δ exceeds 1 + ε_high, so the clipped term does not change.
+        # min(r, δ) may stand in both terms: δ exceeds 1 + ε_high, so the clipped term stays the same.
         result = clipped_losses(
             ratio_N.clamp(max=self.cap), tokens.advantages_N, low=self.clip_low, high=self.clip_high
         )
