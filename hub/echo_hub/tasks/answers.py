@@ -1,4 +1,4 @@
-"""Finds the answer within a completion."""
+"""Find the answer within a completion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSURE: Final = re.compile(
 _WRAPPERS: Final = (("**", "**"), ("*", "*"), ("`", "`"), ("$", "$"), ("\\(", "\\)"), ("\\boxed{", "}"), ('"', '"'))
 _MOST_WRAPPED: Final = 4
 _SENTENCE_CHARACTERS: Final = 300
-"""Length of text before an announcement that is searched for words of doubt."""
+"""Number of characters before an announcement such as "the answer is" that are searched for words of doubt."""
 
 
 def tagged_answer(completion: str) -> str | None:

@@ -29,7 +29,7 @@ class ArithmeticOptions(TaskOptions):
     digits: Annotated[int, Field(ge=1, le=18)] = 3
     """Digits of both operands; operands of several digits never start with a zero."""
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = ("+",)
-    """Drawn with equal probability."""
+    """Operations that a problem may have, drawn with equal probability."""
 
 
 class ArithmeticTask:

@@ -23,11 +23,11 @@ from echo_shared.errors import ScorerError
 
 _METHODS: Final = ("score", "components", "respond")
 LOOP_ANSWERS_S: Final = 1.0
-"""Time after which an idle callback shows that the loop is blocked."""
+"""Seconds within which a free event loop runs a callback. If the loop takes longer, a scorer blocks it."""
 
 
 def is_async(task: object) -> bool:
-    """Return True if any of the task's scoring methods is a coroutine function."""
+    """Return True if any of the task's scoring methods is `async def`."""
     return any(inspect.iscoroutinefunction(getattr(task, name, None)) for name in _METHODS)
 
 
@@ -44,7 +44,9 @@ def awaited(task: object, timeout_s: float) -> Any:
 
 
 class _Loop:
-    """Event loop in a thread that the first call starts; a process that only samples never starts it."""
+    """An event loop in a thread that the first call starts. A process that only samples problems never starts the
+    thread.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -70,7 +72,7 @@ class _Loop:
         try:
             return future.result(self._timeout_s)
         except TimeoutError as error:
-            if future.done():  # The scorer itself raised TimeoutError.
+            if future.done():  # The scorer itself raised TimeoutError; the deadline has not passed.
                 raise
             future.cancel()
             _end_if_held_up(loop)
@@ -80,7 +82,7 @@ class _Loop:
 
 
 def _end_if_held_up(loop: asyncio.AbstractEventLoop) -> None:
-    """End this process, as the system's timer would, if the loop is blocked."""
+    """End this process, as the timer of a scorer's timeout would, if a scorer blocks the loop."""
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)
     if not answered.wait(LOOP_ANSWERS_S):

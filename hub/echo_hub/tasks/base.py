@@ -36,7 +36,7 @@ class BoundedTask(Protocol):
 
     @property
     def reward_bounds(self) -> tuple[float, float]:
-        """Lowest and highest reward; any other value counts as a failure of the scorer."""
+        """Lowest and highest reward. A reward outside them counts as a failure of the scorer."""
 
 
 @runtime_checkable
@@ -71,7 +71,7 @@ class MeasuredTask(Protocol):
 
     @property
     def component_bounds(self) -> Mapping[str, tuple[float, float]]:
-        """Bounds of all components by name; a component without an entry is in 0..1."""
+        """Bounds of components by name. A component that is not listed is in 0..1."""
 
 
 @runtime_checkable
@@ -80,7 +80,9 @@ class WeighedTask(Protocol):
 
     @property
     def component_weights(self) -> Mapping[str, float]:
-        """Weights by name; a component without an entry has weight 0, the score (`score`) included."""
+        """Weights of components by name. A component that is not listed, even the task's own score (`score`), has
+        weight 0.
+        """
 
 
 @runtime_checkable
@@ -93,7 +95,7 @@ class FileTask(Task, Protocol):
 
     @property
     def num_heldout(self) -> int:
-        """Number of problems reserved for evaluation; 0 = held-out problems are drawn like the others."""
+        """Number of problems reserved for evaluation; 0 means that held-out problems are drawn from the others."""
 
     @property
     def content_hash(self) -> str:

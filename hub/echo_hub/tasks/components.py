@@ -14,7 +14,9 @@ class TextComponent(Protocol):
     """One component of a reward."""
 
     def value(self, completion: str, num_tokens: int) -> float:
-        """Return the value in 0..1 for a completion (decoded, no special tokens) of `num_tokens` drawn tokens."""
+        """Return the component's value, in 0..1, for a completion (decoded, without special tokens) of `num_tokens`
+        drawn tokens.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ class Length:
 
     least: int = 0
     most: int = 0
-    """0 = no upper limit."""
+    """Largest number of tokens with value 1; 0 means no upper limit."""
     zero: int = 0
-    """Length at which the value reaches 0; must exceed `most`; 0 = twice `most`."""
+    """Number of tokens at which the value reaches 0, above `most`; 0 means twice `most`."""
 
     def value(self, completion: str, num_tokens: int) -> float:
         if num_tokens < self.least:

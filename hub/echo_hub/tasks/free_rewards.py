@@ -1,7 +1,7 @@
-"""Rewards of reasoning-gym datasets for answers without work, measured by `python -m scripts.free_rewards`.
+"""Rewards of reasoning-gym datasets for answers without any work, measured by `python -m scripts.free_rewards`.
 
-Each figure is the largest mean reward of four kinds of answers: an empty one, the copied prompt, the prompt's best
-line, and a random text in the form of an answer. Datasets have their default options.
+Four kinds of answers are tried: an empty one, the copied prompt, the prompt's best line, and a random text in the form
+of an answer. Each figure is the mean reward of the kind that earns most. Datasets have their default options.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ PAID_FOR_NOTHING: Final = MappingProxyType(
         "word_sorting": 0.06,
     }
 )
-"""Dataset -> mean reward; datasets without an entry give less than 0.01."""
+"""Mean reward of the best such answer by dataset. Datasets without an entry give less than 0.01."""
 WARNED_FROM: Final = 0.03
 _PREFIX: Final = "reasoning-gym:"
 
 
 def warning_of(task_name: str) -> str | None:
-    """Return a warning for a task that rewards answers without work; None if it is not known to."""
+    """Return a warning for a task that is known to reward answers without work; None for other tasks."""
     paid = PAID_FOR_NOTHING.get(task_name.removeprefix(_PREFIX), 0.0) if task_name.startswith(_PREFIX) else 0.0
     if paid < WARNED_FROM:
         return None

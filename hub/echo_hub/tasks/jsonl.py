@@ -30,14 +30,14 @@ from echo_shared.files.strict_json import read_json
 
 _SHOWN_CHARACTERS: Final = 200
 _READ_LINES: Final = 1_000
-"""Lines of a file whose reference answers are parsed before a run, about a millisecond each."""
+"""Number of lines whose reference answers are parsed before a run. Each takes about a millisecond."""
 _NAMED_LINES: Final = 5
 FORM: Final = "answer_form"
-"""Key of a line for the required form of its answer."""
+"""Optional key of a line: the form that its answer must have."""
 
 
 class JsonlOptions(TaskOptions):
-    """Files, and the comparison of answers."""
+    """Options that name the files and choose how answers are compared."""
 
     path: Annotated[str, Field(min_length=1)]
     """Path of the file; `~` is the home directory."""
@@ -67,7 +67,7 @@ class JsonlFile:
 
     path: Path
     starts: array[int]
-    """Offset of each line that is not blank."""
+    """Byte offset in the file of each line that is not blank."""
     content_hash: str
     stamp: tuple[int, int]
 
@@ -203,7 +203,7 @@ class JsonlTask:
 
 
 def _note(file: JsonlFile) -> str:
-    """Return a sentence with the first lines whose reference answers cannot be parsed; "" if there are none."""
+    """Return a sentence that names the first lines whose reference answers cannot be parsed; "" if all can."""
     found = [
         number
         for number, problem in file.numbered(_READ_LINES)

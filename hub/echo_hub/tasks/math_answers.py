@@ -23,10 +23,10 @@ from echo_hub.tasks.quantities import Quantity, as_written, is_same_quantity, pl
 _CACHED: Final = 4_096
 _EQUALS: Final = re.compile(r"(?<![\\<>!=])=(?!=)")
 _LONGEST_FORMULA: Final = 1_000
-"""Longest answer in characters, unless the reference answer is at least a quarter as long."""
+"""Largest length of an answer in characters, unless the reference answer is at least a quarter as long."""
 _SPACED: Final = 4
 _SHORTEST_CAPITALS: Final = 4
-"""Fewest letters of a word in capitals; a shorter one is a name, such as segment AB."""
+"""Smallest number of capital letters that count as a word. Fewer are a name, such as segment AB."""
 _CHOICE: Final = re.compile(r"\(?([A-Z])\)?")
 _CHOSEN: Final = re.compile(
     r"(?:\(([A-Z])\)|([A-Z])[).:]|(?:[Oo]ption|[Cc]hoice)\s+\(?([A-Z])[).:]?)(|\s+(?=[\w\\$(]).*)", re.DOTALL
@@ -73,17 +73,19 @@ def judge(completion: str, expected: str, *, question: str = "", form: Form | No
 
 
 class Understanding(StrEnum):
-    """The way in which a reference answer is read."""
+    """How a reference answer is read, and thus how answers are compared with it."""
 
     NUMBER = "a number"
     FORMULA = "a formula"
     WORDS = "words"
     TEXT = "not understood"
-    """Only the same text is right; settings do not count."""
+    """The reference answer cannot be parsed: right answers have the same text, formatting such as fonts and spaces
+    aside.
+    """
 
 
 def understanding(expected: str) -> Understanding:
-    """Return the way in which a reference answer is read."""
+    """Return how a reference answer is read."""
     reference = _reference(expected)
     if reference.quantity is not None:
         return Understanding.NUMBER
@@ -99,7 +101,7 @@ class _Reference:
     text: str
     words: str
     is_words: bool
-    """True for words and choices: upper and lower case are the same."""
+    """True for words and choices such as (B), in which upper and lower case are the same."""
     key: tuple[object, ...] | None
     quantity: Quantity | None
     item: Item | None
@@ -158,7 +160,7 @@ def _verdict(said: str, reference: _Reference, comparison: AnswerComparison) -> 
 
 
 def _number_as_formula(reference: _Reference) -> Item | None:
-    """Parse a reference answer that is a number, where the problem asks for a form such as `factored`."""
+    """Parse a numeric reference answer as a formula, for a problem that requires a form such as `factored`."""
     if reference.quantity is None:
         return None
     try:
@@ -196,7 +198,7 @@ def _is_same_text(said: str, reference: _Reference) -> bool:
 
 
 def _read(said: str, reference: _Reference) -> Item:
-    """Parse the whole answer; failing that, the text after words such as "the answer is"."""
+    """Parse the whole answer. If that fails, parse the text after words such as "the answer is"."""
     if r"\ln" in reference.text and "log" not in reference.text:
         said = _NATURAL.sub(r"\\ln ", said)
     try:
@@ -209,7 +211,7 @@ def _read(said: str, reference: _Reference) -> Item:
 
 
 def _only_quantity(said: str, question: str) -> Quantity | None:
-    """Return an answer's only number, which may end a chain of equations or follow words."""
+    """Return the only number of an answer, if it ends a chain of equations or follows words; None otherwise."""
     said = plain(said)
     for text in (said, without_prose(said)):
         sides = _EQUALS.split(text or "")
@@ -222,7 +224,9 @@ def _only_quantity(said: str, question: str) -> Quantity | None:
 
 
 def _may_equal(side: str, number: Quantity, question: str) -> bool:
-    """Return True if this side of an equation is a name, an expression of the question, or has the number's value."""
+    """Return True if this side of an equation may equal the number: a name, an expression of the question, or the same
+    value.
+    """
     from sympy import Basic, Rational, Symbol
 
     side = side.strip()
@@ -245,5 +249,5 @@ def _as_words(text: str) -> str:
 
 
 def _bare(words: str) -> str:
-    """Remove the brackets around a text."""
+    """Return the text without a pair of brackets around all of it."""
     return words[1:-1] if words.startswith("(") and words.endswith(")") else words

@@ -23,10 +23,10 @@ class AnswerComparison:
     form: Form | None
     question: str
     is_of_value: bool = False
-    """Compare values only and ignore the form."""
+    """True: compare values and ignore the answer's form."""
 
     def is_same(self, answer: Item, expected: Item) -> bool:
-        """Return True if the answer says what the reference answer says."""
+        """Return True if the answer means the same as the reference answer."""
         match expected:
             case Exact():
                 return answer == expected or (_is_equation(answer) and self._ends_with(answer, expected))
@@ -62,7 +62,9 @@ class AnswerComparison:
         return is_same_value(answer, expected)
 
     def _ends_with(self, chain: Item, expected: Item) -> bool:
-        """Return True if a chain of equations gives the expected value: `x = 5`, `5 = x`, `2 + 3 = 5`."""
+        """Return True if a chain of equations ends with the expected value and all its sides agree: `x = 5`, `5 = x`,
+        `2 + 3 = 5`.
+        """
         assert isinstance(chain, Relation)
         *before, last = chain.sides
         if len(before) == 1 and _name(last) and not _name(before[0]):
@@ -139,7 +141,7 @@ class AnswerComparison:
         return self._has_same_items([*map(_value, answer.items)], [*map(_value, expected.items)])
 
     def _is_same_assignment(self, answer: Item, wanted: Mapping[str, Item]) -> bool:
-        """Compare values of several variables: each with its name, or all of them in order."""
+        """Compare the values of several variables: `x = 1, y = 2`, or only the values in the variables' order."""
         match answer:
             case Several(kind="list"):
                 found = _assigned(answer.items)
@@ -177,7 +179,7 @@ class AnswerComparison:
         return len(items) == len(expected) and all(map(self.is_same, items, expected))
 
     def _has_same_items(self, items: Sequence[Item], expected: Sequence[Item]) -> bool:
-        """Compare items in any order."""
+        """Return True if both lists hold the same items, in any order."""
         if len(items) != len(expected) or len(items) > MOST_ITEMS:
             return False
         left = list(expected)

@@ -1,6 +1,6 @@
-r"""Parse expressions: `2x + \frac{1}{2}\sin^2 x` becomes a sympy tree, and nothing in it is computed.
+r"""Parse expressions: `2x + \frac{1}{2}\sin^2 x` becomes a sympy tree in which nothing is computed.
 
-What has two readings, such as `1/2x` or `\sin x/2`, is not understood.
+Text with two possible readings, such as `1/2x` or `\sin x/2`, counts as not understood.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _MOST_DIGITS: Final = 2_000
 
 
 def read_expression(pieces: Sequence[Node], counters: frozenset[str] = frozenset()) -> Basic:
-    """Parse all pieces as one expression. Raises NotUnderstood. `counters`: letters of the sums around it."""
+    """Parse all pieces as one expression. Raises NotUnderstood. `counters` are the counting variables of the sums
+    around it.
+    """
     reader = _Reader(pieces, counters)
     found = reader.sum()
     if reader.piece is not None:
@@ -69,7 +71,7 @@ def _negative(of: Basic) -> Basic:
 
 
 def _as_fraction(exponent: Basic) -> Basic:
-    """Turn a quotient of two whole numbers into one number; return anything else unchanged."""
+    """Turn a quotient of two whole numbers into a single Rational; return anything else unchanged."""
     from sympy import Integer, Mul, Pow, Rational
 
     if isinstance(exponent, Mul) and len(exponent.args) == 2:
@@ -98,18 +100,18 @@ class _Reader:
         self._place = 0
         self._in_bars = 0
         self._is_bare = False
-        """True right after a function whose argument has no brackets."""
+        """True directly after a function whose argument has no brackets, such as sin x."""
 
     @property
     def piece(self) -> Node | None:
-        """The next piece; None at the end."""
+        """Return the next piece to parse; None at the end."""
         return self._pieces[self._place] if self._place < len(self._pieces) else None
 
     def _is_at(self, *texts: str) -> bool:
         return isinstance(self.piece, Token) and self.piece.text in texts
 
     def _take(self, *texts: str) -> str | None:
-        """Consume the next piece if it is one of these signs, and return its text."""
+        """Consume the next piece and return its text, if it is one of these signs; None otherwise."""
         if not self._is_at(*texts):
             return None
         piece = self.piece
@@ -268,14 +270,16 @@ class _Reader:
         return Rational(value.numerator, value.denominator)
 
     def _is_exponent(self) -> bool:
-        """Return True if the letter e may mean a power of ten, as in 2e-3."""
+        """Return True if the letter e at this place may start a power of ten, as in 2e-3."""
         match self._pieces[self._place + 1 : self._place + 3]:
             case [Token(text="+" | "-", is_apart=False), Token(kind=TokenKind.NUMBER, is_apart=False)]:
                 return True
         return False
 
     def _letter(self, name: str) -> Basic:
-        """Parse a constant, or a variable with its index and primes. A function keeps its argument in its name."""
+        """Parse a constant, or a variable with its index and primes. For a function such as f(x), the argument becomes
+        part of the name.
+        """
         from sympy import Symbol
 
         bare = name
@@ -310,7 +314,7 @@ class _Reader:
         return Symbol(f"{COUNTER}{name}" if name in self._counters else name)
 
     def _repeated(self, function: str) -> Basic:
-        """Parse a sum or a product with bounds: `\\sum_{k=1}^{n} k^2`. Nothing may stand behind its term."""
+        """Parse a sum or a product with bounds: `\\sum_{k=1}^{n} k^2`. No further text may follow the summed term."""
         from sympy import Symbol
 
         bounds: dict[str, Sequence[Node]] = {}
@@ -362,7 +366,7 @@ class _Reader:
         raise NotUnderstood(name)
 
     def _function(self, name: str) -> Basic:
-        """Parse a function and the power before its argument: `\\sin^2 x`; `\\sin^{-1} x` is the inverse."""
+        """Parse a function, with a power before its argument: `\\sin^2 x`. `\\sin^{-1} x` is the inverse function."""
         from sympy import Integer, Pow
 
         power: Basic | None = None

@@ -1,7 +1,7 @@
-r"""Find the answer in a completion: the tagged text, boxes, the text behind "the answer is", or the last number.
+r"""Find the answer in a completion: the tagged text, boxes, the text after "the answer is", or the last number.
 
-What stands right next to a box belongs to it: `-\boxed{5}` is -5. A tagged answer is taken whole: there, words and
-punctuation alone may surround a box.
+A sign or unit directly next to a box belongs to its content: `-\boxed{5}` is -5. A tagged answer is taken whole; only
+words and punctuation may surround a box in it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _COMPUTES: Final = re.compile(
 
 
 def answers_in(completion: str) -> list[str]:
-    """Return the answer in a completion: one text, one text for each box, or none."""
+    """Return the answers in a completion: one text, one text for each box, or an empty list."""
     said = tagged_answer(completion)
     boxes, around = _boxed(completion if said is None else said)
     if said is not None:
@@ -72,13 +72,15 @@ def answers_in(completion: str) -> list[str]:
 
 
 def says_more(words: str) -> bool:
-    """Return True if words change the meaning of the number behind them: "not", "half of", "at least"."""
+    """Return True if words change the meaning of the number after them: "not", "half of", "at least"."""
     words = _EQUAL_TO.sub(" ", words)
     return bool(SAYS_MORE & {*re.findall(r"[a-z]+", words.lower())}) or _COMPUTES.search(words) is not None
 
 
 def without_prose(said: str) -> str | None:
-    """Return the text behind words such as "the answer is"; None without such words, or if they change its meaning."""
+    """Return the text after words such as "the answer is". Return None without such words, or if they change its
+    meaning.
+    """
     if (chinese := _CHINESE_PROSE.match(said)) is not None:
         return said[chinese.end() :]
     prose = _PROSE.match(said)
@@ -88,9 +90,10 @@ def without_prose(said: str) -> str | None:
 
 
 def _boxed(text: str) -> tuple[list[str], str]:
-    """Return the contents of the last boxes without repetition, and the text around all boxes.
+    """Return the contents of the last boxes, without repetition, and the text around all boxes.
 
-    A sign, power or unit right next to a box is part of its content. Boxes within boxes are not listed."""
+    A sign, power or unit directly next to a box belongs to its content. Boxes inside boxes are not listed.
+    """
     found: list[str] = []
     around: list[str] = []
     position = 0
@@ -110,7 +113,9 @@ def _boxed(text: str) -> tuple[list[str], str]:
 
 
 def _called_answer(text: str) -> str | None:
-    """Return the answer of a text without tags and boxes: behind "answer is", the last formula, or the last number."""
+    """Return the answer of a text without tags and boxes: the text after "answer is", the last formula, or the last
+    number.
+    """
     text = text[-LONGEST:]
     *_, last = ["", *_ANSWER_IS.findall(text)]
     if last:

@@ -1,4 +1,4 @@
-"""Checks the form of an answer: a copied formula does not solve a problem that asks to factor."""
+"""Check the form of an answer: a copied formula does not solve a problem that asks to factor it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 _SPACED: Final = 10
-"""Limit on the ratio of a formula's length to the question's in the search for copied text."""
+"""Largest ratio of the answer's length to the question's for which the answer is searched in the question."""
 _COMPUTED: Final = frozenset(["factorial", "binomial", "gcd", "lcm", "floor", "ceiling", "max", "min", "abs"])
-"""Functions that a written-out number may not contain."""
+"""Functions that a number in the form `NUMBER` may not contain, because they are left to compute."""
 _HIGHEST_DEGREE: Final = 40
 _LARGEST: Final = 10**30
-"""Largest number in a simplified answer; beyond it the answer counts as not simplified."""
+"""Largest number in an answer whose simplification is checked. An answer with a larger one counts as not simplified."""
 _ASKS_TO_FACTOR: Final = re.compile(r"factor|product", re.IGNORECASE)
 
 
 class Form(StrEnum):
-    """Form that a problem may require. `number`, or `factored` for a product of sums, is implied by such a reference
-    answer."""
+    """Form that a problem may require. A reference answer that is a number, or a product of sums, implies `number` or
+    `factored`.
+    """
 
     NUMBER = "number"
     """Written out: no operation is left to compute."""
@@ -36,7 +37,7 @@ class Form(StrEnum):
     EXPANDED = "expanded"
     """A sum without products of sums."""
     UNIT = "unit"
-    """The unit is required."""
+    """The answer must name the unit."""
 
 
 def form_of(expected: Basic, question: str) -> Form | None:
@@ -54,7 +55,7 @@ def form_of(expected: Basic, question: str) -> Form | None:
 
 
 def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
-    """Return True if the answer, as written, has the form; its value must already equal the expected one."""
+    """Return True if the answer, as written, has the form. The caller has checked that its value is right."""
     if form is Form.FACTORED:
         return num_factors(answer) >= num_factors(expected)
     if form is Form.EXPANDED:
@@ -65,7 +66,7 @@ def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
 
 
 def _has_power(expected: Basic) -> bool:
-    """Return True if the reference answer has a power of plain numbers that is left to compute."""
+    """Return True if the reference answer contains a power of plain numbers that could be computed."""
     return any(_is_power(part) for part in _parts(expected))
 
 
@@ -86,7 +87,7 @@ def _is_power(part: Basic) -> bool:
 
 
 def _is_plain(part: Basic) -> bool:
-    """Return True if it holds nothing but plain numbers."""
+    """Return True if the expression consists of plain numbers only."""
     from sympy import Number
 
     return all(isinstance(atom, Number) for atom in _parts(part) if not atom.args) and not part.atoms(_function())
@@ -195,7 +196,7 @@ def _may_be_reduced(answer: Basic) -> bool:
 
 
 def _degree(expression: Basic) -> int:
-    """Return an upper bound of the expanded expression's degree and number of factors."""
+    """Return an upper bound of the degree and of the number of factors of the expanded expression."""
     from sympy import Integer, Pow
 
     if not expression.args:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 ORDER: Final = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
-"""Inequality signs, each with its mirror image."""
+"""# This is the denominator of a quotient."""
 _RELATIONS: Final = frozenset(["=", r"\ne", r"\in", *ORDER])
 _SET_SIGNS: Final = {r"\cup": "or", r"\cap": "and", r"\setminus": "without"}
 _REALS: Final = frozenset(["all real numbers", "all reals", "all real values", "the real numbers", "real numbers"])
@@ -139,7 +139,9 @@ def _division(found: re.Match[str]) -> Exact:
 
 
 def _with_thousands(text: str) -> str:
-    """Remove the commas of `12,345\\pi`, unless the text has brackets: `(12,345)` is a pair."""
+    """Remove the commas of thousands in `12,345\\pi`. A text with brackets stays unchanged, because `(12,345)` is a
+    pair.
+    """
     return (
         text
         if any(bracket in text for bracket in "([{")
@@ -159,7 +161,7 @@ def _joint(piece: Node) -> str:
 def _without_double_joints(
     parts: Sequence[Sequence[Node]], joints: Sequence[str]
 ) -> tuple[list[Sequence[Node]], list[str]]:
-    """Merge a comma with the `and` or `or` behind it."""
+    """Treat a comma followed by `and` or `or` as one joint between items."""
     kept_parts: list[Sequence[Node]] = [parts[0]]
     kept_joints: list[str] = []
     for part, joint in zip(parts[1:], joints, strict=True):
@@ -178,12 +180,12 @@ def _listed(item: Item) -> tuple[Item, ...]:
 
 
 def _is_condition(item: Item) -> bool:
-    """Return True for an inequality or a membership, False for an equation."""
+    """Return True for an inequality or a membership (x in a set), False for an equation."""
     return isinstance(item, Relation) and all(sign != "=" for sign in item.signs)
 
 
 def _split(pieces: Sequence[Node], is_joint: Callable[[Node], bool]) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split at joints outside all brackets; return the parts and the joints."""
+    """Split the pieces at joints, such as commas, outside all brackets. Return the parts and the joints."""
     parts: list[Sequence[Node]] = []
     joints: list[Node] = []
     depth = begin = 0
@@ -249,7 +251,7 @@ def _with_sign(piece: Node, sign: str) -> Node:
 
 
 def _value(pieces: Sequence[Node]) -> Item:
-    """Parse anything but a relation."""
+    """Parse an item that is not a relation: an expression, a set, a list in brackets or a matrix."""
     parts, joints = _split(pieces, _signs(*_SET_SIGNS))
     if joints:
         by = {_SET_SIGNS[joint.text] for joint in joints if isinstance(joint, Token)}
@@ -292,7 +294,7 @@ def _braced(pieces: Sequence[Node]) -> Item | None:
 
 
 def _closes_last(pieces: Sequence[Node]) -> bool:
-    """Return True if the last piece closes the first bracket."""
+    """Return True if the first bracket is closed by the last piece."""
     depth = 0
     for place, piece in enumerate(pieces):
         depth += _deeper(piece)
@@ -350,7 +352,7 @@ def _set(inner: Sequence[Node], parts: Sequence[Sequence[Node]]) -> Item:
 
 
 def _in_base(number: Sequence[Node], base: Sequence[Node]) -> Exact | None:
-    """Return a number with its base; None for a letter with an index."""
+    """Return a number with its base, such as 2516_8; None for a letter with an index."""
     match number:
         case [Token(text="("), *inner, Token(text=")")]:
             number = inner
@@ -368,7 +370,7 @@ def _environment(pieces: Sequence[Node]) -> Item:
         case _:
             raise NotUnderstood("an environment that does not end")
     if kind == "array" and inner and isinstance(inner[0], Group):
-        inner = inner[1:]  # How its columns are set.
+        inner = inner[1:]  # Skip the argument that aligns the matrix's columns.
     if inner and _signs(_ROW_END)(inner[-1]):
         inner = inner[:-1]
     rows, _ = _split(inner, _signs(_ROW_END))

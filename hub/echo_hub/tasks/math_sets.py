@@ -1,4 +1,4 @@
-r"""Compare sets of real numbers by the cuts at their ends: `(0,1]` begins behind 0 and ends behind 1.
+r"""Compare sets of real numbers by the cuts at their ends: `(0,1]` begins right after 0 and ends right after 1.
 
 So intervals, inequalities of one variable, unions, intersections and differences are compared in one form.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RealCut:
-    """A place between real numbers: right before one, or right behind it."""
+    """A place between real numbers: directly before a number, or directly after it."""
 
     number: Fraction | float
     is_behind: bool
@@ -28,16 +28,16 @@ class RealCut:
     """The number as it is written; None at infinity."""
 
     def is_same(self, other: RealCut) -> bool:
-        """Return True if both are exactly the same place."""
+        """Return True if both cuts are at exactly the same place."""
         if (self.number, self.is_behind) != (other.number, other.is_behind):
             return False
         return self.end is None or other.end is None or is_same_value(self.end, other.end)
 
 
 MOST_ITEMS: Final = 50
-"""Largest size of a list whose order does not count."""
+"""Largest number of items in a list that is compared in any order."""
 Cuts = tuple[tuple[RealCut, RealCut], ...]
-"""Begin and end of each part of a set, in order; no two parts touch."""
+"""The two ends of each part of a set, in ascending order; parts do not touch."""
 
 _LOWEST: Final = RealCut(-inf, False, None)
 _HIGHEST: Final = RealCut(inf, False, None)
@@ -45,14 +45,14 @@ _HIGHEST: Final = RealCut(inf, False, None)
 
 @dataclass(frozen=True, slots=True)
 class RealSet:
-    """A set of real numbers, and the variable it is for; empty if none is named."""
+    """A set of real numbers, and the variable whose values it holds; "" if no variable is named."""
 
     cuts: Cuts
     variable: str = ""
 
 
 def is_same_set(one: RealSet, other: RealSet) -> bool:
-    """Return True if both sets hold the same numbers and do not name different variables."""
+    """Return True if both sets hold the same numbers, unless they name different variables."""
     if one.variable and other.variable and one.variable != other.variable:
         return False
     if len(one.cuts) != len(other.cuts):
@@ -62,7 +62,7 @@ def is_same_set(one: RealSet, other: RealSet) -> bool:
 
 
 def real_set(item: Item) -> RealSet | None:
-    """Return the set of real numbers that an item means; None if it is no set, or has variables as ends."""
+    """Return the set of real numbers that an item means. None for other items, and for sets with variables as ends."""
     match item:
         case RealInterval(low=low, high=high, has_low=has_low, has_high=has_high):
             return _interval(low, high, has_low=has_low, has_high=has_high)
@@ -146,7 +146,9 @@ def _intersection(one: Cuts, other: Cuts) -> Cuts:
 
 
 def _condition(left: Item, sign: str, right: Item) -> RealSet | None:
-    """Return the set of a condition such as `x < 2`, with a single variable on one side."""
+    """Return the set that satisfies a condition such as `x < 2`, with a single variable on one side; None for
+    others.
+    """
     from sympy import Symbol
 
     if sign == r"\in":

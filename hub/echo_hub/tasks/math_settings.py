@@ -1,7 +1,8 @@
-r"""Remove the settings of an answer: `**\(\displaystyle\mathbf{2}√2\)**` becomes `2\sqrt{2}`.
+r"""Remove formatting from an answer ("settings"): `**\(\displaystyle\mathbf{2}√2\)**` becomes `2\sqrt{2}`.
 
-Fonts, sizes, colours, spacing, boxes, Markdown, Unicode's own signs and the many names of one command are settings.
-Letters' marks (`\vec`, `\hat`, primes), brackets and ellipses are not. In time that grows with the length alone.
+Fonts, sizes, colours, spacing, boxes, Markdown, Unicode's own signs and the many names of one command are formatting.
+Marks on letters (`\vec`, `\hat`, primes), brackets and ellipses are not, because they change the meaning. Takes time
+linear in the length.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _GREEK_NAMES: Final = (
     "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi epsilon"
 )
 GREEK: Final = dict(zip(_GREEK_LETTERS, _GREEK_NAMES.split(), strict=True))
-"""Names of Greek letters in LaTeX."""
+"""LaTeX names of Greek letters, by letter."""
 _SIGNS: Final = {
     **{
         "−": "-",
@@ -89,7 +90,7 @@ _SIGNS: Final = {
     **{"\u2009": r"\,", "\u202f": r"\,", "\u2061": "", "\u2062": "", "\u200b": "", "\ufeff": "", "\u2060": ""},
     **{letter: f"\\{name} " for letter, name in GREEK.items()},
 }
-"""LaTeX for Unicode signs. `µ` stands for micro, so it is not in the table."""
+"""LaTeX for Unicode signs. `µ` means micro, not the letter mu, so it is not in the table."""
 _UNICODE: Final = str.maketrans(_SIGNS)
 
 _SPACES: Final = frozenset(
@@ -176,9 +177,9 @@ _NOTHING: Final = frozenset(
         r"\]",
     ]
 )
-"""Setting commands; the braces of their argument are removed, too."""
+"""Commands that only format, such as `\\left`. They are removed, with the braces of their argument."""
 _BOLD: Final = frozenset([r"\mathbf", r"\bm", r"\boldsymbol", r"\pmb"])
-"""Bold fonts. A single bold letter keeps its command, because it may be a vector."""
+"""Bold fonts. A single bold letter keeps its command, because it may name a vector."""
 _TEXT: Final = frozenset(
     [
         r"\text",
@@ -199,7 +200,7 @@ _TEXT: Final = frozenset(
     ]
 )
 _COLOURED: Final = frozenset([r"\color", r"\textcolor", r"\colorbox", r"\hspace", r"\hspace*"])
-"""Commands whose first argument is not part of the answer."""
+"""Commands whose first argument, such as a colour, is not part of the answer."""
 _NAMES: Final = {
     **dict.fromkeys([r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac", r"\flatfrac", r"\xfrac"], r"\frac"),
     **dict.fromkeys([r"\dbinom", r"\tbinom"], r"\binom"),
@@ -258,7 +259,7 @@ _AFTER: Final = (
 _MARKDOWN: Final = re.compile(
     r"(?:(?<=[A-Za-z:.,;!?][A-Za-z:.,;!?]\s)|(?<![^\n]))(\*\*|__)(?=\S)([^*_\n]+)(?<=\S)\1(?=$|[\s.,;:!?])"
 )
-"""Bold text between words or from the start of a line: `2**3` is a power."""
+"""Bold Markdown text between words or at the start of a line. `2**3` does not match: it is a power."""
 _FENCE: Final = re.compile(r"(`{1,3})([^`]+)\1")
 _THOUSANDS: Final = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:\\,|\\!,|\{,\}|,\\!)\d{3})+)(?!\d)")
 _NO_BRACKET: Final = re.compile(r"\\(?:left|right)\s*\.")
@@ -267,7 +268,7 @@ _APART: Final = re.compile(r"\D")
 
 
 def without_settings(text: str) -> str:
-    """Return the text without settings, with one name for each command. Dollar signs stay."""
+    """Return the text without formatting, and with one name for each command. Dollar signs stay."""
     text = _FENCE.sub(r"\2", _MARKDOWN.sub(r"\2", text))
     text = _RAISED.sub(lambda found: "^{" + "".join(_SUPERSCRIPTS[sign] for sign in found[0]) + "}", text)
     text = _LOWERED.sub(lambda found: "_{" + "".join(_SUBSCRIPTS[sign] for sign in found[0]) + "}", text)
@@ -299,11 +300,11 @@ def _plain(character: str) -> str:
 
 
 def _without_commands(text: str) -> str:
-    """Remove setting commands in one pass, together with the braces of their arguments."""
+    """Remove formatting commands and the braces of their arguments, in one pass."""
     pieces = _PIECE.findall(text)
     found: list[str] = []
     opened: list[bool] = []
-    """True for each open brace that stays."""
+    """One entry for each open brace: True if the brace stays in the text."""
     position, drops_braces = 0, False
     while position < len(pieces):
         piece = pieces[position]
@@ -350,7 +351,7 @@ def _single_letter(pieces: list[str], position: int) -> str:
 
 
 def _behind_braces(pieces: list[str], position: int) -> int:
-    """Return the position behind `{...}` without inner braces; the same position if there is none."""
+    """Return the position after `{...}` without inner braces; the same position if there is no such group."""
     match pieces[position : position + 3]:
         case ["{", _, "}"]:
             return position + 3

@@ -1,6 +1,6 @@
-r"""Split an answer into tokens and commands with their arguments: `\frac12` and `\frac{1}{2}` are the same here.
+r"""Split an answer into tokens and commands with their arguments: `\frac12` and `\frac{1}{2}` become the same.
 
-Unknown commands stay unchanged, so texts that differ only in settings have the same `key`, even without being parsed.
+Unknown commands stay unchanged. So texts with different formatting have equal `key`s, even without being parsed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEEPEST: Final = 30
 
 
 class NotUnderstood(Exception):
-    """The answer cannot be parsed whole; the message names the part that is not understood."""
+    """The answer cannot be parsed as a whole. The message names the part that is not understood."""
 
 
 class TokenKind(Enum):
@@ -36,7 +36,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece without parts. `is_apart`: white space stands before it."""
+    """A token. `is_apart` is True if white space precedes it."""
 
     kind: TokenKind
     text: str
@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pieces in braces that are not an argument of a command."""
+    """Pieces in braces that are no command's argument."""
 
     inner: tuple[Node, ...]
     is_apart: bool = False
@@ -204,7 +204,7 @@ def nodes(text: str) -> tuple[Node, ...]:
 
 
 def key(pieces: Sequence[Node]) -> tuple[object, ...]:
-    """Return a key that is equal for texts that differ only in settings."""
+    """Return a key that is equal for texts which differ only in formatting."""
     found: list[object] = []
     for piece in pieces:
         match piece:
@@ -224,7 +224,7 @@ def _tokens(text: str) -> list[Token]:
     is_apart, position = False, 0
     pieces = _LEXED.findall(text.replace(r"\$", "\ue000"))
     in_text: list[int] = []
-    """Depth of the braces of each open `\\text{`."""
+    """Depth of braces inside each open `\\text{`."""
     depth = 0
     while position < len(pieces):
         piece = pieces[position]
@@ -282,7 +282,7 @@ def _nest(tokens: Sequence[Token]) -> tuple[Node, ...]:
 
 
 def _until(tokens: Sequence[Token], position: int, close: str, depth: int) -> tuple[tuple[Node, ...], int]:
-    """Return the pieces before `close`, and the position behind it."""
+    """Return the pieces before the closing token `close`, and the position after it."""
     if depth > DEEPEST:
         raise NotUnderstood(f"more than {DEEPEST} brackets within each other")
     found: list[Node] = []
@@ -317,9 +317,9 @@ def _node(tokens: Sequence[Token], position: int, depth: int) -> tuple[Node, int
 
 
 def _argument(name: str, tokens: Sequence[Token], position: int, depth: int) -> tuple[tuple[Node, ...], int]:
-    """Return the next argument of a command (braces, or one figure, letter or command), and the position behind it.
+    """Return a command's next argument (braces, or one digit, letter or command), and the position after it.
 
-    `x^10`, `10^-3` and `sqrt(2)` are read as they are meant.
+    `x^10`, `10^-3` and `sqrt(2)`, which LaTeX would read differently, are read as they are meant.
     """
     if position >= len(tokens):
         raise NotUnderstood(f"{name} without an argument")

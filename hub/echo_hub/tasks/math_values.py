@@ -1,9 +1,9 @@
-"""Compare two expressions wherever the expected one has a real value.
+"""Compare two expressions at points where the expected one has a real value.
 
 Rational numbers are computed exactly. All others are computed to 40 digits beyond the smallest difference that parts of
-this size can make, so `\\pi + 10^{-100}` is not `\\pi`. Variables are given the same irregular numbers in both
-expressions: positive, negative and whole ones. Nothing is expanded or simplified, and work is bounded: `TooMuch` comes
-first.
+this size can make, so `\\pi + 10^{-100}` is not `\\pi`. In both expressions, variables get the same irregular numbers:
+positive, negative and whole ones. Expressions are never expanded or simplified. The work is bounded: before it gets too
+much, `TooMuch` is raised.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 _MOST_BITS: Final = 60_000
-"""Largest exact number, in bits."""
+"""Largest size of an exact number, in bits."""
 _DIGITS: Final = 70
 _BEYOND: Final = 40
 _DECIMALS: Final = 50
 _LARGEST: Final = 500
-"""Largest power of ten of a number that is not exact: e^{1000} is 10^434."""
+"""Largest power of ten of an inexact number: e^{1000}, about 10^434, is allowed."""
 _MOST_WORK: Final = 150_000.0
 """Bound on the work for one answer, in additions of numbers of 70 digits: less than half a second."""
 _MOST_FACTORIAL: Final = 5_000
 _MOST_ROOT: Final = 64
-"""Largest index of a root; an exponent with a larger denominator comes from a variable."""
+"""Largest index of a root. An exponent with a larger denominator comes from a variable's irregular value, not from a
+root.
+"""
 _MOST_GAMMA: Final = 200
 _MOST_TERMS: Final = 300
 _NUM_POINTS: Final = 6
 _NUM_WHOLE_POINTS: Final = 12
 _NEEDED: Final = 4
-"""Fewest points at which both expressions must have the same value."""
+"""Smallest number of points at which two expressions with variables must agree."""
 
 
 class TooMuch(NotUnderstood):
-    """The value is out of bounds."""
+    """The computation would exceed a bound on size or work."""
 
 
 class Undefined(Exception):
-    """There is no value at this point."""
+    """The expression has no value at this point."""
 
 
 @dataclass(slots=True)
 class WorkBudget:
-    """Remaining work budget of one answer."""
+    """The remaining work budget of one answer."""
 
     left: float = _MOST_WORK
 
@@ -63,7 +65,9 @@ _WORK: Final[ContextVar[WorkBudget | None]] = ContextVar("math_work", default=No
 
 @contextmanager
 def bounded_work() -> Iterator[None]:
-    """Give one bound to everything computed within the block: lists are compared each item with each."""
+    """Give everything that is computed within the block a single bound on work, because lists compare every item with
+    every other.
+    """
     token = _WORK.set(WorkBudget())
     try:
         yield
@@ -80,11 +84,11 @@ class Arithmetic:
         self._price = (digits / _DIGITS) ** 1.6
         self._work = _WORK.get() or WorkBudget()
         self.least: Any = None
-        """Differences below it are rounding; None if all values are exact."""
+        """Differences below this value are rounding errors; None if all values so far are exact."""
         self.is_real = True
-        """False as soon as a part has an imaginary part."""
+        """False once any part of the expression has a value with an imaginary part."""
         self.scale = 0.0
-        """Largest absolute power of ten of any inexact part so far, and of the exact parts it is made of."""
+        """Largest absolute power of ten among inexact parts so far, and the exact parts that they consist of."""
 
     @cached_property
     def _mp(self) -> Any:
@@ -95,7 +99,9 @@ class Arithmetic:
         return context
 
     def value(self, expression: Basic, point: Mapping[str, Fraction]) -> Any:
-        """Return the value as a Fraction or a number of mpmath. Raises Undefined and TooMuch."""
+        """Return the expression's value at a point, as a Fraction or a number of mpmath. Raises Undefined and
+        TooMuch.
+        """
         from sympy import Add, Mul, Pow, Rational, Symbol
 
         if isinstance(expression, Rational):
@@ -138,7 +144,7 @@ class Arithmetic:
         return point[name]
 
     def refined(self) -> Arithmetic:
-        """Return an Arithmetic with enough digits for the sizes of all parts."""
+        """Return an Arithmetic with enough digits for the sizes of all parts that this one has computed."""
         scale = ceil(self.scale)
         found = Arithmetic(4 * scale + _DIGITS, largest=10 * _LARGEST)
         found.least = found._mp.mpf(10) ** -(2 * scale + _BEYOND)
@@ -157,7 +163,7 @@ class Arithmetic:
         return total
 
     def _kept(self, number: Any) -> Any:
-        """Check the bounds of a number and drop an imaginary part that is only rounding."""
+        """Return a number after checking its bounds, without an imaginary part that is only a rounding error."""
         if isinstance(number, Fraction):
             bits = max(number.numerator.bit_length(), number.denominator.bit_length())
             self._pay(1 + bits / 1_000)
@@ -215,7 +221,7 @@ class Arithmetic:
         is_negative = not isinstance(base, self._mp.mpc) and base < 0
         is_root = isinstance(exponent, Fraction) and exponent.denominator <= _MOST_ROOT
         if is_negative and is_root and exponent.denominator % 2:
-            size = self._mp.power(-base, self._inexact(exponent))  # The real root of a negative number.
+            size = self._mp.power(-base, self._inexact(exponent))  # Take the real root of a negative number.
             return size if exponent.numerator % 2 == 0 else -size
         if is_negative:
             base = self._mp.mpc(base)
@@ -359,7 +365,9 @@ def _root(number: int, index: int) -> int | None:
 
 
 def _points(names: Sequence[str]) -> list[tuple[dict[str, Fraction], bool]]:
-    """Return values for the variables, and True for whole numbers: small, large, positive and negative ones."""
+    """Return values for the variables (small, large, positive and negative), each with True if they are whole
+    numbers.
+    """
     found = []
     for number in range(_NUM_POINTS + _NUM_WHOLE_POINTS):
         rng = random.Random(f"{number} {' '.join(names)}")
@@ -394,7 +402,7 @@ class _Values:
     answer: Any
     expected: Any
     least: Any
-    """Differences below it are rounding; None if both values are exact."""
+    """Differences below this value are rounding errors; None if both values are exact."""
 
     @property
     def are_equal(self) -> bool:
@@ -415,9 +423,10 @@ def _sized(number: Any, like: Any) -> Any:
 
 
 def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
-    """Yield both values at each point where the expected expression has a real value; None if the answer has none.
+    """Yield the values of both expressions at each point where the expected one has a real value; None if the answer
+    has none.
 
-    An expression with `i`, or without variables, may have any value.
+    If the expressions contain `i`, or no variables, the expected value need not be real.
     """
     names = variables(answer, expected)
     is_complex = "i" in _names(answer, expected) or not names

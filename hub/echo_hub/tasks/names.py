@@ -16,7 +16,7 @@ FORMS: Final = {
     "reasoning-gym:DATASET": r"reasoning-gym:[a-z0-9_]+",
     "python:MODULE:FUNCTION": r"python:[\w.]+:\w+",
 }
-"""Form of a name for people -> regular expression."""
+"""Maps the form of a task name, as shown to people, to the regular expression of such names."""
 
 _FIXED: Final = tuple(form for form, pattern in FORMS.items() if form == pattern)
 _KINDS: Final = tuple(form.partition(":")[0] for form in FORMS if form not in _FIXED)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pint import UnitRegistry
 
 _LONGEST: Final = 200
-"""Limit in characters; a longer text is not a single number."""
+"""Longest text, in characters, that is read as a number with a unit."""
 _KEPT: Final = 1_024
 
 _INTEGER: Final = r"(?:\d{1,3}(?:(?:,|\\,|\{,\}|\ )\d{3})+(?!\d)|\d+)"
@@ -49,14 +49,14 @@ _UNIT: Final = re.compile(rf"{_WORD}(?:\s*(?:/|\*|·|\\cdot|\s|-)\s*{_WORD})*")
 SAYS_MORE: Final = frozenset(
     {"or", "and", "not", "no", "to", "than", "least", "most", "if", "but", "either", "plus", "minus", "over", "under"}
 )
-"""Words that give the number another meaning than an amount."""
+"""Words that change a number's meaning, such as "at least" or "3 or 4"."""
 _LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥¢$个只人本张条件天次名位块岁元年月日时分秒米克升")
-"""Single letters that are units; all others are variables."""
+"""Single letters that are units after a number. Other letters are variables."""
 _SAYS_NOTHING: Final = frozenset({"unit", "units"})
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Powers of ten by name."""
 _UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, LookupError, TokenError)
-"""Exceptions, besides its own, that pint raises for text that is no unit."""
+"""Exceptions besides pint's own that pint raises for a text that is no unit."""
 _NAMES: Final = {
     **{"$": "us_dollar", "dollar": "us_dollar", "dollars": "us_dollar", "usd": "us_dollar"},
     **{"cents": "us_cent", "cent": "us_cent", "€": "euro", "euros": "euro", "eur": "euro", "£": "gbp", "¥": "yen"},
@@ -77,15 +77,15 @@ class Quantity:
     """A number with its unit."""
 
     value: Fraction
-    """Value as written: 50 for `50 %`."""
+    """The value as written: 50 for `50 %`."""
     written: str
     """The number's notation without spacing: `2/4`, `1000` for `1,000.0`."""
     is_reduced: bool
-    """True for a fraction in lowest terms and for any other number."""
+    """True unless the number is a fraction that can be reduced."""
     unit: str
-    """Text after the number, or the currency before it; empty = none."""
+    """Text after the number, or the currency before it; "" if there is none."""
     is_letter: bool
-    """True: the unit is one letter directly after the number, possibly a variable."""
+    """True: the unit is one letter directly after the number, possibly a variable instead."""
 
     @property
     def is_percentage(self) -> bool:
@@ -93,7 +93,7 @@ class Quantity:
 
 
 def plain(text: str) -> str:
-    """Return the text without settings, dollar signs, and the commands and braces around words."""
+    """Return the text without formatting, without dollar signs, and without the commands and braces around words."""
     text = _FORMULA.sub(r" \1 ", without_settings(text))
     text = _TEXT.sub(r" \1 ", text)
     text = _TEMPERATURE.sub(lambda found: f"°{found[1].upper()}", text)
@@ -106,7 +106,7 @@ def plain(text: str) -> str:
 
 
 def _closing_brace(text: str) -> int:
-    """Return the position that closes the first brace; -1 if nothing does."""
+    """Return the position of the brace that closes the first one; -1 if there is none."""
     depth = 0
     for place, character in enumerate(text):
         depth += {"{": 1, "}": -1}.get(character, 0)
@@ -215,7 +215,7 @@ def _is_reduced(found: re.Match[str]) -> bool:
 
 
 def as_written(text: str) -> str:
-    """Remove formatting of formulas and digits, to search for one text in another."""
+    """Remove formatting from formulas and digits, to search one text in another."""
     for pattern, meant in _SETTING:
         text = pattern.sub(meant, text)
     return text
@@ -236,8 +236,8 @@ def _integer(digits: str) -> int:
 
 
 def _unit(text: str) -> str | None:
-    """Return the unit in normalized form; None if the text is no unit."""
-    text = " ".join(text.split())  # Runs of spaces would make the expression backtrack over all ways to split them.
+    """Return the unit in a normal form, "" for an empty text; None if the text is no unit."""
+    text = " ".join(text.split())  # With runs of spaces, the regular expression would try all ways to split them.
     if not text:
         return ""
     if not _UNIT.fullmatch(text):
@@ -253,10 +253,10 @@ def _money(sign: str | None) -> str:
 
 
 def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool = False) -> bool:
-    """Return True if both are equal.
+    """Return True if both quantities are equal.
 
-    A unit may be omitted, unless it is needed, or added; units are converted (500 cm = 5 m, but 5 m is not 5 cm). A
-    percentage also equals its number: 50 % is 0.5.
+    Units are converted: 500 cm = 5 m, but 5 m is not 5 cm. An answer may omit the unit (unless it is needed) or add
+    one. A percentage also equals the number it stands for: 50 % is 0.5.
     """
     if answer.unit == expected.unit:
         return answer.value == expected.value
@@ -273,7 +273,7 @@ def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool =
 
 
 def unit_ratio(unit: str, other: str) -> Fraction | None:
-    """Return the size of a unit in another one; None if they measure different things."""
+    """Return one `unit` measured in `other`; None if they measure different things."""
     one, another = _unit(unit), _unit(other)
     if not one or not another:
         return None
@@ -282,7 +282,9 @@ def unit_ratio(unit: str, other: str) -> Fraction | None:
 
 
 def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
-    """Compare if one is a percentage. The percent sign is optional if the number itself cannot be a share."""
+    """Compare quantities of which one is a percentage. The answer may omit the percent sign if the number is too large
+    for a share.
+    """
     if answer.unit and expected.unit:
         return False
     in_full = [quantity.value / (100 if quantity.is_percentage else 1) for quantity in (answer, expected)]
@@ -291,7 +293,7 @@ def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
 
 @lru_cache(_KEPT)
 def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
-    """Return factor and offset from one unit to another; None if they measure different things."""
+    """Return the factor and the offset that convert one unit into another; None if they measure different things."""
     from pint.errors import PintError
 
     registry = _registry()
@@ -311,7 +313,7 @@ def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _is_same_thing(one: str, other: str) -> bool:
-    """Return True if one name has all words of the other: 3 red apples are 3 apples."""
+    """Return True if one name contains all words of the other, ignoring plurals: 3 red apples are 3 apples."""
     things = [{word.lower().removesuffix("s") for word in unit.split()} for unit in (one, other)]
     return things[0] <= things[1] or things[1] <= things[0]
 

@@ -31,7 +31,8 @@ _PLAIN_DATA: Final = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Nam
 def _is_plain_data(answer: str) -> bool:
     """Return True if Python's `eval` of `answer` can only build lists of constants, or fail.
 
-    Names must be capital letters, because a scorer's own variables hold the right answer.
+    Names must consist of capital letters: otherwise an answer could name the scorer's own variables, which hold the
+    right answer.
     """
     try:
         tree = ast.parse(answer.strip(), mode="eval")
@@ -71,8 +72,9 @@ _GUARDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "prime_factorization": _is_product,
     "boxnet": _is_json_object,
 }
-"""Datasets whose scorer evaluates the answer as code, or fails on unexpected text -> check that an answer must pass. No
-other scorer of reasoning-gym compiles any part of an answer."""
+"""Checks that answers must pass before a dataset's scorer sees them, for datasets whose scorer evaluates the answer as
+code or fails on unexpected text. No other scorer of reasoning-gym evaluates any part of an answer.
+"""
 
 _REFUSED: Final[Mapping[str, str]] = {
     "composite": "it is a mixture of other datasets",
@@ -84,7 +86,7 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 
 class ReasoningGymTask:
-    """One dataset. A problem's metadata is the dataset's entry."""
+    """One dataset of reasoning-gym. A problem's metadata is the dataset's entry."""
 
     def __init__(self, dataset: str, build: Callable[[int], Any]) -> None:
         """`build` creates the dataset with one item from a 32-bit seed."""

@@ -62,7 +62,7 @@ def _make_own(place: str, options: Mapping[str, Any]) -> Task | Environment:
             do="Write python:MODULE:FUNCTION, with a module that this hub's Python finds (see PYTHONPATH).",
         ) from error
     except Exception as error:
-        # The module is a plug-in, so its author needs to see any exception of its import.
+        # The module is the operator's plug-in, whose import may raise any exception: show it to the operator.
         raise _failed(place, error) from error
     try:
         task: Task | Environment = make(options)

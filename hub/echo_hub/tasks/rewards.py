@@ -20,8 +20,9 @@ from echo_shared.records.rewards import components_of
 MAX_REWARD: Final = 1e6
 """Largest absolute reward of any task, because the learner squares differences of rewards in float32."""
 ROUNDING: Final = 1e-6
-"""Tolerance as a share of the span between the bounds. A reward beyond a bound by less counts as the bound; a reward
-below the highest by less counts as solved."""
+"""Tolerance, as a share of the span between the bounds. Rewards beyond a bound by less count as the bound. A reward
+that is below the highest by less counts as solved.
+"""
 
 
 SCORE: Final = "score"
@@ -37,7 +38,7 @@ class RewardBounds:
     lowest: float = 0.0
     highest: float = 1.0
     of_score: RewardBounds | None = None
-    """Bounds of the component `score`, for a reward with several components."""
+    """Bounds of the component `score`, if the reward is a sum of several components."""
 
     @classmethod
     def of(cls, task: Task | Environment) -> RewardBounds:
@@ -54,7 +55,7 @@ class RewardBounds:
 
     def read(self, given: object) -> float:
         """Convert a scorer's result to a reward. Raises ScorerError if it is no valid reward."""
-        # Text is refused, even "1".
+        # A text is refused, even "1".
         reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         if not self.hold(reward):
             bounds = f"from {self.lowest:g} to {self.highest:g}"
@@ -62,7 +63,9 @@ class RewardBounds:
         return min(max(reward, self.lowest), self.highest)
 
     def read_turn(self, given: object) -> float:
-        """Convert a turn's reward. Raises ScorerError unless it is finite and no larger than the span of the bounds."""
+        """Convert the reward of a turn. Raises ScorerError unless its size is finite and at most the span between the
+        bounds.
+        """
         reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         most = self.highest - self.lowest
         if not abs(reward) <= (1 + ROUNDING) * most:
@@ -78,7 +81,7 @@ class RewardBounds:
 
     @property
     def solved_at(self) -> float:
-        """Lowest reward of a solved problem; graders give less for the right form only."""
+        """Lowest reward of a solved problem. Rewards below may be for the right form alone."""
         return self.highest - ROUNDING * (self.highest - self.lowest)
 
     def is_solved(self, reward: float) -> bool:

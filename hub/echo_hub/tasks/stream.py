@@ -25,25 +25,29 @@ from echo_shared.errors import ConfigError
 from echo_shared.sampling.draws import derive_seed
 
 MAX_ATTEMPTS: Final = 1_000
-"""Attempts to draw one problem before the task counts as too small."""
+"""Number of attempts to draw one problem, after which the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
-"""Largest held-out share of a file's problems; 1,000 failed attempts then have a probability below 1e-22."""
+"""Largest share of a file's problems that may be held out. With it, the probability of 1,000 failed attempts is below
+1e-22.
+"""
 
 _TOO_LONG: Final = ConfigError("The problem is too long.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutProblems:
-    """A stream's held-out set, so that an equal stream need not draw it again."""
+    """A stream's held-out set. An equal stream can be given the set and need not draw it again."""
 
     prompts: tuple[str, ...]
-    """Prompts in order."""
+    """The set's prompts, in the order of its problem numbers."""
     lines: tuple[int, ...] = ()
-    """Numbers of the problems drawn from a `NumberedTask`, ascending."""
+    """Ascending numbers of these problems in their `NumberedTask`; empty for other tasks."""
 
 
 Order = Callable[..., int]
-"""Signature of `echo_hub.core.policy.permutation.permuted`: the item at a place, for a size and a key."""
+"""Signature of `echo_hub.core.policy.permutation.permuted`: returns the item at a place of a permutation, given its
+size and a key.
+"""
 
 
 class ProblemStream:
@@ -60,20 +64,22 @@ class ProblemStream:
         epochs: Order | None = None,
         avoid: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`fits`: True if the model's context has room for a prompt; raises ConfigError for an unusable prompt.
-        `heldout`: set of an equal stream; None = draw it.
-        `epochs`: order of a `NumberedTask`'s problems; None = draw with replacement.
-        `avoid`: called once; returns prompts of other tasks' held-out sets, which are not trained on either."""
+        """`fits` returns True if the model's context has room for a prompt, and raises ConfigError for an unusable
+        prompt. `heldout` is the held-out set of an equal stream; None means that it is drawn. `epochs` gives the order
+        of a `NumberedTask`'s problems; None means drawing with replacement. `avoid` is called once and returns the
+        prompts of other tasks' held-out sets, which are not trained on either.
+        """
         self._task = task
         self._run_seed = run_seed
         self._heldout_problems = heldout_problems
         self._fits = fits
         self._known = heldout
         self._avoid = avoid
-        self._numbered = task if isinstance(task, NumberedTask) else None  # Cached: a protocol check is slow.
+        # Cached, because a check against a protocol is slow.
+        self._numbered = task if isinstance(task, NumberedTask) else None
         self._epochs = epochs if self._numbered is not None else None
         self._passed_over: dict[int, ConfigError] = {}
-        """Numbers of a `NumberedTask`'s skipped problems, with the reasons."""
+        """Problems of a `NumberedTask` that were skipped as unusable: the reason by problem number."""
 
     def train(self, number: int) -> Problem:
         """Return problem `number` (0, 1, ...) of the training stream; prompts may repeat, but are never held out.
@@ -102,17 +108,19 @@ class ProblemStream:
         return size
 
     def line(self, place: int) -> Problem:
-        """Return a `NumberedTask`'s problem at `place` (0 .. num_lines - 1) among those not held out."""
+        """Return the problem at `place` (0 .. num_lines - 1) among the `NumberedTask`'s problems that are not
+        held out.
+        """
         assert self._numbered is not None
         return self._numbered.problem(place + bisect_right(self._held_before, place))
 
     @cached_property
     def _held_before(self) -> list[int]:
-        """For each held-out line, the number of training lines before it."""
+        """Return, for each held-out line, how many training lines precede it."""
         return [line - number for number, line in enumerate(self.held_out.lines)]
 
     def _suits(self, problem: Problem) -> bool:
-        """Return True if the problem may be trained on."""
+        """Return True if the problem may be trained on: usable, and not held out."""
         return problem.prompt not in self._heldout and self._failure(problem) is None
 
     def heldout(self, number: int) -> Problem:
@@ -186,7 +194,9 @@ class ProblemStream:
             )
 
     def _first_outside(self, taken: Container[str], *place: int | str) -> tuple[Problem, int]:
-        """Return the first drawn problem for `place` that fits and is not in `taken`, with its seed."""
+        """Return the first drawn problem for `place` (names of the stream and its position) that is usable and whose
+        prompt is not in `taken`. Also return its seed.
+        """
         failures: list[ConfigError] = []
         for attempt in range(MAX_ATTEMPTS):
             seed = self._seed(attempt, *place)
@@ -215,10 +225,11 @@ class ProblemStream:
         try:
             return None if self._fits(problem.prompt) else _TOO_LONG
         except ConfigError as error:
-            return ConfigError(error.what, got=error.got, do=error.do)  # Drops the cause, which holds the prompt.
+            # Make a new error: the original one refers to its cause, which holds the prompt.
+            return ConfigError(error.what, got=error.got, do=error.do)
 
     def _check_attempts(self, failures: Sequence[ConfigError]) -> None:
-        """Raise ConfigError if all attempts were skipped because of faults or length."""
+        """Raise ConfigError, with the reason, if all attempts gave unusable or too long problems."""
         if wrong := [failure for failure in failures if failure is not _TOO_LONG]:
             raise ConfigError(
                 "The task's problems cannot be given to the model.",

@@ -15,14 +15,14 @@ from typing import Any, Final
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 MOST_CALLS: Final = 16
-"""Limit per reply; further calls together give one `BadCall`."""
+"""Largest number of calls in a reply. All further calls together give one `BadCall`."""
 MOST_CHARACTERS: Final = 65_536
-"""Limit per call."""
+"""Largest length of one call, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool's name and arguments; the task must check both."""
+    """A tool's name and arguments as the model wrote them; the task must check both."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -30,7 +30,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadCall:
-    """An invalid call."""
+    """A call that cannot be parsed."""
 
     problem: str
     """Sentence that tells the model what is wrong."""

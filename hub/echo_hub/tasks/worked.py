@@ -26,13 +26,13 @@ class WorkedOptions(TaskOptions):
     """Options that select the problems."""
 
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = ("+",)
-    """Drawn with equal probability."""
+    """Operations that a problem may have, drawn with equal probability."""
     shortest: Annotated[int, Field(ge=1, le=32)] = 1
-    """Fewest digits of a term; the number of digits is uniformly distributed."""
+    """Fewest digits of a term of a sum. The number of digits is uniformly distributed."""
     longest: Annotated[int, Field(ge=1, le=32)] = 8
     """Most digits of a term."""
     longest_factor: Annotated[int, Field(ge=1, le=32)] = 3
-    """Most digits of a factor; the fewest is one."""
+    """Most digits of a factor of a product; the fewest is one."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -15,7 +15,9 @@ class Message:
 
     text: str
     role: Literal["user", "tool"] = "user"
-    """The chat template renders a tool's turn in its own format; without a chat template, roles are not visible."""
+    """What sent the message. A chat template renders a tool's message in its own format; without a chat template, roles
+    are invisible.
+    """
     name: str = ""
     """Name of the tool, for templates that show it."""
     tool_call_id: str = ""
@@ -23,22 +25,25 @@ class Message:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields in the form that chat templates take."""
+        """Return the message in the form that chat templates take."""
         fields = {"role": self.role, "content": self.text, "name": self.name, "tool_call_id": self.tool_call_id}
         return {name: value for name, value in fields.items() if value or name in ("role", "content")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation(Message):
-    """The episode continues: `text` is the next turn, of a user (then not empty) or a tool."""
+    """The environment's response if the episode continues: `text` is the next message, of a user (then not empty) or of
+    a tool.
+    """
 
     more: tuple[Message, ...] = ()
-    """Further turns before the model's next one: answers of other tools that it called at once."""
+    """Further messages before the model's next turn: answers of other tools called in the same turn."""
     reward_if_cut: float = 0.0
-    """Episode reward if the base model's context has no room for another turn. The episode then has no components, and
-    components with a weight count as their lowest value."""
+    """Reward of the episode if the base model's context has no room for another turn. The episode then has no
+    components; those with a weight count as their lowest value.
+    """
     turn_reward: float = 0.0
-    """Share of the episode's reward earned by the answered turn; may be negative."""
+    """Part of the episode's reward that the answered turn earned; may be negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ TOOL: Final = "calculate"
 MOST_CHARACTERS: Final = 200
 """Limit on the length of an expression."""
 BAD_CALL: Final = -0.1
-"""Turn reward of a turn with an invalid call."""
+"""Reward of a turn that contains an invalid call."""
 _DEFINITION: Final[Mapping[str, Any]] = {
     "type": "function",
     "function": {
@@ -47,7 +47,9 @@ class CalculatorOptions(TaskOptions):
 
 
 class CalculatorEnvironment:
-    """The reward is 1 for the product, as a bare number or in `<answer>` tags, even without a tool call."""
+    """Multiplication with a calculator. The reward is 1 for the product, as a bare number or in `<answer>` tags, with
+    or without a tool call.
+    """
 
     name = "environment:calculator"
 

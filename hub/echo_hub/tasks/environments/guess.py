@@ -23,9 +23,9 @@ class GuessOptions(TaskOptions):
     digits: Annotated[int, Field(ge=1, le=9)] = 1
     """Digits of all numbers; numbers of several digits never start with a zero."""
     numbers: Annotated[int, Field(ge=2, le=9)] = 7
-    """Numbers in the widest range; the narrowest has two."""
+    """Number of numbers in the widest range; the narrowest range has two."""
     turns: Annotated[int, Field(ge=1, le=16)] = 3
-    """Limit on wrong guesses. Among 2**turns - 1 numbers, perfect play always wins."""
+    """Number of wrong guesses after which the game is lost. Among 2**turns - 1 numbers, perfect play always wins."""
 
 
 class GuessEnvironment:
@@ -52,7 +52,7 @@ class GuessEnvironment:
         return Problem(prompt=f"{low}-{high}=", metadata={"low": low, "high": high, "hidden": rng.randint(low, high)})
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
-        """Answer the last guess; an invalid number wastes the turn, and the answer is `?`."""
+        """Answer the last guess. An invalid number uses up the turn, and the answer is `?`."""
         low, high, hidden = (problem.metadata[name] for name in ("low", "high", "hidden"))
         guess = self._guess(replies[-1])
         if guess == hidden:

@@ -28,11 +28,11 @@ Place = tuple[int, int]
 
 MOVES: Final[Mapping[str, Place]] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 ATTEMPTS: Final = 2_000
-"""Limit on the boards drawn to find one that meets the options."""
+"""Largest number of boards drawn for one problem, until one meets the options."""
 STATES: Final = 200_000
-"""Limit on the states searched for one problem over all boards; takes seconds with any options."""
+"""Largest number of board states searched for one problem, over all its boards. The search takes seconds at most."""
 STATES_OF_BOARD: Final = 20_000
-"""Limit on the states searched for one board's solution; boards with deeper solutions are rejected."""
+"""Largest number of states searched for the solution of one board. A board that needs more is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class SokobanBoard:
 
 
 def solution(board: SokobanBoard) -> str | None:
-    """Return the shortest solution, first in the order U, D, L, R among equals; None if there is none."""
+    """Return the shortest solution; None if there is none. Of several, return the first one in the order U, D, L, R."""
     return _search(board, most_moves=None, most_states=None).moves
 
 
@@ -98,7 +98,7 @@ def solution(board: SokobanBoard) -> str | None:
 class _Searched:
     moves: str | None
     states: int
-    """Number of states searched."""
+    """Number of states that the search has visited."""
 
 
 def _search(board: SokobanBoard, *, most_moves: int | None, most_states: int | None) -> _Searched:
@@ -139,7 +139,7 @@ class SokobanOptions(TaskOptions):
     turns: Annotated[int, Field(ge=1, le=16)] = 4
     """Rounds until the game is lost."""
     moves_a_turn: Annotated[int, Field(ge=1, le=64)] = 8
-    """Moves per round; further moves in an answer are ignored."""
+    """Number of moves in a round; further moves of an answer are ignored."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -196,7 +196,7 @@ class SokobanEnvironment:
 
 
 def drawn(options: SokobanOptions, rng: random.Random) -> SokobanBoard | None:
-    """Draw a random board, which may be unsolvable; None if the free squares do not suffice."""
+    """Draw a random board, which may be unsolvable. Return None if there are too few free squares."""
     edge = options.size + 1
     inside = [(row, column) for row in range(1, edge) for column in range(1, edge)]
     outer = {(row, column) for row in range(edge + 1) for column in range(edge + 1)} - set(inside)
@@ -219,12 +219,12 @@ def is_cornered(board: SokobanBoard) -> bool:
 
 
 def distance(board: SokobanBoard) -> int:
-    """Return the sum over boxes of the steps to the nearest goal, ignoring walls."""
+    """Return the sum, over all boxes, of the number of steps to the nearest goal, ignoring walls."""
     return sum(min(_steps(box, goal) for goal in board.goals) for box in board.boxes)
 
 
 def _earned(board: SokobanBoard, start: SokobanBoard) -> float:
-    """Return the reward of a game that is lost with this board."""
+    """Return the reward of a game that is lost in the position `board`."""
     return 0.5 * max(0.0, 1 - distance(board) / max(1, distance(start)))
 
 
