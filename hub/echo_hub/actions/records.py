@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 Scope = Literal["read", "operate", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = ("read", "operate", "admin")
-"""In ascending order; each scope includes those before it."""
+"""Scopes of tokens in ascending order. Each permits everything that those before it permit."""
 
 
 def is_good_for(scope: Scope, wanted: Scope) -> bool:
@@ -18,19 +18,19 @@ def is_good_for(scope: Scope, wanted: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """The author of an action, and the interface that was used."""
+    """The author of an action, and the interface through which it was requested."""
 
     via: Literal["page", "api", "cli"]
     who: str
-    """The address of the page's visitor, a token's name, or a user of the hub's computer."""
+    """Address of the page's visitor, name of an API token, or user of the hub's computer."""
     scope: Scope = "admin"
 
 
 class ActionOutcome(StrEnum):
-    """The outcome of an action."""
+    """What became of an action."""
 
     WANTED = "wanted"
-    """Stored in the database, but not carried out yet."""
+    """Stored in the database, but not yet carried out by the hub."""
     DONE = "done"
     REFUSED = "refused"
 
@@ -41,21 +41,21 @@ class ActionRecord:
 
     number: int
     asked_at: float
-    """Seconds since the epoch, like all times here."""
+    """Time of the request, in seconds since the epoch, like all times here."""
     via: str
     who: str
     action: str
     request: Mapping[str, Any]
     """The action's fields; never a secret."""
     undoes: int | None = None
-    """Number of the action that this one undoes."""
+    """Number of the action that this action reverses; None if it reverses none."""
     outcome: ActionOutcome
     settled_at: float | None = None
-    """Time when it was done or refused."""
+    """Time at which the action was done or refused; None until then."""
     before: Any = None
     after: Any = None
     detail: str = ""
-    """The result, or the reason for the refusal."""
+    """The result in words, or the reason for the refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,9 +37,9 @@ WaitOption = Annotated[
 
 
 def me() -> Actor:
-    """Return the current user of this computer."""
+    """Return the author of this command's actions: the current user of this computer."""
     user = "somebody"
-    with suppress(OSError, KeyError):  # A container may have no such user.
+    with suppress(OSError, KeyError):  # In a container, the user id may have no name.
         user = getpass.getuser()
     return Actor(via="cli", who=user)
 
@@ -126,7 +126,7 @@ def audit(
             Text(_plain(one.after)),
             Text(one.detail),
         )
-    Console(width=1_000).print(table)  # Scripts read it.
+    Console(width=1_000).print(table)  # Use a width that no terminal limits, because scripts read the table.
 
 
 def tokens(
@@ -181,7 +181,7 @@ def tell(record: ActionRecord) -> None:
 
 
 def _fields(action: str, values: Sequence[str]) -> dict[str, Any]:
-    """Assign values to the action's fields. Raises WrongRequestError if there are too many."""
+    """Assign the values of the command line to the action's fields. Raises WrongRequestError if there are too many."""
     names = [name for name in TABLE[action].model_fields if name != "action"] if action in TABLE else []
     fields: dict[str, Any] = {}
     places = iter(names)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 console = Console(soft_wrap=True, highlight=False)
 MOST_CHARACTERS: Final = 2_000
-"""Length limit of a printed text; longer ones show their beginning and end."""
+"""Largest number of characters printed of a text. Of a longer text, the beginning and the end are printed."""
 SHOWN: Final = 2
-"""Completions shown per group: the first solved and the first unsolved one, if both exist."""
+"""Number of completions printed for each group: the first solved and the first unsolved one, if both exist."""
 
 
 def print_example(example: AnswerExample) -> None:

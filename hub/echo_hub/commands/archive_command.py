@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class _Done:
-    """The result for one file."""
+    """What the command did with one archive file."""
 
     file: str
     first_step: int
@@ -28,9 +28,9 @@ class _Done:
     rollouts: int
     bytes: int
     written: bool
-    """True if it was written now."""
+    """True if the command has written the file; False if it existed already."""
     deleted: int = 0
-    """Rollouts deleted from the database now."""
+    """Number of rollouts that the command has deleted from the database."""
 
     def __str__(self) -> str:
         from echo_hub.dashboard.formats import size

@@ -53,7 +53,7 @@ def compare(
         typer.echo(json.dumps(jsonable({"runs": told, "settings": settings}), indent=2, allow_nan=False))
         return
     names = [f"{run} ({config.run.name})" for run, config in zip(runs, configs, strict=True)]
-    # Wide regardless of the terminal: truncated names would be useless.
+    # Use a width that no terminal limits, because truncated names would be useless.
     console = Console(width=1_000, highlight=False)
     console.print(_settings(settings, names))
     console.print(_curves(curves, names, keys))

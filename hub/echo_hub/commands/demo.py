@@ -44,7 +44,7 @@ REFRESH_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """The demo's results; `seconds` from its start to the evaluation of the last version."""
+    """The demo's results. `seconds` passed from its start to the evaluation of the last version."""
 
     accuracy_before: float
     accuracy_after: float
@@ -57,7 +57,7 @@ class DemoReport:
     trained: int
     dropped: dict[str, int]
     trained_tokens: LengthsView | None
-    """Sampled lengths of the newest trained rollouts; None if there are none."""
+    """Lengths in tokens of the newest trained completions; None if there are none."""
     dashboard_url: str
     adapter: str
 
@@ -66,7 +66,7 @@ class DemoReport:
 
 
 def missing_engine() -> str | None:
-    """Return a line that tells how to install llama.cpp. None if llama.cpp is installed."""
+    """Return a line that tells how to install llama.cpp; None if llama.cpp is installed."""
     if importlib.util.find_spec("llama_cpp") is not None:
         return None
     command = f"{sys.executable} -m pip install llama-cpp-python"
@@ -74,9 +74,10 @@ def missing_engine() -> str | None:
 
 
 def default_backends() -> tuple[str, str]:
-    """Return the backends of two nodes: llama.cpp and PyTorch, or PyTorch twice without llama.cpp.
+    """Return the engines of the demo's two nodes: llama.cpp and PyTorch, or PyTorch twice if llama.cpp is not
+    installed.
 
-    The hub requires PyTorch, so PyTorch is always installed.
+    The hub requires PyTorch, so it is always installed.
     """
     return ("llama_cpp" if missing_engine() is None else "torch", "torch")
 
@@ -90,9 +91,9 @@ async def run_demo(
     report_to: Callable[[DemoReport], None],
     spawned: SupervisedChild | None,
 ) -> None:
-    """Run to the end or until cancelled; all processes it started have ended when this returns.
+    """Run the demo to its end, or until cancelled. All processes that it started have ended when this returns.
 
-    `spawned`: as in `open_hub`. Raises ConnectError if a node ends before the run does.
+    `spawned` is passed to `open_hub`. Raises ConnectError if a node ends before the run does.
     """
     started, console = time.monotonic(), Console()
     async with open_hub(config, directory, spawned=spawned) as hub, asyncio.TaskGroup() as tasks:
@@ -122,7 +123,7 @@ class _Node:
 
 @asynccontextmanager
 async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterator[list[_Node]]:
-    """Start one node per backend, and stop them all on exit."""
+    """Start one node for each engine. Stop all of them when the block ends."""
     nodes: list[_Node] = []
     try:
         for number, backend in enumerate(backends, start=1):
@@ -134,7 +135,7 @@ async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterat
 
 @contextmanager
 def _watched(nodes: list[_Node], tasks: asyncio.TaskGroup) -> Iterator[None]:
-    """Raise an error if a node ends inside the block."""
+    """Within the block, raise an error as soon as a node ends."""
     watchers = [tasks.create_task(_watch(node)) for node in nodes]
     try:
         yield
@@ -167,7 +168,7 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
             "-m",
             "echo_node.main",
             *arguments,
-            # Closing it tells the node that this process has ended, for whatever reason.
+            # When this process ends, for whatever reason, the pipe closes, and the node ends too.
             stdin=asyncio.subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -176,10 +177,10 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
                 "OMP_NUM_THREADS": "1",
                 "ECHO_NODE_EXIT_WITH_STDIN": "true",
                 "ECHO_NODE_BENCH_SECONDS": "0",
-                # At low priority, nodes would get no processor time next to the learner on this machine.
+                # At the default low priority, the learner on this machine would leave the nodes no processor time.
                 "ECHO_NODE_MANNERS__PRIORITY": "normal",
             },
-            start_new_session=True,  # Only this process handles Ctrl-C in the terminal.
+            start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which then stops the nodes.
         )
     return _Node(name=name, process=process, log=log)
 
@@ -207,7 +208,7 @@ async def _show_until_finished(hub: Hub, console: Console) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_S):
                     await hub.progress.finished.wait()
-            finished = hub.progress.finished.is_set()  # Then what is shown below is the end.
+            finished = hub.progress.finished.is_set()  # Then the figures read below are final.
             view = await hub.pages.run_view()
             progress.update(steps, completed=view.trained_step)
             live.update(_table(progress, view, await hub.pages.nodes()))
@@ -233,7 +234,7 @@ def _number(value: float | None, form: str) -> str:
 async def _report(hub: Hub, *, seconds: float) -> DemoReport:
     view, nodes = await hub.pages.run_view(), await hub.pages.nodes()
     accuracy_before, accuracy_after = view.accuracy_before, view.accuracy_after
-    assert accuracy_before is not None and accuracy_after is not None  # Both exist once the run is finished.
+    assert accuracy_before is not None and accuracy_after is not None  # A finished run has both.
     return DemoReport(
         accuracy_before=accuracy_before,
         accuracy_after=accuracy_after,

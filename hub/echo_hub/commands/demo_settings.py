@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 Settings = dict[str, dict[str, Any]]
-"""By section, as accepted by `load_config`."""
+"""Settings by section, as `load_config` accepts them."""
 
 
 class DemoTask(StrEnum):
@@ -30,15 +30,18 @@ _COMMON: Final[Settings] = {
     "server": {"shared_memory": False},
     "dissemination": {"way": "swarm"},
 }
-"""The demo's nodes behave like nodes on other machines: no shared memory, adapters through the swarm."""
+"""Settings of every demo task: nodes behave as if on other machines, without shared memory and with adapters through
+the swarm.
+"""
 
 _SMALL: Final[Settings] = {
     "model": {"base": "builtin:small"},
     "training": {"steps": 40, "groups_per_step": 16, "learning_rate": 1e-3},
     "evaluation": {"problems": 256},
 }
-"""Batch sizes for which a step takes a few seconds on one core, with a model four times as large and long
-completions."""
+"""Settings of the demo tasks with working. With them a step takes a few seconds on one core, although the model is four
+times as large and completions are long.
+"""
 
 _OF_TASK: Final[Mapping[DemoTask, Settings]] = {
     DemoTask.ARITHMETIC: {

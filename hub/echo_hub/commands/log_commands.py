@@ -49,7 +49,7 @@ def log(
 
 
 def _looked_at(lines: int, level: str) -> int:
-    """Return how many last lines to search: all, if a level filters them."""
+    """Return the number of last lines to read: `lines`, or all of them if a level leaves some out."""
     return lines if level == "debug" or not lines else 2**31
 
 
@@ -58,7 +58,7 @@ def _at_least(level: str, lines: Iterable[str]) -> Iterator[tuple[str, dict[str,
     for line in lines:
         try:
             said = json.loads(line)
-        except ValueError:  # A line truncated by a crash of the machine.
+        except ValueError:  # A crash of the machine has truncated this line.
             continue
         if isinstance(said, dict) and _place(said.get("level")) >= _place(level):
             yield line, said

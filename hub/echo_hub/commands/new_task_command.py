@@ -100,7 +100,7 @@ def new_task(
 
 
 def _checked(name: str) -> str:
-    """Return `name` if it is valid as a new module name. Raises ConfigError if it is invalid or taken."""
+    """Return `name` if it can be the name of a new module. Raises ConfigError if it is invalid or taken."""
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
         raise ConfigError(
             "This is not a valid module name.", got=name, do="Use letters, digits and underscores: my_task"

@@ -96,11 +96,11 @@ class PlannedFleet:
     nodes: tuple[NodeClass, ...]
     kinds: tuple[NodeClass, ...]
     scoring: str = ""
-    """Where scoring runs; "" for a fleet from a file."""
+    """Where scoring runs, in words; "" for a fleet from a file."""
     verifying: str = ""
-    """Where verifying runs, likewise."""
+    """Where verifying runs, in words; "" for a fleet from a file."""
     evaluating: str = ""
-    """Where evaluation runs, likewise."""
+    """Where evaluation runs, in words; "" for a fleet from a file."""
     spent: LearnerTime | None = None
     """How the learner spent its recent time; None for a fleet from a file."""
 
@@ -114,15 +114,17 @@ class Plan:
     prediction: Prediction
     advice: Advice
     cheapest: Mix | None
-    """The cheapest nodes to add, of one or two classes."""
+    """The cheapest nodes to add, of one or two kinds; None if no addition reaches the target."""
     times_as_many: float | None
-    """Factor by which to multiply the present nodes to reach the target; None if no number reaches it."""
+    """Factor by which the present nodes would have to be multiplied to reach the target; None if no factor
+    reaches it.
+    """
     placement: Placement | None
     """The cheapest subset of the present nodes that reaches the target, and its settings."""
     verdict: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures; None for infinite values."""
+        """Return all figures as JSON. Infinite values become None."""
         period_s = self.prediction.period_s
         told = asdict(self.prediction)
         return {
@@ -148,7 +150,9 @@ class Plan:
 
 
 def fleet_of_run(store: Store, config: HubConfig) -> PlannedFleet:
-    """Measure the fleet from the newest steps and recently active nodes. Raises ConfigError before the first step."""
+    """Return the fleet of a run, measured over the newest steps and recently active nodes. Raises ConfigError before
+    the first step.
+    """
     steps = newest_steps(store)
     pace = read_pace(store, config, steps, None)
     if pace is None:
@@ -204,7 +208,7 @@ def fleet_of_file(path: Path) -> PlannedFleet:
         raise ConfigError(
             "The fleet file is invalid.", got=f"{place_of or path.name}: {wrong['msg']}", do=_SEE_EXAMPLE
         ) from error
-    except (OSError, ValueError, RecursionError) as error:  # RecursionError: lists nested too deeply.
+    except (OSError, ValueError, RecursionError) as error:  # Too deeply nested lists raise RecursionError.
         raise ConfigError("The fleet file cannot be read.", got=f"{path}: {error}", do=_SEE_EXAMPLE) from error
     kinds = tuple(NodeClass(**entry.model_dump() | {"name": display_name(entry.name)}) for entry in said.nodes)
     is_async = said.mode == "async"
@@ -225,9 +229,9 @@ _SEE_EXAMPLE: Final = "Compare it with the output of: echo-hub plan --example"
 def changed(
     fleet: PlannedFleet, *, staleness: int | None = None, publish_every: int | None = None, add: Sequence[str] = ()
 ) -> PlannedFleet:
-    """Return the fleet with other settings and more nodes.
+    """Return the fleet with other settings and with more nodes.
 
-    `add`: CLASS=N, with the full name of a class or a part that only one class has.
+    `add` has entries CLASS=N; CLASS is the name of a class, or a part of it that no other class contains.
     """
     workload, nodes = fleet.workload, list(fleet.nodes)
     if workload.mode != "async" and (staleness is not None or publish_every is not None):

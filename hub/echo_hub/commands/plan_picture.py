@@ -14,7 +14,7 @@ from echo_hub.core.capacity.timeline import Lane, TimeSpan, timeline
 
 WIDTH: Final = 960.0
 LEFT: Final = 96.0
-"""X position of time 0."""
+"""Horizontal position of time 0 in the picture."""
 
 LANE_HEIGHT: Final = 34.0
 TOP: Final = 58.0
@@ -24,15 +24,15 @@ COLOURS: Final[dict[Lane, str]] = {
     "broadcast": "#6747ad",
     "sampling": "#33689b",
 }
-"""Same colours as on the operator's page."""
+"""Colours of the picture's bars, the same as on the operator's page."""
 
 TICKS: Final = 6
 LETTER: Final = 7.0
-"""Width of a digit."""
+"""Width of a digit in the picture's font."""
 
 
 def write_svg(plan: Plan, path: Path) -> None:
-    """Write a few steps of the plan; nothing if no rollouts are sampled."""
+    """Write the picture of a few steps to `path`. Write nothing if the nodes return no rollouts."""
     told = plan.prediction
     if told.rollouts_per_s:
         title = f"The learner trains {told.utilisation:.0%} of the time, a step every {seconds(told.period_s)}"

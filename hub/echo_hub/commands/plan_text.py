@@ -19,7 +19,7 @@ LANES: Final[dict[str, tuple[Lane, ...]]] = {
     "broadcast": ("broadcast",),
     "sampling": ("sampling",),
 }
-"""Rows of the picture, with the lanes drawn in each."""
+"""Rows of the picture: for each name, the kinds of time spans drawn in it."""
 
 FILL: Final[dict[Lane, str]] = {"training": "=", "waiting": ".", "broadcast": ">", "sampling": "-"}
 KINDS_SHOWN: Final = 20
@@ -31,7 +31,7 @@ SPENT: Final = {
     "down": "learner down",
     "start": "start of the run",
 }
-"""Labels of `learner_time.REASONS`."""
+"""Labels for the learner's reasons for waiting, `learner_time.REASONS`."""
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

@@ -21,7 +21,7 @@ from echo_shared.records.health import HubState
 
 REFRESH_S: Final = 2.0
 PLAIN_S: Final = 300.0
-"""Without a terminal: the shortest interval between lines, except at state changes."""
+"""Seconds between two lines without a terminal. A change of the run's state is printed at once."""
 DONE: Final = "The pages stay available until you press Ctrl-C."
 
 
@@ -41,7 +41,9 @@ def line_of(view: RunView) -> str:
 
 
 class ServeLine:
-    """`read` returns the run's state. `terminal`: the console that log lines use; `out`: any other file."""
+    """Shows the run's status. `read` returns the run's view. `terminal` is the console that log lines use, `out` the
+    file for lines if there is no terminal.
+    """
 
     def __init__(self, read: Callable[[], Awaitable[RunView]], *, terminal: Console, out: TextIO) -> None:
         self._read = read
@@ -79,11 +81,11 @@ class ServeLine:
             waited_s += REFRESH_S
 
     async def _view(self) -> RunView | None:
-        """Return the run's state; None if the database cannot be read now, which is logged elsewhere."""
+        """Return the run's view; None if the database cannot be read now. Another part of the hub logs that."""
         with suppress(StorageError):
             return await self._read()
         return None
 
     def _say(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # The reader of the output may be gone.
+        with suppress(OSError, ValueError):  # The reader of the output may have ended.
             print(line, file=self._out, flush=True)

@@ -81,7 +81,7 @@ def sft(
 
 @contextmanager
 def _stopping() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; the second one ends the process as usual."""
+    """Yield an event that the first Ctrl-C or SIGTERM sets. A second signal ends the process as usual."""
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}

@@ -27,27 +27,29 @@ from echo_shared.errors import ConfigError
 from echo_shared.sampling.draws import derive_seed
 
 SAMPLED: Final = 64
-"""Problems sampled to measure lengths."""
+"""Number of the task's problems that are sampled to measure lengths."""
 TAGS: Final = "\nEnd with your answer as <answer>...</answer>."
 _OF_ANSWER: Final = 4
-"""Completion tokens per token of the reference answer, to leave space for working."""
+"""Completion tokens allowed for each token of the reference answer, to leave space for working."""
 _CHAT_TOKENS: Final = 96
-"""Additional tokens for what a chat model writes around an answer."""
+"""Completion tokens allowed in addition for what a chat model writes around an answer."""
 _THINKING_TOKENS: Final = 1_024
 _LEAST_TOKENS: Final = 16
 _SMALL: Final = 1_000_000_000
-"""Number of weights below which a base model solves few problems."""
+"""Number of weights below which a base model is expected to solve few problems."""
 _RATES: Final = ((500_000_000, 1e-4), (3_000_000_000, 5e-5))
-"""(number of weights, learning rate for models below that size)."""
+"""Learning rates for models with fewer weights than the first number."""
 _LARGE_RATE: Final = 2e-5
 _ROLLOUTS: Final = 128
-"""Rollouts per step."""
+"""Number of rollouts in a step."""
 _SAVED_OF_HIDDEN, _SAVED_OF_INNER = 14, 4
-"""Values per token that each layer keeps for the backward pass, in multiples of hidden size and of inner size."""
+"""Values that each layer keeps per token for the backward pass, as multiples of the hidden size and of the
+inner size.
+"""
 
 Section = dict[str, Any]
 Suited = dict[str, dict[str, tuple[Any, str]]]
-"""By section and key: (value, reason)."""
+"""Chosen settings: (value, reason) by section, then by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +58,19 @@ class BaseFacts:
 
     num_weights: int
     activation_bytes: int
-    """Activations of one token in float32, for the backward pass; 0 if the configuration does not tell."""
+    """Bytes that the activations of one token take in float32 for the backward pass; 0 if the model's configuration
+    does not tell.
+    """
     is_chat: bool
     thinks: bool
     context_tokens: int
 
 
 def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) -> tuple[HubConfig, Suited]:
-    """Return the settings, and those to write to the file. `flags`: model.base, task.name and all other given settings.
+    """Return all settings, and those to write to the file with their reasons.
 
-    Raises ConfigError if base or task cannot be used, or do not fit each other.
+    `flags` are model.base, task.name and all other settings given by the user. Raises ConfigError if base or task
+    cannot be used, or do not fit each other.
     """
     given = load_config(None, flags)
     base_dir = resolve_base(given.model.base)
@@ -84,7 +89,7 @@ def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) ->
 
 
 def _merged(values: Mapping[str, Section], flags: Mapping[str, Mapping[str, Any]]) -> dict[str, Section]:
-    """Merge the two; flags win."""
+    """Return the chosen values with the user's flags, which take precedence."""
     given = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in flags.items()}
     return {name: {**values.get(name, {}), **given.get(name, {})} for name in [*values, *given]}
 
@@ -225,6 +230,6 @@ def _sampled(task: Any, name: str, number: int) -> Problem:
     try:
         problem: Problem = task.sample(derive_seed(name, "suited settings", number))
     except Exception as error:
-        # A task is a plug-in: its author needs to read whatever its sampler raised.
+        # The task is a plug-in, so show its author any exception of its sampler.
         raise ConfigError("The task cannot sample a problem.", got=repr(error), do="Fix its sample method.") from error
     return problem

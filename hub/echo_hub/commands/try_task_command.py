@@ -139,7 +139,9 @@ async def _answer(config: HubConfig, count: int) -> BaseAnswers:
 
 @contextlib.asynccontextmanager
 async def _opened(config: HubConfig) -> AsyncIterator[tuple[Problems, ScoringPool, Evaluator]]:
-    """Open a task outside of any run: its problems, scorer processes, and an evaluator that starts on demand."""
+    """Open a task outside of any run. Yield its problems, its scorer processes, and an evaluator that starts
+    on demand.
+    """
     from echo_hub.evaluation.evaluator import evaluator_of
     from echo_hub.learner.settings import LearnerSettings
     from echo_hub.lifecycle.cluster_of_run import open_cluster

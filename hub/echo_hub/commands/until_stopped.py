@@ -15,9 +15,10 @@ from echo_shared.errors import EchoError
 
 
 def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run resumes where it stopped") -> Any:
-    """Run to the end, or until Ctrl-C or SIGTERM cancels it, so that everything closes in order; then return None.
+    """Run `main` to its end, or until Ctrl-C or SIGTERM cancels it, so that everything closes in order; then return
+    None.
 
-    `stopped`: what happens to the unfinished work, for the message to the user.
+    `stopped` tells the user what happens to the unfinished work.
     """
 
     async def until_signalled() -> Any:
@@ -36,7 +37,7 @@ def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(until_signalled())
     except BaseExceptionGroup as group:
-        # Tasks in a group fail together; the user needs the one error with a text for users.
+        # If several tasks of a group fail together, show the user the one error that has a text for users.
         raise _known(group) from group
 
 

@@ -45,7 +45,9 @@ from echo_shared.files.atomic import disk_errors, sync
 FORMAT: Final = 1
 ROWS_A_FILE: Final = 50_000
 TOKENS_A_FILE: Final = 5_000_000
-"""Approximate, because a step is never split. The limits keep a file small enough to compare in memory."""
+"""Approximate number of tokens in a file, because a step is never split. The limits keep a file small enough to be
+compared in memory.
+"""
 METADATA: Final = b"echo"
 _CANNOT_WRITE: Final = "The archive cannot be written."
 
@@ -93,7 +95,9 @@ class Archive:
             lock.release()
 
     def files(self) -> list[ArchiveFile]:
-        """Return the files in order of steps, after checking that each matches the run's database."""
+        """Return the archive's files in order of steps, after checking that each belongs to this run and matches its
+        database.
+        """
         found = sorted(map(self._about, self._folder.glob("steps-*.parquet")), key=lambda one: one.span.after.step)
         there, gone = self._store.read(read_first_mark).step, self._gone()
         for one in found:
@@ -113,7 +117,9 @@ class Archive:
         return found
 
     def missing(self, files: Sequence[ArchiveFile]) -> list[tuple[int, int]]:
-        """Return ranges of steps found neither in the database nor in a file: dropped or archived elsewhere."""
+        """Return the ranges of steps that are neither in the database nor in a file: deleted without archiving, or
+        archived elsewhere.
+        """
         found, there = [], self._store.read(read_first_mark).step
         for after, through in [*((one.span.after.step, one.span.through.step) for one in files), (self._gone(), 0)]:
             if after > there:
@@ -144,7 +150,9 @@ class Archive:
         return ArchiveFile(path=path, span=span, rollouts=said["rollouts"])
 
     def write(self, *, before_step: int) -> Iterator[ArchiveFile]:
-        """Write archivable steps before `before_step` that no file contains yet."""
+        """Write files for all archivable steps before `before_step` that are in no file yet. Yield each file when it is
+        complete.
+        """
         there, last, beginning = self.files(), self._store.read(read_last), self._store.read(read_first_mark)
         after = max(
             [
@@ -196,9 +204,9 @@ class Archive:
         return ArchiveFile(path=path, span=span, rollouts=table.num_rows)
 
     def delete(self, one: ArchiveFile, *, who: str) -> int:
-        """Delete the rollouts in this file from the database, and return their number.
+        """Delete the rollouts of this file from the database, and return their number.
 
-        Pauses after each transaction for as long as it took, so that a running hub can write.
+        After each transaction, pause for as long as the transaction took, so that a running hub can write meanwhile.
         """
         last = self._store.read(read_last)
         if last is not None and one.span.through.step <= last.after.step:
@@ -237,7 +245,7 @@ def _damaged(path: Path, got: str) -> StorageError:
 
 
 def _portions(ripe: Sequence[Ripe]) -> Iterator[list[Ripe]]:
-    """Split consecutive steps into portions of one file each."""
+    """Split consecutive steps into portions, each of them for one file."""
     steps: list[Ripe] = []
     for one in ripe:
         steps.append(one)

@@ -1,4 +1,4 @@
-"""Shared parts of the operator's commands that read a run's store, whether a hub serves the run or not."""
+"""Shared parts of the operator's commands that read a run's database, whether a hub serves the run or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's dire
 
 @contextmanager
 def store_of(directory: RunDirectory) -> Iterator[Store]:
-    """Open the run's store. Raises ConfigError if no hub has created it yet."""
+    """Open the run's database. Raises ConfigError if no hub has created it yet."""
     from echo_hub.store.store import Store
 
     directory.check()
@@ -35,7 +35,7 @@ def store_of(directory: RunDirectory) -> Iterator[Store]:
 
 
 def check_writable(figures: Path | None) -> None:
-    """Raise ConfigError, before any work, if the figures file cannot be written."""
+    """Raise ConfigError if the figures file cannot be written there. Called before any work begins."""
     if figures is not None and not figures.parent.is_dir():
         raise ConfigError("The figures cannot be written there.", got=str(figures), do="Name a directory that exists.")
 

@@ -20,10 +20,10 @@ from echo_hub.scoring.processes import parcel_of
 async def open_cluster(
     config: HubConfig, base_dir: Path, *, logs: Path, owner: str = "", kinds: Collection[str] = get_args(WorkerKind)
 ) -> AsyncIterator[RayLink | None]:
-    """Yield a connection if the settings place a process of one of `kinds` on Ray; else None.
+    """Connect to the Ray cluster if the settings place a process of one of `kinds` there; otherwise yield None.
 
-    `owner`: names the actors, so that leftovers of the run's earlier hub are replaced; "" makes a unique name. Raises
-    ConfigError if Ray is not installed or the cluster cannot be reached.
+    `owner` names the actors, so that a restarted hub replaces the leftover actors of the run's earlier hub; "" makes a
+    unique name. Raises ConfigError if Ray is not installed or the cluster cannot be reached.
     """
     parcels = await asyncio.to_thread(_parcels, config, base_dir, kinds)
     if not parcels:

@@ -21,7 +21,7 @@ ELSEWHERE: Final = "(set, but not shown)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One figure of one run. `points` are (step, value) in order; at least one."""
+    """One figure of one run over its steps. `points` are (step, value) pairs in order, at least one."""
 
     label: str
     better: Better
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def best(self) -> float | None:
-        """Best value; None for figures without a better direction."""
+        """Return the best value of the curve; None if neither larger nor smaller values of the figure are better."""
         return None if not self.better else self._best[1]
 
     @property
@@ -59,7 +59,9 @@ _OF_BOOKS: Final[Mapping[str, tuple[str, Better]]] = {
     "completion_tokens_mean": ("tokens of a completion", ""),
     "dropped_per_rollout": ("rollouts dropped per rollout trained", "lower"),
 }
-"""Figures computed from the database, by key; the learner's own figures follow them."""
+"""Title and better direction of the figures that are computed from the database, by key. The learner's own figures
+follow them in the table.
+"""
 
 
 def curves_of(store: Store) -> dict[str, Curve]:
@@ -71,7 +73,7 @@ def curves_of(store: Store) -> dict[str, Curve]:
             points.setdefault(key, []).append((step.step, value))
     for evaluation in store.read(read_evaluations):
         if evaluation.name:
-            continue  # Skip single evaluation sets: the run's own figures are means over its sets.
+            continue  # Leave out single evaluation sets: the run's own figures are means over its sets.
         key = "heldout_accuracy" if evaluation.kind is EvaluationKind.GREEDY else "heldout_mean_at_k"
         points.setdefault(key, []).append((evaluation.policy_version, evaluation.accuracy))
     labels: dict[str, tuple[str, Better]] = {
@@ -103,7 +105,7 @@ def _figures(step: StepRecord, before: StepRecord | None) -> dict[str, float]:
         dropped = sum(step.dropped.values()) - (sum(before.dropped.values()) if before else 0)
         found["dropped_per_rollout"] = dropped / step.num_rollouts
         found["completion_tokens_mean"] = step.num_tokens / step.num_rollouts
-    # The duration of the first step is unknown: it includes the wait for nodes.
+    # The first step's duration is unknown, because it includes the wait for the first nodes.
     lasted_s = step.trained_at - before.trained_at if before else 0.0
     if lasted_s > 0:
         found["rollouts_per_s"] = step.num_rollouts / lasted_s
@@ -130,7 +132,8 @@ def differing(configs: Sequence[HubConfig]) -> dict[str, tuple[Any, ...]]:
 def sparkline(curve: Curve, *, low: float, high: float, last_step: int, width: int) -> str:
     """Draw the curve from step 0 to `last_step` as `width` characters.
 
-    Each character is the mean of its steps, scaled between `low` and `high`; a space if it has no steps.
+    Each character stands for some steps: its height is their mean value on the scale from `low` to `high`. A space
+    means no values.
     """
     columns: dict[int, list[float]] = {}
     for step, value in curve.points:

@@ -80,7 +80,7 @@ async def evaluate_versions(
 async def evaluate_adapters(
     config: HubConfig, adapters: Mapping[int, Path | None], examples: list[AnswerExample] | None = None
 ) -> list[Evaluation]:
-    """Evaluate adapters, by the version number to report; None means the base.
+    """Evaluate adapters. `adapters` maps a version number, for the report, to a directory; None is the bare base model.
 
     A few greedy answers of each are appended to `examples`.
     """
@@ -120,7 +120,7 @@ class _NamedBase:
 
     @classmethod
     def of(cls, reference: str) -> _NamedBase:
-        """Interpret `reference` like `model.base`."""
+        """Read `reference` in the same way as the setting `model.base`."""
         directory = Path(reference).expanduser()
         if reference in BUILTIN or directory.is_dir():
             return cls(name=str(resolve_base(reference).resolve()), revision=None, is_local=True)

@@ -46,9 +46,9 @@ KEPT: Final = (
     *("model.base", "model.start_from", "training.lora_rank", "training.lora_alpha"),
     *("training.lora_targets", "training.rslora"),
 )
-"""Settings that an adapter and its optimizer state depend on."""
+"""Settings that cannot differ in a fork, because the adapter and its optimizer state depend on them."""
 OWN: Final[Mapping[str, Any]] = {"server.public_url": "", "server.swarm_port": 0, "store.url": ""}
-"""Settings that two runs cannot share, with the fork's default."""
+"""Settings that two runs cannot share. A fork gets these default values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Forked:
     config: HubConfig
     start: Start
     checkpoints: tuple[int, ...]
-    """The steps with a usable checkpoint."""
+    """Steps of the parent run that have a complete checkpoint."""
 
 
 def fork(parent: RunDirectory, target: RunDirectory, *, at: int | None, changes: Sequence[str]) -> Forked:
@@ -89,7 +89,9 @@ def fork(parent: RunDirectory, target: RunDirectory, *, at: int | None, changes:
 
 
 def nested(changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse section.key=value into settings by section; values are TOML, otherwise text. Raises ConfigError."""
+    """Parse section.key=value texts into settings by section. Values are TOML; anything else is taken as a text. Raises
+    ConfigError.
+    """
     found: dict[str, dict[str, Any]] = {}
     for change in changes:
         name, equals, value = change.partition("=")
@@ -111,7 +113,9 @@ def value_of(text: str) -> Any:
 
 
 def _version(parent: RunDirectory, at: int | None) -> tuple[int, tuple[int, ...]]:
-    """Return the requested version, and the steps that have complete checkpoints."""
+    """Return the version to fork, and the steps that have complete checkpoints. Raises ConfigError if the version does
+    not exist.
+    """
     checkpoints = tuple(step for step in _steps(parent) if _is_whole(parent.checkpoint(step)))
     there = sorted({*checkpoints, *parent.adapter_versions()} - {0})
     if not there or (at is not None and at not in there):
@@ -164,7 +168,7 @@ def _get(config: HubConfig, name: str) -> Any:
 
 
 def _take(parent: RunDirectory, target: RunDirectory, config: HubConfig, start: Start) -> Start:
-    """Write RUN/start of the new run."""
+    """Write RUN/start of the new run from the parent's checkpoint or published adapter."""
     version = start.policy_version
     base_dir = resolve_base(config.model.base)
     checkpoint = parent.checkpoint(version)

@@ -67,7 +67,7 @@ def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str]
 
 
 def _layers(targets: str) -> str:
-    """Name the adapted layers, unless all are adapted."""
+    """Return words that name the adapted layers; "" if all linear layers are adapted."""
     return "" if targets == "all" else f" on {targets.replace(',', ', ')} layers"
 
 

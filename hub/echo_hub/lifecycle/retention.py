@@ -13,11 +13,11 @@ from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_ma
 
 LOOKED_S: Final = 15.0
 REST: Final = 4.0
-"""Pause after each transaction, as a multiple of its duration, to leave the writer to the hub."""
+"""Pause after each transaction, as a multiple of its duration, so that the database's writer stays free for the hub."""
 
 
 class Retention:
-    """`steps`: number of newest steps to keep; 0 keeps all."""
+    """Deletes old rollouts. `steps` is the number of newest steps whose rollouts are kept; 0 keeps all."""
 
     def __init__(self, steps: int, *, store: AsyncStore, coordinator: StatusSource) -> None:
         self._steps = steps
@@ -25,18 +25,18 @@ class Retention:
         self._coordinator = coordinator
 
     async def run(self) -> None:
-        """Delete old rollouts, forever."""
+        """Delete rollouts as they get old, until cancelled."""
         if not self._steps:
             return
         last = await self._store.read(read_last)
         if last is not None:
-            await self._let_go_of(last)  # A restart may have interrupted this deletion.
+            await self._let_go_of(last)  # The hub may have stopped in the middle of this deletion, so finish it first.
         while True:
             await self.let_go()
             await asyncio.sleep(LOOKED_S)
 
     async def let_go(self) -> None:
-        """Delete everything older than the newest steps, one step at a time."""
+        """Delete all rollouts older than the newest `steps` steps, step by step."""
         last = await self._store.read(read_last)
         after = await self._store.read(read_first_mark) if last is None else last.through
         end = self._coordinator.status().trained_steps - self._steps + 1

@@ -51,33 +51,35 @@ from echo_shared.records.rollout import (
 from echo_shared.wire.messages import rollout_id
 
 TOKENS_READ: Final = 400_000
-"""Approximate number of tokens decoded for one answer."""
+"""Approximate number of tokens that one answer decodes at most."""
 ROW_TOKENS: Final = 20
-"""Cost of a rollout in addition to its tokens, in tokens."""
+"""Tokens that a rollout counts in addition to its own, because reading a row also takes time."""
 ROWS_READ: Final = 200
-"""Rollouts read at a time while searching for a text."""
+"""Number of rollouts read at a time in a search for a text."""
 
 
 GROUPS_READ: Final = 32
 STEPS_REMEMBERED: Final = 8
 _PARTS: Final = ("scored", "trained")
-"""States of rollouts in a step's batch."""
+"""States of the rollouts that are in a step's batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRollout:
-    """An exported rollout."""
+    """One exported rollout with its texts."""
 
     summary: RolloutSummary
     advantage: float | None
-    """As in `RolloutView`."""
+    """Advantage of the rollout's turn, as in `RolloutView`; None if it has none."""
     prompt: str
     drawn: RolloutText | None
-    """None if its tokens are not kept. Has no `pieces`, which would take most of the time."""
+    """The rollout's texts, without `pieces`, whose decoding would take most of the time. None if its tokens are not
+    kept.
+    """
 
 
 class _Gains:
-    """Advantages by step; each step's batch is computed once and cached."""
+    """Advantages of rollouts by step. Each step's batch is computed once."""
 
     def __init__(self, of_step: Callable[[int], dict[int, dict[tuple[int, int], float]]]) -> None:
         self._of_step = lru_cache(STEPS_REMEMBERED)(of_step)
@@ -89,13 +91,13 @@ class _Gains:
 
 
 class Prompts(Protocol):
-    """Prompts of groups: `echo_hub.scoring.problems.Problems` and `ProblemsOnDemand`."""
+    """Supplies the prompts of groups: `echo_hub.scoring.problems.Problems` or `ProblemsOnDemand`."""
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]: ...
 
 
 class ProblemsOnDemand:
-    """Problems of a run, made when the first prompt is asked for: that takes some seconds."""
+    """The run's problems, prepared when the first prompt is requested, because that takes some seconds."""
 
     def __init__(self, config: HubConfig, codec: PromptCodec) -> None:
         self._config = config
@@ -106,12 +108,14 @@ class ProblemsOnDemand:
         return Problems.of_run(self._config, self._codec)
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
-        """Return the prompt of a group. Raises what making the problems raises."""
+        """Return the token ids of a group's prompt. Raises any error of preparing the problems."""
         return self._problems.prompt_ids(group_id)
 
 
 class RolloutReader:
-    """Thread-safe. Every method raises StorageError, and any error of recreating problems."""
+    """Reads rollouts with texts and advantages. Thread-safe. Every method raises StorageError, and any error of
+    preparing the problems.
+    """
 
     def __init__(self, config: HubConfig, *, store: Store, codec: PromptCodec, problems: Prompts) -> None:
         self._objective = config.objective.resolved()
@@ -125,7 +129,9 @@ class RolloutReader:
         self._problems = problems
 
     def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage:
-        """Return at most `limit` rollouts, the newest lease first, leased before the rollout `before`; "" means now."""
+        """Return at most `limit` rollouts, newest lease first, that were leased before the rollout `before`; "" starts
+        with the newest.
+        """
         rows, last = self._matching(wanted, key_of(before) if before else NEWEST, limit)
         totals = self._store.read(read_kept_totals)
         return RolloutsPage(
@@ -140,7 +146,7 @@ class RolloutReader:
         )
 
     def group(self, group_id: int) -> GroupView | None:
-        """Return a group with everything known about it; None if it was never leased."""
+        """Return a group with everything known about it; None if none of its rollouts was ever leased."""
         group = self._store.read(read_group, group_id)
         if group is None:
             return None
@@ -164,7 +170,7 @@ class RolloutReader:
             yield from self._whole([row.summary for row in rows], gains)
 
     def of_groups(self, group_ids: Sequence[int], keys: Collection[Key]) -> Iterator[WholeRollout]:
-        """Yield the rollouts of these groups whose keys are in `keys`, group by group, in database order."""
+        """Yield the rollouts in `keys` of these groups, group by group, in the database's order."""
         gains = _Gains(self._advantages)
         for start in range(0, len(group_ids), GROUPS_READ):
             found = self._store.read(summaries_of_groups, group_ids[start : start + GROUPS_READ])
@@ -186,7 +192,9 @@ class RolloutReader:
             )
 
     def _matching(self, wanted: RolloutFilter, before: Key, limit: int) -> tuple[list[RolloutRow], Key | None]:
-        """Return at most `limit` rows, and the key to continue from; None if there are no more."""
+        """Return at most `limit` matching rows, and the key at which the search continues; None if there are
+        no more.
+        """
         looked_for, rows, read = wanted.text.casefold(), list[RolloutRow](), 0
         last: Key | None = before
         while last is not None:
@@ -208,7 +216,7 @@ class RolloutReader:
         return rows, last
 
     def _told(self, summary: RolloutSummary) -> RolloutSummary:
-        """Add task and evaluation set, which are not stored."""
+        """Return the summary with its task and evaluation set, which are not stored but follow from the group."""
         if len(self._keys) == len(self._sets) == 1:
             return summary
         evaluation = evaluation_text(summary.group_id, self._sets)
@@ -251,7 +259,7 @@ class RolloutReader:
         return tuple(pieces)
 
     def _advantages(self, step: int) -> dict[int, dict[tuple[int, int], float]]:
-        """Return the advantages of a step's batch by group, then by (index, turn)."""
+        """Return the advantages of a step's batch, by group, then by (index, turn)."""
         ends: dict[int, list[BatchReward]] = {}
         for end in self._store.read(read_batch_rewards, step):
             ends.setdefault(end.group_id, []).append(end)
@@ -273,7 +281,7 @@ class RolloutReader:
 
 
 class HubRollouts:
-    """The hub's `RolloutsSource`: answers one request at a time, in a thread."""
+    """The hub's `RolloutsSource`. It answers one request at a time, on a thread."""
 
     def __init__(self, reader: RolloutReader) -> None:
         self._reader = reader

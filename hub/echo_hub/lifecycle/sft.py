@@ -59,7 +59,7 @@ _IDENTITY: Final = (
     *(name for name in KEPT if name != "model.start_from"),
     *("run.seed", "training.max_grad_norm", "learner.precision", "learner.base_bits"),
 )
-"""Settings that determine the adapter, in addition to the command's options."""
+"""Settings that the adapter depends on, in addition to the command's options."""
 
 
 class SftWork(BaseModel):
@@ -68,26 +68,26 @@ class SftWork(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     identity: Annotated[dict[str, Any], Field(min_length=1)]
-    """Everything that determines the adapter, by readable name."""
+    """Everything that the adapter depends on, by a name for people. Progress is resumed only if all of it is equal."""
     origin: AdapterOrigin = AdapterOrigin()
     placed_sha256: str = ""
-    """For a fork: hash of the fine-tuned weights, as nodes get them, that are in RUN/start now."""
+    """Only for a fork: SHA-256 of the fine-tuned weights, in the precision that nodes get, that RUN/start holds now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSft:
-    """A checked and prepared fine-tuning."""
+    """A fine-tuning whose inputs are read and checked."""
 
     directory: RunDirectory
     config: HubConfig
     base_dir: Path
     codec: PromptCodec
-    """Codec of the run's first task."""
+    """Converter between texts and token ids for the run's first task."""
     found: Demonstrations
     plan: SftPlan
     options: SftSettings
     start: Weights | None
-    """None means the bare base."""
+    """Weights of the adapter to begin with; None means the bare base."""
     origin: AdapterOrigin
     settings: LearnerSettings
 
@@ -102,7 +102,7 @@ class Finetuned:
 
     adapter: Path
     began_with: Path | None
-    """None means the bare base."""
+    """Directory of the adapter that fine-tuning began with; None means the bare base."""
     progress: SftProgress
 
 
@@ -117,7 +117,7 @@ def result_of(directory: RunDirectory) -> Path:
 
 
 def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: SftSettings) -> PreparedSft:
-    """Read and check all inputs; trains nothing. The caller must hold `RunDirectory.locked`.
+    """Read and check all inputs without training. The caller must hold `RunDirectory.locked`.
 
     Raises ConfigError, LearnerError, StorageError.
     """
@@ -153,10 +153,11 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
 def finetune(
     prepared: PreparedSft, *, anew: bool, told: Callable[[SftProgress], object], stopping: Callable[[], bool]
 ) -> Finetuned | None:
-    """Train to the end, resuming earlier progress, and make the result the run's start.
+    """Train to the end, resuming earlier progress, and make the result the run's start. Return None if `stopping`
+    returned True first.
 
-    Returns None if `stopping` returned True before the end. `anew`: discard progress made with other options; without
-    it, such progress raises ConfigError. Also raises LearnerError, StorageError.
+    `anew` discards earlier progress made with other options; without it, such progress raises ConfigError. Also raises
+    LearnerError and StorageError.
     """
     work = prepared.work
     _open_work(prepared, anew=anew)
@@ -176,7 +177,7 @@ def finetune(
 
 
 def figures(progress: SftProgress) -> dict[str, Any]:
-    """Return the figures; losses in nats per token, before the first epoch and after each."""
+    """Return the figures for sft.json. Losses are in nats per token: before the first epoch and after each one."""
     return {
         "updates": progress.update,
         "training_losses": progress.training_losses,
@@ -190,7 +191,7 @@ def _check_not_begun(directory: RunDirectory) -> None:
     try:
         with store_of(directory) as store:
             has_begun = not {"fixed_settings", LINEAGE}.isdisjoint(store.read(read_meta))
-    except ConfigError:  # No hub has created the database yet.
+    except ConfigError:  # No hub has created the database yet, so the run has not begun.
         has_begun = False
     if not has_begun:
         return
@@ -206,7 +207,7 @@ def _check_not_begun(directory: RunDirectory) -> None:
 
 
 def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, AdapterOrigin]:
-    """Return weights and origin of the run's start before any fine-tuning here."""
+    """Return the weights and the origin of the run's start, as it was before any fine-tuning by this command."""
     work, start, reference = work_of(directory), read_start(directory), config.model.start_from
     is_own = False
     if work.is_dir():
@@ -288,7 +289,7 @@ def _open_work(prepared: PreparedSft, *, anew: bool) -> None:
 
 
 def _make_start(prepared: PreparedSft) -> None:
-    """Make RUN/sft the adapter that the run starts with."""
+    """Make the adapter in RUN/sft the one that the run starts with."""
     directory = prepared.directory
     start = read_start(directory)
     if start is None:
@@ -302,7 +303,8 @@ def _replace_start(prepared: PreparedSft, start: Start) -> None:
     directory, config = prepared.directory, prepared.config
     weights = read_weights(result_of(directory), config, prepared.base_dir)
     placed = _read_work(directory).model_copy(update={"placed_sha256": hash_of(published_files(weights, config))})
-    # Before RUN/start: otherwise, after a crash in between, the result would look like another start.
+    # Write this before RUN/start: after a crash in between, the fine-tuned start would otherwise look like a foreign
+    # one.
     _write_work(work_of(directory), placed)
     finetuned = start.model_copy(update={"demonstrations": prepared.origin.demonstrations})
     write_start(directory, config, weights, finetuned)

@@ -1,7 +1,7 @@
-"""The hub's other runs: their state for its pages, and their nodes' credit for its leaderboard.
+"""The hub's other runs ("siblings"): their state for the pages, and their nodes' credit for the leaderboard.
 
 Each run has its own process and directory; the common key makes them runs of one hub (`echo_hub.run.siblings`).
-Processes never wait for each other: each reads the other databases and writes only its own.
+Processes never wait for each other: each reads the other runs' databases and writes only its own.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 30.0
 REST: Final = 50.0
-"""Pause between reads, as a multiple of a read's duration: reading uses at most 2 % of a processor."""
+"""Pause between two readings, as a multiple of a reading's duration. Reading then uses at most 2 % of a processor."""
 ADDRESS: Final = "address"
-"""Key in a store's metadata: the URL of its run."""
+"""Key in `run_meta` under which a run stores the URL of its pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,9 @@ class _Found:
 
 
 class SiblingRuns:
-    """`run_id` and `hub_key` are this run's own; `changes` is notified of new views."""
+    """Reads the hub's other runs. `run_id` and `hub_key` are this run's own; `changes` is notified when a
+    view changes.
+    """
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class SiblingRuns:
         changes: Changes,
     ) -> None:
         self.views: tuple[SiblingView, ...] = ()
-        """Sorted by name, as of the last read."""
+        """Views of the other runs as of the last reading, sorted by name."""
         self._directory = directory
         self._store = store
         self._run_id = run_id
@@ -64,10 +66,10 @@ class SiblingRuns:
         self._changes = changes
         self._taken: dict[str, tuple[NodeCredit, ...]] = {}
         self._troubles: dict[str, str] = {}
-        """Problems already logged, by directory."""
+        """The last problem of each directory that cannot be read, so that the same problem is logged only once."""
 
     async def run(self, address: str) -> None:
-        """Store this run's URL for the other runs, and read the others forever."""
+        """Store this run's URL for the other runs, then read the other runs again and again, until cancelled."""
         if (await self._store.read(read_meta)).get(ADDRESS) != address:
             await self._store.write(write_meta, ADDRESS, address)
         while True:
@@ -76,7 +78,7 @@ class SiblingRuns:
             await asyncio.sleep(max(LOOK_S, REST * (time.monotonic() - began)))
 
     async def look(self) -> None:
-        """Read the other runs and take in what is new. Errors in them do not affect this run."""
+        """Read the other runs once, and import their new credit. An error in one of them does not affect this run."""
         found = await asyncio.to_thread(lambda: list(self._read()))
         for each in found:
             nodes = each.credit.nodes
@@ -90,8 +92,9 @@ class SiblingRuns:
             self._changes.notify()
 
     def _read(self) -> Iterator[_Found]:
-        """Yield the readable runs. If two directories contain the same run, as with a backup, take the one trained
-        further."""
+        """Yield the runs that can be read. If two directories hold the same run, as with a backup, yield the one with
+        more steps.
+        """
         by_run: dict[str, _Found] = {}
         try:
             siblings = siblings_of(self._directory)
@@ -132,7 +135,7 @@ class SiblingRuns:
         return _Found(view=view, credit=credit)
 
     def _say(self, directory: RunDirectory, error: Exception) -> None:
-        """Log each problem once."""
+        """Log a directory's problem, unless it is the one logged last."""
         if self._troubles.get(directory.root.name) != str(error):
             self._troubles[directory.root.name] = str(error)
             log.warning("the run in %s cannot be read, and is left out of the pages: %s", directory.root, error)

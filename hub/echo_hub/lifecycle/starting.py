@@ -38,14 +38,14 @@ from echo_shared.files.atomic import atomic_directory
 
 
 async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start | None:
-    """Return what the run starts with, copying it at the first start; None means the bare base.
+    """Return what the run starts with. At the first start, copy it into the run's directory. None means the bare base.
 
-    Raises ConfigError if the adapter named by model.start_from cannot be used, StorageError.
+    Raises ConfigError if the adapter named by model.start_from cannot be used, and StorageError.
     """
     meta = await store.read(read_meta)
     if LINEAGE in meta:
         return Start.model_validate_json(meta[LINEAGE])
-    if "fixed_settings" in meta:  # The run has already begun, with the base model.
+    if "fixed_settings" in meta:  # The run has begun with the base model.
         return None
     if config.model.start_from and not directory.start.exists():
         await asyncio.to_thread(take_start, directory, config, base_dir)
@@ -76,7 +76,9 @@ def take_start(directory: RunDirectory, config: HubConfig, base_dir: Path) -> St
 
 
 def ancestors_of(directory: RunDirectory, policy_version: int) -> tuple[Ancestor, ...]:
-    """Return the ancestors of a run that begins with this version, nearest first."""
+    """Return the ancestors of a run that begins with this version of `directory`: that run first, then the run's own
+    ancestors.
+    """
     run_id, before = "", read_start(directory)
     with suppress(EchoError), store_of(directory) as store:
         run_id = store.read(read_meta).get("run_id", "")
@@ -86,7 +88,7 @@ def ancestors_of(directory: RunDirectory, policy_version: int) -> tuple[Ancestor
 
 
 def published_adapter(directory: RunDirectory, policy_version: int) -> Path:
-    """Return the directory of a run's version. Raises ConfigError if it does not exist."""
+    """Return the directory of a run's published version. Raises ConfigError if there is no such version."""
     directory.check()
     versions = directory.adapter_versions()
     if policy_version not in versions:
@@ -100,7 +102,7 @@ def published_adapter(directory: RunDirectory, policy_version: int) -> Path:
 
 
 def check_steps(policy_version: int, config: HubConfig) -> None:
-    """Raise ConfigError if no steps would be left to train."""
+    """Raise ConfigError if a run that begins with this version would have no steps left to train."""
     if config.training.steps <= policy_version:
         raise ConfigError(
             "The run would end before its first step.",

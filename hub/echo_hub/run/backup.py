@@ -45,7 +45,7 @@ _CANNOT_READ: Final = "The backup cannot be read."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """Facts about a backup."""
+    """Facts about a written or restored backup."""
 
     trained_step: int
     size_bytes: int
@@ -101,14 +101,18 @@ def read_backup(file: Path, root: Path) -> Backup:
 
 @contextmanager
 def _staging(root: Path) -> Iterator[Path]:
-    """Create a temporary directory on the run's disk, so that files can be hard linked into it."""
+    """Create a temporary directory inside the run's directory, so that both are on one disk and files can be hard
+    linked.
+    """
     with tempfile.TemporaryDirectory(dir=root, prefix=".backup-") as stage:
         yield Path(stage)
 
 
 @contextmanager
 def _new_file(target: Path) -> Iterator[Any]:
-    """Create a file that gets its name only if the block succeeds and the content is on disk."""
+    """Create a file that gets its name when the block succeeds and the content is on disk; otherwise, no file
+    remains.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -121,7 +125,9 @@ def _new_file(target: Path) -> Iterator[Any]:
 
 
 def _link(root: Path, stage: Path) -> None:
-    """Link files that are not linked yet; copy files that may change, replacing earlier copies."""
+    """Link files that are not linked yet. Files that may change are copied instead, and replace their earlier
+    copies.
+    """
     for name in _SINGLE:
         with suppress(FileNotFoundError):
             (stage / name).parent.mkdir(exist_ok=True)
@@ -133,7 +139,7 @@ def _link(root: Path, stage: Path) -> None:
                 continue
             try:
                 _link_folder(folder, linked)
-            except FileNotFoundError:  # The folder is being deleted, because newer ones exist.
+            except FileNotFoundError:  # The hub is just deleting this folder, because newer ones exist.
                 shutil.rmtree(linked, ignore_errors=True)
 
 
@@ -144,7 +150,7 @@ def _link_folder(folder: Path, linked: Path) -> None:
             os.link(path, linked / path.name)
         except FileNotFoundError:
             raise
-        except OSError:  # The file system does not support hard links.
+        except OSError:  # The file system has no hard links.
             shutil.copyfile(path, linked / path.name)
     if not folder.exists():
         raise FileNotFoundError(folder)
@@ -163,7 +169,7 @@ def _copy_database(database: Path, copy: Path) -> None:
             closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=rw", uri=True, timeout=60)) as source,
             closing(sqlite3.connect(copy)) as target,
         ):
-            source.backup(target)  # In one call: a stepwise backup would restart at each write of the hub.
+            source.backup(target)  # Copy in one call: a backup in steps would start over at each write of the hub.
             target.execute("PRAGMA journal_mode=DELETE")  # Puts everything into one file; the hub switches back to WAL.
             (found,) = target.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.Error as error:
@@ -189,7 +195,9 @@ def _leave_out_newer(stage: Path, trained_step: int) -> None:
 
 
 def _check_goes_on(stage: Path, copy: Path, trained_step: int) -> None:
-    """Raise StorageError unless the database has the batches of all steps after the newest checkpoint."""
+    """Raise StorageError unless the copy has the batches of all trained steps after the newest checkpoint, so that the
+    learner can repeat them.
+    """
     newest = max(map(_number, stage.glob("checkpoints/step-*")), default=0)
     with closing(sqlite3.connect(copy)) as database:
         query = "SELECT count(*) FROM steps WHERE step > ? AND step <= ? AND pruned"
@@ -231,7 +239,9 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _unpack(file: Path, whole: Path) -> dict[str, Any]:
-    """Extract the files and return the manifest, which matches them. Raises StorageError."""
+    """Extract the archive's files and return the manifest. Raises StorageError unless the files match the manifest's
+    hashes.
+    """
     hashes: dict[str, str] = {}
     manifest: dict[str, Any] = {}
     try:
@@ -265,8 +275,8 @@ def _is_ours(name: str) -> bool:
 
 
 def _write(content: Any, path: Path) -> str:
-    """Write a file durably and return its SHA-256."""
-    for folder in (path.parent.parent, path.parent):  # `mkdir(parents=True)` would ignore the mode for parents.
+    """Write a file, sync it to disk, and return its SHA-256."""
+    for folder in (path.parent.parent, path.parent):  # With `parents=True`, mkdir would ignore the mode for the parent.
         folder.mkdir(mode=0o700, exist_ok=True)
     digest = hashlib.sha256()
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

@@ -28,24 +28,27 @@ from echo_shared.errors import ConfigError
 from echo_shared.wire.messages.fields import MAX_TOKENS
 
 BUILTIN: Final = {"builtin:tiny": "tiny_base", "builtin:small": "small_base"}
-"""Base models included in Echo, by directory name in `echo_hub/assets`."""
+"""Base models included in Echo: name of the model's directory in `echo_hub/assets`."""
 
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _NO_CHARACTER: Final = "\ufffd"
 MOST_A_CHARACTER: Final = 8
-"""Most tokens shown as one character: twice the bytes of a UTF-8 character. Longer invalid sequences are shown as
-is."""
+"""Largest number of tokens shown as one character: twice the bytes of a UTF-8 character. Longer invalid sequences are
+shown as they are.
+"""
 
 _ASKED: Final = "what is it"
 _FIRST_CHARACTERS: Final = 8
-"""Characters per token when testing the beginning of a long prompt: twice the average of most texts."""
+"""Characters encoded first for each allowed token, to test the beginning of a long prompt: twice the usual length of a
+token.
+"""
 
 
 def resolve_base(reference: str) -> Path:
-    """Return the directory of the base model that `reference` names, after downloading it if necessary.
+    """Return the directory of the base model that `reference` names, downloading the model if necessary.
 
-    `reference` is one of `BUILTIN`, a directory in Hugging Face layout, a GGUF file, or an id on the model hub,
+    `reference` is a key of `BUILTIN`, a directory in Hugging Face layout, a GGUF file, or an id on the model hub,
     `owner/name` or `owner/name@revision`. Raises ConfigError if there is no usable model.
     """
     if reference in BUILTIN:
@@ -91,7 +94,7 @@ def _download(reference: str) -> Path:
         directory = snapshot_download(
             repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
         )
-        # From the same commit; the patterns above exclude all folders.
+        # Download the template folder from the same commit: the patterns above exclude all folders.
         snapshot_download(repo_id, revision=Path(directory).name, allow_patterns=[f"{TEMPLATES_FOLDER}/*.jinja"])
         return Path(directory)
     except (OSError, ValueError) as error:  # Base classes of huggingface_hub's errors for ids, access and connections.
@@ -130,9 +133,7 @@ class PromptCodec:
         vocabulary_size: int | None = None,
     ) -> None:
         """`strip_thinking`: remove `<think>...</think>` from replies before scoring. `eos_id`: the tokenizer's end of
-        sequence.
-
-        `vocabulary_size`: ids from this number on are not in the model; None disables the check.
+        sequence. `vocabulary_size`: number of token ids of the model, larger ids are refused; None turns the check off.
         """
         self._tokenizer = tokenizer
         self._chat = chat
@@ -145,11 +146,11 @@ class PromptCodec:
         self._begins_with = _begins_with(tokenizer) if chat is None else []
         self.stop_ids = stop_ids
         self.context_tokens = context_tokens
-        """Token limit of a prompt and its completion together."""
+        """Largest number of tokens that a prompt and its completion have together."""
 
     @classmethod
     def of_run(cls, config: HubConfig, base_dir: Path) -> PromptCodec:
-        """Return the codec of the run's base model, with the run's system prompt and suffix."""
+        """Return the codec of the run's base model, with the run's system prompt and prompt suffix."""
         task = config.task
         codec = cls.load(
             base_dir,
@@ -206,9 +207,9 @@ class PromptCodec:
         )
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> PromptCodec:
-        """Return this codec with prompts that begin with these tool definitions.
+        """Return a copy of this codec whose prompts begin with these tool definitions.
 
-        Raises ConfigError if the chat template does not show tools or cannot render a tool's message.
+        Raises ConfigError if the chat template does not show tools, or cannot render a tool's message.
         """
         if not tools:
             return self
@@ -292,7 +293,7 @@ class PromptCodec:
         return self._known(quoting.ids(chat.render(quoting.quoted(messages))))
 
     def _known(self, ids: list[int]) -> NDArray[np.int32]:
-        """Return the ids as an array. Raises ConfigError for ids that the model does not have."""
+        """Return the token ids as an array. Raises ConfigError if the model lacks one of them."""
         if self._vocabulary_size is not None and max(ids, default=0) >= self._vocabulary_size:
             strange = next(token_id for token_id in ids if token_id >= self._vocabulary_size)
             raise ConfigError(
@@ -339,7 +340,7 @@ class PromptCodec:
         return self._known(ids[1:] if ids[:1] == [after] else ids)
 
     def reply(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """Return the text of a completion as it is scored."""
+        """Return the text of a completion that is scored: without its reasoning, if the run removes reasoning."""
         if not self._strip_thinking:
             return self.decode(ids)
         if not self._special & {OPEN, CLOSE}:
@@ -351,18 +352,20 @@ class PromptCodec:
 
     @cached_property
     def _special(self) -> frozenset[str]:
-        """Special tokens, which `decode` omits."""
+        """Return the texts of the special tokens, which `decode` leaves out."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
     @cached_property
     def _begins_in_thought(self) -> bool:
-        """True if the chat template opens a reasoning block at the start of each reply."""
+        """Return True if the chat template itself opens a reasoning block at the start of each reply."""
         return self._chat is not None and ends_in_thought(self._chat.begins_reply_with(self._messages("")))
 
     @cached_property
     def _end_of_reply(self) -> int:
-        """Stop token that the chat template puts after a reply; else the tokenizer's end of sequence."""
+        """Return the stop token that the chat template writes after a reply; without one, the tokenizer's end of
+        sequence.
+        """
         if self._chat is not None:
             behind = self._tokenizer.encode(self._chat.behind_reply(self._messages(""), ()), add_special_tokens=False)
             if behind.ids and behind.ids[0] in self.stop_ids:
@@ -371,7 +374,7 @@ class PromptCodec:
 
     @property
     def num_ids(self) -> int:
-        """Ids from this number on are not in the tokenizer."""
+        """Return the size of the tokenizer's vocabulary. Ids of this size or larger are not in the tokenizer."""
         size: int = self._tokenizer.get_vocab_size()
         return size
 
@@ -405,23 +408,23 @@ class PromptCodec:
         return found
 
     def text(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """Return all `pieces` as one text; faster."""
+        """Return the texts of all `pieces` as one text, faster than `pieces` does."""
         every = _plain(ids)
         if every and (min(every) < 0 or max(every) >= self._tokenizer.get_vocab_size()):
             return "".join(text for text, _ in self.pieces(every))
         return str(self._tokenizer.decode(every, skip_special_tokens=False))
 
     def _behind(self, ids: Sequence[int], place: int) -> str:
-        """Return the text that the ids from `place` on add to the ids before."""
+        """Return the text that the ids from `place` on add to the text of the ids before."""
         before, whole = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids))
         return str(whole[len(before) :])
 
     def _messages(self, prompt: str) -> list[Message]:
-        """Return the conversation that `prompt` opens."""
+        """Return the conversation with `prompt` as its only user message."""
         return self._with_words([{"role": "user", "content": prompt}])
 
     def _with_words(self, messages: Sequence[Message]) -> list[Message]:
-        """Add the run's system prompt and suffix."""
+        """Return the messages with the run's system prompt and prompt suffix."""
         found = list(messages)
         first = next((place for place, message in enumerate(found) if message["role"] == "user"), None)
         if first is not None:

@@ -15,9 +15,11 @@ Message = Mapping[str, Any]
 """A chat message: `role` and `content`; tool messages also have `name` and `tool_call_id`."""
 
 DATE: Final = datetime(2024, 7, 26, tzinfo=UTC)
-"""The date that templates see as today (`date_string`, `strftime_now`); fixed, so that prompts do not change daily."""
+"""Date that chat templates see as today (`date_string`, `strftime_now`). It is fixed, so that prompts do not change
+daily.
+"""
 _FAILURES: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors of template code other than Jinja's own, such as arithmetic on text."""
+"""Errors that template code raises besides Jinja's own, for example by arithmetic on a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +28,9 @@ class ChatTemplate:
 
     source: str
     tool_source: str = ""
-    """Replaces `source` if there are tools; "" means the same template."""
+    """Template to use instead of `source` if there are tools; "" means that `source` serves both cases."""
     special_tokens: Mapping[str, str]
-    """Values that the template may refer to, such as bos_token."""
+    """Texts of special tokens that the template may use, such as bos_token."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Additional template variables, from task.template_options."""
     tools: Sequence[Mapping[str, Any]] = ()
@@ -58,7 +60,7 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from transformers.utils import chat_template_utils
 
-        # The public function does not accept extra functions, and strftime_now must be passed as one.
+        # The public function takes no extra functions, but strftime_now must be one.
         compiled: Any = chat_template_utils._compile_jinja_template
         variables = {
             "messages": [dict(message) for message in messages],
@@ -80,9 +82,11 @@ class ChatTemplate:
             ) from error
 
     def behind_reply(self, before: Sequence[Message], answers: Sequence[Message]) -> str:
-        """Return the text between a reply to `before` and the next reply, if the reply is followed by `answers`."""
+        """Return the text that the template writes after a reply to `before` and up to the next reply, if `answers`
+        follow the reply.
+        """
         said = repr((before, answers, self.tools))
-        # A placeholder for the reply that occurs nowhere else in the conversation.
+        # Use a placeholder as the reply that occurs nowhere else in the conversation.
         reply = next(mark for number in count() if (mark := f"(echo:reply {number})") not in said)
         text = self.render([*before, {"role": "assistant", "content": reply}, *answers])
         _, found, behind = text.partition(reply)
@@ -94,7 +98,7 @@ class ChatTemplate:
         return behind
 
     def begins_reply_with(self, messages: Sequence[Message]) -> str:
-        """Return the text that the template itself writes at the beginning of a reply, including the header."""
+        """Return the text with which the template begins a reply by itself, the reply's header included."""
         asked, plain = self.render(messages), self.render(messages, is_for_reply=False)
         alike = zip(asked, plain, strict=False)
         return asked[next((place for place, (a, b) in enumerate(alike) if a != b), len(plain)) :]

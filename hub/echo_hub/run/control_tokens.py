@@ -35,7 +35,9 @@ _LOOKS_LIKE_ONE: Final = re.compile(r"<\|.+\|>|<｜.+｜>", re.DOTALL)
 
 
 class ControlTokens:
-    """A tokenizer's control tokens, given the chat template's `sources`."""
+    """A tokenizer's control tokens. `sources` are the chat templates, whose text shows which added tokens are control
+    tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer, sources: Iterable[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -54,14 +56,17 @@ class ControlTokens:
         self._beginning = _beginning_of(self._texts)
 
     def quoting(self, *said: Any) -> Quoting:
-        """Return the quoting for everything in `said` that the template did not write: texts, and lists and maps of
-        texts."""
+        """Return a `Quoting` for everything in `said` that the template did not write: texts, and lists and maps of
+        texts.
+        """
         text = "".join(texts_in(said))
         mark = next(mark for number in count() if (mark := f"(q{number}:") not in text)
         return Quoting(control=self, mark=mark)
 
     def ids_of_text(self, text: str) -> list[int]:
-        """Return the ids of a text without interpreting control tokens. Raises ConfigError for invalid Unicode."""
+        """Return the ids of a text in which control tokens are ordinary text. Raises ConfigError for invalid
+        Unicode.
+        """
         return self._ids(self._tokenizer if self._any.search(text) is None else self._copy, text)
 
     def _ids_of_rendered(self, rendered: str, quoted: re.Pattern[str]) -> list[int]:
@@ -89,19 +94,19 @@ class ControlTokens:
 
     @cached_property
     def _spellings(self) -> Mapping[str, str]:
-        """Maps each control token to a secret spelling that no text can contain."""
+        """Map each control token to a secret spelling, which no other text can contain."""
         secret = secrets.token_hex(16)
         return {text: f"<{secret}:{number}>" for number, text in enumerate(self._texts)}
 
     @cached_property
     def _copy(self) -> Tokenizer:
-        """Copy of the tokenizer whose control tokens have the secret spellings."""
+        """Return a copy of the tokenizer that knows control tokens only by their secret spellings."""
         state = json.loads(self._tokenizer.to_str())
         state["post_processor"] = None
         for token in state["added_tokens"]:
             token["content"] = self._spelled(token["content"])
         model = state["model"]
-        # A model's vocabulary may contain the token itself, and would produce it from ordinary text.
+        # The vocabulary may contain the control token as a text, too; it would then be produced from ordinary text.
         if isinstance(model["vocab"], list):
             model["vocab"] = [[self._spelled(text), score] for text, score in model["vocab"]]
         else:
@@ -116,7 +121,7 @@ class ControlTokens:
 
     @cached_property
     def _own_ids(self) -> Mapping[int, int]:
-        """Maps ids of the copy's added tokens to the original tokenizer's ids."""
+        """Map the ids that added tokens have in the copy to the ids in the original tokenizer."""
         added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
         ids = ((self._copy.token_to_id(self._spelled(text)), self._tokenizer.token_to_id(text)) for text in added)
         return {here: own for here, own in ids if here is not None and own is not None}
@@ -125,18 +130,18 @@ class ControlTokens:
         return self._spellings.get(text, text)
 
     def _makes_one(self, pair: str | list[str], prefix: str) -> bool:
-        """Return True for a merge that uses or produces a control token."""
+        """Return True if a merge of the tokenizer uses or produces a control token's text."""
         left, right = pair.split(" ") if isinstance(pair, str) else pair
         return not self._spellings.keys().isdisjoint((left, right, left + right.removeprefix(prefix)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quoting:
-    """Passes texts through the template as plain text, whatever control tokens they contain."""
+    """Passes texts through a chat template as plain text, even if they contain control tokens."""
 
     control: ControlTokens
     mark: str
-    """Prefix of a quoted character's number; occurs in none of the texts."""
+    """Text before the number of a quoted character. It occurs in none of the quoted texts."""
 
     def quoted(self, value: Any) -> Any:
         """Return `value` with every text in it quoted. Map keys and values under `role` are trusted and stay
@@ -153,15 +158,17 @@ class Quoting:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match the leftmost control token; at one place the longest, as tokenizers do."""
+    """Return a pattern that matches the leftmost control token; of several at one place, the longest, as
+    tokenizers do.
+    """
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
 
 
 def _beginning_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match each character that begins a control token.
+    """Return a pattern for every character with which a control token begins.
 
-    Quoting single characters prevents a template from forming a token by deleting part of a text. Tokens that begin
-    with a letter or a space are matched as a whole.
+    Single characters are quoted, because a template may delete a part of a text and so form a token from the rest.
+    Tokens that begin with a letter or a space are matched as a whole.
     """
     signs = sorted({text[0] for text in texts if not text[0].isalnum() and not text[0].isspace()})
     whole = [text for text in texts if text[0].isalnum() or text[0].isspace()]

@@ -50,7 +50,7 @@ class Demonstrations:
     """The content of a demonstrations file."""
 
     examples: tuple[Demonstration, ...]
-    """In file order."""
+    """Demonstrations in the order of the file, without skipped lines."""
     long_replies: tuple[int, ...]
     """Numbers of skipped lines, from 1, whose reply exceeds the completion limit."""
     long_conversations: tuple[int, ...]
@@ -124,9 +124,9 @@ def _parse(line: bytes, codecs: Mapping[str, PromptCodec]) -> tuple[PromptCodec,
 
 
 def _checked(messages: Any) -> list[Message]:
-    """Return the messages if they are valid; else raise ConfigError.
+    """Return the messages if they are valid; otherwise raise ConfigError.
 
-    Valid: an optional system message, a user message, then others, the last one from the assistant.
+    Valid messages are: a system message (optional), a user message, then others, of which the last is the assistant's.
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ConfigError("messages is not a list of objects")

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _FORGOTTEN: Final = ".forgotten-"
 LEAST_KEPT: Final = 3
-"""Newest adapters that are always kept, however large."""
+"""Smallest number of newest adapters that are kept, however large they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +42,40 @@ class RunDirectory:
 
     @property
     def operator_token(self) -> Path:
-        """Secret token with which scripts authenticate as the operator."""
+        """Return the path of the secret token with which scripts authenticate as the operator."""
         return self.root / "operator.token"
 
     @property
     def operator_password(self) -> Path:
-        """Hash of the operator's password, if one is set."""
+        """Return the path of the password's hash; without a password, there is no file."""
         return self.root / "operator.password"
 
     @property
     def artefacts(self) -> Path:
-        """Published files: `echo_hub.net.artefact_store`."""
+        """Return the directory of published files, which `echo_hub.net.artefact_store` manages."""
         return self.root / "artefacts"
 
     @property
     def database_url(self) -> str:
-        """URL of the run's own SQLite database."""
-        from sqlalchemy import URL  # Imported late: learner and verifier use this class, but no database.
+        """Return the URL of the run's own SQLite database."""
+        from sqlalchemy import URL  # Import here: learner and verifier use this class without a database.
 
         path = (self.root.resolve() / "echo.db").as_posix()
         return URL.create("sqlite", database=path).render_as_string()
 
     @property
     def start(self) -> Path:
-        """Directory of the initial adapter; missing if the run starts with the bare base (`echo_hub.run.start`)."""
+        """Return the directory of the run's initial adapter; it is missing if the run starts with the bare base
+        (`echo_hub.run.start`).
+        """
         return self.root / "start"
 
     def checkpoint(self, step: int) -> Path:
-        """Checkpoint from which the learner resumes after this step: `echo_hub.learner.checkpoint`."""
+        """Return the checkpoint from which the learner resumes after this step: `echo_hub.learner.checkpoint`."""
         return self.root / "checkpoints" / f"step-{step:06d}"
 
     def adapter(self, policy_version: int) -> Path:
-        """Directory of a published version in PEFT layout, as the learner wrote it."""
+        """Return the directory of a published version in PEFT layout, as the learner wrote it."""
         return self.root / "adapters" / f"v{policy_version:06d}"
 
     def adapter_versions(self) -> list[int]:
@@ -82,9 +84,9 @@ class RunDirectory:
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
 
     def trained(self, *, started_with: int = 0) -> list[Path]:
-        """Return the newest checkpoint and adapter that this run trained; empty before the first step.
+        """Return the newest checkpoint and the newest adapter that this run trained; empty before the first step.
 
-        `started_with`: the version that the run began with, which does not count.
+        The files of `started_with`, the version that the run began with, do not count.
         """
         checkpoints = sorted((self.root / "checkpoints").glob("step-*"))
         adapters = [self.adapter(version) for version in self.adapter_versions()]

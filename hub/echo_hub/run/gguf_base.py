@@ -32,8 +32,9 @@ _SHOWN_CHARACTERS: Final = 500
 
 
 def gguf_in(path: Path) -> Path | None:
-    """Return the GGUF file that `path` refers to: itself, or the only one in a directory without another model; else
-    None."""
+    """Return the GGUF file that `path` means: `path` itself, or the only GGUF file in a directory without another
+    model. Else return None.
+    """
     if path.is_file() and path.suffix.lower() == SUFFIX:
         return path
     if not path.is_dir() or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
@@ -84,7 +85,7 @@ def unpack(file: Path, directory: Path) -> None:
 
     exact = all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in GGUFReader(file).tensors)
 
-    # Imported late, because the import is slow: a damaged file is refused at once.
+    # Import here, after the file was read: the import is slow, and a damaged file is refused at once.
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -102,7 +103,7 @@ def _end_with_parent() -> None:
     """End this process when its standard input closes, as happens when the hub ends."""
 
     def watch() -> None:
-        os.read(0, 1)  # Do not read through sys.stdin: Python would wait for its lock at exit.
+        os.read(0, 1)  # Do not read through sys.stdin: Python would wait for the lock of sys.stdin at exit.
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -1,11 +1,11 @@
-"""The run's keys, with which `echo_shared.artefacts.sealing` encrypts published files. Only the run's members have
-them.
+"""The run's keys, with which `echo_shared.artefacts.sealing` encrypts published files, so that only the run's members
+can read them.
 
-Keys are numbered consecutively; new files are sealed with the newest. Barring a node creates a new key, so that the
-node cannot read later publications. It could already read the earlier ones.
+Keys are numbered consecutively; new files are encrypted with the newest key. Barring a node makes a new key, so that
+the node cannot read later publications; it could already read the earlier ones.
 
-RUN/run_keys.json is private and replaced atomically. It also lists the nodes barred when the newest key was made, so
-that a node barred while the hub was down is noticed at the next start.
+RUN/run_keys.json is readable only by its owner, and is replaced atomically. It also lists the nodes that were barred
+when the newest key was made, so that a node barred while the hub was down is noticed at the next start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HexKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 class _State(BaseModel):
     """Content of run_keys.json."""
 
-    # Validation errors must not contain a key.
+    # Error texts of the validation must not show a key.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     keys: Annotated[dict[Annotated[int, Field(ge=0)], _HexKey], Field(min_length=1)]
@@ -36,7 +36,9 @@ class _State(BaseModel):
 
 
 class RunKeys:
-    """Created by `open`. Writing blocks for a few milliseconds."""
+    """The run's keys and their file. Create it with `open`. Methods that change keys write the file, which takes a few
+    milliseconds.
+    """
 
     def __init__(self, path: Path, state: _State) -> None:
         self._path = path
@@ -54,14 +56,15 @@ class RunKeys:
                 got=f"{path}: {error}",
                 do="Restore the file from a backup, or delete it and RUN/artefacts: Echo publishes everything again.",
             ) from error
-        # The first number is random, so that files sealed with a lost key are not mistaken for files of this key.
+        # The first number is random: otherwise, files encrypted with a lost key could be mistaken for files of this
+        # key.
         made = cls(path, _State(keys={secrets.randbelow(2**32): new_key().hex()}))
         made._write(made._state)
         return made
 
     @property
     def current(self) -> RunKey:
-        """Newest key, used for new publications."""
+        """Return the newest key, which encrypts new publications."""
         return self.named((max(self._state.keys),))[0]
 
     @property
@@ -73,7 +76,7 @@ class RunKeys:
         return tuple(RunKey(key_id=key_id, key=bytes.fromhex(self._state.keys[key_id])) for key_id in sorted(key_ids))
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """Bar exactly these nodes. A node that was not barred before causes a new key, and the result True.
+        """Set the barred nodes to exactly these. If any of them was not barred before, make a new key and return True.
 
         Raises StorageError if the file cannot be written.
         """

@@ -1,4 +1,4 @@
-"""Create run directories."""
+"""Create run directories, for a new hub or next to another run of the same hub."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from echo_shared.signing import key_file
 def make_run(
     directory: RunDirectory, config: HubConfig, *, beside: RunDirectory | None = None, rendered: str = ""
 ) -> None:
-    """Write config.toml (last) and hub.key; the key is copied from the run `beside` if one is given.
+    """Write hub.key and then config.toml. If a run `beside` is given, copy its hub.key, so that one hub has both runs.
 
-    `rendered`: the text of config.toml; "" writes every setting of `config`. Raises ConfigError if there is already a
+    `rendered` is the text of config.toml; "" writes every setting of `config`. Raises ConfigError if there is already a
     run.
     """
     if directory.config.exists():
@@ -39,7 +39,7 @@ def make_run(
 
 
 def port_beside(beside: RunDirectory) -> int:
-    """Return the first port above those of this hub's runs; 0 if one of them uses any free port.
+    """Return the first port above those of this hub's runs; 0 (any free port) if one of them uses any free port.
 
     Raises ConfigError if `beside` is not a run.
     """

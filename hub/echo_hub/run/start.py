@@ -49,7 +49,7 @@ FINETUNED: Final = "sft.json"
 """File next to an adapter trained by `echo-hub sft`: its origin and figures."""
 
 Weights = Mapping[str, NDArray[np.float32]]
-"""A [R, I] and B [O, R] by PEFT name."""
+"""Adapter weights A [R, I] and B [O, R], by their names in PEFT's files."""
 
 _LAYER: Final = re.compile(r"(?:model\.)?(layers\.\d+\.(?:[A-Za-z0-9_]+\.)*([a-z]+_proj))\.weight")
 
@@ -61,7 +61,7 @@ class Ancestor(BaseModel):
 
     run_name: str
     run_id: str = ""
-    """"" if the run's database could not be read."""
+    """Id of the run; empty if its database could not be read."""
     policy_version: int
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class AdapterOrigin(BaseModel):
     source: str = ""
     """What was trained, as in `Start.source`."""
     ancestors: tuple[Ancestor, ...] = ()
-    """The runs that it descends from, nearest first."""
+    """The runs from which the adapter descends, nearest first."""
     demonstrations: str = ""
     """The file of demonstrations that it was trained on."""
 
@@ -90,28 +90,32 @@ class Start(BaseModel):
     policy_version: Annotated[int, Field(ge=1)]
     """Its version number in this run."""
     source: str
-    """Original name (not a path) of the adapter, or of the model trained on demonstrations. "" means the base model."""
+    """Name, without path, of the adapter, or of the model that was trained on demonstrations. "" means the
+    base model.
+    """
     sha256: str
-    """SHA-256 of the weights that nodes get."""
+    """SHA-256 of the weights file that nodes get."""
     has_optimizer: bool = False
-    """True if the optimizer state is resumed."""
+    """True if the run continues with the optimizer state of its parent run."""
     first_group: Annotated[int, Field(ge=0)] = 0
-    """Number of the first problem to sample: a fork skips those that its parent run trained on."""
+    """Id of the first group to sample: a fork skips the groups that its parent run trained on."""
     ancestors: tuple[Ancestor, ...] = ()
     """Its parent run, the parent's parent, and so on."""
     demonstrations: str = ""
-    """The file that it was then trained on by `echo-hub sft`; "" if it was not."""
+    """File of demonstrations on which `echo-hub sft` then trained it; "" if it did not."""
 
     @property
     def lineage(self) -> tuple[str, ...]:
-        """Origins of the run in words, nearest first."""
+        """Return the origins of the run's first version in words, nearest first."""
         alone = f"the adapter {self.source}" if self.source else "the base"
         nearest, *others = map(str, self.ancestors or (alone,))
         return (f"{nearest}, fine-tuned on {self.demonstrations}" if self.demonstrations else nearest, *others)
 
     @property
     def steps_before(self) -> int:
-        """Steps that the learning-rate schedule does not count; a fork continues its parent's schedule."""
+        """Return the number of steps before the run that its learning-rate schedule does not count. A fork continues
+        its parent's schedule, so it has none.
+        """
         return self.policy_version if self.kind == "adapter" else 0
 
 
@@ -143,9 +147,10 @@ def read_origin(adapter_dir: Path) -> AdapterOrigin | None:
 
 
 def read_weights(adapter_dir: Path, config: HubConfig, base_dir: Path) -> Weights:
-    """Return an adapter's weights converted for a run with these settings. Raises ConfigError unless they fit.
+    """Return an adapter's weights, converted for a run with these settings. Raises ConfigError unless they fit the run.
 
-    If the adapter was trained with another lora_alpha or rslora, B is rescaled so that the adapter computes the same.
+    If the adapter was trained with another lora_alpha or rslora, B is rescaled so that the adapter computes the same
+    function.
     """
     if not (adapter_dir / WEIGHTS_FILE).is_file() and any(adapter_dir.glob("adapter_model.*")):
         raise ConfigError(
@@ -200,7 +205,9 @@ def published_files(weights: Weights, config: HubConfig) -> dict[str, bytes]:
 
 
 def write_start(directory: RunDirectory, config: HubConfig, weights: Weights, start: Start) -> Start:
-    """Write RUN/start for an adapter without optimizer state. Returns `start` with the hash. Raises StorageError."""
+    """Write RUN/start for an adapter without optimizer state. Return `start` with the SHA-256 of the weights. Raises
+    StorageError.
+    """
     files = published_files(weights, config)
     start = start.model_copy(update={"sha256": hash_of(files), "has_optimizer": False})
     with disk_errors("The run's start cannot be written.", directory.root), atomic_directory(directory.start) as folder:
@@ -277,7 +284,9 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
 
 
 def _base_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Return [O, I] of each adaptable layer by its path below `model`; empty if the files use other names."""
+    """Return the shape [O, I] of each layer that can have an adapter, by its path below `model`. Empty if the files use
+    other names.
+    """
     found: dict[str, tuple[int, ...]] = {}
     for path in sorted(base_dir.glob("*.safetensors")):
         try:
@@ -305,12 +314,14 @@ def _scaling_of(adapter_dir: Path) -> float | None:
 
 
 def _unscaled(adapter_dir: Path) -> Weights:
-    """Return the weights as stored: dividing by the scaling after multiplying by it could introduce rounding errors."""
+    """Return the weights as they are stored. A detour through scaled weights could introduce rounding errors."""
     return {plain_name(name): np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
 
 
 def _as_bfloat16(arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """Build a safetensors file in bfloat16, which numpy lacks. Format: 8-byte length, JSON header, tensor data."""
+    """Build a safetensors file in bfloat16, a type that numpy lacks. The file is an 8-byte length, a JSON header and
+    the data.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = b""
     for name in sorted(arrays):

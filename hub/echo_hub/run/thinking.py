@@ -16,7 +16,7 @@ def without_thinking(text: str, *, is_open: bool = False) -> str:
     kept: list[str] = []
     place = 0
     if not is_open:
-        # A closing tag without an opening tag: everything before it is reasoning.
+        # A closing tag without an opening tag means that everything before it is reasoning.
         close, opened = text.find(CLOSE), text.find(OPEN)
         is_open = close >= 0 and (opened < 0 or close < opened)
     while True:

@@ -1,4 +1,4 @@
-"""Writers requested by a run's settings, each with its `Following`."""
+"""The metric sinks that a run's settings request: for each, a `Following` that feeds a writer."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ def chosen_sinks(
     codec: PromptCodec,
     problems: Problems,
 ) -> list[Following]:
-    """Return one `Following` for each writer.
-
-    `root` is the run's directory. Raises ConfigError for a missing package.
+    """Return one `Following` for each requested writer. `root` is the run's directory. Raises ConfigError if a package
+    is missing.
     """
     writers: list[EntryWriter] = []
     if config.metrics.tensorboard:

@@ -21,20 +21,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WRITE_EVERY_S: Final = 2.0
-"""Shortest time between two writes."""
+"""Shortest time between two calls of `write`, in seconds."""
 SLOW_S: Final = 120.0
-"""Duration after which a call is reported to the operator as slow."""
+"""Duration of a call, in seconds, from which on the operator is told that the writer is slow."""
 CLOSE_S: Final = 10.0
 AGAIN_S: Final = 300.0
-"""Time from a failure to the next opening."""
+"""Seconds from a failure until the writer is opened again."""
 MOST_CHARACTERS: Final = 300
-"""Length of an error text that the operator is shown."""
+"""Number of characters of an error text that the operator is shown."""
 
 
 class EntryWriter(Protocol):
-    """Destination of the entries.
+    """A program to which the entries are written, such as TensorBoard.
 
-    Each method blocks, and no two are called at once. Its errors do not affect the run.
+    Each method blocks, and only one is called at a time. Its errors do not affect the run.
     """
 
     @property
@@ -42,7 +42,7 @@ class EntryWriter(Protocol):
         """Name of the program, for people."""
 
     def open(self) -> Position:
-        """Prepare for writing. Return the position up to which entries are already written."""
+        """Prepare for writing. Return the position up to which the entries are already written."""
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
         """Write the entries, which end at `position`."""
@@ -52,7 +52,9 @@ class EntryWriter(Protocol):
 
 
 class Following:
-    """Feeds one writer. `read` creates a reader of the entries after a position; `server` waits for the database."""
+    """Feeds one writer from the store. `read` makes a reader of the entries after a position; `server` waits while the
+    database is unreachable.
+    """
 
     def __init__(
         self, writer: EntryWriter, read: Callable[[Position], EntryReader], server: Room, changes: Changes
@@ -62,15 +64,15 @@ class Following:
         self._server = server
         self._changes = changes
         self.problem: str | None = None
-        """Text for the operator while the writer fails, else None."""
+        """Text for the operator while the writer fails or is slow, else None."""
 
     async def run(self) -> None:
-        """Follow the store until cancelled."""
+        """Feed the writer with all new entries, until cancelled."""
         while True:
             try:
                 await self._follow()
             except Exception as error:
-                # The writer is third-party software: any error ends only this attempt.
+                # The writer is third-party software and may raise any error. It ends only this attempt.
                 log.debug("%s failed", self._writer.name, exc_info=True)
                 self._say(str(error) or repr(error))
             await asyncio.sleep(AGAIN_S)

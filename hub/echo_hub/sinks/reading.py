@@ -27,7 +27,7 @@ DISTRIBUTION: Final = "distribution/"
 SAMPLES: Final = "samples"
 STEPS_A_READ: Final = 100
 HISTOGRAMS_AT_START: Final = 500
-"""Newest steps before the start that get histograms. Each needs a query for its rollouts."""
+"""Number of newest steps before the hub's start that get histograms. Each needs a query for its rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The point up to which entries have been written."""
+    """The point in the run up to which entries have been written."""
 
     step: int = 0
     evaluated_at: float = 0.0
@@ -65,9 +65,9 @@ class EntryReader:
     def __init__(
         self, store: Store, position: Position, *, texts: Callable[[int], Sequence[SampleText]] = lambda step: ()
     ) -> None:
-        """`texts` returns the sample texts of a step."""
+        """`texts` returns the sample texts of a step, to add to the step's entry."""
         self.position = position
-        """The end of the last `read`."""
+        """Position after the last entry that `read` has returned."""
         self._store = store
         self._texts = texts
         self._before = next(iter(store.read(read_steps, position.step - 1, 1)), None) if position.step else None
@@ -75,7 +75,9 @@ class EntryReader:
         self._whole_from = (newest.step if newest else 0) - HISTOGRAMS_AT_START
 
     def read(self) -> list[Entry]:
-        """Return the next entries, [] when there are none yet. After an error, the next call returns the same ones."""
+        """Return the next entries; an empty list if there are none yet. After an error, the next call returns the same
+        entries.
+        """
         entries = []
         evaluated_at, before = self.position.evaluated_at, self._before
         for record in self._store.read(read_steps, self.position.step, STEPS_A_READ):

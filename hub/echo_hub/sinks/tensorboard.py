@@ -26,7 +26,7 @@ from echo_hub.dashboard.formats import visible
 from echo_hub.sinks.reading import SAMPLES, Entry, Position, SampleText
 
 _VERSION: Final = "brain.Event:2"
-"""Format of an event file, named by its first event."""
+"""Content of an event file's first event, which names the file's format."""
 
 
 class TensorBoard:
@@ -76,7 +76,7 @@ def _summary(entry: Entry) -> Summary:
 
 
 def _markdown(text: SampleText) -> str:
-    """Indent prompt and completion: TensorBoard renders Markdown, and shows indented lines verbatim."""
+    """Return the texts as Markdown, which TensorBoard renders. Indented lines are shown verbatim."""
     head = f"Reward {text.reward:g}, rollout {text.rollout_id}"
     return "\n\n".join((head, _indented(text.prompt), "---", _indented(text.completion)))
 

@@ -16,11 +16,11 @@ from echo_hub.store.changing import key_of
 from echo_hub.store.store import Store
 
 MOST_CHARACTERS: Final = 10_000
-"""Longest prompt or completion text, in characters."""
+"""Largest number of characters of a prompt or a completion that is sent."""
 
 
 class SampleTexts:
-    """Called with a step. Blocks."""
+    """Reads the sample texts of a step. Blocks."""
 
     def __init__(self, settings: MetricsConfig, *, store: Store, codec: PromptCodec, problems: Problems) -> None:
         self._settings = settings
@@ -29,7 +29,9 @@ class SampleTexts:
         self._problems = problems
 
     def __call__(self, step: int) -> list[SampleText]:
-        """Return `texts` rollouts of every `texts_every`-th step, spread evenly over the rewards."""
+        """Return the texts of `texts` rollouts for every `texts_every`-th step, spread evenly over the rewards; empty
+        for other steps.
+        """
         if not self._settings.texts or step % self._settings.texts_every:
             return []
         kept = [end for end in self._store.read(read_batch_rewards, step) if self._store.keeping.chooses(end.group_id)]

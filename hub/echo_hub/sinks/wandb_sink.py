@@ -25,11 +25,11 @@ from echo_shared.installation import how_to_install
 from echo_shared.settings import without_secrets
 
 TOLD_SECTIONS: Final = ("run", "model", "task", "sampling", "training", "objective", "evaluation", "leases", "trust")
-"""Sections of the settings sent to W&B. None holds a secret, an address or a path of this machine."""
+"""Sections of the settings that are sent to W&B. None of them holds a secret, an address or a path of this machine."""
 VERSION: Final = "policy_version"
-"""The horizontal axis for W&B: its own step numbers count calls."""
+"""Name of the horizontal axis in W&B. W&B's own step numbers would count calls."""
 FINISH_S: Final = 6
-"""Seconds for the service to send the remaining figures when the hub ends."""
+"""Seconds that the client's service gets to send the remaining figures when the hub ends."""
 
 
 class WandB:
@@ -49,13 +49,13 @@ class WandB:
         self._place = directory / "position.json"
         self._run_id = run_id
         self._client: Any = None
-        """The module `wandb`, while it may hold resources."""
+        """The module `wandb` while its service may hold resources, else None."""
         self._run: Any = None
 
     def open(self) -> Position:
         """Start the W&B run, or resume that of the hub's earlier starts."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        import wandb  # Import here, because it takes seconds.
+        import wandb  # Import here, because the import takes seconds.
 
         self._client = wandb
         metrics, settings = self._config.metrics, without_secrets(self._config).model_dump(mode="json")
@@ -69,7 +69,7 @@ class WandB:
             resume="allow" if metrics.wandb == "online" else None,
             dir=str(self._directory),
             config={section: settings[section] for section in TOLD_SECTIONS},
-            settings=wandb.Settings(  # Send figures, but nothing about this machine.
+            settings=wandb.Settings(  # Send the figures, but nothing about this machine.
                 console="off",
                 disable_code=True,
                 disable_git=True,
@@ -104,7 +104,7 @@ class WandB:
             raise EchoError("The service of Weights & Biases failed.", got=f"exit status {error.code}") from error
 
     def _position(self) -> Position:
-        """Return the stored position, or the start if none is stored for this run."""
+        """Return the stored position; the run's start if none is stored for this run."""
         try:
             known = json.loads(self._place.read_bytes())
             if known["run_id"] == self._run_id:
@@ -115,7 +115,7 @@ class WandB:
 
 
 def _row(wandb: Any, entry: Entry) -> dict[str, Any]:
-    """Return the entry as one row of W&B's history. "at" is the hub's clock."""
+    """Return the entry as one row of W&B's history. "at" is the time on the hub's clock."""
     row: dict[str, Any] = {VERSION: entry.policy_version, "at": entry.at, **entry.scalars}
     for tag, values in entry.histograms.items():
         row[tag] = wandb.Histogram(np.asarray(values, np.float64))
