@@ -18,7 +18,7 @@ def is_good_for(scope: Scope, wanted: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """The author of an action, and the interface through which it was requested."""
+    """An action's author, and the interface of the request (page, API, command)."""
 
     via: Literal["page", "api", "cli"]
     who: str

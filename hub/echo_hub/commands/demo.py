@@ -114,7 +114,7 @@ async def run_demo(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """One `echo-node join` process."""
+    """One `echo-node join` process that the demo has started."""
 
     name: str
     process: asyncio.subprocess.Process

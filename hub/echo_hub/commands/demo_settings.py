@@ -16,7 +16,7 @@ Settings = dict[str, dict[str, Any]]
 
 
 class DemoTask(StrEnum):
-    """The tasks of the demo."""
+    """Tasks that the demo can train."""
 
     ARITHMETIC = "arithmetic"
     WORKED = "worked"

@@ -113,7 +113,7 @@ def _checked(name: str) -> str:
 
 
 def _write(where: Path, files: dict[str, str]) -> None:
-    """Write both files or neither."""
+    """Write both files or neither: both are moved into place once both are complete."""
     where.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=where, prefix=".new-task-") as temporary:
         for name, text in files.items():

@@ -58,7 +58,7 @@ class _Part(BaseModel):
 
 
 class NodesEntry(_Part):
-    """One [[nodes]] entry of the file."""
+    """One [[nodes]] entry of a fleet file: a class of nodes."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     count: Annotated[int, Field(ge=0, le=1_000_000)]
@@ -68,7 +68,7 @@ class NodesEntry(_Part):
 
 
 class FleetFile(_Part):
-    """The whole file."""
+    """A file that describes a fleet for `echo-hub plan`."""
 
     mode: Mode = "async"
     rollouts_per_step: Annotated[float, Field(gt=0, le=1e9)]
@@ -107,7 +107,7 @@ class PlannedFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The capacity model's answers."""
+    """What the capacity model says about a fleet."""
 
     fleet: PlannedFleet
     target: float
@@ -176,7 +176,7 @@ def fleet_of_run(store: Store, config: HubConfig) -> PlannedFleet:
 
 
 def _verifying(config: HubConfig) -> str:
-    """Describe where the verifier runs."""
+    """Return words for where the verifier runs."""
     if config.run.mode == "colocated":
         return "nowhere: the hub samples for itself"
     return {
@@ -188,7 +188,7 @@ def _verifying(config: HubConfig) -> str:
 
 
 def _evaluating(config: HubConfig) -> str:
-    """Describe what samples evaluations."""
+    """Return words for what samples the evaluations."""
     return {"hub": "the learner, between two steps", "ray": _actor(config, "evaluator"), "nodes": "the nodes"}[
         config.evaluation.by
     ]
@@ -231,7 +231,7 @@ def changed(
 ) -> PlannedFleet:
     """Return the fleet with other settings and with more nodes.
 
-    `add` has entries CLASS=N; CLASS is the name of a class, or a part of it that no other class contains.
+    `add` has entries CLASS=N; CLASS is a class name, or a part of the name that is unique among classes.
     """
     workload, nodes = fleet.workload, list(fleet.nodes)
     if workload.mode != "async" and (staleness is not None or publish_every is not None):

@@ -67,7 +67,7 @@ class BaseFacts:
 
 
 def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) -> tuple[HubConfig, Suited]:
-    """Return all settings, and those to write to the file with their reasons.
+    """Return all settings, and the settings for config.toml with reasons.
 
     `flags` are model.base, task.name and all other settings given by the user. Raises ConfigError if base or task
     cannot be used, or do not fit each other.

@@ -39,7 +39,7 @@ class FormField:
     name: str
     help: str
     kind: str
-    """number, text, checkbox or select."""
+    """Kind of input in the form: number, text, checkbox or select."""
     default: Any
     required: bool
     least: Any = None

@@ -28,7 +28,7 @@ STARVED: Final = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to one question."""
+    """The answer to one of the three questions."""
 
     key: str
     question: str
@@ -38,7 +38,7 @@ class Answer:
     text: str
     """One or two sentences with the figures behind the verdict."""
     href: str
-    """Link to the details."""
+    """Address of the page section with the details."""
     more: str
 
 

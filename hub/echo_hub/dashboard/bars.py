@@ -32,11 +32,11 @@ class LengthsBar:
     median: int
     longest: int
     start: float
-    """Position of the 10th percentile."""
+    """Position of the completions' 10th percentile in length."""
     length: float
     """Distance from the 10th to the 90th percentile."""
     middle: float
-    """Position of the median."""
+    """Position of the completions' median length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,12 @@ from echo_hub.dashboard.model import EvaluationView, RunView
 from echo_shared.records import step_figures
 
 CURVES: Final = "curves"
-"""Name of the table at /api/v1/curves."""
+"""Name by which charts refer to the table at /api/v1/curves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One curve."""
+    """One curve of a chart."""
 
     column: str
     label: str

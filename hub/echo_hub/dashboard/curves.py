@@ -64,7 +64,7 @@ class CurveMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """The trend of the smoothed reward."""
+    """How the smoothed reward has changed over the newest steps."""
 
     now: float
     before: float
@@ -98,12 +98,12 @@ class _Point:
 
     first_step: int
     step: int
-    """The point's last step."""
+    """Number of the last step that the point stands for."""
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)
-    """Values of the last step only."""
+    """Figures of the point's last step, which are shown as they are."""
     rollouts: int = 0
     """Rollouts of those steps whose duration is known: all but the run's first step."""
     seconds: float = 0.0

@@ -28,7 +28,7 @@ KINDS_SHOWN: Final = 8
 CHOICES_SHOWN: Final = 40
 """Number of most frequent engines, and of precisions, that the filter's lists offer."""
 MOST_ASKED: Final = 128
-"""Longest filter text, in characters."""
+"""Longest text in a filter's query, in characters."""
 
 STATES: Final = (
     *("sampling", "fetching", "preparing", "waiting", "standing_by", "paused", "draining", "away", "banned"),
@@ -161,7 +161,7 @@ class FleetQuery:
 
 
 def fleet_query(query: Mapping[str, str], *, limit: int = NODES_SHOWN) -> FleetQuery:
-    """Parse an address's query. Raises WrongFleetQueryError."""
+    """Parse the query of the fleet list's address. Raises WrongFleetQueryError."""
     given = {
         name: " ".join(query.get(name, "").split())[:MOST_ASKED]
         for name in ("q", "state", "standing", "engine", "precision", "after")

@@ -25,7 +25,7 @@ from echo_shared.records.run import EventFilter
 EVENTS_SHOWN: Final = 20
 MOST_ID: Final = 64
 _IN_JSON: Final = ("public_key", "outcomes", "shown", "decisions", "checked", "rollouts")
-"""Fields of `NodeRecord`."""
+"""Fields of `NodeRecord` that the JSON answer contains, next to the node's view."""
 
 
 class FleetNodePage:

@@ -50,7 +50,7 @@ SILENT_BEATS: Final = 2.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRequest:
-    """A request for a live page."""
+    """Describes a page that is updated live, and how to render it."""
 
     key: tuple[str, ...]
     """Requests with equal keys share one rendered page."""

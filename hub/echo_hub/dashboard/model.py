@@ -93,7 +93,7 @@ class EvaluationSetView:
 
     name: str
     evaluations: tuple[EvaluationView, ...]
-    """In the order of versions."""
+    """One entry for each evaluated version, in the order of versions."""
 
     @property
     def newest(self) -> EvaluationView | None:
@@ -205,7 +205,7 @@ class WorkView:
     groups_by_staleness: Mapping[int, int] = field(default_factory=dict)
     """Maps staleness (in versions, when trained on) to the number of groups, over the newest steps' batches."""
     steps: int = 0
-    """Number of steps that `groups_by_staleness` covers."""
+    """Number of newest steps that `groups_by_staleness` covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +248,7 @@ class CurriculumView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingView:
-    """Another run of the same hub."""
+    """Another run of the same hub, as shown on this run's pages."""
 
     run_id: str
     name: str
@@ -282,7 +282,7 @@ class RunView:
     install_command: str = ""
     """Command that installs a node from this hub and joins; empty if the operator does not offer it."""
     windows_install_command: str = ""
-    """`install_command` for PowerShell."""
+    """`install_command` in the form for Windows PowerShell."""
     address: str = ""
     """The hub's address in the commands above."""
     problems: tuple[str, ...] = ()
@@ -309,7 +309,7 @@ class RunView:
     live: Mapping[str, float] = field(default_factory=dict)
     """Current values of the settings that operators may change during the run."""
     newest_step: StepRecord | None = None
-    """None before the first trained step."""
+    """The newest trained step; None before the first."""
     rollouts_per_s: float = 0.0
     """Rate of received rollouts over about the last minute."""
     rollouts_gone_on: int = 0
@@ -359,7 +359,7 @@ class RunView:
     events: tuple[RunEvent, ...] = ()
     """Newest first; old ones may be left out."""
     capacity: CapacityView | None = None
-    """None before the first step."""
+    """How busy the learner is; None before the first step."""
     work: WorkView = field(default_factory=WorkView)
     cost: CostView | None = None
     """None if no node has or had a price."""
@@ -465,7 +465,7 @@ class NodesAway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """All nodes that the pages know."""
+    """All nodes that the pages know: connected ones, those that hold rollouts, and others."""
 
     here: Mapping[str, NodeView]
     """Nodes that are connected or hold rollouts, by id."""

@@ -94,7 +94,7 @@ def _dataclasses_in(kind: Any) -> Iterator[type]:
 
 
 def _write_arrays(properties: dict[str, Any], kind: Any) -> None:
-    """Describe arrays as lists of numbers."""
+    """Describe the packed arrays of `kind` as JSON lists of numbers."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if (packed := PackedArray.of(hint)) is not None:
             item = "integer" if np.dtype(packed.dtype).kind == "i" else "number"

@@ -17,7 +17,7 @@ from echo_hub.dashboard.share_picture import SharePicture, draw
 GOOD_S: Final = 600.0
 """Seconds for which a picture is cached."""
 MOST_KEPT: Final = 256
-"""Pictures cached, about 40 kB each."""
+"""Largest number of pictures cached, about 40 kB each."""
 MOST_WAITING: Final = 16
 """Largest number of requests that wait for drawing. A further request is answered "try again later"."""
 

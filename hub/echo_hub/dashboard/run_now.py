@@ -54,12 +54,12 @@ DETAILS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNow:
-    """The headline of the run."""
+    """The headline of the run: its state in a word, with details."""
 
     word: str
     tone: Tone
     detail: str
-    """One or two sentences, or empty."""
+    """One or two sentences that explain the state; "" if the word is enough."""
     remaining_s: float | None
     """Estimated time of the remaining steps at the recent pace; None if steps do not follow each other now."""
 

@@ -31,7 +31,7 @@ _CURVE: Final = (_MARGIN, 396, WIDTH - _MARGIN, 560)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharePicture:
-    """Contents of a picture."""
+    """What a picture shows: the run's name, and the standing and work curve of a node or team."""
 
     run_name: str
     standing: CreditStanding

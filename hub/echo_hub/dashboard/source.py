@@ -19,7 +19,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.number = 0
-        """Number of changes so far."""
+        """Number of changes announced so far."""
         self._next = asyncio.Event()
 
     def notify(self) -> None:

@@ -36,7 +36,7 @@ class TokenMark:
 
     text: str
     css: str
-    """Style class; empty for no mark."""
+    """Class of the style sheet; "" for a part without a mark."""
     title: str
 
 

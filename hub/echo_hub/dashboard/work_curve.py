@@ -22,7 +22,7 @@ class WorkPoint:
     """The last step that the point stands for."""
     mean_reward: float | None
     rollouts: int
-    """The holder's rollouts in these steps."""
+    """Number of the holder's rollouts that were trained on in these steps."""
     share: float
     """The holder's share of the tokens trained on in these steps."""
 
@@ -30,7 +30,7 @@ class WorkPoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCurve:
     width: int
-    """Steps in each point."""
+    """Number of steps that each point stands for."""
     points: tuple[WorkPoint, ...]
 
     @property

@@ -41,7 +41,7 @@ _ADAPTER: Final = "adapter:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """The learner's state without its tensors."""
+    """What a checkpoint holds of the learner's state besides tensors."""
 
     step: int
     told: Mapping[int, StepTold]

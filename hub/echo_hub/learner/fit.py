@@ -17,7 +17,7 @@ from echo_hub.config.training_sections import LEAST_TOKENS
 from echo_hub.learner.cuts import ChunkSizes
 
 SIZES: Final = (512, 1_024)
-"""Tokens of the two measured micro-batches."""
+"""Numbers of tokens in the two micro-batches whose memory is measured."""
 MARGIN: Final = 0.1
 """Share of the free memory kept in reserve for fragmentation."""
 MOST_TOKENS: Final = 32_768

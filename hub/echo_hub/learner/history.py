@@ -19,7 +19,7 @@ class History:
     """The entropy coefficient c of the newest step; None if the objective has no entropy target."""
 
     def frame(self) -> dict[str, Any]:
-        """Return the history as JSON values."""
+        """Return the history as JSON values, for a checkpoint or another rank."""
         return {**asdict(self), "norms": list(self.norms)}
 
     @classmethod

@@ -38,7 +38,7 @@ class LoraLinear(lora.Linear):
 
     @property
     def linear(self) -> nn.Linear:
-        """Return the base's linear layer."""
+        """Return the frozen linear layer that the adapter is added to."""
         return cast("nn.Linear", self.base_layer)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -64,7 +64,7 @@ def take(values_TF: Tensor, index: Tensor) -> Tensor:
 
 
 def register() -> None:
-    """Register ATTENTION with transformers."""
+    """Register the attention function under the name ATTENTION in transformers."""
     AttentionInterface.register(ATTENTION, packed_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 

@@ -217,12 +217,12 @@ class Policy:
 
     @property
     def vocab_size(self) -> int:
-        """Size of the base model's vocabulary."""
+        """Return the size of the base model's vocabulary."""
         return int(self._body.config.vocab_size)
 
     @property
     def head(self) -> Any:
-        """Return the output layer."""
+        """Return the output layer, which turns hidden states into logits."""
         base: Any = self.model.get_base_model()
         return base.get_output_embeddings()
 

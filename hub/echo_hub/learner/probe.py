@@ -34,7 +34,7 @@ _LONGEST_ROW: Final = 512
 
 
 class MemoryMeter(Protocol):
-    """Measures a device's memory."""
+    """Measures the memory of the learner's device."""
 
     def free_bytes(self) -> int:
         """Return the bytes that can still be allocated."""

@@ -61,7 +61,7 @@ class Findings:
     """Results of a step's screen. Groups and rollouts are named by their index in the step."""
 
     left_out: set[int] = field(default_factory=set)
-    """Groups left out of the step."""
+    """Groups left out of the step, because no honest engine produces one of their rollouts."""
     suspects: set[int] = field(default_factory=set)
     """Rollouts that caused their group to be left out, or that dominated an update that was held back."""
     counts: dict[tuple[int, int], tuple[list[int], list[int], float]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Findings:
         }
 
     def packed_counts(self) -> list[Any]:
-        """Return `counts` as lists."""
+        """Return `counts` as lists, to send them to another rank."""
         return [[*place, *counts] for place, counts in self.counts.items()]
 
     def add_counts(self, packed: Sequence[Mapping[str, Any]]) -> None:

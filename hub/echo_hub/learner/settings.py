@@ -27,7 +27,7 @@ class LearnerSettings(Section):
     base_name: str = "base"
     """Name of the base model in published adapters; never a path of this machine."""
     seed: Annotated[int, Field(ge=0)]
-    """The run's seed."""
+    """Seed of the run: run.seed."""
     temperature: Annotated[float, Field(gt=0)]
     """Sampling temperature of the rollouts, at which the learner computes its log-probabilities too."""
     max_tokens: Annotated[int, Field(ge=1)]
@@ -37,13 +37,13 @@ class LearnerSettings(Section):
     multi_turn: bool = False
     """True if the prompts of later turns contain tokens sampled in earlier turns."""
     training: TrainingConfig
-    """The optimizer and the adapter."""
+    """Settings of the optimizer, the steps and the adapter."""
     objective: ObjectiveConfig = ObjectiveConfig()
     """The loss that a step minimises."""
     learner: LearnerConfig = LearnerConfig()
     """How a step is computed, and which checkpoints are kept."""
     publish_precision: Precision = "auto"
-    """Precision of exported adapters: dissemination.precision."""
+    """Precision of exported adapters: the setting dissemination.precision."""
     lock_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds to wait for a former learner that still finishes its step in the same run directory."""
 

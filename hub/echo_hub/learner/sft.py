@@ -46,7 +46,7 @@ class SftProgress:
     """The state of fine-tuning. Losses are nats per token."""
 
     update: int = 0
-    """Number of updates made."""
+    """Number of optimizer updates made so far."""
     heldout_losses: tuple[float, ...] = ()
     """Held-out loss before the first epoch and after each epoch; empty without held-out examples."""
     training_losses: tuple[float, ...] = ()
@@ -54,7 +54,7 @@ class SftProgress:
     nats: float = 0.0
     """Summed loss of the trained tokens in the current epoch, in nats."""
     tokens: int = 0
-    """Trained tokens of the current epoch."""
+    """Number of trained tokens in the current epoch so far."""
     outliers: int = 0
     """Updates that were not applied, because their gradient norm was an outlier."""
     norms: tuple[float, ...] = ()

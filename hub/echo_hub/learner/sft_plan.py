@@ -27,11 +27,11 @@ class TokenizedDemonstration(Protocol):
 
     @property
     def prompt_ids(self) -> NDArray[np.int32]:
-        """[P], P >= 1."""
+        """Token ids of the prompt [P], at least one."""
 
     @property
     def completion_ids(self) -> NDArray[np.int32]:
-        """[T], all tokens after the prompt."""
+        """Token ids [T] of everything after the prompt."""
 
     @property
     def loss_mask(self) -> NDArray[np.bool_]:

@@ -160,7 +160,7 @@ the distances of u from the tokens' intervals [N]. Returns a mask [N]; None mean
 
 
 def keep_all(_batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> None:
-    """Keep all tokens, without screening."""
+    """A `Keep` that keeps all tokens, without any screening."""
 
 
 def accumulate_gradient(

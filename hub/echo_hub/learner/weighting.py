@@ -68,7 +68,7 @@ class WeightedGroup:
     prompt_ids: NDArray[np.int32]
     rollouts: tuple[WeightedRollout, ...]
     number: int = 0
-    """Index among the step's groups."""
+    """Index of the group among all groups of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PAYLOAD: Final = get_type_hints(RolloutPayload, include_extras=True)
 AT_ONCE: Final = 1_000
-"""Rollouts in one row group."""
+"""Number of rollouts in one row group of a Parquet file."""
 
 
 def pyarrow_parquet() -> tuple[Any, Any]:
@@ -56,7 +56,7 @@ def write_parquet(rollouts: Iterable[WholeRollout], path: Path) -> int:
 
 
 def tables(pyarrow: Any, rollouts: Iterable[WholeRollout]) -> Iterator[Any]:
-    """Yield tables of `AT_ONCE` rows each."""
+    """Yield Parquet tables of at most `AT_ONCE` rows."""
     columns, rows = schema(pyarrow), map(_row, rollouts)
     while part := list(islice(rows, AT_ONCE)):
         yield pyarrow.Table.from_pylist(part, schema=columns)

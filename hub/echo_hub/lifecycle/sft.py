@@ -207,7 +207,7 @@ def _check_not_begun(directory: RunDirectory) -> None:
 
 
 def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, AdapterOrigin]:
-    """Return the weights and the origin of the run's start, as it was before any fine-tuning by this command."""
+    """Return weights and origin of the run's start before any fine-tuning by `echo-hub sft`."""
     work, start, reference = work_of(directory), read_start(directory), config.model.start_from
     is_own = False
     if work.is_dir():

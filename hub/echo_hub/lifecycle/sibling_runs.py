@@ -66,10 +66,10 @@ class SiblingRuns:
         self._changes = changes
         self._taken: dict[str, tuple[NodeCredit, ...]] = {}
         self._troubles: dict[str, str] = {}
-        """The last problem of each directory that cannot be read, so that the same problem is logged only once."""
+        """Last logged problem of each unreadable directory, to log each problem once."""
 
     async def run(self, address: str) -> None:
-        """Store this run's URL for the other runs, then read the other runs again and again, until cancelled."""
+        """Store this run's URL for the other runs, then read those runs repeatedly until cancelled."""
         if (await self._store.read(read_meta)).get(ADDRESS) != address:
             await self._store.write(write_meta, ADDRESS, address)
         while True:

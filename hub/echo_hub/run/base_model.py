@@ -270,7 +270,7 @@ class PromptCodec:
         return self._encode_conversation(self._with_words(messages))
 
     def render_prompt(self, prompt: str) -> str:
-        """Return the text that `encode_prompt` encodes."""
+        """Return the text whose tokens `encode_prompt` returns."""
         return self._render(self._messages(prompt))
 
     def has_room(self, prompt: str, *, tokens: int) -> bool:

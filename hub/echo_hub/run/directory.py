@@ -24,7 +24,7 @@ LEAST_KEPT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths below one run's root."""
+    """Paths of a run's files below the run's root directory."""
 
     root: Path
 

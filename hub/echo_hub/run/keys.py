@@ -76,7 +76,7 @@ class RunKeys:
         return tuple(RunKey(key_id=key_id, key=bytes.fromhex(self._state.keys[key_id])) for key_id in sorted(key_ids))
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """Set the barred nodes to exactly these. If any of them was not barred before, make a new key and return True.
+        """Set the barred nodes to exactly these. A newly barred node causes a new key and the result True.
 
         Raises StorageError if the file cannot be written.
         """

@@ -74,7 +74,7 @@ class AdapterOrigin(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     source: str = ""
-    """What was trained, as in `Start.source`."""
+    """What was trained on the demonstrations, in the form of `Start.source`."""
     ancestors: tuple[Ancestor, ...] = ()
     """The runs from which the adapter descends, nearest first."""
     demonstrations: str = ""
@@ -82,13 +82,13 @@ class AdapterOrigin(BaseModel):
 
 
 class Start(BaseModel):
-    """Content of start.json."""
+    """Content of RUN/start/start.json: the origin of a run's first version."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     kind: Literal["adapter", "fork"]
     policy_version: Annotated[int, Field(ge=1)]
-    """Its version number in this run."""
+    """The number that the initial adapter has as a version of this run."""
     source: str
     """Name, without path, of the adapter, or of the model that was trained on demonstrations. "" means the
     base model.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 WRITE_EVERY_S: Final = 2.0
 """Shortest time between two calls of `write`, in seconds."""
 SLOW_S: Final = 120.0
-"""Duration of a call, in seconds, from which on the operator is told that the writer is slow."""
+"""Longest call in seconds before the operator is told about a slow writer."""
 CLOSE_S: Final = 10.0
 AGAIN_S: Final = 300.0
 """Seconds from a failure until the writer is opened again."""
@@ -39,7 +39,7 @@ class EntryWriter(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the program, for people."""
+        """Name of the program that gets the entries, for texts to the operator."""
 
     def open(self) -> Position:
         """Prepare for writing. Return the position up to which the entries are already written."""

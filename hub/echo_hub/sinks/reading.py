@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The point in the run up to which entries have been written."""
+    """The point in the run up to which entries are written."""
 
     step: int = 0
     evaluated_at: float = 0.0

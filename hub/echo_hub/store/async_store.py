@@ -67,7 +67,7 @@ class AsyncStore:
     async def write(
         self, command: Callable[Concatenate[Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Carry out `command` in one transaction."""
+        """Run `command` on the writing thread, in a single transaction."""
         return await self.on_writer(partial(self.store.write, command, *args, **kwargs))
 
     async def on_writer(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

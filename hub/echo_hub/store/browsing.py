@@ -44,7 +44,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One page of search results."""
+    """One page of a search for rollouts."""
 
     rollouts: tuple[RolloutSummary, ...]
     before: Key | None
@@ -70,7 +70,7 @@ class BatchReward:
     index: int
     reward: float
     num_tokens: int
-    """Tokens of the episode's last turn."""
+    """Number of sampled tokens in the episode's last turn."""
     turn_rewards: tuple[float, ...]
     """The part of `reward` that each turn earned, without the last turn, which earned the rest."""
     policy_version: int
@@ -276,7 +276,7 @@ def _summaries(connection: Connection, rows: Sequence[Any]) -> tuple[RolloutSumm
 
 
 class HeldOutSet(Protocol):
-    """One of several evaluation sets: `echo_hub.config.task_sections.ChosenSet`."""
+    """What this module needs of a held-out set; `echo_hub.config.task_sections.ChosenSet` is one."""
 
     @property
     def name(self) -> str: ...

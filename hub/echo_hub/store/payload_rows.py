@@ -39,7 +39,7 @@ class _Stored:
     name: str
     type: TypeEngine[Any]
     write: Callable[[RolloutPayload], Any]
-    """Returns the column's value."""
+    """Returns the value to store in the column, given the payload."""
     read: Callable[[Any], Any]
     """Returns the field's value, given a column value that is not NULL."""
     is_nullable: bool
@@ -77,13 +77,13 @@ _STORED: Final = tuple(
     for field in fields(RolloutPayload)
 )
 NAMES: Final = tuple(each.name for each in _STORED)
-"""Names of the columns."""
+"""Names of all columns that hold parts of a payload."""
 _WRITERS: Final = tuple((each.name, each.write) for each in _STORED if each.name != "observation_ids")
 _READERS: Final = tuple((each.name, attrgetter(each.name), each.read) for each in _STORED)
 
 
 def columns() -> list[Column[Any]]:
-    """Return new columns for one table."""
+    """Return new SQLAlchemy columns for one table; a column object can belong to one table only."""
     return [Column(each.name, each.type, nullable=each.is_nullable) for each in _STORED]
 
 

@@ -65,7 +65,7 @@ class StoredPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTurn:
-    """One rollout of a step's batch."""
+    """One turn of an episode in a step's batch, which is one rollout."""
 
     rollout_id: str
     seed: int
@@ -102,7 +102,7 @@ class EvaluatedEpisode:
 
     about: EvaluationGroup
     num_tokens: int
-    """Sampled tokens over all turns."""
+    """Number of sampled tokens over all turns of the episode."""
     truncated: bool
     """True if any turn was cut off at the length limit."""
     reward: float | None

@@ -21,7 +21,7 @@ class LengthCount:
     """Number of training completions with the same outcome and length."""
 
     outcome: str
-    """`trained`, the drop reason, or IN_FLIGHT."""
+    """"trained", the drop reason, or IN_FLIGHT for a rollout that is not final."""
     num_tokens: int
     rollouts: int
 

@@ -21,7 +21,7 @@ from echo_hub.store.tables import run_meta, trust, trust_log
 COARSE_CLASSES: Final = "coarse_classes"
 """Key in `run_meta` of the coarse numerics classes: kinds of engine whose results deviate more than usual."""
 STORED: Final = ("draws", "claims", "mismatch_kl", "bias")
-"""Fields of `Evidence` that are stored."""
+"""Fields of `Evidence` that the database stores, as JSON."""
 
 
 def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None:

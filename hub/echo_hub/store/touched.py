@@ -26,7 +26,7 @@ class Touched:
 
     @property
     def number(self) -> int:
-        """Number of `note` calls so far."""
+        """Return the number of `note` calls so far, which numbers the changes."""
         return self._number
 
     def note(self, node_ids: Collection[str]) -> None:

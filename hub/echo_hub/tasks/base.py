@@ -99,7 +99,7 @@ class FileTask(Task, Protocol):
 
     @property
     def content_hash(self) -> str:
-        """Hash of the files' contents."""
+        """Hash of the contents of the task's files."""
 
     def heldout(self, number: int) -> Problem:
         """Return problem `number` (0 .. num_heldout - 1) of those reserved for evaluation."""

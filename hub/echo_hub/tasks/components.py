@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class TextComponent(Protocol):
-    """One component of a reward."""
+    """A reward component that depends only on a completion's text and length."""
 
     def value(self, completion: str, num_tokens: int) -> float:
         """Return the component's value, in 0..1, for a completion (decoded, without special tokens) of `num_tokens`

@@ -38,7 +38,7 @@ _NATURAL: Final = re.compile(r"\\?\blog\b(?!\s*_)")
 
 
 class Verdict(StrEnum):
-    """The verdict on an answer."""
+    """The verdict on an answer, given the reference answer."""
 
     RIGHT = "right"
     WRONG = "wrong"

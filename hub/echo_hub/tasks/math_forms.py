@@ -140,7 +140,7 @@ def num_factors(expression: Basic) -> int:
 
 
 def _factors(expression: Basic, times: int = 1, *, of_numbers: bool | None = None) -> Iterator[tuple[Basic, int]]:
-    """Yield each factor with its multiplicity."""
+    """Yield each factor of a product with its multiplicity."""
     from sympy import Integer, Mul, Number, Pow
 
     of_numbers = not variables(expression) if of_numbers is None else of_numbers

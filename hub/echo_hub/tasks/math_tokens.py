@@ -16,7 +16,7 @@ from echo_hub.tasks.math_settings import without_settings
 LONGEST: Final = 4_000
 """Longest answer that is parsed, in characters."""
 DEEPEST: Final = 30
-"""Deepest nesting of brackets and braces."""
+"""Largest depth of nested brackets and braces."""
 
 
 class NotUnderstood(Exception):

@@ -151,7 +151,7 @@ class Arithmetic:
         return found
 
     def rounded(self, number: Any, decimals: int) -> int:
-        """Return the number times 10**decimals, rounded."""
+        """Return the number in units of 10**-decimals, rounded to a whole number."""
         return int(self._mp.nint(number * self._mp.mpf(10) ** decimals))
 
     def _folded(self, parts: Sequence[Any], *, is_sum: bool) -> Any:

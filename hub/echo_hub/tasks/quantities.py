@@ -54,7 +54,7 @@ _LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥¢$个只人本张条件�
 """Single letters that are units after a number. Other letters are variables."""
 _SAYS_NOTHING: Final = frozenset({"unit", "units"})
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-"""Powers of ten by name."""
+"""Powers of ten by the words for them, such as 6 for million."""
 _UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, LookupError, TokenError)
 """Exceptions besides pint's own that pint raises for a text that is no unit."""
 _NAMES: Final = {

@@ -33,7 +33,7 @@ COMPONENT_NAME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBounds:
-    """Inclusive bounds of a task's rewards."""
+    """Lowest and highest possible reward of a task, both included."""
 
     lowest: float = 0.0
     highest: float = 1.0

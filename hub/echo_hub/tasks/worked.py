@@ -30,7 +30,7 @@ class WorkedOptions(TaskOptions):
     shortest: Annotated[int, Field(ge=1, le=32)] = 1
     """Fewest digits of a term of a sum. The number of digits is uniformly distributed."""
     longest: Annotated[int, Field(ge=1, le=32)] = 8
-    """Most digits of a term."""
+    """Most digits of a term of a sum."""
     longest_factor: Annotated[int, Field(ge=1, le=32)] = 3
     """Most digits of a factor of a product; the fewest is one."""
 

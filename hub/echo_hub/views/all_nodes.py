@@ -55,14 +55,14 @@ class _Made:
 
 
 class AllNodes:
-    """Thread-safe."""
+    """Keeps the views of all nodes up to date. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._books = ReadBeside(self._read_all, every_s=0.0, name="all nodes")
         self._whole = _Whole({}, 0)
-        """Result of the last full reading."""
+        """Result of the last reading of all nodes."""
         self._rows: dict[str, NodeTotals] = {}
         """Result of the last full reading, with changed nodes replaced by later partial readings."""
         self._touched = 0
@@ -166,5 +166,5 @@ def _words(node: ConnectedNode) -> tuple[object, ...]:
 
 
 def _others(before: Mapping[str, int], now: Mapping[str, int]) -> set[str]:
-    """Return the keys with different values."""
+    """Return the keys whose values differ, or that only one of the two has."""
     return {key for key, _ in before.items() ^ now.items()}

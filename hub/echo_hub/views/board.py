@@ -32,7 +32,7 @@ class _Answer:
 
 
 class HubBoard:
-    """The hub's `BoardSource`."""
+    """The hub's `BoardSource`, which caches answers."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -55,7 +55,7 @@ class HubPages:
         nodes: Mapping[str, ConnectedNode],
         moments: MomentSource,
     ) -> None:
-        """`nodes`: the connected nodes by id."""
+        """`nodes` maps the ids of connected nodes to their latest reports."""
         self.changes = changes
         self._store = store
         self._run = run

@@ -109,7 +109,7 @@ class Moment:
     status: CoordinatorStatus
     distribution: DistributionStatus
     num_received: int
-    """Rollouts received since the hub's start."""
+    """Number of rollouts received since the hub's start."""
     rollouts_gone_on: int
     """Rollouts received since the hub's start that resumed an unfinished rollout."""
     tokens_saved: int

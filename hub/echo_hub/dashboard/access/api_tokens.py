@@ -37,7 +37,7 @@ class ApiTokens:
         self._by_hash: dict[str, ApiToken] = {}
 
     def renew(self, tokens: Iterable[ApiToken]) -> None:
-        """Replace all known tokens."""
+        """Replace all known tokens by these."""
         self._by_hash = {token.token_hash: token for token in tokens}
 
     def find(self, given: str) -> ApiToken | None:

@@ -16,7 +16,7 @@ MOST: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserSession:
-    """One browser's session."""
+    """One browser's login session."""
 
     session_id: str
     key: str
@@ -34,7 +34,7 @@ class BrowserSessions:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._open: dict[str, BrowserSession] = {}
-        """Sessions by id, oldest first."""
+        """Open sessions by id, oldest first."""
 
     def begin(self) -> BrowserSession:
         while len(self._open) >= MOST:

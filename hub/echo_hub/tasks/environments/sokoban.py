@@ -24,7 +24,7 @@ from echo_shared.errors import ConfigError
 from echo_shared.sampling.draws import derive_seed
 
 Place = tuple[int, int]
-"""(row, column)."""
+"""A place on the board: (row, column), counted from 0 at the top left."""
 
 MOVES: Final[Mapping[str, Place]] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 ATTEMPTS: Final = 2_000
@@ -137,7 +137,7 @@ class SokobanOptions(TaskOptions):
     most_moves: Annotated[int, Field(ge=1, le=64)] = 12
     """Upper limit on the length of the shortest solution."""
     turns: Annotated[int, Field(ge=1, le=16)] = 4
-    """Rounds until the game is lost."""
+    """Number of rounds after which the game is lost."""
     moves_a_turn: Annotated[int, Field(ge=1, le=64)] = 8
     """Number of moves in a round; further moves of an answer are ignored."""
 
