@@ -171,7 +171,7 @@ class CapacityView:
     late.
     """
     advised_nodes: tuple[AdvisedNodes, ...]
-    """Additions of nodes, each of which alone would keep the learner busy."""
+    """Additions of nodes; each entry alone would keep the learner busy."""
     advised_staleness: int | None
     """Smallest staleness bound that would keep the learner busy with the connected nodes. None if no bound suffices, or
     in a mode without staleness bound.

@@ -70,7 +70,8 @@ class Findings:
     def frame(self, turns: Sequence[int]) -> dict[str, Any]:
         """Return the results for the hub and a checkpoint, as lists.
 
-        Indices count all turns of the step; `turns` lists each rollout's number of turns.
+        A turn is named by its index among all turns of the step's rollouts; `turns` lists each rollout's number of
+        turns.
         """
         first = np.cumsum([0, *turns]).tolist()
         places = sorted(self.counts)

@@ -126,7 +126,7 @@ def _parse(line: bytes, codecs: Mapping[str, PromptCodec]) -> tuple[PromptCodec,
 def _checked(messages: Any) -> list[Message]:
     """Return the messages if they are valid; otherwise raise ConfigError.
 
-    Valid messages are: a system message (optional), a user message, then others, of which the last is the assistant's.
+    Valid messages are: a system message (optional), a user message, then others; the last message is the assistant's.
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ConfigError("messages is not a list of objects")

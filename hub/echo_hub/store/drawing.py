@@ -16,7 +16,7 @@ from echo_shared.wire.messages import DropReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDraw:
-    """A rollout of which the hub has the tokens, with the facts that determine its random draws."""
+    """A rollout with stored tokens, and the facts that determine its random draws."""
 
     stored: StoredPayload
     index: int

@@ -1,4 +1,4 @@
-"""Find out after a broken connection whether a COMMIT whose answer was lost took effect, before writing again.
+"""After a connection has broken during COMMIT, find out whether the COMMIT took effect, before writing again.
 
     BEGIN ... UPDATE run_meta SET value = MARK WHERE key = 'last_write'; COMMIT ──x  the connection breaks
     once the server answers: SELECT value ... FOR UPDATE                             if it is MARK: committed

@@ -4,9 +4,9 @@ Otherwise the table would grow by one row for each node and version forever. Tot
 (`tallies`). How long a version took to arrive is written to its row once, before the first of its fetch rows is
 deleted.
 
-    version     63      64       65       66 ...
-    rows       gone    gone | to go    there
-                            Place(64 | 65, at_s)
+    version    63      64                      65      66 ...
+    rows       gone    gone | to be deleted    kept
+                            FetchMark(64, at_s)
 
 Rows are deleted in the order of `ix_fetches_version`, and each part starts where the last one ended. In PostgreSQL,
 index entries of deleted rows stay until VACUUM. A search from the index's start would read all these entries.

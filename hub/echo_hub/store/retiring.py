@@ -5,8 +5,8 @@
 
 Totals, credit and contributions are running totals and do not depend on the rows. Receipts continue as `old_receipts`.
 The rollouts of steps up to K are: the groups of their batches, groups dropped in that time, and the evaluations of
-versions before K. Two conditions must hold before a step may go. Its tokens are pruned, and all groups up to its newest
-are finished. So no start and no check looks for its rows.
+versions before K. A step may be retired under two conditions: its tokens are deleted, and all groups up to its newest
+group are finished. Then neither a restarted hub nor a check reads the step's rows.
 """
 
 from __future__ import annotations

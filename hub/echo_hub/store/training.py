@@ -69,7 +69,7 @@ def train(connection: Connection, records: Sequence[StepTrained], now: float) ->
 
 
 def uncounted_steps(connection: Connection) -> Sequence[int]:
-    """Return the steps of which `count_trained` has parts left, in order."""
+    """Return the steps with parts left for `count_trained`, in order."""
     return connection.scalars(select(uncounted.c.step).distinct().order_by(uncounted.c.step)).all()
 
 

@@ -282,8 +282,8 @@ def unit_ratio(unit: str, other: str) -> Fraction | None:
 
 
 def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
-    """Compare quantities of which one is a percentage. The answer may omit the percent sign if the number is too large
-    for a share.
+    """Compare two quantities if one of them is a percentage. The answer may omit the percent sign if the number is too
+    large for a share.
     """
     if answer.unit and expected.unit:
         return False

@@ -65,7 +65,7 @@ LEAST_ROLLOUTS: Final = 3
 """A node with fewer recent rollouts than this gets the throughput of nodes of the same kind."""
 
 WASTED: Final = (DropReason.NO_ADVANTAGE, DropReason.INVALID, DropReason.SCORER_FAILED)
-"""Drop reasons of received rollouts that depend on the rollouts alone: more nodes would not reduce them."""
+"""Drop reasons of received rollouts whose frequency does not depend on the number of nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
