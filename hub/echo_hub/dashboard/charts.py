@@ -1,8 +1,8 @@
 """Definitions of the pages' charts, which `static/charts.js` draws: titles, axes, lines and data columns.
 
-A line's values are a column of a table. The table is /api/v1/curves, which is appended to live, or a live part of the
-page with JSON, {"x": [...], COLUMN: [...], ...}. The horizontal axis is optimizer steps or policy versions; both have
-the same numbers, so one cursor serves all charts.
+A line's values are a column of a table. The table is /api/v1/curves, to which new rows are added live, or a live part
+of the page with JSON, {"x": [...], COLUMN: [...], ...}. The horizontal axis is optimizer steps or policy versions; both
+have the same numbers, so one cursor serves all charts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The public boards: `/leaderboard` of nodes and `/teams`, with instructions for lending a machine.
 
-The database sorts, searches and cuts: a page has `ROWS_SHOWN` rows at any board size. Only a prefix of each node's id
-is shown.
+The database sorts, searches and returns one page of `ROWS_SHOWN` rows, whatever the number of nodes. Only a prefix of
+each node's id is shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judge whether two answers are equal as mathematics, and whether the answer has the form that was asked for.
 
 Both are parsed completely (`math_reader`) or not at all: an unparsed answer must equal the reference answer's
-text, apart from settings. Work is bounded, so no answer takes longer than a second.
+text, apart from formatting. Work is bounded, so no answer takes longer than a second.
 """
 
 from __future__ import annotations

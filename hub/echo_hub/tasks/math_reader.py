@@ -1,12 +1,12 @@
 r"""Parse a whole answer: an expression, a list, a set, a tuple, an interval, a matrix or an equation.
 
     x \le -2 \text{ or } x \ge 3      Sets("or", (Relation, Relation))
-    (-\infty, 2] \cup \{5\}           Sets("or", (Span, Several))
+    (-\infty, 2] \cup \{5\}           Sets("or", (RealInterval, Several))
     x = 2, y = \frac{1}{2}            Several("list", (Relation, Relation))
     2516_8                            Exact("base", ...)
 
-Expressions are sympy's, left as they are written: nothing is computed here. What is not known raises `NotUnderstood`;
-nothing is passed over.
+Expressions become sympy trees in the form in which they are written: nothing is computed here. Any unknown part of the
+text raises `NotUnderstood`; no part is skipped.
 """
 
 from __future__ import annotations

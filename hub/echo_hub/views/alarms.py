@@ -1,6 +1,6 @@
 """Warn operators about the newest step's figures: signs of forged rollouts, or of a run that diverges.
 
-Alarms never make the hub unready: otherwise a hostile node could.
+Alarms never make the hub unready: otherwise a hostile node could do that with forged rollouts.
 """
 
 from __future__ import annotations
