@@ -1,4 +1,6 @@
-"""Real hubs and nodes: processes of this machine's own commands, which end with their test in every case."""
+"""Fixtures that start real hubs and nodes as processes of this checkout. Every process ends with its test, even if the
+test fails.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from echo_hub.main import app
 from tests.ray_cluster import RayCluster, ray_cluster
 from tests.small_disk import SmallDisk, mounted
 
-hypothesis.settings.register_profile("tests", deadline=None)  # Tests set no time limits on examples.
+# Machines may be busy, so no Hypothesis example has a time limit.
+hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
 DEADLINE_S = 240.0
@@ -36,7 +39,7 @@ FOR_NODES = {"ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "nor
 """Nodes share this machine with their hub and with other tests; at the lowest priority they would starve."""
 TRAINED_STEPS = "SELECT count(*) FROM steps WHERE trained_at IS NOT NULL"
 OPERATORS: dict[str, dict[str, str]] = {}
-"""Headers that log in as operator at this test's hubs, by the hubs' addresses."""
+"""HTTP headers of a logged-in operator, by the address of each hub in this test."""
 
 
 def _logged_in(url: str, run: Path) -> dict[str, str]:
@@ -73,17 +76,16 @@ def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 UNFROZEN_TESTS = 50
-"""Number of tests that called `gc.unfreeze` until all objects are collected once."""
+"""After this many tests that called `gc.unfreeze`, all objects are collected once."""
 _num_unfreezing = 0
 
 
 @pytest.fixture(autouse=True)
 def _own_garbage() -> Iterator[None]:
-    """Collect the objects of each test alone, so that its leaks are its own: a full pass over imported modules and
-    collected tests would take a second.
-
-    Hub and simulator call `gc.unfreeze`, which would give all these objects back to the collector: here it only
-    counts. What such tests froze is collected once for `UNFROZEN_TESTS` of them.
+    """Collect each test's garbage on its own, so that a leak is reported in the test that made it. A full pass over
+    imported modules and collected tests would take a second. Hub and simulator call `gc.unfreeze`, which would return
+    all those objects to the collector: here the call is only counted. Objects that such tests froze are collected once
+    per `UNFROZEN_TESTS` calls.
     """
     global _num_unfreezing
     unfreeze, called = gc.unfreeze, False
@@ -141,7 +143,7 @@ class Running:
         print(f"--- {name}\n{self._printed}")
 
     async def kill(self) -> None:
-        """Kill the process like a power cut, with signal 9; its children only notice that it is gone."""
+        """Kill the process by SIGKILL, as suddenly as in a power cut; its children survive until they notice."""
         self.process.kill()
         await self.process.wait()
 
@@ -155,7 +157,7 @@ class Running:
 
 
 class Site:
-    """One test's hubs and nodes, below one directory."""
+    """One test's hubs and nodes, with all their files below one directory."""
 
     def __init__(self, root: Path, stack: AsyncExitStack) -> None:
         self.root = root
@@ -179,26 +181,30 @@ class Site:
         return running
 
     async def command(self, module: str, *arguments: str | Path) -> tuple[int, str]:
-        """Run a command to its end; return its exit status and its whole output."""
+        """Run a command to its end; return its exit status and all its output."""
         return await (await self.start(module, *arguments)).ended()
 
     async def make_run(self, name: str = "run", *flags: str, **settings: dict[str, object]) -> Path:
-        """Run `echo-hub init` and set small values that train in seconds; `settings` override them, by section."""
+        """Run `echo-hub init` with values so small that the run trains in seconds; `settings` override them, by
+        section.
+        """
         run = self.root / name
-        made = CliRunner().invoke(app, ["init", str(run), "--port", "0", *flags])  # A process would take a second.
+        # Runs in this process, because a new one would take a second.
+        made = CliRunner().invoke(app, ["init", str(run), "--port", "0", *flags])
         assert made.exit_code == 0, (made.output, made.exception)
         small: dict[str, dict[str, object]] = {
             "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 4},
             "learner": {"threads": 1},
             "evaluation": {"problems": 16},
-            "server": {"heartbeat_s": 1.0, "shared_memory": False},  # These nodes stand for nodes on other hosts.
-            "trust": {"verifier": "off"},  # Most tests do not need it, and its process costs as much as a learner's.
+            # Shared memory off: these nodes stand for nodes on other hosts.
+            "server": {"heartbeat_s": 1.0, "shared_memory": False},
+            "trust": {"verifier": "off"},  # Few tests need the verifier, and its process costs as much as a learner's.
         }
         self.change(run, {name: {**small.get(name, {}), **settings.get(name, {})} for name in small | settings})
         return run
 
     def change(self, run: Path, settings: Mapping[str, Mapping[str, object]]) -> None:
-        """Change settings of a run that no hub serves, by section."""
+        """Change settings of a run while no hub serves it, by section."""
         text = (run / "config.toml").read_text()
         for section, values in settings.items():
             for key, value in values.items():
@@ -221,10 +227,9 @@ class Site:
         env: Mapping[str, str] = os.environ,
         module: str = "echo_node.main",
     ) -> Running:
-        """Start `echo-node join`; a second start uses the same data directory.
-
-        The default engine avoids loading PyTorch, which takes longer than most tests' work. Tests that compare a node's
-        tokens with the hub's own need it.
+        """Start `echo-node join`; a second start with the same name uses the same data directory. llama.cpp is the
+        default engine because loading PyTorch takes longer than most tests. Tests that compare a node's tokens with the
+        hub's own sampling need PyTorch.
         """
         home = self.root / name
         where = (
@@ -251,7 +256,9 @@ def _set(text: str, section: str, key: str, value: object) -> str:
 
 
 async def _end_for_sure(process: asyncio.subprocess.Process) -> None:
-    """Kill a process and all its children at once. Tests that depend on an orderly end ask the process for it."""
+    """Kill a process and all its children at once. A test that needs an orderly end must ask the
+    process for it before.
+    """
     if process.returncode is not None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):  # The process has ended, but asyncio has not reported it yet.
@@ -272,7 +279,9 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 @pytest.fixture
 def operator() -> Callable[..., dict[str, str]]:
-    """Return `operator(url)`: it returns login headers for a hub that `site` serves; `run` is needed for other hubs."""
+    """Return `operator(url)`, which gives the headers of a logged-in operator. For a hub that `site` did not start,
+    pass its `run`.
+    """
 
     def headers(url: str, run: Path | None = None) -> dict[str, str]:
         return OPERATORS[url] if run is None else _logged_in(url, run)
@@ -282,9 +291,8 @@ def operator() -> Callable[..., dict[str, str]]:
 
 @pytest.fixture
 def until() -> Callable[..., Any]:
-    """Return `await until(url, condition)`: it reads the hub's event stream until the run view fulfils `condition`.
-
-    `authority` is a certificate to trust.
+    """Return `await until(url, condition)`, which follows the hub's event stream until `condition` is true of the run
+    view. `authority` is a certificate to trust.
     """
 
     async def wait(
@@ -324,9 +332,8 @@ def books() -> Callable[[Path], sqlite3.Connection]:
 
 @pytest.fixture
 def reached(books: Callable[[Path], sqlite3.Connection]) -> Callable[..., Any]:
-    """Return `await reached(run, 3)`: it waits for this number of trained steps, or of `query`, and returns the number.
-
-    Pages may show an older state, after which a fast machine has made dozens of steps.
+    """Return `await reached(run, 3)`, which waits until the store has 3 trained steps, or until `query` gives 3, and
+    returns the number. It reads the store because pages lag: a fast machine makes dozens of steps meanwhile.
     """
 
     async def wait(run: Path, least: int, query: str = TRAINED_STEPS) -> int:

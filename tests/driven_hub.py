@@ -1,4 +1,4 @@
-"""A driven hub that breaks the protocol, and a tiny random model."""
+"""A hub that a test scripts message by message, protocol violations included; and a tiny random model for it."""
 
 from __future__ import annotations
 
@@ -117,25 +117,25 @@ def write_adapter(directory: Path, seed: int) -> None:
 
 
 class DrivenHub(driven_hub.DrivenHub):
-    """Sends any message that its caller wants, invalid ones included."""
+    """A scripted hub that sends any message, invalid ones included."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.forges_signature = False
-        """True to sign the Challenge without the key."""
+        """True to put a signature into the Challenge that was not made with the hub's key."""
         self.refusal: RefusedError | None = None
-        """Sent to every node in place of a Welcome."""
+        """Refusal that every node gets in place of a Welcome."""
         self.welcome_changes: dict[str, Any] = {}
-        """Values that replace those of the Welcome, unchecked."""
+        """Fields of the Welcome to replace, without validation."""
         self.never_ends = False
-        """True to serve files by HTTP that never end."""
+        """True to answer each request for a file with an endless file."""
         self.num_served = 0
-        """Bytes of files that never end."""
+        """Bytes of endless files that were sent."""
         self.acknowledges = True
         self.books: dict[str, Receipt] = {}
-        """Receipts for nodes that ask by HTTP. Other rollouts are reported as invalid."""
+        """Receipts for nodes that ask by HTTP. Rollouts without an entry are reported as invalid."""
         self.books_answer: FromHub | None = None
-        """Answer that replaces the receipts."""
+        """Answer to such requests in place of the receipts."""
         self.certificate = b""
         self.trackers_asked: list[str] = []
 

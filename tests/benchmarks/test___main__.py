@@ -1,4 +1,4 @@
-"""`python -m benchmarks`, as typed by a user."""
+"""The command `python -m benchmarks`, as a user types it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The headline's figures; and a real run with some seconds of kills, cuts and hangs."""
+"""Figures of the chaos benchmark's headline; and a real run with some seconds of kills, disconnects and hangs."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ def test_utilisation_is_the_share_of_the_time_in_which_a_step_trains() -> None:
 
 
 def test_the_hand_off_does_not_include_the_wait_for_a_batch() -> None:
-    """Plan one step 0.5 s before the learner is free, which starts it 0.25 s later; and one 1 s after, started 0.5 s
-    later."""
+    """Hand-off: the delay between a step that could start (learner free and batch planned) and its start. Here 0.25 s
+    after the learner was free, then 0.5 s after a batch that came 1 s late.
+    """
     steps = [
         {"train_s": 9.0, "planned_s": -9.0, "at_s": 0.0},
         {"train_s": 2.0, "planned_s": -0.5, "at_s": 2.25, "gap_s": 0.25, "eval_s": 0.0},
@@ -26,7 +27,7 @@ def test_the_hand_off_does_not_include_the_wait_for_a_batch() -> None:
 
 
 def test_an_evaluation_between_two_steps_is_no_hand_off() -> None:
-    """Subtract it only if planning ended before the learner was free; else it may overlap the waiting time."""
+    """Evaluation time is no hand-off, but it is subtracted only where it cannot overlap the wait for a batch."""
     before = {"train_s": 1.0, "planned_s": -1.0, "at_s": 0.0}
     step = {"train_s": 1.0, "planned_s": -0.5, "at_s": 3.0, "gap_s": 0.75, "eval_s": 0.5}
     assert hand_off_s(before, step) == 0.25

@@ -1,4 +1,4 @@
-"""The headline, assembled by hand from few rows."""
+"""The dissemination headline, computed from a few handwritten rows."""
 
 from benchmarks.dissemination import headline
 

@@ -1,4 +1,4 @@
-"""Real fuzzing with few runs."""
+"""Real fuzzing with a few inputs."""
 
 from __future__ import annotations
 

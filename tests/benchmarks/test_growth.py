@@ -1,4 +1,4 @@
-"""A hub with small records, from start to end, and the figures of its case."""
+"""The growth benchmark on a hub with a small store, from its start to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study at the size of a test."""
+"""The honesty study, scaled down to a test."""
 
 from __future__ import annotations
 

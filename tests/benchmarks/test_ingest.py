@@ -1,4 +1,4 @@
-"""The headline's figures come from the cases' rows; a case that was left out has none."""
+"""Headline figures are taken from the rows of their cases; a case that was left out gives no figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The case without a cluster; the Ray case takes a minute."""
+"""The case without a Ray cluster; the one with a cluster takes a minute and is left out."""
 
 from __future__ import annotations
 

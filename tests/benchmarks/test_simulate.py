@@ -1,4 +1,4 @@
-"""A case that is left out has no figures."""
+"""A case that is left out of the simulation gives no figures."""
 
 from __future__ import annotations
 

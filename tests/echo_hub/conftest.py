@@ -1,4 +1,6 @@
-"""A real coordinator on a real store with a real driver; actions of the hub's other parts succeed at once."""
+"""A real coordinator with a real store and driver. Actions for the learner, the nodes and the scorer
+succeed at once.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,13 @@ ANSWERS: dict[type, Callable[[Any], Event]] = {
     TrainStep: lambda action: StepDone(step=action.step, metrics={"loss": 0.5, "train_s": 1.5, "surprise": 1.25}),
     PublishVersion: lambda action: VersionPublished(policy_version=action.policy_version),
 }
-"""Answers of the hub's other parts to an action when all goes well."""
+"""Successful answer to each kind of action of the coordinator."""
 
 
 class Driven:
-    """A coordinator with groups of two and two groups a step; `answered` lists the actions answered automatically."""
+    """A coordinator with two rollouts per group and two groups per step; `answered` holds actions with an automatic
+    answer.
+    """
 
     def __init__(self, directory: RunDirectory, **settings: Any) -> None:
         self.store = Store.open(directory.database_url)
@@ -82,7 +86,7 @@ class Driven:
         self._answers: asyncio.Queue[Event] = asyncio.Queue()
 
     def handle(self, action: Action) -> None:
-        """Takes an action, in the place of the hub's services."""
+        """Record an action, in place of the hub's services."""
         self.look(action)
         self.actions.append(action)
         if type(action) in self.answered:
@@ -115,7 +119,7 @@ class Driven:
     async def work(
         self, done: Callable[[], bool], deliver: Callable[[SendLease], Awaitable[None]] | None = None
     ) -> None:
-        """Deliver every sent lease, until `done`."""
+        """Deliver the results of every lease that is sent, until `done`."""
         delivered = 0
 
         def news() -> bool:

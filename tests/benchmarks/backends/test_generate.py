@@ -1,4 +1,6 @@
-"""The baseline counts exactly the tokens that its users would keep."""
+"""The baseline's throughput counts only tokens that a user of `model.generate` would keep, so that Echo is compared
+fairly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference accepts its own samples, and finds a single changed token."""
+"""The reference check accepts the engine's own samples and detects a single changed token."""
 
 from __future__ import annotations
 

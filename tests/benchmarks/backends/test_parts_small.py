@@ -1,4 +1,6 @@
-"""For long completions of the built-in model, all engines sample the same tokens in spite of 16-bit weights."""
+"""On the built-in model, all engines sample the same long completions from the same seeds, although
+weights are 16-bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A replay repeats the calls with the same contents, even after changes of the engine's buffers."""
+"""A replayed sequence of model calls must see the recorded inputs, even after the engine has
+overwritten its buffers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def test_the_recorded_calls_are_made_again(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(llama_cpp, name, _counting(name, getattr(llama_cpp, name), calls, fed))
     recording = Recording.of(lambda: list(engine.sample(iter(sums(3, seed=0)))))
     recorded, recorded_fed = calls.copy(), fed.copy()
-    list(engine.sample(iter(sums(2, seed=9))))  # This puts other contents into the same buffers.
+    list(engine.sample(iter(sums(2, seed=9))))  # Overwrites the engine's buffers with other requests.
     calls.clear()
     fed.clear()
     assert recording.replay() > 0

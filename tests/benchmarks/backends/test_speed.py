@@ -1,4 +1,4 @@
-"""Workloads fill every width; the headline comes from the rows."""
+"""Each workload is large enough to fill every batch width; headline figures are taken from the measured rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupted completions are beginnings of whole ones, and a single changed token is found."""
+"""Tokens of interrupted completions must equal the beginning of uninterrupted ones; one changed token is detected."""
 
 from __future__ import annotations
 

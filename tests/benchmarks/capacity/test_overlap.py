@@ -1,4 +1,4 @@
-"""Sizing of runs, and evaluation of their records."""
+"""Pool sizes of the overlap benchmark, and figures computed from the records of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACE = RunPace(
     nodes=(NodeClass(name="a", count=1, rollouts_per_s=20.0, latency_s=0.5),) * 2,
     kinds=(),
 )
-"""It needs exactly these nodes: 100 rollouts every 2.5 s."""
+"""The learner needs exactly this pool: 100 rollouts every 2.5 s."""
 
 
 def test_settings_of_every_case_hold() -> None:
@@ -51,7 +51,9 @@ def test_pools_follow_from_what_is_needed() -> None:
 
 
 def test_figures_leave_out_the_warm_up() -> None:
-    """Take four slow steps; later ones have 0.5 s of waiting, 0.5 s of hand-off and 2 s of training each."""
+    """The slow first steps do not count. In each later step the learner waits 0.5 s, takes over the batch in 0.5 s and
+    trains 2 s.
+    """
     ends = [100.0 * step for step in range(1, WARM_UP + 1)]
     ends += [ends[-1] + 3.0 * after for after in range(1, STEPS + 1 - WARM_UP)]
     row = figures(ASYNC, [_step(number, at) for number, at in enumerate(ends, start=1)], PACE)
@@ -113,5 +115,5 @@ def test_a_real_run_gives_its_steps_and_pace(tmp_path: Path) -> None:
     steps, pace = run({**SETTINGS, "training": small}, 4, FAST, tmp_path, num_steps=3)
     assert [step.step for step in steps][:3] == [1, 2, 3]
     assert pace.workload.train_s >= 2.0 and len(pace.nodes) == 2
-    # Four slots, tokens of 0.1 s, and no rollout shorter than one of them.
+    # Upper bound: four slots at 0.1 s per token, and at least one token per rollout.
     assert 0 < sum(node.rollouts_per_s for node in pace.nodes) <= 4 / 0.1

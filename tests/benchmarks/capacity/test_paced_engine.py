@@ -1,4 +1,4 @@
-"""A paced engine samples the real engine's tokens, but more slowly."""
+"""An engine slowed to a given speed samples the same tokens as the engine that it wraps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A paced step computes like the real one, but ends later."""
+"""A training step slowed to a given duration computes the same result as the real step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds and order of the injected faults."""
+"""Kinds of injected faults, and the order in which they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel ends a process squeezed below its memory use; a smaller one continues."""
+"""Under a memory limit the kernel kills a process that uses more; a process that uses less continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Lost rollouts, rollouts trained twice, and balanced accounts, counted on handwritten rows."""
+"""The chaos benchmark counts lost rollouts, rollouts trained twice and unbalanced accounts, here on
+handwritten rows.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from echo_hub.store.tables import groups, rollouts, steps
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Any:
-    """Write two groups of two: one trained in step 1; the other with a dropped rollout and a leased one."""
+    """Write two groups of two rollouts: one trained in step 1, the other with one dropped rollout and
+    one still leased.
+    """
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
     with store.engine.begin() as connection:
         for group in (0, 1):
@@ -78,10 +82,10 @@ def test_a_member_in_two_batches_is_trained_twice(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"state": "dropped", "final_at": 1.0},  # Dropped without a reason.
-        {"state": "trained", "final_at": 1.0},  # Trained in no step.
-        {"state": "received", "final_at": 1.0},  # Closed in a state that is not final.
-        {"state": "dropped", "drop_reason": "stale"},  # Final, but without a time.
+        {"state": "dropped", "final_at": 1.0},  # Invalid: dropped without a reason.
+        {"state": "trained", "final_at": 1.0},  # Invalid: trained, but in no step.
+        {"state": "received", "final_at": 1.0},  # Invalid: has an end time, but its state is not final.
+        {"state": "dropped", "drop_reason": "stale"},  # Invalid: final, but without an end time.
     ],
 )
 def test_books_that_do_not_balance(engine: Engine, values: dict[str, Any]) -> None:

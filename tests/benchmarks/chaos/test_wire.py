@@ -1,4 +1,6 @@
-"""Frames by RFC 6455, in any division of the bytes; and a real websocket through the proxy, with and without faults."""
+"""The proxy recognises frames (RFC 6455) however TCP divides the bytes, and relays a real websocket with and without
+faults.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def test_other_protocols_pass_unchanged() -> None:
 
 @asynccontextmanager
 async def line(seed: int = 0) -> AsyncIterator[tuple[Wire, str, list[bytes]]]:
-    """Yield a proxy to an echo server, its URL, and the messages that the server has received."""
+    """Yield a proxy in front of an echo server, its URL, and the list of messages that the server receives."""
     heard: list[bytes] = []
 
     async def say_back(connection: ServerConnection) -> None:

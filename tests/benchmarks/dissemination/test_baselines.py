@@ -1,4 +1,4 @@
-"""Both baselines transfer whole payloads on loopback."""
+"""Both baselines of the dissemination benchmark transfer complete payloads over loopback."""
 
 import hashlib
 import random
@@ -39,7 +39,7 @@ async def test_libtorrent(carrier: Path, tmp_path: Path) -> None:
     for side in (hub, node):
         await side.open()
     await hub.seed(torrent, carrier.parent)
-    for _ in range(2):  # The payload can be sent twice.
+    for _ in range(2):  # A baseline must be able to send more than once.
         assert await node.fetch(torrent, tmp_path / "node", [("127.0.0.1", hub.port)], patience_s=60) > 0
         await node.remove()
     assert (tmp_path / "node" / "carrier" / "payload").read_bytes() == DATA

@@ -1,4 +1,4 @@
-"""The cases cover all that the headline needs."""
+"""The list of cases includes every case from which the headline is computed."""
 
 from benchmarks.dissemination import cases
 from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, LINK_SETS, LOSSES, MIDDLE, NUM_NODES, SMALL

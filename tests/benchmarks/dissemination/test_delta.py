@@ -1,4 +1,4 @@
-"""The whole measurement, with shorter runs."""
+"""The whole delta measurement, with shorter training runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host's process, and the benchmark's connection to it."""
+"""The process that runs on each emulated host, and the benchmark's connection to it."""
 
 import asyncio
 from pathlib import Path
@@ -32,7 +32,7 @@ async def test_a_request_to_a_killed_host_fails(node: Host, tmp_path: Path) -> N
     (tmp_path / "torrent").write_bytes(make_torrent(tmp_path / "payload").torrent)
     await node.ask("open_baselines")
     waiting = asyncio.create_task(node.ask("libtorrent", torrent=str(tmp_path / "torrent"), peers=[], patience_s=60.0))
-    with pytest.raises(HostFailed):  # Answered after the other request, so that one is under way.
+    with pytest.raises(HostFailed):  # The host answers the second request first, so the first is still in progress.
         await node.ask("digest", side="none", version=1)
     await node.kill()
     with pytest.raises(HostFailed, match="ended"):

@@ -1,4 +1,4 @@
-"""The lower bound, computed by hand, and real links if this process may create them."""
+"""The lower bound on dissemination time, computed by hand; and emulated links, if this process may create them."""
 
 import subprocess
 import sys
@@ -35,9 +35,10 @@ raise SystemExit(left)
 @pytest.mark.parametrize(
     ("hub_up", "node_up", "megabytes", "num_nodes", "bound_s"),
     [
-        (20, 20, 64, 8, 25.6),  # The hub's minimum upload.
-        (1000, 40, 8, 1, 0.64),  # The limit of a node's download.
-        (100, 20, 64, 8, 8 * 64 * 8 / (100 + 8 * 20)),  # The limit of all uploads together.
+        (20, 20, 64, 8, 25.6),  # Bound by the hub's uplink, which must send one copy.
+        (1000, 40, 8, 1, 0.64),  # Bound by each node's downlink.
+        # Bound by all uplinks together, which must carry a copy per node.
+        (100, 20, 64, 8, 8 * 64 * 8 / (100 + 8 * 20)),
     ],
 )
 def test_the_bound(hub_up: int, node_up: int, megabytes: int, num_nodes: int, bound_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The whole benchmark on a small scale: a real hub, real nodes, all sides."""
+"""The whole dissemination benchmark, scaled down: a real hub, real nodes, Echo and all baselines."""
 
 import pytest
 

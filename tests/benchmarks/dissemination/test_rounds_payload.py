@@ -1,4 +1,4 @@
-"""An adapter like peft's, incompressible and with finite numbers alone."""
+"""The benchmark's payload has the form of a PEFT adapter, cannot be compressed, and holds only finite numbers."""
 
 import json
 import zlib

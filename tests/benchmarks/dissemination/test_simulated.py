@@ -1,4 +1,4 @@
-"""The planner on simulated links, with fleets small enough for a test."""
+"""The broadcast planner on simulated links, with fleets small enough for a test."""
 
 from __future__ import annotations
 

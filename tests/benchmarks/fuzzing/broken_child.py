@@ -1,4 +1,4 @@
-"""`benchmarks.fuzzing.child` with a reader that fails on all input but the empty one."""
+"""Replaces `benchmarks.fuzzing.child` by a process whose reader fails on every input except the empty one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fuzzed readers, with valid input, the stored corpus, and random bytes."""
+"""Every fuzzed reader accepts valid input, and survives the stored corpus and random bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that behave by their names, to be run by the server."""
+"""Stand-ins for parts of the GPU benchmark: a part's name selects its behaviour, such as a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts' code on a CPU, with a shape of milliseconds; only CUDA's own calls are left out."""
+"""The code of the GPU benchmark's parts, on a CPU and a tiny model; only calls into CUDA are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that fail in every way, in forks of one server and alone."""
+"""Parts of the GPU benchmark that fail in every way, forked from a server process or started alone."""
 
 from __future__ import annotations
 

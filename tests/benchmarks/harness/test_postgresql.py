@@ -1,4 +1,4 @@
-"""Committed data survives a sudden stop of the server, as by a power cut."""
+"""Data committed to the benchmark's PostgreSQL survives a sudden stop of the server, as in a power cut."""
 
 from __future__ import annotations
 

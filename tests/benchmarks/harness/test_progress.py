@@ -12,7 +12,7 @@ PLAN = [
 
 
 class Clock:
-    """Shows a fixed time until it is set."""
+    """A clock that shows a fixed time until the test sets it."""
 
     now = 100.0
 

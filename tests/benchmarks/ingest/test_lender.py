@@ -1,4 +1,4 @@
-"""A hub accepts the benchmark's frames."""
+"""A real hub accepts the frames that the ingest benchmark sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measured hub and echo server, with few nodes and for a short time."""
+"""The ingest benchmark's hub and echo server, with few nodes and for a short time."""
 
 from __future__ import annotations
 

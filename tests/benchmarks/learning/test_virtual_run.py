@@ -34,7 +34,9 @@ def test_each_case_has_its_staleness_and_the_same_number_of_rollouts() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_a_curriculum_seldom_repeats_hopeless_problems(tmp_path: Path) -> None:
-    """Give two of three problems an answer that no rollout gives."""
+    """Two of three problems can never be solved. A curriculum that skips such problems must earn more than 1.3 times
+    the reward.
+    """
     problems = tmp_path / "problems.jsonl"
     sums = [(101 + 37 * number, 113 + 53 * number) for number in range(16)]
     lines = [

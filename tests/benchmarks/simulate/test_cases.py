@@ -1,4 +1,4 @@
-"""The grid's pools are barely large enough."""
+"""Node pools of the simulation grid are just large enough to keep the learner busy."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_no_pool_is_enough_where_the_steps_are_over_before_a_rollout_is_scored()
             0,
             16,
             0.95,
-        ),  # The time from a version to the last step that may use it fits two rollouts.
-        (1.0, 1, 5.0, 1, 16, 0.95),  # A slow node needs longer for one rollout, which is unknown at the beginning.
-        (0.5, 4, 1.0, 0, 60, 0.95),  # A rollout takes two steps, so a slightly late start makes it stale.
+        ),  # From publication to the last step that may use it, two rollouts fit.
+        (1.0, 1, 5.0, 1, 16, 0.95),  # A slow node takes longer per rollout, which the hub cannot know at first.
+        (0.5, 4, 1.0, 0, 60, 0.95),  # A rollout takes two steps, so even a slightly late start makes it stale.
         (1.0, 2, 5.0, 0, 16, 0.95),
     ],
 )

@@ -1,4 +1,4 @@
-"""The linear programme's solution costs no more than any other division of the pool."""
+"""The linear programme must find the cheapest division of the pool: no other division costs less."""
 
 from __future__ import annotations
 

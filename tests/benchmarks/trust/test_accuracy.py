@@ -1,4 +1,4 @@
-"""Cost of attacks, computed from rows of whole runs; the runs themselves take minutes."""
+"""Cost of attacks, computed from the rows of whole runs, which themselves take minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A successful attack is reported."""
+"""The benchmark must report an attack that succeeds."""
 
 from __future__ import annotations
 

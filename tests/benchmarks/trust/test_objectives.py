@@ -1,4 +1,4 @@
-"""Settings compared with the default objective, and the comparison's result."""
+"""Other settings of the objective, compared with the default under attack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headline computed from rows of attacked and honest runs."""
+"""The headline, computed from rows of attacked and of honest runs."""
 
 from __future__ import annotations
 

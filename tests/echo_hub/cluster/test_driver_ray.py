@@ -1,4 +1,4 @@
-"""An actor that exists but answers nothing."""
+"""A hub must not wait forever for a driver actor that exists but never answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Links to a Ray cluster without a cluster; tests with one are in tests/echo_hub/scoring/test_processes_ray.py."""
+"""The hub's link to a Ray cluster, with a stub for the cluster; tests/echo_hub/scoring/test_processes_ray.py uses a
+real one.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Verifier and evaluator in a Ray cluster of two real raylets: their results equal those of local processes, whatever
-is killed."""
+"""Verifier and evaluator in a Ray cluster of two real raylets give the results of local processes, whichever process is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def driver() -> psutil.Process:
 
 
 def plain(spans: tuple[NodeEvidence, ...] | str) -> object:
-    """Drop the parts of evidence that depend on the rollout's batch."""
+    """Return the evidence without the parts that depend on which rollouts were batched together."""
     if isinstance(spans, str):
         return spans
     return [(node_id, shown.draws, shown.claims, shown.num_tokens) for node_id, shown in spans]
@@ -74,7 +75,7 @@ def plain(spans: tuple[NodeEvidence, ...] | str) -> object:
 async def test_a_verifier_in_a_cluster_equals_a_local_one(
     versions: Versions, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """Check rollouts of four versions, while the verifier holds one more adapter."""
+    """Whichever process is killed, a verifier in a cluster must give the findings of a local one."""
     drawn = {version: versions.drawn(version, *range(8 * version, 8 * version + 8)) for version in range(VERSIONS + 1)}
     drawn[2] = [replace(one, completion_ids=np.flip(one.completion_ids)) for one in drawn[2]]
     everything = [one for of_version in drawn.values() for one in of_version]

@@ -1,4 +1,4 @@
-"""Operator commands on the store of a run that was served before and is stopped now."""
+"""Operator commands on a run whose hub is stopped: they read and write its store directly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archiving old steps into files and removing them from the store, also after a kill in the middle."""
+"""`echo-hub archive` writes old steps to files and removes them from the store; a kill in the middle loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compare command on the stores of two runs."""
+"""`echo-hub compare` on the stores of two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`echo-hub credit` and `echo-hub team`, on the store of a run that is served."""
+"""`echo-hub credit` and `echo-hub team`, on the store of a run that a hub serves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def here(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def export(tmp_path: Path) -> Path:
-    """Return the export of another run, in which node "a" has trained a step."""
+    """Return the credit export of another run, in which node "a" has a trained step."""
     store = served(tmp_path / "there", "there")
     store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     store.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)

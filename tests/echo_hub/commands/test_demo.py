@@ -1,4 +1,4 @@
-"""The demo chooses the engines of its nodes by what is installed."""
+"""The demo gives its nodes the engines that are installed."""
 
 from __future__ import annotations
 

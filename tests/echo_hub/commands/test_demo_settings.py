@@ -1,4 +1,4 @@
-"""Settings of every demo must be consistent with its task and base model."""
+"""Every demo's settings must fit its task and base model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invite commands on the store of a run that is served."""
+"""Invite commands on the store of a run that a hub serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log commands for a run that has a log, events and receivers."""
+"""Log commands on a run that has a log file, events and alert receivers."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_events_as_json(happened: Path) -> None:
 
 @pytest.fixture
 def hook() -> Iterator[Hook]:
-    """Run a real receiver on its own event loop, because the command has a loop as well."""
+    """Run a real alert receiver on its own event loop, because the command runs one as well."""
     made: list[Hook] = []
     ready, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()

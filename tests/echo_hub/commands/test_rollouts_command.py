@@ -1,4 +1,4 @@
-"""Rollout commands on the store of a run that is served."""
+"""`echo-hub rollouts` on the store of a run that a hub serves."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ FINISHED = replace(VIEW, health=Health(state=HubState.FINISHED), trained_step=1_
 
 
 class Run:
-    """Scripted reads of the run, look by look; the last one repeats. `read` ends the wait when all were shown."""
+    """Scripted views of the run, one per read; the last one repeats. `read` ends the wait once all were returned."""
 
     def __init__(self, *views: RunView | Exception) -> None:
         self.views = list(views)

@@ -1,6 +1,5 @@
-"""Settings chosen for a base model.
-
-Here the chat model is the tiny base with a chat template: only its files matter, not its weights.
+"""Settings that `init` chooses for a base model. The chat model is the tiny base with a chat template: only its files
+matter.
 """
 
 from __future__ import annotations

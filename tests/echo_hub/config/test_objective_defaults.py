@@ -26,7 +26,7 @@ def test_an_objective_uses_its_recipes_numbers(name: str) -> None:
 
 
 def test_cispo_is_a_mean_within_each_group() -> None:
-    """MiniMax-M1's eq. 4 divides by the tokens of a question's rollouts, within the expectation over questions."""
+    """MiniMax-M1 (eq. 4) averages over the tokens of one question's rollouts, then over questions."""
     assert PUBLISHED["cispo"].aggregation == "group_mean"
 
 

@@ -1,9 +1,10 @@
-"""Simulate broadcasts to nodes and a hub behind access links, in virtual time.
+"""Simulate broadcasts from a hub to nodes in virtual time, where only the hosts' own uplinks and downlinks limit the
+rate.
 
-Each host has its own uplink and downlink, with a rate and a delay; the core network is free. An uplink serves its
-connections in turn, one packet each (TCP's fair share): the hub's serves all of them, a node's `SENDING_AT_ONCE`,
-starting with the pieces that most nodes wait for. A downlink is a queue. Buffers are unlimited, so nothing is lost and
-delays grow instead. Hosts compute in no time. `Have` costs only its delay.
+An uplink serves its connections in turn, one packet each, like TCP's fair share. The hub's uplink serves all
+connections at once, a node's at most `SENDING_AT_ONCE`, starting with the pieces that most nodes wait for. A downlink
+is a queue. Buffers are unlimited: nothing is lost, delays grow. Hosts compute in no time; a `Have` message takes only
+the delay.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Host:
     down: float
     delay_s: float = 0.002
     links: set[int] | None = None
-    """The hosts that this one is linked with; None means all."""
+    """Hosts that this one has a link to; None means all."""
     hands_on_to: set[int] | None = None
-    """The hosts that its relayed pieces really reach; None means all linked ones."""
+    """Hosts that receive the pieces it relays; None means all linked ones."""
     joins_at: float = 0.0
     dies_at: float = float("inf")
     lies: Callable[[int], tuple[int, ...]] | None = None
@@ -50,20 +51,19 @@ class _Uplink:
     """By receiver: the messages to send, and the bytes left of the first one."""
     turns: deque[int] = field(default_factory=deque)
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Receivers without a turn, each with its place in the queue."""
+    """Receivers that wait for one of the host's `SENDING_AT_ONCE` turns, with their places in the queue."""
     number: int = 0
     busy: bool = False
     sent_bytes: int = 0
 
 
 class Network:
-    """A network in which `run` broadcasts `size` bytes; host 0 is the hub.
-
-    After `run`, `got` has the time at which each host got each piece.
+    """A network in which `run` broadcasts `size` bytes from host 0, the hub. Afterwards `got` holds each piece's
+    arrival time at each host.
     """
 
     def __init__(self, hosts: list[Host], *, size: int, piece_bytes: int, after: Network | None = None) -> None:
-        """Start a network; with `after`, the hub keeps the measurements of that earlier network."""
+        """`after`: an earlier network, from which the hub keeps its measurements of the links."""
         self.now = self.began = after.now + PAUSE_S if after else 0.0
         self.hosts = hosts
         self.num_pieces = -(-size // piece_bytes)
@@ -175,9 +175,8 @@ class Network:
             uplink.turns.append(target)
 
     def _packet(self, source: int) -> tuple[int, SendPiece, int, bool] | None:
-        """Return the next packet: receiver, piece, bytes, and True if it is the piece's last packet.
-
-        The hub skips pieces that became useless before it began to send them.
+        """Return the next packet: receiver, piece, bytes, and True for the piece's last packet. The hub skips queued
+        pieces that the receiver has got meanwhile.
         """
         uplink = self._uplinks[source]
         while (uplink.turns or uplink.waiting) and source not in self.dead:
@@ -242,13 +241,13 @@ class Network:
 
 
 def fleet(*, hub_mbit: float, nodes: int, up_mbit: float, down_mbit: float = 100, delay_s: float = 0.002) -> list[Host]:
-    """Return a hub and nodes that are all alike."""
+    """Return a hub and `nodes` equal nodes."""
     hub = Host(up=hub_mbit * MBIT, down=1e9 / 8, delay_s=delay_s)
     return [hub, *(Host(up=up_mbit * MBIT, down=down_mbit * MBIT, delay_s=delay_s) for _ in range(nodes))]
 
 
 def bound_s(hosts: list[Host], size: int) -> float:
-    """Return a lower bound for every plan (Kumar and Ross, 2006)."""
+    """Return a lower bound on the broadcast time under any plan (Kumar and Ross, 2006)."""
     hub, nodes = hosts[0], hosts[1:]
     up = hub.up + sum(node.up for node in nodes)
     return max(size / hub.up, size / min(node.down for node in nodes), len(nodes) * size / up)

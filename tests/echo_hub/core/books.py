@@ -1,4 +1,4 @@
-"""A small ledger with its nodes and outbox."""
+"""A small ledger, with the nodes and the outbox (queued effects) that it needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAYLOAD = RolloutPayload(
 
 
 class Books:
-    """A ledger of groups of two, with nodes and outbox."""
+    """A ledger of groups of two rollouts, with nodes and outbox."""
 
     def __init__(self, *, discount: float | None = None) -> None:
         settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)

@@ -63,7 +63,7 @@ def test_a_downlink_queue_is_finite_too() -> None:
     net = Network([FAST, FAST, SLOW], CALM, Random(1))
     for number in range(300):
         for source in (0, 1):
-            net.send(source, 2, frame(number), number * 1e-4)  # 160 Mbit/s in total, into 40.
+            net.send(source, 2, frame(number), number * 1e-4)  # Offers 160 Mbit/s to a link of 40 Mbit/s.
     sent = all_of(net)
     assert 0 < len(sent) < 600
     assert net.counts["full"] == 600 - len(sent)

@@ -1,4 +1,6 @@
-"""Frames of several segments: counted, and divided into valid frames."""
+"""Kernels pass several TCP segments as one large frame: the emulator counts them, and splits the frame
+into valid ones.
+"""
 
 import struct
 

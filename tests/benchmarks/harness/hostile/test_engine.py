@@ -1,4 +1,4 @@
-"""A hostile engine wraps the real engine, and changes requests and results."""
+"""A hostile engine wraps a real one and changes its requests and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.benchmarks.harness.hostile.test_falsifications import BASE, request, 
 
 
 class _Draws:
-    """An engine that first draws `first`, and then the right answer."""
+    """An engine whose first answer is `first` and whose later answers are right."""
 
     def __init__(self, first: str) -> None:
         self.first = first

@@ -1,4 +1,4 @@
-"""Results of each falsification for the same honest rollout."""
+"""What each kind of falsification makes of the same honest rollout."""
 
 from __future__ import annotations
 

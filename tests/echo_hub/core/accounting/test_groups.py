@@ -18,9 +18,8 @@ SETTINGS = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_s
 
 
 class Checking:
-    """An owner of groups that is neither training nor evaluation.
-
-    Its leases name its own version, and ended episodes are dropped.
+    """Owns groups that are neither for training nor for evaluation. Its leases name a version of its own, and ended
+    episodes are dropped.
     """
 
     for_learner = False
@@ -114,7 +113,7 @@ def test_turns_may_have_an_advantage_even_if_episodes_have_none() -> None:
 
 
 def test_a_further_kind_of_owner_takes_one_class() -> None:
-    """Give ledger and leasing an owner with its own leases and its own end, outside the learner's queues."""
+    """A new kind of owner of groups must need only a class of its own: ledger and leasing work for it unchanged."""
     out = Outbox()
     books, nodes = ledger(out)
     checking = Checking(books)

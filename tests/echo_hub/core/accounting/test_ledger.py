@@ -50,7 +50,9 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
 
 
 def test_a_trained_step_names_rollouts_sampled_by_several_nodes() -> None:
-    """Rollouts that one node sampled with several versions still belong to that node alone."""
+    """Credit for such a rollout is divided by tokens. A rollout of one node alone is not listed, even if it has several
+    versions.
+    """
     books = Books()
     books.open(0)
     books.lease(0, 0, 1)
@@ -71,8 +73,9 @@ def test_a_trained_step_names_rollouts_sampled_by_several_nodes() -> None:
 
 
 def test_a_complete_group_is_handed_over_and_again_if_a_rollout_changes() -> None:
-    """Groups are handed over before their rewards are known. Multi-turn episodes have no known last turn before
-    that."""
+    """The learner gets a group before its rewards are known, to save time later. If a rollout is replaced, the
+    learner's copy is wrong, so the group is sent again. The last turn of a multi-turn episode is unknown until then.
+    """
     books = Books()
     ledger = books.ledger
     books.open(0)
@@ -324,7 +327,9 @@ def test_with_credit_by_turn_a_group_of_equal_rewards_may_have_an_advantage(
 
 
 def test_a_missing_rollout_may_be_as_long_as_any_completion() -> None:
-    """Missing rollouts lower their node's pace by the longest lengths, not by those usual for the prompt."""
+    """A missing rollout may be as long as the longest completions. Assuming the prompt's usual length would make its
+    node seem far too slow.
+    """
     books = Books()
     books.open(0)
     books.lease(0, 0)

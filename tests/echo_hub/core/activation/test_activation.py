@@ -1,5 +1,6 @@
-"""The choice of active nodes: enough of them, under the spending cap, at low cost, without flapping, and with reasons
-for standby."""
+"""Which nodes are active: enough for the learner, within the spending cap, cheap, seldom changed; nodes on standby are
+told why.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ NEED = Demand(rollouts_per_step=100, step_s=STEP_S, max_staleness=2, publish_eve
 
 
 class Fleet:
-    """Nodes with given paces, and everything that activation told them."""
+    """Nodes of given speed, and all that activation has told them."""
 
     def __init__(self, cap: float = 1e6, **changes: Any) -> None:
         self.nodes = Nodes(SETTINGS)
@@ -59,7 +60,7 @@ class Fleet:
         self.turns: list[Node] = []
 
     def join(self, node_id: str, cost: float = 0.0, *, per_step: float | None = None, rollout_s: float = 1.0) -> None:
-        """Connect a node that brings `per_step` rollouts a step; None means it has returned nothing yet."""
+        """Connect a node that can return `per_step` rollouts per step; None: a new node without results."""
         self.nodes.connect(node_id, cost)
         self.activation.connected(node_id, self.now)
         self.activation.reported(node_id, 8, 0, self.now)
@@ -77,12 +78,12 @@ class Fleet:
         self.nodes.disconnect(node_id)
 
     def hang(self, node_id: str) -> None:
-        """Mark the node as far too late with a rollout."""
+        """Lease a rollout to the node, and mark it as far overdue."""
         self.nodes.take(node_id, 1, TOKENS, self.now)
         self.nodes.mark_late(node_id, self.now)
 
     def go_again(self, node_id: str) -> None:
-        """Release the late rollout, which is no longer awaited."""
+        """Stop waiting for the overdue rollout."""
         self.nodes.release(node_id, TOKENS, overdue=False, late=True)
 
     def node(self, node_id: str) -> Node:
@@ -91,7 +92,7 @@ class Fleet:
         return node
 
     def go_on(self, seconds: float = ROUND_S + REACT_S, demand: Demand | None = NEED) -> None:
-        """Let `seconds` pass, and carry out what becomes due."""
+        """Advance by `seconds`, and handle all that becomes due."""
         end = self.now + seconds
         while self.activation.due_at <= end:
             self.now = max(self.now, self.activation.due_at)
@@ -109,7 +110,7 @@ class Fleet:
 
     @property
     def active(self) -> set[str]:
-        """Return the ids of the active nodes that cost something."""
+        """Return the ids of active nodes with a price."""
         known = (self.node(node_id) for node_id in self.nodes.ids())
         return {node.node_id for node in known if node.connected and node.active and node.per_hour}
 
@@ -258,7 +259,7 @@ def test_a_new_node_is_tried_next_to_the_paid_ones_and_replaces_them() -> None:
 
 
 def priced_and_one_cheap(cheap: float) -> Fleet:
-    """Return three nodes that suffice, and a far cheaper one measured as fast as all three together."""
+    """Return three priced nodes that together suffice, and a far cheaper one that was measured as fast as all three."""
     fleet = Fleet()
     for number in range(3):
         fleet.join(f"{number}", 0.4, per_step=40.0)
@@ -281,7 +282,9 @@ def test_paid_nodes_stay_active_until_a_cheaper_one_is_settled(cheap: float) -> 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
 def test_a_node_that_hangs_repeatedly_is_made_active_ever_more_rarely(cheap: float) -> None:
-    """Let the node return a rollout between hangs, so that it looks as fast as before."""
+    """A cheap node that hangs again and again would be chosen each time, as its results between hangs look fast. The
+    learner may wait only a bounded time in total.
+    """
     fleet = priced_and_one_cheap(cheap)
     without, begun_at, num_hangs = 0.0, fleet.now, 0
     while fleet.now < begun_at + 6 * 3_600:
@@ -370,7 +373,7 @@ def test_at_the_runs_end_no_node_is_paid() -> None:
 
 
 def test_an_idle_node_is_told_at_once_that_the_run_is_over() -> None:
-    """Check that the reason stays the same and only the detail changes."""
+    """Nodes that are idle already have the reason "no work now", which stays: only its explanation changes."""
     fleet = Fleet()
     fleet.join("idle", per_step=60.0)
     fleet.join("new")
@@ -445,7 +448,7 @@ def test_enough_under_the_cap_and_near_the_optimum(
             part = max(0.0, min(per_step, missing))
             optimum, missing = optimum + price * part, missing - part
         assert fleet.activation.spend_per_hour <= 1.05 * optimum + max(costs, default=0.0) + 1e-9
-    # Nodes come, go and change their pace: the cap must hold at every moment, which `go_on` checks.
+    # Nodes join, leave and change speed; `go_on` checks after each change that the spending cap holds.
     for _ in range(10):
         number = int(chance.integers(len(rows)))
         node = fleet.nodes.get(f"{number}")
@@ -493,7 +496,7 @@ def test_a_hundred_thousand_that_cost_something_are_done_in_slices() -> None:
 
 @pytest.mark.parametrize("cost", [0.0, 0.1])
 def test_a_node_whose_first_turn_is_late_is_told_that_it_is_too_slow(cost: float) -> None:
-    """Check that the late result measures the node's pace but proves nothing, because it is not scored."""
+    """A late first result is not scored: it shows the node's speed but does not prove its honesty."""
     fleet = Fleet()
     fleet.join("gift", per_step=40.0)
     fleet.join("slow", cost)

@@ -1,4 +1,6 @@
-"""The cheapest sufficient set of nodes: under the cap, sufficient where possible, near the linear optimum."""
+"""The cheapest set of nodes that suffices: within the spending cap, sufficient if any set is, and near the linear
+optimum.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,7 @@ NODES = st.lists(
 
 
 def linear_optimum(useful: np.ndarray, cost: np.ndarray, need: float) -> float:
-    """Return the cost of the relaxed problem: shares in 0..1, nodes in the order of their prices, the last one in
-    part."""
+    """Return the optimum if nodes could be bought in fractions: nodes in order of price, the last one in part."""
     total, rows = 0.0, sorted((c / u, u) for u, c in zip(useful, cost, strict=True) if u > 0)
     for price, brings in rows:
         part = min(brings, need)

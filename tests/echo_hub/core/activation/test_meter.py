@@ -1,4 +1,4 @@
-"""Costs accrue while nodes are active, and are recorded in time."""
+"""Costs accrue while nodes are active, and are recorded at least once per accrual period."""
 
 from __future__ import annotations
 

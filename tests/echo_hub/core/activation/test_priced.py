@@ -1,4 +1,4 @@
-"""Rows of priced nodes: each row stays with its node while rows come and go."""
+"""Arrays of priced nodes: each row stays assigned to its node while others are added and removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's useful time by the provisioning rule."""
+"""Time per step in which a node's rollouts are still fresh enough, by the provisioning rule."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from echo_hub.core.activation.useful import Demand
 @pytest.mark.parametrize(
     ("late_s", "staleness", "every", "expected"),
     [
-        (3.0, 1, 1, 7.0),  # The rest of a step of 10 s after the version's broadcast and the rollout.
-        (3.0, 2, 1, 10.0),  # No longer than until the next version comes.
+        (3.0, 1, 1, 7.0),  # A step of 10 s less the version's broadcast and one rollout.
+        (3.0, 2, 1, 10.0),  # At most until the next version, 10 s later.
         (12.0, 1, 1, 0.0),
-        (25.0, 4, 3, 5.0),  # 15 s of a version that lasts three steps.
+        (25.0, 4, 3, 5.0),  # 15 s are useful of each version, and a version lasts three steps.
     ],
 )
 def test_useful_time_is_when_a_nodes_rollouts_can_be_used(

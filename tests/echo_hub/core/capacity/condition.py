@@ -1,4 +1,4 @@
-"""The condition in the docstring of `echo_hub.core.capacity.model`, computed directly to verify predictions."""
+"""The no-wait condition of `echo_hub.core.capacity.model` by direct computation, to check the model's predictions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from echo_hub.core.capacity.schedule import SAME
 
 
 def never_waits(workload: Workload, pool: Pool) -> bool:
-    """Return True if the learner never waits.
-
-    Exact if all latencies are equal, otherwise sometimes too strict.
+    """Return True if the learner never waits for rollouts. Exact for equal latencies, otherwise sometimes False
+    although it never waits.
     """
     every, step_s, spread_s = workload.publish_every, workload.step_s, workload.broadcast_s
     if every * step_s < spread_s:

@@ -22,7 +22,7 @@ seconds = st.floats(0, 20)
 
 
 def by_hand(nodes: list[NodeClass], after: float, lasts: float, *, rested: bool) -> float:
-    """Compute the formula of the module's docstring node by node."""
+    """Compute the formula in the docstring of `capacity.model`, one node at a time."""
     return sum(
         one.count * one.rollouts_per_s * max(0.0, min(after - (0 if rested else one.latency_s / 2), lasts))
         for one in nodes
@@ -35,7 +35,7 @@ def by_hand(nodes: list[NodeClass], after: float, lasts: float, *, rested: bool)
     [
         (-1.0, 0.0),
         (0.9, 0.0),
-        (1.0, 3.0),  # Six slots a second, half a second of each.
+        (1.0, 3.0),  # Six slots, one rollout per second each, useful for half a second.
         (3.0, 15.0),
         (4.0, 21.0 + 4.0),
         (11.0, 60.0 + 2 * 9.0),

@@ -33,7 +33,9 @@ def pool_of(rate: float, latency: float = 0.0) -> Pool:
 
 
 def test_a_step_of_two_that_has_to_wait() -> None:
-    """Worked example: ECHO-2's rule holds, but the learner waits a quarter of a step at every second step."""
+    """Two steps per version: ECHO-2's rule is met, and yet the learner waits a quarter of a step at
+    every second step.
+    """
     pool = pool_of(32 * 4 / 3)
     asked = workload(broadcast_s=0.5, publish_every=2)
     told = predict(asked, pool)
@@ -46,7 +48,9 @@ def test_a_step_of_two_that_has_to_wait() -> None:
 
 
 def test_sequential_phases_follow_each_other() -> None:
-    """Expect one lease's time for the rollouts (32 slots), then the step, then the broadcast."""
+    """In sequential mode nothing overlaps: a period is one lease (32 slots for 32 rollouts), hand-off, step and
+    broadcast.
+    """
     told = predict(workload(mode="sequential", hand_off_s=0.1), EQUAL)
     assert told.period_s == pytest.approx(1.0 + 0.1 + 0.25 + 0.8, rel=1e-4)
     assert told.utilisation == pytest.approx(1 / 2.15, rel=1e-4)
@@ -92,7 +96,9 @@ def test_a_steps_version_arrives_after_its_broadcast() -> None:
 
 @given(st.floats(0.0, 0.9), st.floats(10.0, 100.0))
 def test_its_rule_is_the_case_without_latency_of_one_step_a_version(broadcast: float, rate: float) -> None:
-    """ECHO-2's rule for S = kappa = 1 is: sum of mu >= kappa R / (kappa T - T_bcast)."""
+    """For S = kappa = 1, ECHO-2 requires sum(mu) >= kappa R / (kappa T - T_bcast); the model must agree on both sides
+    of it.
+    """
     asked = workload(max_staleness=1, broadcast_s=broadcast)
     needed = 32 / (1.0 - broadcast)
     assume(abs(rate / needed - 1) > 1e-4)
@@ -149,7 +155,7 @@ def test_steps_that_come_round_in_fives_are_averaged_over_whole_rounds() -> None
 
 @settings(max_examples=60, deadline=None)
 @given(workloads, pools)
-@example(  # The round has ten steps, all different.
+@example(  # The schedule repeats after ten steps, no two of which are alike.
     Workload(mode="async", rollouts_per_step=32, train_s=1.0, broadcast_s=1.9921875, hand_off_s=0.0, max_staleness=3),
     Pool(latencies=np.array([1.5625]), rates=np.array([15.6875])),
 )
@@ -197,15 +203,15 @@ def test_equal_nodes_that_never_wait_meet_the_condition(asked: Workload, rate: f
 
 
 def measured(asked: Workload, nodes: list[tuple[int, float]], *, spread: float, seed: int, most: int = 150) -> float:
-    """Simulate leases one by one, and return the share of time that the learner trains.
+    """Simulate leases one by one; return the share of time in which the learner trains.
 
-    `nodes` has (slots, mean seconds of a rollout), and `spread` is the lognormal sigma of the seconds. A free slot
-    takes the next rollout whose step may consume the version that the nodes hold.
+    `nodes`: (slots, mean seconds per rollout). `spread`: lognormal sigma of these seconds. A free slot starts the next
+    rollout whose step may still train on the nodes' version.
     """
     rng, number, now = random.Random(seed), itertools.count(), 0.0
     free, held, step, begun, order = [slots for slots, _ in nodes], 0, 0, [], itertools.count()
     events: list[tuple[float, int, str, int, int]] = []
-    busy, sent_at, waiting, complete = False, 0.0, 0, {}  # Version of each complete rollout, by its number.
+    busy, sent_at, waiting, complete = False, 0.0, 0, {}  # Maps each complete rollout's number to its version.
     while len(begun) < most:
         while held >= step + waiting // int(asked.rollouts_per_step) - asked.staleness_bound and any(free):
             node = max(range(len(nodes)), key=lambda at: free[at] / nodes[at][0])
@@ -242,7 +248,7 @@ def measured(asked: Workload, nodes: list[tuple[int, float]], *, spread: float, 
 
 
 def slow_lease(seconds: float, spread: float) -> float:
-    """Return a duration that nine of ten leases stay below."""
+    """Return the 90th percentile of a lease's duration."""
     return seconds * math.exp(-(spread**2) / 2 + 1.2816 * spread)
 
 
