@@ -1,4 +1,6 @@
-"""A bench for the coordinator: tests send events, groups are prepared automatically, effects are read by type."""
+"""A bench for the coordinator: tests send it events, groups are prepared automatically, and effects are
+read by type.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ PAYLOAD = RolloutPayload(
 
 
 class Bench:
-    """A coordinator. `effects` holds those of the last call, including the groups that it opened."""
+    """A coordinator. `effects` holds the effects of the last call, those of automatically prepared groups included."""
 
     def __init__(self, snapshot: CoordinatorSnapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
         base = {
@@ -68,7 +70,7 @@ class Bench:
                 more = self.coordinator.handle(
                     GroupPrepared(group_id=effect.group_id, seed=100 + effect.group_id), self.now
                 )
-                self.effects += more  # The loop also visits these.
+                self.effects += more  # The loop continues over the appended effects.
 
     def tell(self, *events: Event) -> list[Effect]:
         """Handle the events, and return all their effects."""
@@ -106,7 +108,7 @@ class Bench:
         return RolloutArrived(**{**values, **changes})
 
     def rewarded(self, group_id: int, *rewards: float) -> list[Effect]:
-        """Deliver all leases of the group, with a reward for each index."""
+        """Deliver all leases of the group, and score index i with `rewards[i]`."""
         effects: list[Effect] = []
         for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
             effects += self.tell(*(self.arrival(lease, index) for index in lease.indices))
@@ -126,7 +128,9 @@ class Bench:
         return effects
 
     def go_on(self, lease: SendLease) -> list[Effect]:
-        """Deliver all rollouts of a lease; the environment answers each of them."""
+        """Deliver all rollouts of a lease; instead of a score, each gets an environment's answer, so its episode
+        continues.
+        """
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         ids = [effect.rollout_id for effect in self.of(ScoreRollout)]
         self.effects = effects + self.tell(

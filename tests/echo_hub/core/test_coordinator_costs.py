@@ -1,4 +1,4 @@
-"""Standby nodes get no leases, and the coordinator records what the others cost."""
+"""Nodes on standby get no leases; the coordinator records the cost of active ones."""
 
 from __future__ import annotations
 

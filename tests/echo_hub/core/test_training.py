@@ -1,4 +1,4 @@
-"""Steps, staleness and publication, by the coordinator."""
+"""How the coordinator plans steps, bounds staleness and publishes versions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_sequential_mode_leases_the_next_step_only_once_the_version_is_out(bench
     b.tell(StepDone(step=1, metrics={}))
     assert b.of(PrepareGroup) == [] and b.of(SendLease) == []
     b.tell(VersionPublished(policy_version=1))
-    # The node gets its lease before it reports the version, which it fetches before sampling.
+    # The node may get a lease of version 1 before it has fetched that version.
     assert [(lease.group_id, lease.policy_version) for lease in b.of(SendLease)] == [(2, 1), (3, 1)]
 
 
@@ -176,7 +176,9 @@ def test_the_next_step_is_handed_over_while_one_is_in_training(bench: BenchOf) -
 
 
 def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: BenchOf) -> None:
-    """S = 1: once step 2 has its batch, no step can consume version 0's rollouts any more."""
+    """S = 1: once step 2 has its batch, no later step can train on rollouts of version 0. The coordinator may drop them
+    only if the learner would otherwise idle.
+    """
     b = bench(max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -201,7 +203,7 @@ def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: 
 
 
 def test_a_step_that_is_handed_over_early_takes_nothing_too_old_for_it(bench: BenchOf) -> None:
-    """S = 0: rollouts of version 0 are only for step 1, however early they arrive."""
+    """S = 0: rollouts of version 0 fit step 1 only. Step 2, though planned before step 1 ends, must not take them."""
     b = bench(max_staleness=0, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -242,7 +244,9 @@ def test_publication_every_third_version_and_after_the_last(bench: BenchOf) -> N
 
 
 def stale_bench(bench: BenchOf) -> Any:
-    """S = 1, one group a step: group 0 is half finished with version 0 and half leased, and group 1 is trained."""
+    """Return a run with S = 1 and one group a step. Of group 0, one rollout of version 0 has arrived and one is leased;
+    group 1 is trained.
+    """
     b = bench(max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -256,7 +260,7 @@ def test_an_open_group_continues_without_its_stale_rollouts(bench: BenchOf) -> N
     b.train(1)
     b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
     (lease,) = b.of(SendLease)
-    b.deliver(lease)  # Step 2 is planned: step 3 consumes at version 2, for which version 0 is too old.
+    b.deliver(lease)  # Step 2 is now planned; step 3 accepts nothing older than version 1.
     dropped = {(one.rollout_ids, one.reason) for one in b.of(RolloutsDropped)}
     assert dropped == {(("1-1",), DropReason.REVOKED), (("1-0",), DropReason.STALE)}
     assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=1, reason=DropReason.REVOKED)]
@@ -269,7 +273,9 @@ def test_an_open_group_continues_without_its_stale_rollouts(bench: BenchOf) -> N
 
 
 def test_a_group_that_is_always_too_late_is_dropped_in_the_end(bench: BenchOf) -> None:
-    """S = 1: each time one member arrives, the learner takes another group."""
+    """S = 1: whenever a rollout of the group arrives, the learner has taken another group, so its rollouts become
+    stale. Sampling it again must end at some time.
+    """
     b = bench(max_staleness=1, groups_per_step=1, steps=99)
     b.node("a")
     b.learner()
@@ -290,7 +296,9 @@ def test_a_group_that_is_always_too_late_is_dropped_in_the_end(bench: BenchOf) -
 
 
 def test_an_episode_that_began_too_long_ago_begins_again(bench: BenchOf) -> None:
-    """S = 1: its first turn is from version 0, its second is leased."""
+    """S = 1: the first turn is from version 0, and the second one is leased. When version 0 is too old, the whole
+    episode starts again.
+    """
     b = bench(multi_turn=True, max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -327,7 +335,9 @@ def test_leases_that_became_too_stale_are_revoked_and_leased_again(bench: BenchO
 
 
 def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf) -> None:
-    """Four steps of staleness were allowed when these groups were sampled; the restarted hub allows one."""
+    """These groups were sampled under a bound of 4; the hub restarts with a bound of 1, which decides what may be
+    trained.
+    """
     rows = tuple(
         UnfinishedRollout(
             rollout_id=f"{group + 1}-{index}",
@@ -359,7 +369,7 @@ def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf)
 
 
 def planned_snapshot(**changes: Any) -> CoordinatorSnapshot:
-    """Steps 1 and 2 are trained, and the batch of step 3 is recorded."""
+    """Return a run in which steps 1 and 2 are trained, and step 3 has a recorded batch."""
     values: dict[str, Any] = {
         "next_group_id": 3,
         "next_lease_id": 4,
@@ -446,7 +456,7 @@ def test_a_recorded_step_keeps_its_metrics(bench: BenchOf) -> None:
 
 
 def two_planned() -> CoordinatorSnapshot:
-    """Steps 1 and 2 are trained, and the batches of steps 3 and 4 are recorded."""
+    """Return a run in which steps 1 and 2 are trained, and steps 3 and 4 have recorded batches."""
     one = planned_snapshot()
     rollouts = tuple(replace(row, rollout_id=f"4-{row.index}", lease_id=4, group_id=3) for row in one.rollouts)
     return replace(
@@ -461,7 +471,9 @@ def two_planned() -> CoordinatorSnapshot:
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_learner_returns_before_between_or_after_two_planned_steps(bench: BenchOf, version: int) -> None:
-    """Steps that it has trained are counted with their own metrics; the others are repeated with the same batches."""
+    """After a restart, steps that the learner has already trained count with their own metrics; the others are trained
+    again on the same batches.
+    """
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     assert b.coordinator.status().groups_planned == 2
     figures = {step: {"loss": step / 8} for step in (version - 1, version)}
@@ -486,7 +498,9 @@ def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> Non
 
 
 def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: BenchOf) -> None:
-    """Announce a computed step only after its write, with the computation's time."""
+    """The learner is free once a step is computed, but the step counts only once its files are written, with the time
+    of the computation.
+    """
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     b.learner(2)
     computed_at = b.now
@@ -547,7 +561,9 @@ def test_a_version_that_was_due_and_is_not_out_is_published_again(bench: BenchOf
 
 
 def test_a_publication_lost_in_a_crash_is_repeated(bench: BenchOf) -> None:
-    """Version 2 was due but the learner already holds version 3; without version 2 nothing more may be leased."""
+    """Version 2 was due when the hub died, and the learner already holds version 3. Without version 2 nothing more
+    could be leased.
+    """
     snapshot = CoordinatorSnapshot(next_group_id=3, next_lease_id=4, trained_steps=3, published_version=0)
     b = bench(snapshot, groups_per_step=1, steps=9, max_staleness=1, publish_every=2)
     b.node("a")
@@ -656,7 +672,7 @@ def test_without_dynamic_sampling_flat_groups_are_trained(bench: BenchOf) -> Non
 
 
 def test_a_token_budget_ends_a_batch(bench: BenchOf) -> None:
-    """Each group has four tokens."""
+    """Groups have four tokens each, so two of them reach the budget of seven."""
     b = bench(tokens_per_step=7, groups_per_step=5, max_staleness=1, steps=9)
     b.node("a")
     b.learner()
@@ -685,7 +701,8 @@ def test_admission_follows_what_steps_consume(bench: BenchOf) -> None:
     b = bench(tokens_per_step=7, groups_per_step=8, mode="sequential", steps=9)
     b.node("a")
     b.learner()
-    # Steps of unknown size: each group that may belong to one is sampled, mostly in vain.
+    # With a token budget, the number of groups in a step is unknown: all that might belong to it are sampled, mostly in
+    # vain.
     for group_id in range(8):
         b.deliver_group(group_id)
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1)]
@@ -702,7 +719,7 @@ def test_more_groups_are_opened_when_the_usual_number_has_too_few_tokens(bench: 
     assert len(b.leases) == 2
     b.deliver_group(0)
     assert b.of(GroupOpened) == []
-    b.deliver_group(1)  # Eight tokens of fourteen: as many again may be needed.
+    b.deliver_group(1)  # Eight of fourteen tokens have arrived: twice as many may be needed.
     assert [opened.group_id for opened in b.of(GroupOpened)] == [2, 3]
     b.deliver_group(2)
     b.deliver_group(3)
@@ -725,8 +742,7 @@ def test_a_step_that_takes_more_groups_than_usual_has_those_leased_that_are_open
 
 
 def batches_by_order(bench: BenchOf, chance: Random | None, **settings: Any) -> list[tuple[int, ...]]:
-    """Return the batches of a sequential run whose groups complete in a random order, or in their own order without
-    `chance`."""
+    """Return a sequential run's batches if groups complete in random order; without `chance`, in order of their ids."""
     b = bench(mode="sequential", dynamic_sampling=True, steps=4, groups_per_step=4, **settings)
     b.node("a", capacity=1000)
     b.learner()
@@ -746,7 +762,7 @@ def batches_by_order(bench: BenchOf, chance: Random | None, **settings: Any) -> 
 
 @pytest.mark.parametrize("tokens_per_step", [0, 8, 15])
 def test_no_order_of_arrival_changes_a_batch_of_a_sequential_run(bench: BenchOf, tokens_per_step: int) -> None:
-    """Each group has four tokens, and every third group is flat."""
+    """Groups have four tokens each, and every third one has equal rewards, so its place is taken by another."""
     expected = batches_by_order(bench, None, tokens_per_step=tokens_per_step)
     for seed in range(20):
         assert batches_by_order(bench, Random(seed), tokens_per_step=tokens_per_step) == expected
@@ -754,7 +770,9 @@ def test_no_order_of_arrival_changes_a_batch_of_a_sequential_run(bench: BenchOf,
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, restarted: bool) -> None:
-    """Compare a restarted hub with one that kept running."""
+    """Only groups with equal rewards that are newer than the last planned one count towards giving up; also after a
+    restart.
+    """
     settings = {"dynamic_sampling": True, "groups_per_step": 1, "max_staleness": 2, "steps": 9}
     b = bench(**settings)
     b.node("a")

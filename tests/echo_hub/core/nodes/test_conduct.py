@@ -133,7 +133,7 @@ def test_a_failing_node_rests_twice_as_long_each_time_regardless_of_its_reports(
     now, rest_s = 0.0, FIRST_REST_S
     for _ in range(10):
         nodes.fail("a", now)
-        nodes.fail("a", now + rest_s / 2)  # Part of the same failure.
+        nodes.fail("a", now + rest_s / 2)  # A second failure within the pause belongs to the same incident.
         nodes.wake(now + rest_s * 0.99)
         nodes.report("a", 4, 0)
         assert (next_id(nodes), nodes.num_candidates(0)) == (None, 0)

@@ -15,8 +15,9 @@ def worked(
     start: float = 0.0,
     held: int | None = None,
 ) -> float:
-    """Simulate rounds of completions of 100 tokens, `at_once` of the `held` ones at a time; return the time
-    afterwards."""
+    """Simulate rounds of completions of 100 tokens on a node that samples `at_once` of them at a time; return the time
+    at the end.
+    """
     now = start
     pace.begin(now)
     for _ in range(rounds):
@@ -105,7 +106,7 @@ def test_a_clock_that_stands_still_harms_nothing() -> None:
 
 
 def test_an_overdue_answer_limits_the_estimated_pace() -> None:
-    """Compare a node without results and a node that has been fast."""
+    """An overdue rollout bounds a node's speed from above, whether the node has returned results before or not."""
     unknown, fast = NodePace(), NodePace()
     worked(fast, rounds=20, at_once=1, seconds=1.0)
     for pace in (unknown, fast):

@@ -102,7 +102,9 @@ def test_a_node_behind_the_avoided_ones_is_noticed() -> None:
     st.integers(0, 2),
 )
 def test_every_newly_reachable_node_is_reported(changes: list[tuple[int, int, str]], most_avoided: int) -> None:
-    """This holds for every set of at most two avoided nodes."""
+    """A search may exclude up to `most_avoided` nodes. Each change that lets such a search find a new node must be
+    reported.
+    """
     queues, nodes = ReadyQueues(), [Node(str(number), window=1) for number in range(6)]
     queues.most_avoided = most_avoided
     avoided = [names for count in range(most_avoided + 1) for names in combinations([str(n) for n in range(6)], count)]

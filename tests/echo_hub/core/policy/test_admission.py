@@ -28,10 +28,11 @@ def room_for_tens(chosen: CoordinatorSettings, next_step: int, version: int, wai
         (0, 0, 0, 0, 10),
         (0, 0, 0, 10, 0),
         (2, 0, 0, 0, 30),
-        (2, 5, 5, 0, 30),  # Consumed groups are gone: the rule is the same at any step.
-        (2, 5, 4, 0, 20),  # Version 4 may be used until step 7.
+        (2, 5, 5, 0, 30),  # Consumed groups no longer count, so the limit is the same at any step.
+        (2, 5, 4, 0, 20),  # Version 4 may be used up to step 7.
         (2, 5, 2, 0, 0),
-        (2, 5, 5, 35, 0),  # More open than allowed, because the bound was lowered: never negative.
+        # More groups are open than allowed, because the staleness bound was lowered: the answer is 0, not negative.
+        (2, 5, 5, 35, 0),
     ],
 )
 def test_the_number_of_groups_to_open_follows_the_bound(

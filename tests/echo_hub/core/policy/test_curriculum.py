@@ -29,7 +29,7 @@ def result(group_id: int, prompt: int | None, pass_rate: float) -> GroupResult:
 
 
 def taken(curriculum: Curriculum, prompt: int | None, ids: Sequence[int] = range(1_000, 3_000)) -> float:
-    """Return the share of ids with this prompt that are taken."""
+    """Return the share of group ids that the curriculum accepts for this prompt."""
     prepared = (GroupPrepared(group_id=group_id, seed=0, prompt=prompt) for group_id in ids)
     return sum(not curriculum.passes_over(one) for one in prepared) / len(ids)
 
@@ -92,7 +92,9 @@ def test_known_problems_are_counted() -> None:
 
 
 def test_a_restarted_hub_forgets_the_same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remember five groups, in whatever order they were counted."""
+    """The curriculum remembers only the newest groups (here 5). After a restart it must forget the same ones, or it
+    would choose other problems.
+    """
     monkeypatch.setattr(module, "REMEMBERED", 5)
     chance = Random(1)
     curriculum, known = of(), []
@@ -109,7 +111,7 @@ def test_a_restarted_hub_forgets_the_same_groups(monkeypatch: pytest.MonkeyPatch
 
 
 def prepared(group_id: int) -> GroupPrepared:
-    """Return a prepared group; even ids have one problem, odd ids another."""
+    """Return a prepared group; all even ids share one problem, all odd ids another."""
     return GroupPrepared(group_id=group_id, seed=0, prompt=group_id % 2)
 
 
@@ -134,7 +136,9 @@ def test_a_skipped_group_makes_room_for_the_next(bench: BenchOf) -> None:
 
 
 def test_a_restart_restores_only_counted_results(bench: BenchOf) -> None:
-    """Results of groups younger than the newest planned one do not count yet."""
+    """Results of groups newer than the newest planned one did not count before the restart, and must not count after
+    it.
+    """
     snapshot = CoordinatorSnapshot(
         next_group_id=4,
         results=(result(1, 1, 0.5), result(0, 0, 1.0), result(3, 1, 0.0)),

@@ -1,4 +1,4 @@
-"""Deadlines and the choice of nodes for leases, by the coordinator."""
+"""Which node the coordinator gives each lease to, and the leases' deadlines."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
 
 
 def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
-    """Let the node return, report and be leased to repeatedly: its rests must bound the leases that it wastes."""
+    """A node that returns every lease at once must not get a new one with each report: its pauses double up to 60 s."""
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     leased_at = []
@@ -206,8 +206,9 @@ def test_a_rollout_that_the_scorer_failed_on_is_sampled_with_a_new_seed(bench: B
 
 
 def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf) -> None:
-    """Two nodes hold the index. The scorer fails on one result; the other result has the same seed and would fail
-    too."""
+    """The scorer failed on one result of this index. A late second result has the same seed and would fail too, so it
+    is dropped.
+    """
     b = bench(groups_per_step=1, steps=1, deadline_s=60.0)
     b.node("a")
     b.node("b")
@@ -240,9 +241,8 @@ def test_only_a_node_whose_rollout_is_invalid_rests(bench: BenchOf, reason: Drop
 
 
 def _steps_in_1200_s(bench: BenchOf, *, silent: int = 0) -> int:
-    """Return the steps of a run with one node that needs 2 s for four rollouts.
-
-    `silent` further nodes claim a large capacity and never deliver.
+    """Return the number of steps in 1,200 s with one node that needs 2 s for four rollouts. `silent` further nodes
+    claim a large capacity and never deliver.
     """
     b = bench(steps=10_000, groups_per_step=4, group_size=4, deadline_s=60.0, max_staleness=1, first_window=4)
     b.learner()
@@ -331,7 +331,9 @@ def test_keys_that_are_honest_once_and_then_silent_take_no_more_than_twice_what_
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: BenchOf, others: int) -> None:
-    """Fill the other known nodes, so that only strangers have capacity."""
+    """Whoever gets it may fail as well. It waits for another known node, even a busy one; an unknown node gets it only
+    if there is none.
+    """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=8)
     b.learner()
     for number in range(1 + others):
@@ -349,7 +351,9 @@ def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: Be
 
 
 def test_a_reconnected_node_is_sent_its_leases_again(bench: BenchOf) -> None:
-    """Leases sent into a dying connection are lost; a node that has the lease already ignores the repetition."""
+    """Leases sent into a dying connection are lost, so the hub sends them again; a node that holds such a lease ignores
+    the repetition.
+    """
     b = bench(groups_per_step=1, steps=1, group_size=4, deadline_s=60.0)
     b.node("a")
     b.tell(b.arrival(b.leases[1], 2), NodeDisconnected(node_id="a"))
@@ -386,7 +390,7 @@ def test_the_work_of_a_node_that_left_is_leased_to_another_later(bench: BenchOf)
 
 
 def _proven(bench: BenchOf, seconds: dict[str, float], **settings: Any) -> Any:
-    """Return a run in whose first step each node returned rollouts of two tokens that took `seconds` each."""
+    """Return a run whose nodes have each returned rollouts of two tokens, which took the given `seconds` each."""
     b = bench(
         **{"groups_per_step": 4, "group_size": 4, "steps": 99, "max_staleness": 1, "deadline_s": 600.0, **settings}
     )
@@ -435,7 +439,9 @@ def test_a_rollout_that_stalls_is_leased_to_another_node_as_well(bench: BenchOf)
 
 
 def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> None:
-    """Steps take 10 s and rollouts 1 s: a rollout leased as early as possible would wait 9 s and become stale."""
+    """Steps take 10 s, rollouts 1 s. Rollouts leased as early as possible would wait 9 s for their step and become
+    stale.
+    """
     b = bench(steps=99, groups_per_step=1, group_size=4, max_staleness=2, deadline_s=600.0)
     b.learner()
     b.node("a", capacity=4)
@@ -459,7 +465,9 @@ def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> 
 
 
 def test_during_the_first_step_the_base_does_not_sample_the_whole_bound(bench: BenchOf) -> None:
-    """Rollouts take 1 s and the first step 100 s: a node that sampled all the time would be 100 steps ahead."""
+    """Rollouts take 1 s, the first step 100 s: a node that sampled throughout would fill the whole staleness bound with
+    rollouts of version 0.
+    """
     b = bench(steps=200, groups_per_step=1, group_size=4, max_staleness=100, deadline_s=600.0)
     b.learner()
     b.node("a", capacity=4)

@@ -1,4 +1,4 @@
-"""Leases that continue what an earlier lease has sampled, by the coordinator."""
+"""Leases whose node continues the tokens ("prefix") that an earlier lease has sampled."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ BenchOf = Callable[..., Any]
 
 
 def begun(bench: BenchOf, *, proven: bool = True, **settings: Any) -> tuple[Any, SendLease]:
-    """Return a run with one group of three: node a returned index 0 and holds the others.
-
-    If node a is proven, index 0 is scored.
+    """Return a run with one group of three: node a returned index 0 and still holds the others. `proven`: index 0 is
+    scored, so node a is trusted.
     """
     b = bench(**{"groups_per_step": 1, "group_size": 3, "steps": 1, "deadline_s": 60.0, **settings})
     b.node("a")
@@ -82,8 +81,9 @@ def test_the_prefix_of_a_node_that_left_is_continued(bench: BenchOf) -> None:
 
 
 def test_a_prefix_of_an_unpublished_version_is_not_continued(bench: BenchOf) -> None:
-    """Runs restored from a backup publish only their newest version: a node asked to continue with an older one returns
-    the lease."""
+    """After a restore from a backup only the newest version is published. A node cannot fetch the older one, so it
+    would return the lease.
+    """
     held = UnfinishedRollout(
         rollout_id="1-0",
         group_id=1,
@@ -114,7 +114,9 @@ def test_a_prefix_of_an_unpublished_version_is_not_continued(bench: BenchOf) -> 
 
 
 def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
-    """Late means far longer than the longest completions take at the pool's pace."""
+    """A rollout is late if even the longest completion would have arrived at the pool's speed; an overdue one has
+    passed its deadline. Both are leased to another node, which continues the tokens that the hub has.
+    """
     for wait_s in (20.0, 60.0):
         b, _ = begun(bench)
         b.node("b")
@@ -126,7 +128,9 @@ def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
 
 
 def test_a_lease_sent_again_continues_its_own_prefixes(bench: BenchOf) -> None:
-    """Send the lease to its own node again, proven or not: it continues from the tokens that the hub received."""
+    """A reconnected node gets its own lease again, and continues from the tokens that the hub received, even if the
+    node is not proven.
+    """
     b, _ = begun(bench, proven=False)
     b.tell(NodeDisconnected(node_id="a"), NodeConnected(node_id="a"))
     b.tell(NodeReported(node_id="a", capacity=9, policy_version=0))
@@ -251,7 +255,9 @@ def test_after_a_restart_rollouts_that_nodes_hold_are_continued(bench: BenchOf, 
 
 @pytest.mark.parametrize("bound", [1, 2])
 def test_a_prefix_of_an_older_version_is_continued_with_that_version(bench: BenchOf, bound: int) -> None:
-    """Node a returned one group and began another with version 0, which step 2 may consume; node b has version 1."""
+    """Step 2 may still use version 0, so node b finishes node a's prefix with version 0, although node b also has
+    version 1.
+    """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=bound)
     b.node("a", capacity=4)
     begun, returned = b.leases[1], b.leases[2]
@@ -267,7 +273,9 @@ def test_a_prefix_of_an_older_version_is_continued_with_that_version(bench: Benc
 
 
 def test_a_lease_without_sampled_tokens_is_not_pinned_to_its_version(bench: BenchOf) -> None:
-    """Version 0 was leased both indices but sampled no token: the next lease is for the newest version."""
+    """A lease of version 0 without any sampled token leaves nothing to continue, so the next node starts with the
+    newest version.
+    """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=2)
     b.node("a", capacity=4)
     begun, returned = b.leases[1], b.leases[2]
@@ -300,7 +308,9 @@ def test_tokens_of_a_node_proven_since_are_continued_too(bench: BenchOf) -> None
 
 
 def mixing(bench: BenchOf, **settings: Any) -> tuple[Any, SendLease]:
-    """Return `begun` in a run that interrupts: version 1 is published and index 0 is from version 0."""
+    """Return `begun` in a run that moves running rollouts to new versions: version 1 is published, and index 0 began
+    with version 0.
+    """
     b, lease = begun(bench, **{"steps": 3, "max_staleness": 1, "interrupts": True, **settings})
     b.tell(LearnerReady(policy_version=0))
     return b, lease
@@ -333,9 +343,8 @@ def test_without_interruption_the_same_version_continues(bench: BenchOf) -> None
 
 
 def test_a_lease_keeps_indices_that_are_fresh_and_drops_the_stale_ones(bench: BenchOf) -> None:
-    """S = 1: version 1 continues index 0, which version 0 began, and samples index 1 from its first token.
-
-    Revoking the lease would stop both.
+    """S = 1. The lease continues index 0, begun with version 0, and starts index 1 with version 1. When index 0 becomes
+    stale, only that one is dropped; revoking the lease would stop index 1 as well.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=1, interrupts=True)
     b.tell(LearnerReady(policy_version=0))
@@ -348,7 +357,7 @@ def test_a_lease_keeps_indices_that_are_fresh_and_drops_the_stale_ones(bench: Be
     b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
     mixed, other = b.leases[3], b.leases[4]
     assert (mixed.indices, mixed.policy_version, mixed.goes_on) == ((0, 1), 1, ((0, 1),))
-    b.deliver(other)  # Step 2 is planned, and step 3 takes nothing of version 0.
+    b.deliver(other)  # Step 2 is now planned, and step 3 accepts no token of version 0.
     assert [dropped.rollout_ids for dropped in b.of(RolloutsDropped)] == [("3-0",)]
     (again,) = (lease for lease in b.of(SendLease) if lease.group_id == 0)
     assert (again.indices, again.goes_on) == ((0,), ())
@@ -356,7 +365,7 @@ def test_a_lease_keeps_indices_that_are_fresh_and_drops_the_stale_ones(bench: Be
 
 
 def test_the_bound_holds_for_the_oldest_token(bench: BenchOf) -> None:
-    """Step 3 takes nothing older than version 1, whatever version its last tokens are from."""
+    """Step 3 accepts no token older than version 1, even if the rollout's last tokens are newer."""
     b = bench(groups_per_step=1, group_size=2, steps=4, max_staleness=1, interrupts=True)
     b.tell(LearnerReady(policy_version=0))
     b.node("a")
@@ -439,7 +448,9 @@ def test_a_prefix_too_old_for_training_is_not_continued(bench: BenchOf) -> None:
 
 
 def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) -> None:
-    """Restart the hub, which forgets the prefix of each lease: an honest prefix may be too old."""
+    """A restarted hub has forgotten which prefix each lease continues. An honest node's prefix may then be too old:
+    that rollout alone is sampled again.
+    """
     rows = [
         UnfinishedRollout(
             rollout_id=f"1-{index}",
@@ -478,7 +489,9 @@ def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) ->
 
 
 def test_a_nodes_pace_counts_only_its_own_tokens(bench: BenchOf) -> None:
-    """Node b got a prefix of a hundred tokens, and sampled ten tokens in a second."""
+    """Node b got a prefix of 100 tokens and sampled 10 in a second; counting all 110 would make it seem eleven times as
+    fast.
+    """
     b, lease = mixing(bench)
     b.node("b")
     newer(b, 1)

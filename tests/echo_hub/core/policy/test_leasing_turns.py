@@ -1,4 +1,4 @@
-"""First turns of a node that seems too slow: no step waits for the turn, and it measures the node."""
+"""A first rollout for a node that seems too slow for work: it measures the node, and no step waits for it."""
 
 from __future__ import annotations
 

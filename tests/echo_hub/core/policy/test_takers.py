@@ -10,7 +10,7 @@ from tests.echo_hub.core.books import Books
 
 
 class Room(Books):
-    """Nodes of which `a` and `b` have returned rollouts; searches for nodes are counted."""
+    """Nodes, of which `a` and `b` have returned rollouts; counts the searches for a free node."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *node_ids: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Room(Books):
         monkeypatch.setattr(self.nodes, "next_ready", counted)
 
     def failed(self, group_id: int, *node_ids: str) -> Any:
-        """Open a group whose members have all failed on these nodes."""
+        """Open a group all of whose rollouts have failed on each of these nodes."""
         self.open(group_id)
         group = self.ledger.groups[group_id]
         group.is_plain = False
@@ -42,7 +42,7 @@ class Room(Books):
 def test_a_failed_search_holds_for_all_groups_with_equal_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch, "a", "b")
     room.nodes.report("a", 1, 0)
-    room.nodes.take("a", 1, 5.0, 4.0)  # Node a is full.
+    room.nodes.take("a", 1, 5.0, 4.0)  # Node a has no capacity left.
     groups = [room.failed(number, "b") for number in range(50)]
     for group in groups:
         assert room.takers.find(group, ANY, room.takers.avoided(group.slots[0], 0)) is None

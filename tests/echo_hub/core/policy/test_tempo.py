@@ -6,9 +6,8 @@ from echo_hub.core.policy.tempo import FIRST_MARGIN, MOST_MARGIN, Tempo
 
 
 def trained(steps: int, *, step_s: float = 10.0, waits_s: float = 0.0, ready_s: float = 0.0) -> tuple[Tempo, float]:
-    """Return the tempo of a learner, and the time.
-
-    Its batches come `waits_s` after it is free, or are ready `ready_s` before that.
+    """Return the tempo of a learner, and the time. Each batch comes `waits_s` after the learner is free, or `ready_s`
+    before.
     """
     tempo, now = Tempo(), 0.0
     for step in range(1, steps + 1):
@@ -89,7 +88,7 @@ def test_a_learner_that_has_its_next_step_already_begins_it_at_once() -> None:
 
 
 def test_steps_come_as_often_as_the_learner_trains_and_waits() -> None:
-    """Steps take 10 s; if a batch comes 5 s late, the next step ends after 15 s."""
+    """A step of 10 s whose batch comes 5 s late ends 15 s after the step before."""
     assert Tempo().every_s == 0.0
     assert trained(6, ready_s=1.0)[0].every_s == pytest.approx(10.0)
     assert trained(6, waits_s=5.0)[0].every_s == pytest.approx(15.0)

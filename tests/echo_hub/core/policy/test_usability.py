@@ -1,4 +1,4 @@
-"""Versions that nodes cannot use: the judgement alone, and with the coordinator."""
+"""Versions that nodes report as unusable: the rule alone, and in the coordinator."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def refuse(b: Any, lease: SendLease, version: int | None = None) -> None:
 
 
 def proven(bench: BenchOf, *node_ids: str, **settings: Any) -> Any:
-    """Return a run in which each node returned its leases of version 0, and holds leases of the published version 1."""
+    """Return a run in which each node returned leases of version 0, and now holds leases of the published version 1."""
     b = bench(**{"groups_per_step": 2, "group_size": 2, "steps": 9, "max_staleness": 4, **settings})
     b.learner()
     for node_id in node_ids:
@@ -125,7 +125,7 @@ def test_a_version_that_two_nodes_refuse_is_no_longer_leased(bench: BenchOf) -> 
         b.now += MAX_REST_S / 16
         b.tell(Tick())
     after = [lease for number, lease in b.leases.items() if number > known]
-    # Work begun with version 1 is not pinned to it either.
+    # Rollouts that began with version 1 are not tied to it either.
     assert after and {lease.policy_version for lease in b.of(SendLease) + after} == {0}
     assert b.of(GroupDropped) == []
 
@@ -140,7 +140,9 @@ def test_a_node_that_refused_a_withdrawn_version_does_not_rest(bench: BenchOf) -
 
 @pytest.mark.parametrize("version", [0, 2, None])
 def test_one_nodes_refusal_or_one_of_another_version_withdraws_nothing(bench: BenchOf, version: int | None) -> None:
-    """Let node b refuse another version than its lease's, or one that no node has used; node a is alone."""
+    """One node's refusal may be its own fault, so a second node must refuse the same version. Here node b refuses
+    another version than its lease's, or none.
+    """
     b = proven(bench, "a", "b")
     refuse(b, newest(b, "a"))
     if version is not None:
