@@ -1,9 +1,12 @@
-"""Simulated rollouts with rewards, by honest engines and by a node that shops among neighbouring tokens.
+"""Simulated rollouts with rewards: of honest engines, and of a node that "shops".
 
-The policy is a table of logits by state; the state follows from all previous tokens. An engine's logits add noise that
-is constant for each state. Token `STOP` ends a completion.
+Where the uniform u is close to an edge of its token's interval, rounding could have selected the neighbouring token. A
+shopper takes that neighbour whenever it earns more.
 
-Dimensions: K states, V tokens, R rollouts, T places.
+The policy is a table of logits by state; the state follows from all previous tokens. An engine adds to the logits noise
+that is constant for each state. Token `STOP` ends a completion.
+
+Dimensions: K states, V tokens of the vocabulary, R rollouts, T places in a completion.
 """
 
 from __future__ import annotations
@@ -26,11 +29,13 @@ VOCABULARY: Final = 4
 LONGEST: Final = 6
 STOP: Final = 0
 VERSIONS: Final = 10
-"""Versions of the policy in one run; each favours tokens that earn more."""
+"""Number of policy versions in a run; each one makes tokens of high value more likely."""
 LEARNED: Final = 0.1
-"""Nats between two versions, for a token whose value is a standard deviation above the mean."""
+"""Change of a logit from one version to the next, in nats, for a token whose value is one standard deviation above the
+mean.
+"""
 LEAST_WIDTH: Final = 0.01
-"""Least probability of a neighbour that a shopper takes."""
+"""A shopper never takes a neighbour that is less likely than this, because it would stand out."""
 ALARM: Final = alarm(1e-6)
 NOISES: Final = {"q8_0": 0.03, "q4_k_m": 0.12, "q4_0": 0.25}
 """Scale, in nats, of the Student's t noise in an engine's logits, by precision."""
@@ -38,14 +43,14 @@ NOISES: Final = {"q8_0": 0.03, "q4_k_m": 0.12, "q4_0": 0.25}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drawn:
-    """Completions of one version; values beyond `lengths_R` have no meaning."""
+    """Completions sampled with one version; entries at places beyond `lengths_R` have no meaning."""
 
     below_RT: NDArray[np.float64]
     logprobs_RT: NDArray[np.float64]
     uniforms_RT: NDArray[np.float64]
     lengths_R: NDArray[np.int64]
     values_R: NDArray[np.float64]
-    """Minus one for each wrong token."""
+    """Sum of the tokens' values; a right token has 0, a wrong one -1."""
 
     @property
     def solved_R(self) -> NDArray[np.float64]:
@@ -53,7 +58,7 @@ class Drawn:
         return (self.values_R == 0.0).astype(np.float64)
 
     def replaced(self, places_R: NDArray[np.bool_], other: Drawn) -> Drawn:
-        """Return these completions, with those of `other` at the given places."""
+        """Return these completions, except at `places_R`, where those of `other` are taken."""
         chosen = {
             name: np.where(places_R if mine.ndim == 1 else places_R[:, None], getattr(other, name), mine)
             for name in self.__slots__
@@ -63,7 +68,7 @@ class Drawn:
 
 
 class World:
-    """A policy that learns, and engines that round it."""
+    """A policy that learns, and engines whose noise stands for their rounding."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -77,7 +82,7 @@ class World:
         return self._base_KV + LEARNED * version * self.values_KV
 
     def noise(self, scale: float) -> NDArray[np.float64]:
-        """Return the logit noise of one engine."""
+        """Return the noise that one engine adds to the logits, in nats."""
         rng = np.random.default_rng([self._seed, 1])
         sizes = scale * np.sqrt(4.0 / rng.chisquare(4, size=(STATES, 1)))
         return np.asarray(sizes * rng.normal(size=(STATES, VOCABULARY)))
@@ -90,9 +95,9 @@ class World:
         *,
         changed: tuple[int, NDArray[np.int64]] | None = None,
     ) -> tuple[Drawn, NDArray[np.int64], NDArray[np.float64]]:
-        """Return the completions, the sampled tokens [R, T], and the edges of all intervals [R, T, V + 1].
+        """Return the completions, the sampled tokens [R, T], and the edges of all tokens' intervals [R, T, V + 1].
 
-        `changed` is a place and the tokens there that replace those that u selects.
+        `changed`: a place, and the token of each rollout there, in place of the token that u selects.
         """
         true_KV = _edges(self.logits(version))
         own_KV = _edges(self.logits(version) + noise_KV)
@@ -125,7 +130,7 @@ class World:
 
 
 def _edges(logits_KV: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the cumulative probabilities [K, V + 1], from 0 to 1."""
+    """Return each state's cumulative probabilities [K, V + 1], from 0 to 1: the edges of its tokens' intervals."""
     weights = np.exp(logits_KV - logits_KV.max(axis=1, keepdims=True))
     cumulative = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
     cumulative[:, -1] = 1.0
@@ -133,7 +138,7 @@ def _edges(logits_KV: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def honest(world: World, precision: str, count: int, seed: int = 0) -> list[Drawn]:
-    """Return about `count` rollouts of an honest engine, version by version."""
+    """Return about `count` rollouts of one honest engine, equally many of each version."""
     noise_KV, rng = world.noise(NOISES[precision]), np.random.default_rng([seed, 2])
     each = count // VERSIONS
     return [world.draw(version, rng.random((each, LONGEST)), noise_KV)[0] for version in range(VERSIONS)]
@@ -149,12 +154,12 @@ def shopper(
     diluted: float = 0.0,
     lost: float = 0.0,
 ) -> list[Drawn]:
-    """Return rollouts, all of one version, of a node that computes exactly but prefers a neighbour that solves the
+    """Return rollouts of version 0 from a node that computes exactly, but takes a neighbouring token if this solves the
     problem.
 
-    `nearest` and `farthest` bound the distance of u from an edge, in nats. `taken` is the share of those cases where it
-    shops. `diluted` is the share of cases where it takes an equally rewarded neighbour. `lost` is the share of cases
-    within `nearest` where it takes a neighbour with a lower reward.
+    It shops only if u is `nearest` to `farthest` nats from the edge, in a share `taken` of these cases. To hide this,
+    it takes neighbours of equal reward in a share `diluted` of cases, and of lower reward within `nearest` in a share
+    `lost`.
     """
     rng = np.random.default_rng(3)
     return [_shopped(world, 0, rng, count, (nearest, farthest), (taken, diluted, lost))]
@@ -186,8 +191,9 @@ def _shopped(
 def _neighbours(
     world: World, version: int, own: Drawn, tokens_RT: NDArray[np.int64], edges_RTV: NDArray[np.float64]
 ) -> Iterator[tuple[NDArray[np.float64], Drawn]]:
-    """Yield, for each place and side, the distance of u from that edge in nats, and the completions with that
-    neighbour."""
+    """Yield for each place and side: the distance of u from the edge on that side, in nats, and the completions that
+    continue from the neighbouring token there.
+    """
     rows = np.arange(len(tokens_RT))
     for place in range(LONGEST):
         for side in (-1, 1):
@@ -202,7 +208,7 @@ def _neighbours(
 
 
 def shown(drawn: Sequence[Drawn], claim_noise: float) -> list[Evidence]:
-    """Return each rollout's evidence, with claims that deviate like those of an engine with this noise."""
+    """Return each rollout's evidence, if the node's claimed probabilities have noise of this scale."""
     rng, found = np.random.default_rng(5), []
     for one in drawn:
         is_there = np.arange(LONGEST) < one.lengths_R[:, None]
@@ -218,7 +224,7 @@ def rewards(drawn: Sequence[Drawn], of: Callable[[Drawn], NDArray[np.float64]]) 
 
 
 def scale_of(world: World, precision: str) -> Honest:
-    """Return the class's scales, as the verifier measures them."""
+    """Return the rounding scales of this precision, as the verifier would measure them."""
     told, numerics = NumericsClass("torch", precision, "cpu"), Numerics()
     total = Evidence.of([], [], [], [])
     for one in shown(honest(world, precision, 2_000, seed=9), NOISES[precision]):
@@ -228,7 +234,9 @@ def scale_of(world: World, precision: str) -> Honest:
 
 
 def convicted(found: Sequence[Evidence], earned: Sequence[float], known: Honest) -> tuple[int | None, float]:
-    """Return the number of rollouts until the node is convicted of shopping, or None, and its largest sum."""
+    """Return the number of rollouts after which the node is convicted of shopping, or None, and its largest sum of
+    evidence in nats.
+    """
     usual, ranks, sums, largest = UsualRank(), LatestRewards(), NOTHING, 0.0
     for number, (evidence, reward) in enumerate(zip(found, earned, strict=True), start=1):
         one = edges("a", evidence, known)
@@ -240,5 +248,5 @@ def convicted(found: Sequence[Evidence], earned: Sequence[float], known: Honest)
 
 
 def nats(known: Honest) -> float:
-    """Return the scale of the class's draws, in nats."""
+    """Return the rounding scale that the class has for draws, in nats."""
     return float(SCALES[known.draws])

@@ -1,4 +1,4 @@
-"""Evidence made by hand and by simulated engines: honest ones that round, and forgers.
+"""Evidence made by hand, and from simulated engines: honest ones that round, and forgers.
 
 An engine's logits are the policy's plus noise. The noise is Student's t with four degrees of freedom, like normal noise
 whose size differs between positions. The engine samples from its own logits by the rule of
@@ -24,17 +24,16 @@ HALF: Final = -np.log(2.0)
 
 
 def evidence(right: int = 0, *, forged: int = 0, error: float = 0.0) -> Evidence:
-    """Return the evidence of tokens with probability 0.5, whose intervals are [0, .5).
-
-    `right` tokens have u = .25 and `forged` ones u = .9999. The log-odds of each claim are the true ones minus `error`.
+    """Return the evidence of tokens with probability 0.5, so each has the interval [0, .5). `right` tokens have u =
+    .25, inside it; `forged` ones u = .9999. Claimed log-odds are `error` below the true ones.
     """
     count = right + forged
-    claims = -np.logaddexp(0.0, np.full(count, error))  # Log-odds of -error.
+    claims = -np.logaddexp(0.0, np.full(count, error))  # Claimed log-odds of -error, as a log-probability.
     return Evidence.of([0.0] * count, [HALF] * count, [0.25] * right + [0.9999] * forged, claims)
 
 
 def greedy(shortfalls: Sequence[float]) -> Evidence:
-    """Return the evidence of greedy choices that lie these nats below the most likely token."""
+    """Return the evidence of greedy choices, each this many nats less likely than the most likely token."""
     count = len(shortfalls)
     zeros = np.zeros(count)
     (found,) = Evidence.of_spans(np.array(shortfalls), zeros, zeros, zeros, [count], greedy_N=np.ones(count, bool))
@@ -42,7 +41,9 @@ def greedy(shortfalls: Sequence[float]) -> Evidence:
 
 
 def logits(rng: np.random.Generator, count: int, noise: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the policy's logits, sharp and flat ones, and the engine's; both are [N, V]."""
+    """Return logits [N, V] of the policy, for sharp and flat distributions, and the same logits as the engine computes
+    them.
+    """
     true = rng.normal(size=(count, VOCABULARY)) * rng.uniform(0.5, 4.0, size=(count, 1))
     sizes = noise * np.sqrt(4.0 / rng.chisquare(4, size=(count, 1)))
     return true, true + sizes * rng.normal(size=(count, VOCABULARY))
@@ -53,9 +54,8 @@ Tokens = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], ND
 
 
 def tokens(rng: np.random.Generator, count: int, noise: float, *, forged: float = 0.0, shift: float = 0.0) -> Tokens:
-    """Return tokens of an engine with noise of this scale, in nats.
-
-    `forged` is the share of tokens sampled with another uniform, and `shift` the nats added to each claim.
+    """Return the tokens that an engine with noise of this scale, in nats, samples. `forged`: share of tokens selected
+    by another uniform than the prescribed one. `shift`: nats added to each claimed log-probability.
     """
     true, own = logits(rng, count, noise)
     uniforms = rng.random(count)
@@ -66,22 +66,21 @@ def tokens(rng: np.random.Generator, count: int, noise: float, *, forged: float 
 
 
 def engine(seed: int, noise: float, count: int = 4_096, *, forged: float = 0.0, shift: float = 0.0) -> Evidence:
-    """Return the combined evidence of `count` tokens of one engine."""
+    """Return the evidence of `count` tokens of one engine, added up."""
     return Evidence.of(*tokens(np.random.default_rng(seed), count, noise, forged=forged, shift=shift))
 
 
 def rollouts(
     seed: int, number: int, noise: float, *, length: int = 20, forged: float = 0.0, shift: float = 0.0
 ) -> list[Evidence]:
-    """Return the evidence of each of an engine's rollouts."""
+    """Return the evidence of each of `number` rollouts of one engine."""
     found = tokens(np.random.default_rng(seed), number * length, noise, forged=forged, shift=shift)
     return Evidence.of_spans(*found, [length] * number)
 
 
 def tokens_until(alarm: float, honest: Honest, shown: Sequence[Evidence]) -> tuple[int, Alternative] | None:
-    """Return (tokens until conviction, alternative) for a node with this evidence, or None.
-
-    The node is judged as in `core.trust.trust`.
+    """Return the number of tokens until a node with this evidence is convicted, and of what; None if it never is. It is
+    judged as in `core.trust.trust`.
     """
     standing, count = Standing("a"), 0
     for one in shown:

@@ -1,4 +1,6 @@
-"""Checks by nodes: choice of checkers, and outcomes, alone and in a coordinator."""
+"""Checks of a node's rollouts by other nodes: which nodes are asked, and what follows from their answers; alone and in
+a coordinator.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,8 @@ DEADLINE_S = 10.0
 
 
 def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> PeerFinding:
-    """Return a checker's finding on tokens that `d` sampled with u = .25 and claimed as 50 % likely.
-
-    For the first `right` tokens the checker agrees.
+    """Return a checker's finding on tokens that node `d` sampled with u = .25 and claimed as 50 % likely. The checker
+    agrees on the first `right` tokens; for the others it computes these values.
     """
     below_T, logprobs_T = np.full(tokens, below), np.full(tokens, logprob)
     below_T[:right], logprobs_T[:right] = 0.0, HALF
@@ -64,7 +65,7 @@ INVENTED = finding(0.9, -3.0)
 
 
 class Nodes:
-    """Checkers by name, with addresses; node `d` sampled the rollouts."""
+    """Nodes that may check, by name, each at its own address; node `d` sampled the rollouts."""
 
     def __init__(self, *names: str, state: StandingState = StandingState.PROVEN) -> None:
         self.standings: dict[str, Standing] = {}
@@ -97,12 +98,12 @@ class Nodes:
         self.checking.reported(name, room, version)
 
     def asked(self) -> list[tuple[str, str]]:
-        """Return the nodes that the next turn asks, each with its rollout."""
+        """Return (node, rollout) for each check that is requested in the next turn."""
         self.outcomes = self.checking.advance(self.now)
         return [(e.node_id, e.rollout_id) for e in self.out.take() if isinstance(e, SendCheck)]
 
     def want(self, rollout_id: str = "1-0", version: int = 3) -> str:
-        """Return the node that is asked first."""
+        """Request a check of the rollout, and return the node that is asked first."""
         self.checking.want(rollout_id, ("d",), version)
         ((node_id, _),) = self.asked()
         return node_id
@@ -113,7 +114,9 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Never audit a settled check; the returned function sets another share."""
+    """Audit no settled check, that is, never have it repeated by further nodes; the returned function sets another
+    share.
+    """
     monkeypatch.setattr(checking, "AUDITED", 0.0)
     return lambda share: monkeypatch.setattr(checking, "AUDITED", share)
 
@@ -217,8 +220,9 @@ def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None
 
 
 def test_a_lying_checker_is_outvoted() -> None:
-    """Let the liar accuse and the second checker acquit, which requires the computation; the third agrees with the
-    second."""
+    """To acquit, a checker must know the right values, which takes the whole computation; to accuse, any values do. So
+    two honest checkers outvote a liar.
+    """
     nodes = Nodes("a", "b", "c")
     liar = nodes.want()
     assert nodes.answer(liar, INVENTED) is None
@@ -233,7 +237,9 @@ def test_a_lying_checker_is_outvoted() -> None:
 
 
 def test_a_colluding_acquittal_is_outvoted_if_audited(lots: Callable[[float], None]) -> None:
-    """Apply the acquittal at once, so that no step waits; two other checkers then disprove it."""
+    """An acquittal counts at once, so that no step waits. If the check is audited, two further checkers can disprove a
+    false one.
+    """
     nodes = Nodes("a", "b", "c")
     lots(1.0)
     friend = nodes.want()
@@ -262,7 +268,9 @@ def test_a_liar_that_disputes_a_settled_check_is_outvoted(lots: Callable[[float]
 
 
 def test_two_agreeing_checkers_expose_a_liar(lots: Callable[[float], None]) -> None:
-    """Two checkers agree that the rollout is forged; the third says that it is honest, which it cannot know."""
+    """Two checkers found the rollout forged. The audit's third checker acquits, with values that do not agree with
+    theirs, so it lied.
+    """
     nodes = Nodes("a", "b", "c")
     lots(1.0)
     assert nodes.answer(nodes.want(), FORGED) is None
@@ -301,7 +309,7 @@ Q4, Q8 = NumericsClass("llama_cpp", "q4_k_m", "cpu"), NumericsClass("llama_cpp",
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
 def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], numerics: NumericsClass) -> None:
-    """Checkers with few bits may deviate more, but not by acquitting 64 tokens that were all forged."""
+    """Low-bit checkers may deviate from others, but not so far that 64 forged tokens could pass as honest."""
     nodes = Nodes()
     lots(1.0)
     nodes.join("friend", state=StandingState.PROVEN, numerics=numerics)
@@ -320,7 +328,9 @@ def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], n
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
 def test_a_low_bit_checker_accuses_a_node_that_forges_everything(numerics: NumericsClass) -> None:
-    """Use an honest checker and 200 tokens that all lie elsewhere."""
+    """A low-bit checker allows for much rounding, which must not excuse 200 tokens that all lie outside their
+    intervals.
+    """
     nodes = Nodes()
     nodes.join("a", state=StandingState.PROVEN, numerics=numerics)
     rng, tokens = np.random.default_rng(1), 200
@@ -378,7 +388,9 @@ def test_a_check_without_checkers_is_abandoned() -> None:
 
 
 def test_thousands_of_new_keys_are_not_asked_while_one_node_is_proven() -> None:
-    """Try the proven node at any place in the order, and new keys that offer to check or not."""
+    """New keys cost nothing, so an attacker could have thousands. While a proven node is connected, only proven nodes
+    are asked.
+    """
     for room in (0, 8):
         nodes = Nodes()
         for number in range(1_000):
@@ -416,7 +428,9 @@ SETTINGS = TrustSettings(enabled=True, by_nodes=True, secret=b"secret", first_ch
 
 @pytest.fixture
 def world(bench):
-    """Groups of one, and four nodes: only `d` gets work; standings of `d` and the three checkers are given."""
+    """Return a run with groups of one. Only `d` gets work; a, b and c check. `standings` are what the hub knows of them
+    already.
+    """
 
     def make(*standings: StandingRow, snapshot: CoordinatorSnapshot | None = None):
         snapshot = snapshot or CoordinatorSnapshot(standings=standings)
@@ -446,7 +460,7 @@ CHECKERS = (proven("a"), proven("b", LLAMA), proven("c"))
 
 
 def arrive(bench, lease: SendLease) -> str:
-    """Deliver the lease's one rollout, and return the node asked to check it."""
+    """Deliver the lease's only rollout, and return the node that is asked to check it."""
     bench.tell(bench.arrival(lease, lease.indices[0]))
     assert not bench.of(CheckRollout)
     (asked,) = bench.of(SendCheck)
@@ -458,7 +472,7 @@ def name_of(lease: SendLease) -> str:
 
 
 def answer(bench, node_id: str, lease: SendLease, found: PeerFinding | None) -> str:
-    """Send a node's answer, and return the node that is asked next, or ""."""
+    """Send a checker's answer, and return the node that is asked next, "" if none is."""
     bench.tell(CheckReturned(node_id=node_id, rollout_id=name_of(lease), finding=found))
     return next((asked.node_id for asked in bench.of(SendCheck)), "")
 
@@ -528,7 +542,9 @@ def test_a_rollout_without_checkers_is_used_unchecked(world) -> None:
 
 
 def test_after_a_restart_unchecked_rollouts_are_checked_again(world) -> None:
-    """Request the check again from the connected nodes, and ignore an answer to the earlier request."""
+    """The restarted hub has forgotten its requests: it asks connected nodes again, and ignores an answer to the earlier
+    request.
+    """
     row = UnfinishedRollout(
         rollout_id="1-0",
         lease_id=1,
@@ -555,7 +571,7 @@ def test_after_a_restart_unchecked_rollouts_are_checked_again(world) -> None:
 
 
 def test_in_the_first_minutes_new_nodes_prove_each_other(world) -> None:
-    """Convict the forger among three unproven nodes by the two honest ones, which so prove each other."""
+    """Before any node is proven, two new nodes that agree can convict a third, and thereby prove each other."""
     bench = world()
     lease = join(bench, "d")[0]
     first = arrive(bench, lease)

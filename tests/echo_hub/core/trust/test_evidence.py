@@ -11,7 +11,7 @@ from tests.echo_hub.core.trust.simulated import HALF, evidence, greedy, tokens
 
 
 def place(odds: float) -> float:
-    """Return the uniform with these log-odds."""
+    """Return the uniform whose log-odds, in nats, are `odds`."""
     return float(1.0 / (1.0 + np.exp(-odds)))
 
 
@@ -23,7 +23,9 @@ def assert_same(one: Evidence, other: Evidence) -> None:
 
 
 def test_draws_are_counted_by_how_far_outside_they_are() -> None:
-    """Draws beyond the interval [0, .5), whose upper edge has log-odds 0, count by their distance in nats."""
+    """Each token has the interval [0, .5). A uniform beyond the edge .5, whose log-odds are 0, counts by its distance
+    from it in nats.
+    """
     uniforms = [0.1, *(place(nats) for nats in (0.0005, 0.03, 0.1, 0.4, 0.9, 1.5))]
     found = Evidence.of([0.0] * 7, [HALF] * 7, uniforms, [HALF] * 7)
     assert found.draws == (2, 1, 1, 1, 1, 1)
@@ -49,7 +51,9 @@ def test_the_curves_are_sums_over_tokens() -> None:
 
 
 def test_certain_tokens_claimed_as_certain_show_no_rounding() -> None:
-    """Nine tokens in ten are certain under the policy; the tenth shows the engine's scale."""
+    """A certain token fits any rounding. If nine of ten tokens are certain, the engine's scale must still be read from
+    the tenth.
+    """
     odds = np.tile([0.5, *[9.0] * 9], 40)
     noise = 0.2 * np.random.default_rng(4).standard_t(4, len(odds))
     true, claimed = -np.log1p(np.exp(-odds)), -np.log1p(np.exp(-(odds + noise)))
@@ -84,7 +88,9 @@ def test_no_tokens_are_no_evidence() -> None:
 
 
 def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
-    """Choose the most likely token, one 0.3 nats less likely and one 2 nats less likely, and ignore their claims."""
+    """A greedy choice is judged by how many nats less likely it is than the most likely token. Its claim is for a
+    temperature near 0, so it tells nothing.
+    """
     found = greedy([0.0, 0.3, 2.0])
     assert (found.draws, found.claims) == ((1, 0, 0, 1, 0, 1), (0,) * 6)
     assert (found.num_tokens, found.num_claims, found.mismatch_kl, found.bias) == (3, 0, 0.0, 0.0)
@@ -93,7 +99,7 @@ def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
 
 
 def test_greedy_and_sampled_tokens_can_be_mixed() -> None:
-    """Put a greedy rollout between two sampled ones, whose evidence must not change."""
+    """The same batch may hold both kinds: a greedy rollout must not change the evidence of sampled ones."""
     drawn = tokens(np.random.default_rng(3), 4, 0.1)
     below, logprobs, uniforms, claims = (np.insert(values, 2, [0.3, 0.0]) for values in drawn)
     is_greedy = np.array([False, False, True, True, False, False])
@@ -110,12 +116,12 @@ def test_evidence_adds_up_and_can_be_taken_away_again() -> None:
 
 
 def test_few_large_errors_weigh_no_more_than_the_cut() -> None:
-    """Errors of .02, -.05 and two beyond .5 give .02 - .05 + .5 - .5."""
+    """The mean error cuts each error at .5 nats: .02 - .05 + .5 - .5 = -.03."""
     assert Evidence.of_differences([0.02, -0.05, 3.0, -7.0]).bias == pytest.approx(-0.03)
 
 
 def test_the_divergence_is_the_k3_estimate() -> None:
-    """True 50 % and claimed 25 % give ln(.5 / .25) = ln 2, and 2 - 1 - ln 2 = .3069."""
+    """Schulman's k3 for a token of 50 % that is claimed as 25 %: r - 1 - ln r = 2 - 1 - ln 2, with r = .5 / .25."""
     found = Evidence.of([0.0], [HALF], [0.1], [np.log(0.25)])
     assert found.mismatch_kl == pytest.approx(1.0 - np.log(2.0))
 
@@ -128,7 +134,7 @@ def test_differences_alone_are_claims_alone() -> None:
 
 
 def test_log_odds() -> None:
-    """Compare with ln(.5 / .5) and ln(.9 / .1). Everything above .999, even above 1, gives ln(.999 / .001)."""
+    """ln(.5 / .5) = 0 and ln(.9 / .1) = 2.1972. Probabilities above .999, even above 1, count as .999."""
     logprobs = np.log([0.5, 0.9, 0.999, 0.9999, 1.0, 1.5])
     assert log_odds(logprobs) == pytest.approx([0.0, 2.1972, 6.9068, 6.9068, 6.9068, 6.9068], abs=1e-4)
     assert log_odds(np.array([-np.inf, -30.0])) == pytest.approx([-np.inf, -30.0])
@@ -136,9 +142,8 @@ def test_log_odds() -> None:
 
 
 def test_another_temperature_multiplies_them() -> None:
-    """Take a token of 90 % with two equal rivals to temperature 0.7.
-
-    Its log-odds move by 1.24 nats, its log-probability by 0.07.
+    """At temperature 0.7, a token of 90 % gets much larger log-odds (1.24 nats), but hardly a larger log-probability
+    (0.07 nats): only log-odds scale with the temperature.
     """
     policy = np.array([0.9, 0.05, 0.05])
     sharper = policy ** (1 / 0.7) / (policy ** (1 / 0.7)).sum()

@@ -11,7 +11,7 @@ def ends(bench) -> dict[str, DropReason]:
 
 
 def taken(bench) -> None:
-    """Put the ledger's effects since the last turn into the bench."""
+    """Move the effects that the ledger has queued into the bench's last effects."""
     bench.effects = bench.coordinator._out.take()
 
 

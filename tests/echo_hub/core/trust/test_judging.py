@@ -1,4 +1,6 @@
-"""The sequential test: by hand, and on simulated engines that are honest, coarse, or forging."""
+"""The sequential test of a node's tokens: computed by hand, and on simulated engines that are honest, coarse or
+forging.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,11 @@ F32 = Honest(draws=1, claims=1, tolerance=2)
 COARSE = Honest(draws=14, claims=15, tolerance=2)
 ALARM = alarm(1e-6)
 NOISES = (0.003, 0.02, 0.1)
-"""Scales of logit noise, close to those of f16, bf16 and q8_0."""
+"""Scales of logit noise in nats, close to those of f16, bf16 and q8_0."""
 
 
 def measured(noise: float) -> Honest:
-    """Return the hub's scales for a class whose engines have this noise."""
+    """Return the rounding scales that the hub measures for engines with this noise."""
     numerics = Numerics()
     numerics.measured("q8_0", engine(7, noise))
     return numerics.honest(NumericsClass("x", "q8_0", "cpu"))
@@ -43,20 +45,24 @@ def measured(noise: float) -> Honest:
 
 
 def test_the_alarm_bounds_all_alternatives_together() -> None:
-    """ln(12 / 1e-6) = 16.3004."""
+    """With 12 alternatives at a false-alarm rate of 1e-6 altogether, the alarm is at ln(12 / 1e-6) = 16.3004 nats."""
     assert len(NOTHING) == 12
     assert alarm(1e-6) == pytest.approx(16.3004, abs=1e-4)
 
 
 def test_an_honest_token_lowers_its_nodes_sums() -> None:
-    """Weigh a token of 50 %, far from its edges: f = 2 (1 - 1e-4) + 1e-4, and ln(.8 + .2 / 1.9999) / 1.5 = -.07024."""
+    """The honest density of u for a token of 50 %, with u far from the edges, is f = 2 (1 - 1e-4) + 1e-4. If a share w
+    = .2 is forged, the token weighs ln(.8 + .2 / f) / 1.5 = -.07024.
+    """
     expected = [log(1 - w + w / (2 - OUTLIERS)) / DRAWS_DISPERSION for w in WEIGHTS]
     assert weigh(evidence(1), F32)[:3] == pytest.approx(expected, rel=1e-6)
     assert expected[0] == pytest.approx(-0.07024, abs=1e-5)
 
 
 def test_forged_tokens_add_up_for_each_share() -> None:
-    """Three forged and thirty honest tokens: (3 * 7.6014 - 30 * .10536) / 1.5, and so on for shares of .02 and .002."""
+    """With w = .2, three forged and thirty honest tokens weigh (3 * 7.6014 - 30 * .10536) / 1.5 nats; likewise for w =
+    .02 and .002.
+    """
     expected = [3 * log(1 - w + w / OUTLIERS) + 30 * log(1 - w + w / 2) for w in WEIGHTS]
     assert weigh(evidence(30, forged=3), F32)[:3] == pytest.approx(
         [one / DRAWS_DISPERSION for one in expected], abs=1e-2
@@ -64,19 +70,23 @@ def test_forged_tokens_add_up_for_each_share() -> None:
 
 
 def test_four_forged_tokens_convict_and_three_do_not() -> None:
-    """Their sums are 4 * 7.6014 / 1.5 = 20.3 nats, and 15.2."""
+    """Four forged tokens reach 4 * 7.6014 / 1.5 = 20.3 nats, three reach 15.2; the alarm is at 16.3."""
     assert tokens_until(ALARM, F32, [evidence(forged=4)]) == (4, Alternative.DRAWS_FORGED)
     assert tokens_until(ALARM, F32, [evidence(forged=3)]) is None
 
 
 def test_a_forged_end_after_an_honest_beginning_convicts() -> None:
-    """4,000 honest tokens lower only the sums for large shares of forged tokens."""
+    """After 4,000 honest tokens, the sum for w = .2 is far from the alarm; the sums for small shares w must find the
+    forger.
+    """
     weighed = weigh(evidence(4_000, forged=20), F32)
     assert weighed[0] < 0.0 and max(weighed) > ALARM
 
 
 def test_claims_weigh_a_quarter() -> None:
-    """Weigh a claim 2 below the truth at scale 1: t(2) = .06804; invented claims have density t(1) / 2 = .19245 / 2."""
+    """A claim 2 nats off, at scale 1, has the honest density t(2) = .06804 and, if invented, t(1) / 2 = .19245 / 2.
+    Claims weigh a quarter because errors recur within a group.
+    """
     honest = Honest(draws=16, claims=16)
     invented = 0.1924501 / 2.0
     likely = (1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented
@@ -92,10 +102,8 @@ def test_claims_that_are_shifted_weigh_for_their_side() -> None:
 
 
 def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
-    """Weigh an error of eight scales: t(1) / 8 at the coarser scale, which is eight times as wide, and t(8) at the
-    class's.
-
-    So the weight is ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557.
+    """An error of eight times the class's scale has density t(8), but t(1) / 8 at the eight times coarser scale. The
+    weight is ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557 nats, before the division by `CLAIMS_DISPERSION`.
     """
     honest = Honest(draws=8, claims=8)
     error = 8 * float(SCALES[8])
@@ -104,7 +112,7 @@ def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
 
 
 def test_without_a_coarser_scale_coarseness_weighs_nothing() -> None:
-    """COARSER steps above the class's scale lie beyond the last one."""
+    """The alternative is `COARSER` steps above the class's scale, which lies beyond the last scale here."""
     honest = Honest(draws=14, claims=NUM_SCALES - COARSER)
     assert weigh(evidence(50, error=30.0), honest)[8] == 0.0
 
@@ -137,7 +145,7 @@ def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> Non
 
 
 def test_sixty_six_sure_tokens_prove_a_node() -> None:
-    """ln(1e-3) / -.10536 = 65.6 tokens."""
+    """A node is proven at ln(1e-3). Each sure token weighs -.10536 nats, so 65.6 tokens are needed."""
     assert proof_added(0.0, evidence(65), F32) > log(1e-3) > proof_added(0.0, evidence(66), F32)
     assert proof_added(-3.0, evidence(10), F32) == pytest.approx(-3.0 - 10 * 0.10536, abs=1e-4)
 
@@ -155,7 +163,9 @@ def test_no_tokens_weigh_nothing() -> None:
 
 @pytest.mark.parametrize("forged", [20, 40, 400])
 def test_forged_tokens_are_not_explained_by_rounding(forged: int) -> None:
-    """Forged tokens alone, and after honest ones that show how finely the node rounds."""
+    """A forged token could pass for coarse rounding, but the node's honest tokens show how finely it rounds; forged
+    tokens alone fit no scale.
+    """
     assert not is_explained(evidence(forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
     assert not is_explained(evidence(1_000, forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
 
@@ -168,9 +178,8 @@ def test_rounding_explains_neither_low_claims_nor_far_fewer_bits(alternative: Al
 
 
 def test_rounding_explains_claims_too_high_by_its_variance() -> None:
-    """Noise of .8 makes claims .32 nats too high. Twice the scale of .4 explains that.
-
-    No tolerance explains as much for an engine with noise of .1.
+    """Rounding noise of .8 makes claims .32 nats too high on average, half its variance. For a class of scale .4, twice
+    the scale explains that; an engine with noise of .1 needs more than any tolerance allows.
     """
     assert is_explained(engine(3, 0.8, 2_000), measured(0.4), Alternative.CLAIMS_TOO_HIGH, ALARM)
     assert not is_explained(engine(3, 0.1, 2_000, shift=0.32), measured(0.1), Alternative.CLAIMS_TOO_HIGH, ALARM)
@@ -178,7 +187,9 @@ def test_rounding_explains_claims_too_high_by_its_variance() -> None:
 
 
 def test_an_explained_sum_is_reset_and_the_others_stay() -> None:
-    """Let one sum of a node that rounds twice as coarsely as its class reach the alarm."""
+    """A node that rounds twice as coarsely as its class reaches the alarm with one sum. As rounding explains this sum,
+    it starts at 0 again; the other sums continue.
+    """
     honest, recent = measured(0.02), engine(3, 0.04)
     before = tuple(ALARM - 1e-6 if place == Alternative.CLAIMS_INVENTED else ALARM / 2 for place in range(len(NOTHING)))
     one = evidence(1, error=0.3)
@@ -190,7 +201,7 @@ def test_an_explained_sum_is_reset_and_the_others_stay() -> None:
 
 @pytest.mark.parametrize("alternative", [Alternative.DRAWS_FORGED, Alternative.CLAIMS_INVENTED])
 def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) -> None:
-    """Twice the class's scale is explained, sixteen times is not."""
+    """Rounding up to twice the class's scale is honest; sixteen times is not."""
     honest = measured(0.02)
     assert is_explained(engine(3, 0.04), honest, alternative, ALARM)
     assert not is_explained(engine(3, 0.32), honest, alternative, ALARM)
@@ -202,7 +213,7 @@ def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) ->
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 @pytest.mark.parametrize("times", [0.7, 1.0])
 def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> None:
-    """Each node shows 300 rollouts of 20 tokens, taken from 1,000; it rounds as coarsely as its class, or less."""
+    """Nodes round as coarsely as their class, or less. Each shows 300 rollouts of 20 tokens, chosen from 1,000."""
     honest = measured(noise)
     weighed_RA = np.array([weigh(one, honest) for one in rollouts(int(1_000 * noise * times), 1_000, noise * times)])
     rng = np.random.default_rng(0)
@@ -215,7 +226,7 @@ def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> Non
 
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 def test_nodes_twice_as_coarse_as_their_class_are_spared(noise: float) -> None:
-    """30 nodes show 200 rollouts each; whatever their sums reach, none is convicted."""
+    """Such nodes may reach the alarm, but rounding explains their evidence. 30 nodes show 200 rollouts each."""
     honest, shown = measured(noise), rollouts(11, 1_000, 2.0 * noise)
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -224,7 +235,9 @@ def test_nodes_twice_as_coarse_as_their_class_are_spared(noise: float) -> None:
 
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 def test_rollouts_of_a_group_with_equal_errors_do_not_convict(noise: float) -> None:
-    """Eight rollouts of a group have the same claim error, in each of 1,000 groups."""
+    """Rollouts of a group begin alike, so a large claim error may recur in all eight. Even that must not reach the
+    alarm.
+    """
     honest = measured(noise)
     weighed_RA = np.array([weigh(one, honest) for one in rollouts(3, 1_000, noise)])
     assert 8 * weighed_RA[:, 3:].max() < ALARM
@@ -233,7 +246,7 @@ def test_rollouts_of_a_group_with_equal_errors_do_not_convict(noise: float) -> N
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 @pytest.mark.parametrize("times", [1.0, 2.0])
 def test_a_node_that_forges_a_fifth_is_found(noise: float, times: float) -> None:
-    """Find it as fast if it also rounds twice as coarsely as its class."""
+    """A forger that also rounds twice as coarsely as its class must be found within the same number of tokens."""
     honest, bound = measured(noise), 200 if noise < 0.3 else 1_000
     for seed in range(4):
         shown = rollouts(seed, bound // 20, noise * times, forged=0.2)
@@ -244,9 +257,8 @@ def test_a_node_that_forges_a_fifth_is_found(noise: float, times: float) -> None
 @pytest.mark.parametrize("forged", [0.2, 0.5, 1.0])
 @pytest.mark.parametrize("precision", ["f32", "bf16", "q8_0", "q4_k_m", "unknown"])
 def test_a_forger_of_any_share_is_found_unmeasured(precision: str, forged: float) -> None:
-    """Without measurements, a node may round four times as coarsely as assumed.
-
-    Forgers of all or some tokens are found in every precision.
+    """Without a measurement of its class, a node may round four times as coarsely as assumed. That must not excuse a
+    forger, in any precision.
     """
     noise = {"f32": 0.003, "bf16": 0.03, "q8_0": 0.08}.get(precision, 0.3)
     found = tokens_until(ALARM, default(NumericsClass("x", precision)), rollouts(9, 50, noise, forged=forged))
@@ -269,7 +281,7 @@ def test_a_node_that_forges_one_token_in_fifty_is_found(noise: float) -> None:
     ],
 )
 def test_shifted_claims_are_found(noise: float, bound: int, shift: float) -> None:
-    """Noise of .8, judged as .4, makes claims up to .64 nats too high."""
+    """A shift can hide in rounding: noise of .8 in a class of scale .4 makes honest claims up to .64 nats too high."""
     shown = rollouts(1, bound // 20, noise, shift=shift)
     assert tokens_until(ALARM, measured(noise), shown) is not None
 
@@ -281,7 +293,7 @@ def test_the_direction_of_shifted_claims_is_reported(shift: float, side: Alterna
 
 
 def test_a_node_with_8_bits_that_declares_32_is_found() -> None:
-    """Nodes that round thirty, then ten times as coarsely as they declare."""
+    """These nodes round 30 or 10 times as coarsely as the 32 bits that they report."""
     for noise, bound in ((0.1, 300), (0.03, 600)):
         found = tokens_until(ALARM, measured(0.003), rollouts(5, bound // 20, noise))
         assert found is not None and found[1] is Alternative.COARSER_THAN_SAID
@@ -293,9 +305,8 @@ def test_an_exact_engine_of_a_coarse_class_is_honest() -> None:
 
 @pytest.mark.parametrize(("noise", "times"), [(0.02, 1.0), (0.1, 1.0), (0.4, 1.0), (0.02, 2.0), (0.1, 2.0), (0.4, 2.0)])
 def test_honest_greedy_choices_do_not_convict(noise: float, times: float) -> None:
-    """Rounding changes the most likely token where two are nearly equally likely.
-
-    Nodes that round twice as coarsely as their class are honest here too, in 400 rollouts of 20 tokens.
+    """Rounding changes the greedy choice only where two tokens are nearly equally likely. Nodes that round twice as
+    coarsely as their class are honest as well.
     """
     true, own = logits(np.random.default_rng(5), 8_000, noise * times)
     short = true.max(axis=1) - true[np.arange(len(true)), own.argmax(axis=1)]
@@ -304,7 +315,7 @@ def test_honest_greedy_choices_do_not_convict(noise: float, times: float) -> Non
 
 
 def test_a_greedy_answer_of_another_policy_convicts() -> None:
-    """Twenty tokens, each two nats less likely than the most likely one."""
+    """Each of the 20 tokens is two nats less likely than the most likely one, far more than rounding explains."""
     assert tokens_until(ALARM, F32, [greedy([2.0] * 20)]) == (20, Alternative.DRAWS_FORGED)
 
 
@@ -316,7 +327,9 @@ def test_summed_evidence_weighs_as_its_parts() -> None:
 
 
 def test_a_forger_that_alternates_its_declared_class_is_convicted() -> None:
-    """Alternate the declared class between f32 and q4, and forge a tenth."""
+    """The node reports f32 and a 4-bit engine in turn and forges a tenth of its tokens; a change of class must not
+    reset its sums.
+    """
     sums = NOTHING
     for number, one in enumerate(rollouts(8, 40, 0.003, forged=0.1)):
         sums = added(sums, weigh(one, (F32, COARSE)[number % 2]))

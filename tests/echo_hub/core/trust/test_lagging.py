@@ -1,4 +1,6 @@
-"""Series of mismatches as nodes of a real run show them: log-normal by group, with a spread of a factor of five."""
+"""A node lags if it samples with an older version than it reports. Simulated mismatches vary by group as in real runs:
+log-normal, with a spread of a factor of five.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from echo_hub.core.trust.lagging import LASTING, POINT, REMEMBERED, SMOOTHED, La
 from echo_hub.core.trust.screening import Seen
 
 Level = Callable[[int], float]
-"""A node's mismatch by step, in nats per token."""
+"""A node's mismatch (KL divergence between node and learner) by step, in nats per token."""
 TOKENS = 10
 
 
@@ -35,7 +37,7 @@ def run(
     staleness: Callable[[str, int], int] = lambda node_id, step: 1,
     first: int = 1,
 ) -> dict[str, int]:
-    """Return the step at which each node is found to lag."""
+    """Return, for each node that is found to lag, the step at which it is found."""
     chance = np.random.default_rng(seed)
     found: dict[str, int] = {}
     for step in range(first, first + steps):
@@ -51,7 +53,7 @@ def run(
 
 @pytest.mark.parametrize("usual", [1e-7, 6e-4, 5e-3])
 def test_a_node_whose_mismatch_grows_alone_is_found(usual: float) -> None:
-    """Take an exact engine, and one that deviates more from the start."""
+    """This must hold for an exact engine and for one that deviates from the start."""
     lagging = Lagging()
     others = {"b": level(5e-4), "c": level(2e-3), "q4": level(1e-2)}
     (found,) = run(lagging, {"a": level(max(usual, 1e-3), grows_from=15, by=1.5), **others}, 40).items()
@@ -68,7 +70,9 @@ def test_nodes_of_every_kind_that_keep_their_level_are_not(seed: int) -> None:
 
 
 def test_a_node_is_compared_with_its_own_kind() -> None:
-    """Growth that all 4-bit engines show is no lag; for a single 4-bit engine it cannot be told."""
+    """If all 4-bit engines deviate more and more, this is no lag. A single 4-bit engine has none to be compared with,
+    which the result must say.
+    """
     grows = {name: level(5e-3, grows_from=15) for name in ("q4 a", "q4 b")}
     assert run(Lagging(), {"a": level(5e-4), "b": level(5e-4), **grows}, 60) == {}
     lagging = Lagging()
@@ -82,7 +86,7 @@ def test_a_growth_that_all_nodes_show_is_no_lag() -> None:
 
 
 def test_an_older_policy_explains_a_larger_mismatch() -> None:
-    """Make rollouts of one of three nodes five versions old instead of one, from step 20 on."""
+    """From step 20 on, one node's rollouts are five versions old instead of one: this alone explains their mismatch."""
 
     def late(node_id: str, step: int) -> int:
         return 5 if node_id == "a" and step > 20 else 1

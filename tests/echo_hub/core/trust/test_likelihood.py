@@ -1,4 +1,6 @@
-"""Densities of draws and of claims: closed values, integrals, and recovered scales."""
+"""Densities of draws and claims: against closed formulas and integrals, and by scales recovered from
+simulated noise.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,15 @@ from echo_shared.sampling import draws
 from tests.echo_hub.core.trust.simulated import HALF, VOCABULARY
 
 U = (np.arange(4_000) + 0.5) / 4_000
-"""Evenly spaced uniforms."""
+"""Evenly spaced uniforms, for integrals."""
 EDGES = np.array([0.0, 0.001, 0.05, 0.3, 0.35, 0.7, 0.95, 0.999, 1.0])
-"""Edges of the tokens of one distribution: likely and unlikely tokens, at both ends and in the middle."""
+"""Edges of all tokens' intervals in one distribution: likely and unlikely tokens, at both ends and in the middle."""
 CLAIMS = np.sinh(np.linspace(-np.arcsinh(MOST_APART * 1e3), np.arcsinh(MOST_APART * 1e3), 20_001)) / 1e3
-"""Differences of claims, denser near 0."""
+"""Claim errors in nats, denser near 0, for integrals."""
 
 
 def of_all_tokens() -> list[tuple[float, np.ndarray]]:
-    """Return each token between `EDGES`: its probability, and its curves [C, S, U]."""
+    """Return (probability, draw curves [C, S, U]) of each token between `EDGES`."""
     return [
         (high - low, draw_curves(np.full(len(U), low), np.full(len(U), log(high - low)), U))
         for low, high in pairwise(EDGES)
@@ -56,18 +58,22 @@ def of_all_tokens() -> list[tuple[float, np.ndarray]]:
     [(0.0, 0.5), (1.0, 0.18695048315), (2.7764451052, 0.025), (4.6040948713, 0.005), (8.6103015814, 0.0005)],
 )
 def test_tails_of_student_t_equal_the_tables(x: float, tail: float) -> None:
-    """Quantiles of Student's t with 4 degrees of freedom; at 1 the tail is 1/2 - 7 / (10 sqrt(5)) = .18695."""
+    """For four degrees of freedom, the tail beyond 1 is 1/2 - 7 / (10 sqrt(5)) = .18695; the others are tabulated
+    quantiles.
+    """
     assert _beyond(np.array([x, -x])) == pytest.approx([tail, tail], rel=1e-8)
 
 
 def test_far_tails_keep_their_digits() -> None:
-    """Far out, the tail is 3 / x**4."""
+    """Far out, the tail is 3 / x**4, too small to be computed as a difference from 1."""
     far = np.array([1e4, 1e6, 1e8, 1e20])
     assert _beyond(far) == pytest.approx(3.0 / far**4, rel=1e-6)
 
 
 def test_the_density_of_claims_has_two_degrees_of_freedom() -> None:
-    """t(0) = 1 / sqrt(8) and t(2) = 3**-1.5 / sqrt(8) = .06804, from the derivative of 1/2 + x / (2 sqrt(2 + x**2))."""
+    """Closed values are t(0) = 1 / sqrt(8) and t(2) = 3**-1.5 / sqrt(8) = .06804. Elsewhere, t is the derivative of 1/2
+    + x / (2 sqrt(2 + x**2)).
+    """
     assert _density(np.array([0.0, 2.0])) == pytest.approx([0.3535534, 0.0680414], rel=1e-6)
     x = np.array([-10.0, -1.0, 0.3, 3.0])
     below, above = ((x + step) / (2.0 * np.sqrt(2.0 + (x + step) ** 2)) for step in (-1e-5, 1e-5))
@@ -82,7 +88,7 @@ def test_both_distributions_are_scipys() -> None:
 
 
 def test_log_odds_are_bounded_by_the_tail() -> None:
-    """ln(1.001 / .001) = 6.9088 at the ends, and ln(.901 / .101) = 2.1884 at .9."""
+    """With TAIL = .001: ln(1.001 / .001) = 6.9088 at the ends, and ln(.901 / .101) = 2.1884 at .9."""
     end = log((1 + TAIL) / TAIL)
     places = np.array([-1.0, 0.0, 0.5, 0.9, 1.0, 2.0])
     assert bounded_log_odds(places) == pytest.approx([-end, -end, 0.0, 2.188384, end, end], abs=1e-5)
@@ -90,15 +96,19 @@ def test_log_odds_are_bounded_by_the_tail() -> None:
 
 @pytest.mark.parametrize(("below", "width"), [(0.4, 0.1), (0.5, 0.499), (0.0, 1.0), (0.2, 1e-4), (0.0, 0.01)])
 def test_the_density_of_one_interval_integrates_to_one(below: float, width: float) -> None:
-    """This holds for scales that are small compared with the distance to the ends; coarser noise moves mass there."""
+    """A density must integrate to 1. Scales that are not small compared with the distance to 0 or 1 move mass beyond
+    these bounds.
+    """
     curves = draw_curves(np.full(len(U), below), np.full(len(U), log(width)), U)
     up_to = at_least(1 / 16) if width > 1e-3 else at_least(1 / 8)
-    least = at_least(1 / 64)  # The grid of uniforms is too wide for finer scales.
+    least = at_least(1 / 64)  # At finer scales the density is narrower than the spacing of `U`.
     assert np.exp(curves[0]).mean(axis=-1)[least : up_to + 1] == pytest.approx(1.0, abs=0.012)
 
 
 def test_over_all_tokens_the_density_integrates_to_one() -> None:
-    """Each token loses what another gains, except mass beyond the bounds: a fortieth at a scale of 1."""
+    """Coarse noise moves mass from one token to another, so all tokens' densities must add up to 1, less the mass
+    beyond 0 and 1.
+    """
     total_S = sum(width * np.exp(curves[0]).mean(axis=-1) for width, curves in of_all_tokens())
     assert total_S[: at_least(0.25)] == pytest.approx(1.0, abs=2e-3)
     assert (total_S[: at_least(1.0) + 1] > 0.95).all() and (total_S <= 1.0 + 1e-9).all()
@@ -106,14 +116,16 @@ def test_over_all_tokens_the_density_integrates_to_one() -> None:
 
 @pytest.mark.parametrize("place", range(len(WEIGHTS)))
 def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
-    """E[1 - w + w / f] = 1 at every scale, which bounds false alarms."""
+    """E[1 - w + w / f] = 1 under honesty, at every scale. This property bounds the rate of false alarms."""
     mean_S = sum(width * np.exp(curves[0] + curves[1 + place]).mean(axis=-1) for width, curves in of_all_tokens())
     assert mean_S[: at_least(0.25)] == pytest.approx(1.0, abs=2e-3)
     assert (mean_S <= 1.0 + 1e-9).all()
 
 
 def test_a_draw_by_hand() -> None:
-    """Interval [0, .5), u = .9, scale 1: T(L(.9) - L(0)) - T(L(.9) - L(.5)), where L(.9) = 2.1884."""
+    """Interval [0, .5), u = .9, scale 1. With L the bounded log-odds, f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5,
+    where L(.9) = 2.1884.
+    """
     place = at_least(1.0)
     mass = float(_beyond(np.array(2.188384)) - _beyond(np.array(2.188384 + log(1001))))
     likely = log((1 - OUTLIERS) * mass / 0.5 + OUTLIERS)
@@ -123,14 +135,16 @@ def test_a_draw_by_hand() -> None:
 
 
 def test_one_forged_token_weighs_at_most_its_outlier_share() -> None:
-    """ln(1 - w + w / 1e-4) is 7.60, 5.30 and 3.04 nats, at scales that are small compared with its distance."""
+    """One token can weigh at most ln(1 - w + w / 1e-4): 7.60, 5.30 and 3.04 nats for the three shares w."""
     curves = draw_curves(np.zeros(1), np.full(1, HALF), np.full(1, 0.9999))
     assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / OUTLIERS) for w in WEIGHTS], rel=1e-6)
     assert curves[1:, 0, 0] == pytest.approx([7.6014, 5.3032, 3.0440], abs=1e-3)
 
 
 def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
-    """Density is nearly flat there: a token of probability 1e-4 weighs about the same near u and a nat away."""
+    """A scale of 2 nats makes the density nearly flat there: a token of probability 1e-4 weighs about the same for u
+    next to it and u a nat away.
+    """
     near, off = (
         draw_curves(np.full(1, 0.4), np.full(1, log(1e-4)), np.full(1, u))[0, at_least(2.0), 0] for u in (0.4, 0.64)
     )
@@ -139,7 +153,9 @@ def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
 
 @pytest.mark.parametrize("place", range(len(WEIGHTS)))
 def test_the_weight_of_greedy_choices_has_mean_one_at_most(place: int) -> None:
-    """Shortfalls |s t| have four degrees of freedom, like the distance by which rounding moves two logits."""
+    """The mean of forged over honest may not exceed 1, or false alarms would be too frequent. Rounding moves the
+    distance of two logits by Student's t with four degrees of freedom.
+    """
     x = np.concatenate([[0.0], np.logspace(-7, 5, 20_000)])
     density_SN = 2.0 * 0.375 * (1.0 + (x / SCALES[:, None]) ** 2 / 4.0) ** -2.5 / SCALES[:, None]
     means = np.trapezoid(density_SN * np.exp(greedy_curves(x)[1 + place]), x, axis=1)
@@ -147,11 +163,11 @@ def test_the_weight_of_greedy_choices_has_mean_one_at_most(place: int) -> None:
 
 
 def test_a_greedy_choice_by_hand() -> None:
-    """Most likely tokens weigh ln(1 - w + w / (2 (1 - 1e-4) + 1e-4)) at every scale."""
+    """If the most likely token was chosen, f = 2 (1 - 1e-4) + 1e-4 at every scale."""
     curves = greedy_curves(np.array([0.0, 1.0]))
     assert curves[0, :, 0] == pytest.approx(log(2 - OUTLIERS))
     assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / (2 - OUTLIERS)) for w in WEIGHTS], rel=1e-9)
-    root = sqrt(2.0 * float(_beyond(np.array(4.0))))  # A nat is four scales of a quarter.
+    root = sqrt(2.0 * float(_beyond(np.array(4.0))))  # One nat is four times the scale of 1/4.
     ratio = 1.0 / (2.0 * (1 - OUTLIERS) * root + OUTLIERS)
     assert curves[1, at_least(0.25), 1] == pytest.approx(log(0.8 + 0.2 * ratio), rel=1e-9)
 
@@ -170,9 +186,8 @@ def test_invented_over_honest_claims_has_mean_one(place: int) -> None:
 
 @pytest.mark.parametrize(("bias", "rounded_up"), [(0.0, 1.0), (0.0, sqrt(2.0)), (1.0, sqrt(2.0))])
 def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) -> None:
-    """Honest claims are too high by half of the noise's variance, or not at all.
-
-    Scales of the noise are the class's, and the measured one, a step finer.
+    """Rounding makes honest claims too high by half its variance, or not at all. The class's scale is the measured one
+    or a step above.
     """
     curves = claim_curves(CLAIMS)
     for place, scale in enumerate(SCALES / rounded_up):
@@ -182,7 +197,7 @@ def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) 
 
 
 def test_a_claim_by_hand() -> None:
-    """Claims off by 2 nats at scale 1 have t(2) = .06804; invented claims have density t(1) / 2 = .19245 / 2."""
+    """A claim 2 nats off, at scale 1, has density t(2) = .06804 if honest, and t(1) / 2 = .19245 / 2 if invented."""
     place, invented = at_least(1.0), 0.1924501 / INVENTED
     honest = log((1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented)
     curves = claim_curves(np.array([2.0]))
@@ -199,12 +214,13 @@ def test_claims_that_are_shifted_weigh_for_their_side_alone() -> None:
 
 @pytest.mark.parametrize("scale", [0.0078125, 0.0442, 0.25, 1.0])
 def test_the_scale_of_noisy_draws_is_recovered(scale: float) -> None:
-    """Maximum likelihood must recover the scale within one step; the noise moves u in log-odds."""
+    """From draws and claims with noise of a known scale, the most likely scale must be the true one or a neighbour."""
     rng = np.random.default_rng(int(1_000 * scale))
     count = 3_000
     uniforms = rng.random(count)
     odds = np.exp(bounded_log_odds(uniforms) - scale * rng.standard_t(4, count))
-    moved = ((odds * (1.0 + TAIL) - TAIL) / (1.0 + odds)).clip(0.0, 1.0 - 1e-12)  # The inverse of L.
+    # The inverse of the bounded log-odds L.
+    moved = ((odds * (1.0 + TAIL) - TAIL) / (1.0 + odds)).clip(0.0, 1.0 - 1e-12)
     logits = rng.normal(size=(count, VOCABULARY)) * rng.uniform(0.5, 4.0, size=(count, 1))
     ids, _ = draws.draw(logits, moved, 1.0)
     below, logprobs = draws.interval(logits, ids, 1.0)
@@ -215,7 +231,9 @@ def test_the_scale_of_noisy_draws_is_recovered(scale: float) -> None:
 
 
 def test_every_token_gives_finite_numbers() -> None:
-    """Tokens in the tail, without probability, too narrow to resolve, or beyond the end, and claims out of bounds."""
+    """Extreme values must not give NaN or inf: tokens in the tail, of probability 0, too narrow or beyond the end, and
+    claims out of bounds.
+    """
     below = [0.2, 1.0 - 1e-12, 1.0, 0.0, 0.999999, 0.5]
     logprobs = [-np.inf, -30.0, log(0.5), -1e4, 0.0, -0.1]
     uniforms = [0.1, 1.0 - 2.0**-53, 0.0, 0.0, 0.5, 0.75]
@@ -248,14 +266,13 @@ def test_a_scale_is_rounded_up_to_the_next_one() -> None:
 
 
 def edges_of(below: float, width: float, u: np.ndarray) -> np.ndarray:
-    """Return the edge curves [C, N] at the scale of 1/4 nat."""
+    """Return the edge curves [C, N] at the scale of 1/4 nat: near an edge or not, less its chance; and the variance."""
     curves = edge_curves(np.full(len(u), below), np.full(len(u), log(width)), u)
     return np.asarray(curves[:, at_least(0.25)])
 
 
 def test_counts_near_an_edge_equal_hand_computed_ones() -> None:
-    """Within .1875 nats of an edge of [.3, .7) lie .3 to .3408 and .6592 to .7: a share of .204 of the interval.
-
+    """Near means within .1875 nats of an edge. For [.3, .7) this is .3 to .3408 and .6592 to .7, a share of .204;
     `TAIL` changes the fourth digit.
     """
     near, variance = edges_of(0.3, 0.4, np.array([0.31, 0.5, 0.69, 0.34, 0.342, 0.2, 0.9]))
@@ -273,9 +290,8 @@ def test_an_exact_engine_is_near_edges_as_often_as_expected(below: float, width:
 
 @pytest.mark.parametrize(("below", "width"), [(0.3, 0.4), (0.0, 0.6), (0.45, 0.3)])
 def test_a_rounding_engine_is_near_edges_nearly_as_often(below: float, width: float) -> None:
-    """Tokens are sampled with edges that have noise of .18 nats, as engines of the 1/4-nat class have.
-
-    Only the tails of the noise add to the count.
+    """Honest rounding must not look like choosing near edges. The edges here have noise of .18 nats, as in engines of
+    the 1/4-nat class.
     """
     rng, count = np.random.default_rng(0), 200_000
     low, high = (

@@ -1,4 +1,4 @@
-"""Scales of numerics classes: assumed, measured, learned, and shown by several unlike nodes."""
+"""Rounding scales of classes of engines: assumed, measured, learned, and shown by several dissimilar nodes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ from tests.echo_hub.core.trust.simulated import engine, rollouts
 TORCH = NumericsClass("torch", "bf16", "cuda")
 Q8 = NumericsClass("llama_cpp", "q8_0", "cpu")
 FINE, COARSE, COARSER = engine(1, 0.02), engine(2, 0.1), engine(3, 0.4)
-"""Most likely scales of draws and claims: .0156 and .0156 nats, .088 and .088, .354 and .354, or one step more."""
+"""Evidence whose most likely scales (draws, claims) are, within a step: .0156 and .0156, .088 and .088, .354 and .354
+nats.
+"""
 
 
 def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> Numerics:
-    """Return numerics that know only this measurement."""
+    """Return numerics that know one class, and of it only this measurement."""
     found = Numerics()
     found.known(numerics)
     if measured is not None:
@@ -49,7 +51,9 @@ def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> 
 
 
 def most_likely(shown: Evidence) -> tuple[int, int]:
-    """Return the places of the most likely scales of draws and claims; that of draws is at most one step finer."""
+    """Return the indices in `SCALES` of the most likely scales of draws and of claims; draws are at most one step
+    finer.
+    """
     claims = int(shown.claims_CS[0].argmax())
     return max(int(shown.draws_CS[0].argmax()), claims - 1), claims
 
@@ -105,7 +109,7 @@ def test_where_nothing_was_measured_the_default_is_assumed() -> None:
 
 @pytest.mark.parametrize(("temperature", "steps"), [(1.0, 0), (0.5, 2), (0.25, 4), (2.0, -2)])
 def test_default_scales_grow_as_one_over_the_temperature(temperature: float, steps: int) -> None:
-    """Steps are factors of the square root of 2."""
+    """A lower temperature multiplies logits, noise included. One step of scales is the square root of 2."""
     assert Numerics(temperature).honest(TORCH).draws == DEFAULTS["bf16"].draws + steps
     assert default(TORCH, temperature).claims == DEFAULTS["bf16"].claims + steps
 
@@ -117,7 +121,9 @@ def test_no_temperature_is_beyond_the_scales() -> None:
 
 
 def test_two_engines_differ_by_both_scales_together() -> None:
-    """.0625 + .125 = .1875, rounded up to .25; and .0884 + .1768 = .2652, rounded up to .354."""
+    """Two rounding engines differ by the sum of their scales, rounded up to the next step: .0625 + .125 becomes .25,
+    and .0884 + .1768 becomes .354.
+    """
     found = DEFAULTS["bf16"].together(DEFAULTS["q8_0"])
     assert (float(SCALES[found.draws]), float(SCALES[found.claims])) == pytest.approx((0.25, 0.35355), abs=1e-4)
     assert found == DEFAULTS["q8_0"].together(DEFAULTS["bf16"])
@@ -148,7 +154,9 @@ def test_a_measurement_holds_for_all_classes_of_its_rounding() -> None:
 
 
 def test_draws_are_no_finer_than_claims_allow() -> None:
-    """Few draws miss their interval: claims that are off by four more steps indicate coarser edges."""
+    """Few draws fall outside their interval, so they can make an engine seem too fine. Claims off by four more steps
+    show coarser edges.
+    """
     shown = replace(FINE, claim_curves=COARSE.claim_curves)
     assert known(measured=shown).honest(Q8).draws == known(measured=COARSE).honest(Q8).claims - 1
 
@@ -161,7 +169,9 @@ def test_the_coarsest_scale_is_the_last_one() -> None:
     "nothing", [NO_EVIDENCE, replace(FINE, draw_curves=np.full_like(FINE.draws_CS, np.nan).tobytes())]
 )
 def test_a_measurement_without_evidence_is_ignored(nothing: Evidence) -> None:
-    """Without tokens or numbers the finest scale would seem most likely and convict every honest node."""
+    """Without tokens or numbers, the finest scale would be the most likely one, and every honest node would be
+    convicted.
+    """
     numerics = known()
     numerics.measured("q8_0", nothing)
     assert numerics.honest(Q8) == DEFAULTS["q8_0"]
@@ -180,7 +190,7 @@ def test_a_class_learns_from_its_nodes() -> None:
 
 
 def test_a_class_is_never_finer_than_measured() -> None:
-    """Exact engines that declare q8_0 must not convict the class's honest nodes."""
+    """Exact engines that report q8_0 would otherwise make the class so fine that its honest nodes are convicted."""
     numerics = known(measured=COARSE)
     numerics.learn(Q8, engine(6, 0.0))
     assert numerics.honest(Q8) == known(measured=COARSE).honest(Q8)
@@ -244,14 +254,16 @@ def test_two_nodes_that_agree_do_not() -> None:
 
 
 def test_a_minority_that_agrees_does_not() -> None:
-    """Three of seven are too few, three of six are enough."""
+    """Three of the class's seven nodes are too few to change its scale; three of six are enough."""
     numerics = known(measured=FINE)
     assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1, 0.02, 0.02, 0.02, 0.02)) == ()
     assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1, 0.02, 0.02, 0.02)) == (0, 1, 2)
 
 
 def test_nodes_with_other_rounding_than_the_accused_do_not() -> None:
-    """Let the accused node round sixteen times as coarsely as the others."""
+    """Other nodes' coarse rounding excuses only a node that rounds alike; this one is sixteen times as coarse as they
+    are.
+    """
     numerics = known(measured=FINE)
     assert numerics.class_wide(Q8, nodes(0.8, 0.05, 0.05)) == ()
 
@@ -294,7 +306,7 @@ def test_no_class_is_taken_for_coarser_than_a_nat() -> None:
 
 
 def test_a_finer_measurement_later_does_not_undo_it() -> None:
-    """Keep a scale shown by unlike nodes until the hub stops."""
+    """A scale that several dissimilar nodes have shown stays until the hub stops."""
     numerics = known(measured=FINE)
     numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1))
     before = numerics.honest(Q8)
@@ -323,7 +335,9 @@ def test_a_class_has_a_name() -> None:
 
 
 def test_a_node_with_far_finer_claims_is_judged_by_finer_draws() -> None:
-    """This also holds for exact nodes that declare four bits. Nodes near the class's scale are judged by the class."""
+    """Otherwise an exact node could report four bits and choose its tokens within the class's tolerance. Nodes near the
+    class's scale are judged by the class.
+    """
     numerics = known(measured=COARSER)
     of_class = numerics.honest(Q8)
     for shown in (COARSER, engine(4, 0.2), engine(5, 0.1), NO_EVIDENCE):
@@ -352,7 +366,7 @@ def test_few_tokens_and_classes_that_were_not_measured_tell_nothing() -> None:
 
 
 def test_an_exact_node_that_declares_four_bits_cannot_shop() -> None:
-    """Replace one token in fifty by its neighbour, within the class's scale."""
+    """The node takes the neighbouring token in one of fifty cases, within what the class's scale would excuse."""
     numerics, enough = known(measured=COARSER), alarm(1e-6)
     of_class = numerics.honest(Q8)
     honest = rollouts(10, 400, 0.0005)

@@ -12,7 +12,7 @@ SHOWN = Evidence(draws=(3, 0, 0, 1, 0, 1), claims=(1, 0, 1, 1, 1, 1), bias=-1.2)
 
 
 def accused(heaviest: int) -> Standing:
-    """Return a node with two checked rollouts, against which this sum weighs most."""
+    """Return a node with two checked rollouts in which the sum with this index is the largest."""
     standing = Standing("a", numerics=NumericsClass(), num_checked=99)
     sums = (*NOTHING[:heaviest], 20.04, *NOTHING[heaviest + 1 :])
     for _ in range(2):
@@ -54,7 +54,9 @@ def test_a_reason_names_the_heaviest_sum_and_its_evidence(heaviest: Alternative,
 
 
 def test_the_reported_evidence_begins_where_the_sum_left_zero() -> None:
-    """Give each sum its own evidence; count a rollout without evidence as one of several."""
+    """A sum counts from where it last left 0, and so must the evidence that is reported as its reason; each sum has its
+    own.
+    """
     standing = Standing("a")
     standing.weigh((5.0, 0.0, 3.0, *NOTHING[3:]), SHOWN)
     quiet = Evidence(draws=(7, 0, 0, 0, 0, 0), claims=(7, 0, 0, 0, 0, 0))

@@ -51,7 +51,7 @@ def test_edges_are_read_at_the_scale_of_the_class() -> None:
 
 
 def test_a_rollouts_weight_follows_the_inequality() -> None:
-    """x = .4 * .5 / sqrt(.2 + .05) = .4, for the second tilt."""
+    """With excess .5, variance .2 and the second tilt, x = .4 * .5 / sqrt(.2 + .05) = .4."""
     x = TILTS[1] * 0.5 / sqrt(0.2 + LEAST_VARIANCE)
     allowed = 0.2 * (exp(x) - 1 - x) + TOLERANCE * x * sqrt(0.2)
     weighed = weigh(ONE, 0.5)
@@ -64,7 +64,9 @@ def test_a_rollouts_weight_follows_the_inequality() -> None:
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
 @pytest.mark.parametrize("excess", [-1.0, 0.3, 1.0])
 def test_an_exact_token_weighs_nothing_on_average(share: float, excess: float) -> None:
-    """E e**(a token's weight) <= 1, where u is near an edge with probability `share`."""
+    """With u near an edge in a `share` of tokens, E exp(weight) must be at most 1: this bounds the rate of false
+    alarms.
+    """
     variance = share * (1.0 - share)
     near, far = (weigh(Edges("a", count - share, variance, NO_EVIDENCE), excess) for count in (1.0, 0.0))
     for place in range(Alternative.SHOPPED, len(NOTHING)):
@@ -133,7 +135,7 @@ def world() -> World:
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precision: str) -> None:
-    """Let the policy learn meanwhile, and reward long completions more, or less."""
+    """The policy learns meanwhile, and rewards depend on the length. Neither may look like shopping."""
     known, drawn = scale_of(world, precision), honest(world, precision, 50_000)
     found = shown(drawn, NOISES[precision])
     assert drawn[-1].solved_R.mean() > drawn[0].solved_R.mean() + 0.1
@@ -145,7 +147,9 @@ def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precis
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: str) -> None:
-    """Use the worst reward for this test: it grows with the number of edges."""
+    """A reward that grows with the number of near edges is the worst honest case, because it depends on what the test
+    measures.
+    """
     known, drawn = scale_of(world, precision), honest(world, precision, 10_000, seed=1)
     found = shown(drawn, NOISES[precision])
     variances = [float(one.edges_CS[1, known.draws]) for one in found]
@@ -156,7 +160,9 @@ def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: st
 @pytest.mark.parametrize("precision", NOISES)
 @pytest.mark.parametrize("diluted", [0.0, 0.3])
 def test_a_shopper_that_hides_its_choices_is_convicted(world: World, precision: str, diluted: float) -> None:
-    """Let the shopper also take neighbours with equal rewards, to hide those with higher rewards."""
+    """A shopper can take neighbours of equal reward as well, to make those of higher reward less conspicuous. It must
+    be convicted all the same.
+    """
     known = scale_of(world, precision)
     drawn = shopper(world, 8_000, farthest=3.0 * nats(known), diluted=diluted)
     number, _ = convicted(shown(drawn, NOISES[precision]), rewards(drawn, lambda one: one.solved_R), known)

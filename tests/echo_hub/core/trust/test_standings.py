@@ -12,7 +12,7 @@ Q4 = NumericsClass("llama_cpp", "q4_k_m", "cpu")
 
 @pytest.fixture
 def books(monkeypatch: pytest.MonkeyPatch) -> Standings:
-    """Standings that remember two of the nodes that left."""
+    """Return standings that remember at most two disconnected nodes."""
     monkeypatch.setattr(standings, "REMEMBERED", 2)
     return Standings(Numerics())
 

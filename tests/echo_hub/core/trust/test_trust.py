@@ -64,12 +64,14 @@ F32 = NumericsClass("torch", "f32", "cpu")
 HONEST = evidence(40)
 FORGED = evidence(forged=4)
 DOUBTFUL = evidence(forged=1)
-"""Half of the evidence that makes a proven node suspect, and more than makes it watched."""
+"""Makes a proven node watched; twice as much makes it suspect."""
 
 
 @pytest.fixture
 def world(bench):
-    """Return a run with checks and groups of one; `standings` are those of the nodes."""
+    """Return a run with groups of one, in which rollouts are checked; `standings` are what the hub
+    knows of its nodes.
+    """
 
     def make(*standings: StandingRow, **settings: Any):
         snapshot = settings.pop("snapshot", CoordinatorSnapshot(standings=standings))
@@ -95,7 +97,7 @@ def join(bench, node_id: str, numerics: NumericsClass = F32, *, capacity: int = 
 
 
 def arrive(bench, lease: SendLease) -> list[str]:
-    """Deliver all of a lease, and return the ids of the rollouts to check."""
+    """Deliver all rollouts of a lease, and return the ids of those that must be checked."""
     bench.tell(*(bench.arrival(lease, index) for index in lease.indices))
     return [effect.rollout_id for effect in bench.of(CheckRollout)]
 
@@ -168,7 +170,9 @@ def test_nodes_that_check_are_not_asked_for_the_most_likely_ids(world) -> None:
 
 
 def test_a_class_learns_nothing_from_greedy_choices(world) -> None:
-    """Greedy choices deviate only where two ids are equally likely, so sampled tokens would look bad in comparison."""
+    """Greedy choices deviate only where two tokens are equally likely. A class that learned from them would seem so
+    fine that sampled tokens convict its nodes.
+    """
     for shown, learned in ((greedy([0.0] * 40), 0), (HONEST, HONEST.num_tokens)):
         bench = world(replace(proven("a"), num_verified=0), evaluation_problems=1, evaluation_samples=1, run_seed=5)
         bench.tell(EvaluationWanted(policy_version=0))
@@ -363,7 +367,7 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
 
 
 def test_a_biased_claim_convicts_in_every_class(world) -> None:
-    """Each claim of an 8-bit engine is almost half a nat too high, an error whose size alone is common."""
+    """An error of almost half a nat is common in an 8-bit engine; that all claims are too high is not."""
     bench = world(groups_per_step=64)
     bench.tell(NumericsMeasured(rounding="q8_0", policy_version=0, evidence=engine(7, 0.1)))
     biased = rollouts(8, 20, 0.1, shift=0.45)
@@ -387,7 +391,7 @@ def test_rounding_to_both_sides_convicts_no_node(world) -> None:
 
 
 def test_small_forgeries_add_up(world) -> None:
-    """Forge one token in forty, where a class of full precision shows none."""
+    """One token in forty is forged: no rollout convicts alone, but the sum over rollouts does."""
     bench = world(proven("a"), groups_per_step=64)
     few = evidence(39, forged=1)
     verdicts = 0
@@ -595,7 +599,9 @@ def test_the_learners_hint_makes_a_node_suspect(world) -> None:
 
 
 def lag(bench: Any, *node_ids: str, steps: int = 40) -> None:
-    """Show the screening `steps` steps in which only the first node's mismatch grows, from step 13 on."""
+    """Report `steps - 1` screened steps in which only the first node's mismatch (KL divergence from the learner) grows,
+    from step 13 on.
+    """
     for step in range(1, steps):
         grown = 5e-4 * 1.4 ** max(0, step - 12)
         seen = [
@@ -731,7 +737,9 @@ def test_a_class_is_measured_before_its_first_check(world) -> None:
 
 @pytest.mark.parametrize("said", [0, 10**9])
 def test_a_class_is_measured_once_its_node_reports(world, said: int) -> None:
-    """Request the measurement before the first rollout, with a published version, whatever the node reports."""
+    """The measurement must not wait for a rollout, and must use a published version, even if the node reports one that
+    does not exist.
+    """
     bench = world()
     bench.tell(
         NodeConnected(node_id="a", numerics=F32._replace(precision="")),
@@ -751,7 +759,9 @@ def test_each_rounding_is_measured_and_not_each_name(world) -> None:
 
 
 def test_a_class_is_measured_again_as_the_policy_changes(world) -> None:
-    """Measure again when the version is a fourth older, assuming rollouts of each version."""
+    """A scale is outdated when the policy has changed, so it is measured again when the version number has grown by a
+    quarter.
+    """
     bench = world()
     trust, found = bench.coordinator._trust, []
     for version in range(40):
@@ -769,7 +779,7 @@ def test_an_older_version_is_not_measured_again(world) -> None:
 
 
 def test_a_measurement_that_failed_is_tried_again(world) -> None:
-    """Try again with the next version, before the policy is a fourth older."""
+    """A failed measurement is repeated with the next version, without waiting for a quarter more versions."""
     trust = world().coordinator._trust
     for version in (40, 41, 42):
         trust._measure(F32, version)
@@ -778,7 +788,7 @@ def test_a_measurement_that_failed_is_tried_again(world) -> None:
 
 
 def test_the_class_of_each_node_that_sampled_a_part_is_measured(world) -> None:
-    """Node b continues a prefix of node a, whose evidence is judged as well."""
+    """Node b continues node a's prefix. The evidence about node a's tokens is judged at the scale of its own class."""
     bench = world(proven("a", numerics=F32._replace(precision="q8_0")), proven("b"), groups_per_step=32)
     lease = next(each for each in join(bench, "b") if is_drawn(SETTINGS.secret, name(each), SETTINGS.least_checked))
     payload = RolloutPayload(
@@ -805,7 +815,7 @@ def test_without_a_verifier_nothing_is_measured(world, trust: TrustSettings) -> 
 
 
 def test_a_measurement_overrides_the_assumed_scales(world) -> None:
-    """Use an engine that rounds more coarsely than f32: honest by the measurement, convicted by the assumption."""
+    """The engine rounds more coarsely than is assumed for f32: without the measurement it would be convicted."""
     for shown, state in ((engine(7, 0.4), StandingState.PROVEN), (None, StandingState.QUARANTINED)):
         bench = world(groups_per_step=8)
         leases = join(bench, "a")
@@ -819,9 +829,8 @@ def test_a_measurement_overrides_the_assumed_scales(world) -> None:
 
 
 def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
-    """Check one rollout of each node, all of one class and of different groups; return the bench and the decisions.
-
-    Nodes whose names begin with `coarse` share the address `origin`; all others have separate addresses.
+    """Check one rollout of each node, all of one class but of different groups; return the bench and the decisions.
+    Nodes named `coarse ...` share the address `origin`; all others have their own.
     """
     bench, groups = world(groups_per_step=64, trust=CHECKS_ALL), set()
     decided: list[tuple[str, Decision]] = []
@@ -841,14 +850,16 @@ def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
 
 
 def coarse_class(world, number: int, *, origin: str = ""):
-    """Check four honest nodes, and `number` nodes that round seventy times as coarsely as they should in 400 tokens."""
+    """Check four honest nodes of a class, and `number` nodes that round seventy times as coarsely."""
     fine = {f"fine {place}": HONEST for place in range(4)}
     coarse = {f"coarse {place}": engine(60 + place, 0.4, 400) for place in range(number)}
     return check_each(world, {**fine, **coarse}, origin=origin)
 
 
 def test_a_fault_of_a_whole_class_quarantines_no_node(world) -> None:
-    """After the third of three unlike nodes with the same rounding, the two before it are released."""
+    """Two nodes are quarantined for coarse rounding. A third, dissimilar one with the same rounding shows a fault of
+    the class, so both are released.
+    """
     bench, decided = coarse_class(world, 3)
     assert decided == [
         ("coarse 0", Decision.QUARANTINED),
@@ -897,7 +908,9 @@ def test_three_nodes_of_one_address_are_no_class(world) -> None:
 
 
 def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
-    """Forgers at three addresses, with right claims but draws that fit no scale."""
+    """Three forgers at three addresses agree with each other, but their draws fit no rounding scale, so nothing excuses
+    them.
+    """
     forgers = {f"coarse {place}": engine(70 + place, 0.0, 400, forged=1.0) for place in range(3)}
     bench, decided = check_each(world, {**{f"fine {place}": HONEST for place in range(4)}, **forgers})
     assert decided == [(node_id, Decision.QUARANTINED) for node_id in forgers]
@@ -905,12 +918,14 @@ def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
 
 
 def watched_sums(nats: float) -> tuple[float, ...]:
-    """Return sums with these nats for one forged token in fifty."""
+    """Return sums in which forging one token in fifty weighs this many nats."""
     return (0.0, nats, *NOTHING[2:])
 
 
 def test_after_a_restart_a_nodes_sums_still_count(world) -> None:
-    """Check all rollouts of a watched node, and hold its scores, from the first rollout on."""
+    """A node was watched before the restart: its rollouts must be checked, and its scores held, from
+    the first one on.
+    """
     bench = world(proven("a", sums=watched_sums(3.0)), groups_per_step=32)
     leases = join(bench, "a")
     assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:10])
@@ -925,7 +940,7 @@ def test_after_a_restart_a_nodes_sums_still_count(world) -> None:
 
 
 def near_edges(count: float, variance: float = 0.25) -> Evidence:
-    """Return honest evidence in which u lies near an edge `count` times more than expected."""
+    """Return honest evidence in which `count` more tokens than expected have u near an edge."""
     return replace(HONEST, near_edges=np.repeat([count, variance], NUM_SCALES).tobytes())
 
 
@@ -934,7 +949,7 @@ def shopped_sums(nats: float) -> tuple[float, ...]:
 
 
 def earn(bench, leases: list[SendLease], node_id: str, shown: Evidence = HONEST) -> None:
-    """Let the node return a failure without evidence, and a success with this evidence."""
+    """Let the node return a failure without any token near an edge, and a success with the evidence `shown`."""
     failure, success = [lease for lease in leases if lease.node_id == node_id][:2]
     for lease, found, reward in ((failure, near_edges(0.0, 0.0), 0.0), (success, shown, 1.0)):
         arrive(bench, lease)
@@ -961,7 +976,7 @@ def test_a_node_that_earns_without_edges_is_not_convicted(world, shown: Evidence
 
 
 def test_a_reward_before_the_check_counts_too(world) -> None:
-    """Rewards of a proven node are not held for its checks."""
+    """A proven node's rewards are not held until its checks, so reward and check must be matched in either order."""
     bench = world(proven("a"), trust=CHECKS_ALL, groups_per_step=4)
     earn(bench, leases := join(bench, "a"), "a", near_edges(2.0))
     last = leases[2]
@@ -984,7 +999,9 @@ def test_rewards_have_a_node_watched_later_than_tokens(world, nats: float, is_wa
 
 
 def test_a_class_whose_rewards_follow_edges_is_spared(world) -> None:
-    """Three of three nodes show it, so their engine likely rounds to a better policy."""
+    """If all nodes of a class earn more near edges, the class's rounding probably makes a better policy, and no node
+    shops.
+    """
     nodes = ("a", "b", "c")
     bench = world(*(proven(node_id, sums=shopped_sums(16.0)) for node_id in nodes), groups_per_step=16)
     for node_id in nodes:
