@@ -1,4 +1,4 @@
-"""A real server on loopback that answers like a judge, or like none."""
+"""A real HTTP server on loopback that answers like an LLM judge, or unlike one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 Says = str | int | web.Response
-"""A text of the judge, a status, a whole answer, or one of the next two."""
+"""The judge's text, an HTTP status, a whole response, or one of the two values below."""
 HANGS = "(hangs)"
 CLOSES = "(closes the connection)"
 
@@ -24,7 +24,7 @@ def completed(text: str, *, finish_reason: str = "stop") -> web.Response:
 
 @dataclass(eq=False)
 class FakeEndpoint:
-    """Answers with `script` in turn, then by `rule`; `asked` has the bodies of the requests."""
+    """Answers with the entries of `script` in order, then by `rule`; `asked` collects the request bodies."""
 
     script: list[Says] = field(default_factory=list)
     rule: Callable[[str], Says] = lambda said: "<score>7</score>"
@@ -34,7 +34,7 @@ class FakeEndpoint:
     most_at_once: int = 0
     url: str = ""
     gathers: int = 0
-    """Number of simultaneous requests before any is answered; 0 means none."""
+    """Number of requests that must be waiting before any is answered; 0: answer at once."""
     gathered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""A run with scripted figures behind the hub's protocol, and a server for it."""
+"""A run with scripted figures behind the interface that the pages read, and a server of these pages."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def token_classes(*counts: int) -> tuple[TokenClass, ...]:
 
 
 def node_record(node: NodeView) -> NodeRecord:
-    """Return the record of a node; a quarantined one has the decision."""
+    """Return the node's record; for a quarantined node it has the decision."""
     evidence = CheckEvidence(
         draws=token_classes(900, 41, 3, 0, 0, 7),
         claims=token_classes(880, 60, 4, 0, 0, 7),
@@ -175,7 +175,7 @@ def node_record(node: NodeView) -> NodeRecord:
 
 
 class ScriptedSource:
-    """A scripted run: `advance` trains one more step, and all else follows from the number of steps."""
+    """A scripted run. Everything follows from the number of trained steps, which `advance` increases by one."""
 
     def __init__(self, *, names: tuple[str, ...] = ("cobalt-heron", "attic-pc"), step: int = 0) -> None:
         self.changes = Changes()
@@ -186,9 +186,9 @@ class ScriptedSource:
         self.problem_kinds: tuple[str, ...] = ()
         self.starting = False
         self.doing: Doing | None = None
-        """State to show; None means that it follows from the rest."""
+        """The activity to show; None: it follows from the other values."""
         self.waited_s = 0.0
-        """Seconds waited after the newest step."""
+        """Seconds that the learner has waited since the newest step."""
         self.address = ""
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
@@ -375,7 +375,7 @@ class ScriptedSource:
         return tuple(step_record(step) for step in range(since + 1, self.step + 1))
 
     async def standings(self) -> tuple[CreditStanding, ...]:
-        """Return the standings, by rank."""
+        """Return the leaderboard's rows, by rank."""
         total = self.step * ROLLOUTS
         weights = [1 / (1 + i) for i in range(len(self.names))]
         shares = [weight / sum(weights) for weight in weights] if total else []
@@ -402,7 +402,7 @@ class ScriptedSource:
 
 
 class ScriptedBoard:
-    """The board of a scripted run: no teams, and one receipt."""
+    """The leaderboard of a scripted run: no teams, and one receipt."""
 
     def __init__(self, source: ScriptedSource) -> None:
         self._source = source
@@ -440,12 +440,12 @@ def make_source() -> type[ScriptedSource]:
 
 @pytest.fixture
 def source() -> ScriptedSource:
-    """Return a source in mid-run, with two nodes."""
+    """Return a scripted run in progress, with two nodes."""
     return ScriptedSource(step=37)
 
 
 class NothingDone:
-    """The desk of a hub without any actions."""
+    """A hub on which no operator action is possible or recorded."""
 
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> ActionResult:
         raise NoSuchActionError(action)
@@ -461,14 +461,16 @@ class NothingDone:
 
 
 class NoKeys:
-    """A run whose key needs no change."""
+    """Stands for a run whose key needs no rotation."""
 
     def rotate_key(self) -> None: ...
 
 
 @pytest.fixture
 async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path) -> Desk:
-    """Return the hub's own desk, over a real coordinator and store; its nodes have the ids of a source's."""
+    """Return the hub's own desk (which carries out operators' actions) over a real coordinator and store. Its nodes
+    have the ids of a scripted source's.
+    """
     driven = await drive()
     for totals in (node_totals(number, "node") for number in range(len(HOSTILE_NAMES))):
         named = {"node_id": totals.node_id, "name": totals.name, "public_key": bytes(32)}
@@ -511,9 +513,8 @@ def servers() -> list[TestServer]:
 
 @pytest.fixture
 async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Open]:
-    """Serve a source on a real port, and return a session with its address.
-
-    The session is the operator's unless `token` differs.
+    """Serve a scripted run on a real port, and return a client session with its address. The client is logged in as
+    operator unless `token` differs.
     """
     sessions = []
 

@@ -1,4 +1,4 @@
-"""Public pages over a store with nodes, teams and steps, on a real port."""
+"""Serves the public pages on a real port, over a store with nodes, teams and steps."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ DAY = 86_400.0
 
 
 def fill(store: Store, names: tuple[str, ...], *, now: float) -> list[str]:
-    """Record a step for each name, one a day up to `now`, and return the nodes' ids.
-
-    The first two nodes are in a team.
+    """Record one step a day up to `now`, each by a node of the given name, and return the nodes' ids. The first two
+    nodes are in a team.
     """
     ids = [f"{number:010x}{0:010x}" for number in range(1, len(names) + 1)]
     for node_id, name in zip(ids, names, strict=True):
@@ -47,7 +46,7 @@ def make_team(store: Store, name: str, *ids: str, now: float) -> None:
 async def served(
     source: Any, store: Store, guard: Guard, *, about: AboutView | None = None
 ) -> AsyncIterator[ClientSession]:
-    """Yield a stranger's session with the pages."""
+    """Yield a client session without login, connected to the pages."""
     application = web.Application(middlewares=[guard.middleware])
     application.on_response_prepare.append(add_security_headers)
     board = HubBoard(store)

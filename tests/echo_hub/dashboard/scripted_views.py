@@ -1,4 +1,4 @@
-"""Views of the dashboard's scripted run: steps, evaluations, trust in nodes, and rollouts."""
+"""Views of the scripted run: steps, evaluations, trust in nodes, and rollouts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def evaluation_view(version: int) -> EvaluationView:
 
 
 def fleet_of(nodes: Iterable[NodeView]) -> FleetView:
-    """Return the fleet as the hub keeps it."""
+    """Return the view of all nodes, as the hub would compute it from these."""
     here, away = dict[str, NodeView](), dict[str, NodeView]()
     for node in nodes:
         (here if node.connected or node.in_flight else away)[node.totals.node_id] = node

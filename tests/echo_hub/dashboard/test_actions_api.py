@@ -1,4 +1,4 @@
-"""The JSON API over the hub's own desk, with a real coordinator and store."""
+"""The JSON API of operators' actions, over a real coordinator and store."""
 
 from __future__ import annotations
 

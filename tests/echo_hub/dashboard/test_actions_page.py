@@ -1,4 +1,4 @@
-"""The page of actions without a script: forms, the confirmation, the log, and secrets that are shown once."""
+"""The page of operators' actions without JavaScript: forms, confirmation, log, and secrets that are shown only once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HTML = {"Accept": "text/html", "Sec-Fetch-Site": "same-origin"}
 
 
 class Browser:
-    """A session with its cookie, which submits a page's forms."""
+    """A client with a session cookie that submits a page's forms like a browser."""
 
     def __init__(self, session: ClientSession, cookie: str, key: str) -> None:
         self._session = session

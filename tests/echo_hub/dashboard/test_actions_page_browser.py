@@ -1,4 +1,4 @@
-"""Every action, by its form or button, in a real browser with a real desk."""
+"""Every operator action, by its form or button, in a real browser and with the hub's own desk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TYPED: Final = {
     "token": {"name": HOSTILE},
     "revoke_token": {"name": HOSTILE},
 }
-"""Input for forms that need one."""
+"""Values to type into the forms that need one."""
 OUTCOMES: Final = {
     "resume": "Leasing is open already.",
     "max_staleness": "1 → 4",
@@ -38,17 +38,18 @@ OUTCOMES: Final = {
     "evaluate": "wanted",
     "export": "This run has no policy version yet.",
 }
-"""Outcomes in the log; all other actions are done."""
+"""Expected outcome of the actions that are not simply done."""
 REFUSED: Final = {"resume", "objective", "publish", "export"}
-"""Refused actions: a run that is not paused, a coordinator without an objective, and a run without published
-versions."""
+"""Actions that must be refused here: the run is not paused, the coordinator has no objective, and no version is
+published.
+"""
 UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}
-"""Actions that the log offers to undo. The coordinator's learning rate was 0, which cannot be requested."""
+"""Actions for which the log must offer "undo". Not the learning rate: it was 0, which an operator cannot request."""
 
 
 @pytest.fixture
 async def page(browser: Any, open_hub: Any, source: Any, guard: Guard, desk: Any) -> AsyncIterator[Any]:  # noqa: F811
-    """Yield a page of a logged-in operator, which must log no error. `origin` is the hub's address."""
+    """Yield a page of a logged-in operator. The test fails if the page logs an error. `origin` is the hub's address."""
     hub = await open_hub(source, token="", desk=desk)
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
@@ -108,7 +109,9 @@ async def test_every_action_is_confirmed_done_logged_and_undone_if_possible(page
 
 
 async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source: Any, desk: Any) -> None:
-    """Use the buttons on pages of nodes with different standings."""
+    """The buttons that a node's page offers depend on the node's standing, so several standings are needed to meet all
+    actions.
+    """
     from playwright.async_api import expect
 
     nodes, asked = source.nodes, list[str]()
@@ -141,7 +144,8 @@ async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source:
                 assert (newest == list(before)) != confirmed, action
             assert (newest[0].action, newest[0].request["node"]) == (action, node_id)
             assert asked[-1] == asked[-2] and asked[-1].endswith(".")
-            if newest[0].outcome is ActionOutcome.REFUSED:  # The node has no work yet that could justify trust.
+            # Trust is refused here, because the node has not returned anything yet.
+            if newest[0].outcome is ActionOutcome.REFUSED:
                 await expect(page.locator(".refusal")).to_contain_text(newest[0].detail)
                 await page.goto(f"/fleet/{node_id}")
             await expect(page).to_have_url(f"/fleet/{node_id}")

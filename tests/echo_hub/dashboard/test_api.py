@@ -92,7 +92,7 @@ SCHEMA = {
     },
     "events": {"number", "at", "kind", "severity", "subject", "text", "data", "warning"},
 }
-"""Names that other programs rely on: names may be added, never removed."""
+"""Names in the JSON that other programs rely on: a name may be added, never removed."""
 
 
 async def get(hub: ClientSession, path: str, status: int = 200) -> Any:

@@ -1,4 +1,4 @@
-"""One node's page: over a scripted run, over a real store, and in Chromium."""
+"""The page of one node: over a scripted run, over a real store, and in Chromium."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 async def test_the_books_of_a_real_store_are_on_the_page(source: Any, store: Store, guard: Guard) -> None:
-    """Show also the page of a node that is missing in the pages' list."""
+    """The page must also exist for a node that is not in the list of nodes."""
     (node_id,) = fill(store, ("ada",), now=1_780_000_000.0)
     row = StandingRow(node_id=node_id, state=StandingState.QUARANTINED, reason="Not drawn as leased.", num_checked=1)
     decided = TrustDecided(
@@ -168,7 +168,7 @@ async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser
     desk: Any,
     hostile_names: tuple[str, ...],
 ) -> None:
-    """Use a phone and a desktop window, with hostile names."""
+    """On a phone's and a desktop's screen, and with node names that contain HTML."""
     from playwright.async_api import expect
 
     source = make_source(names=(*hostile_names, *(f"machine-{i:03}" for i in range(120))), step=37)

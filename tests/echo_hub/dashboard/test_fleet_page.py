@@ -21,7 +21,7 @@ def names_in(text: str) -> list[str]:
 
 
 def with_first(source: Any, **changed: Any) -> None:
-    """Change these fields of the first node."""
+    """Replace these fields of the source's first node."""
     nodes = source.nodes
 
     async def changed_nodes() -> Any:

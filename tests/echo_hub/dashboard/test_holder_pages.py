@@ -1,4 +1,4 @@
-"""Pages of nodes and teams, over a real store and real sockets."""
+"""Public pages of nodes and of teams, over a real store and real sockets."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Gone(web.HTTPNotFound):
 
 
 class Served:
-    """One page whose text, or absence, a test sets."""
+    """A page whose text the test sets, or which the test makes disappear."""
 
     def __init__(self, source: Any, guard: Any) -> None:
         self.text = page("a")

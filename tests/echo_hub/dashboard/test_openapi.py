@@ -1,4 +1,4 @@
-"""The OpenAPI description is valid, and a real server answers accordingly."""
+"""The OpenAPI description is valid, and a real server's answers match it."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ async def test_ticks_lie_where_their_version_does(source: Any) -> None:
 
 
 def top(text: str) -> str:
-    """Return the words of the first screen, without tags."""
+    """Return the visible words of the page's first screen."""
     part = text[text.index('<section class="top"') : text.index('<nav class="planes"')]
     return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", part).split()))
 

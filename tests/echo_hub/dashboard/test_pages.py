@@ -22,7 +22,7 @@ CHROMIUM_FLAGS = (
 
 
 class Tags(html.parser.HTMLParser):
-    """Every tag with its attributes, as a browser parses them."""
+    """Collects every tag with its attributes, as a browser would parse them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ async def browser() -> AsyncIterator[Any]:
 async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     browser: Any, open_hub: Any, make_source: Any, guard: Any, desk: Any, hostile_names: tuple[str, ...]
 ) -> None:
-    """Check also that no page with hostile node names makes the browser report an error."""
+    """No page with a hostile node name may make the browser report an error."""
     from playwright.async_api import expect
 
     source = make_source(names=hostile_names, step=37)

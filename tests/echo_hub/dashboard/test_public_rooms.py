@@ -1,4 +1,4 @@
-"""Public pages about the run, and public receipts."""
+"""Public pages about the run, and public receipts of rollouts."""
 
 from __future__ import annotations
 

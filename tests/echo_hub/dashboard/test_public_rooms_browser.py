@@ -1,4 +1,4 @@
-"""Public pages in a real browser, with hostile names, on a phone and in dark mode."""
+"""Public pages in a real browser, with node names that contain HTML, on a phone and in dark mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of rollouts, over a real store and a real tokenizer, and once in a real browser."""
+"""Pages of rollouts, over a real store and a real tokenizer; one test uses a real browser."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def serve(open_hub: Any, make_source: Any, store: Store) -> Any:
-    """Return a function that serves a hub whose model wrote these texts."""
+    """Return a function that serves a hub whose rollouts have these texts."""
 
     async def served(texts: tuple[str, ...] = TEXTS, **settings: Any) -> ClientSession:
         codec, config = codec_of_bytes(), HubConfig()
@@ -193,7 +193,7 @@ async def browser() -> AsyncIterator[Any]:
 async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_browser(
     browser: Any, serve: Any, guard: Any, scheme: str
 ) -> None:
-    """Use a phone's window and the keyboard; hostile texts must not run, and the browser reports no error."""
+    """On a phone and with the keyboard alone. Completions that contain scripts must not run."""
     from playwright.async_api import expect
 
     hub = await serve(HOSTILE, token="")
@@ -229,7 +229,7 @@ async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_brows
 
 @pytest.mark.parametrize("width", [1280, 1024])
 async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard: Any, width: int) -> None:
-    """Show the time, the last column, next to completions of any length and nodes with long names."""
+    """The time is the last column. It must be visible next to completions of any length and nodes with long names."""
     hub = await serve(("many words " * 100, *["W" * 400] * (len(TEXTS) - 1)), token="")
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())

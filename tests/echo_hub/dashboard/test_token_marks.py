@@ -12,7 +12,7 @@ from echo_shared.wire.messages import FinishReason
 
 
 def drawn(*pieces: tuple[str, float, int], tokens: int = 1) -> RolloutText:
-    """Return a rollout of these pieces: (text, probability, version)."""
+    """Return a rollout that consists of these pieces: (text, probability, version)."""
     logprobs = [math.log(probability) if probability else -math.inf for _, probability, _ in pieces]
     return RolloutText(
         text="".join(text for text, _, _ in pieces),

@@ -13,7 +13,7 @@ from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.viewers import Viewers
 
 STREAMS = {"/api/v1/events": "changed", "/leaderboard": "hello"}
-"""Streams open to strangers, and the first event of each."""
+"""Event streams that need no login, and the first event of each."""
 
 
 async def first_event(session: ClientSession, path: str, **options: Any) -> str:

@@ -32,7 +32,7 @@ from tests.small_disk import SmallDisk
 
 
 class Nobody:
-    """A fleet without any node."""
+    """Stands for the connected nodes: there is none."""
 
     def send(self, node_id: str, message: FromHub) -> bool:
         return False
@@ -44,7 +44,7 @@ class Nobody:
 
 
 class Run:
-    """A run's real publisher and distributor, and the events for its coordinator."""
+    """A run's real publisher and distributor, and the events that they report to the coordinator."""
 
     def __init__(self, directory: RunDirectory, swarm: Swarm) -> None:
         self.directory = directory
@@ -70,7 +70,7 @@ class Run:
     async def record(self, news: Sequence[Release | Arrival]) -> None: ...
 
     async def reported(self) -> VersionPublished | VersionUnusable:
-        """The next event for the coordinator."""
+        """Return the next event for the coordinator."""
         while not (events := self.queue.take()):
             await self.queue.wait()
         (event,) = events
@@ -78,7 +78,7 @@ class Run:
         return event
 
     def export(self, version: int, value: float | None = None) -> None:
-        """Write the learner's files of a version."""
+        """Write a version's files as the learner does."""
         directory = self.directory.adapter(version)
         directory.mkdir(parents=True)
         (directory / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))

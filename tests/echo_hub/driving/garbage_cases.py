@@ -1,4 +1,4 @@
-"""Cases of the hub's garbage collection; `test_garbage` runs them in a process of their own."""
+"""Cases of the hub's garbage collection. `test_garbage` runs them in a process of their own."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from echo_hub.driving.garbage import EVERY, LEAST_GROWTH, MOST_GROWTH, SMALL_GRO
 
 @pytest.fixture(autouse=True)
 def _unfreeze(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what `conftest` does to `gc.unfreeze` for all other tests."""
+    """Let `gc.unfreeze` work here; tests/conftest.py replaces it for all other tests."""
     monkeypatch.setattr(gc, "unfreeze", gc.unfreeze.__wrapped__)  # type: ignore[attr-defined]
 
 
 class Knot:
-    """A reference cycle, which only the garbage collector frees."""
+    """A reference cycle, which only the garbage collector can free."""
 
     def __init__(self) -> None:
         self.me = self
 
 
 def num_looked_through() -> int:
-    """Return the number of objects that the next full collection scans."""
+    """Return the number of objects that the next full collection would scan."""
     return len(gc.get_objects())
 
 
 def test_old_objects_are_not_scanned_again() -> None:
-    """Free as many objects as are made, which hides the growth from Python's own collector."""
+    """Old objects are replaced by as many new ones, so Python's own collector sees no growth and would scan all of
+    them.
+    """
     with Garbage() as collector:
         kept = [[number] for number in range(100_000)]
         most = 0
@@ -53,7 +55,7 @@ def test_young_cycles_are_freed_after_a_number_of_events() -> None:
 
 
 class Memory:
-    """Scripted memory of the process, and free memory of the machine."""
+    """Scripted memory use of the process, and scripted free memory of the machine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.own, self.left = 2**30, 2**40
@@ -73,7 +75,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def old_knot(collector: Garbage) -> weakref.ref[Knot]:
-    """Return a reference to an old cycle that nothing else refers to."""
+    """Return a weak reference to a cycle that is old, and garbage."""
     knot = Knot()
     collector.handled(EVERY)
     return weakref.ref(knot)
@@ -130,17 +132,17 @@ def test_looking_through_takes_a_share_of_the_work_at_most(memory: Memory, monke
     memory.is_soon_looked_through(True)
     monkeypatch.setattr(garbage, "SHARE", 0.05)
     monkeypatch.setattr(garbage.time, "thread_time", iter([0.0, 0.1, 2.0, 2.2, 2.3, 2.4]).__next__)
-    with Garbage() as collector:  # Lasts from 0.0 to 0.1.
+    with Garbage() as collector:  # The collector reads the clock: this takes from 0.0 to 0.1 s.
         dead = old_knot_of(collector)
         memory.own += SMALL_GROWTH
-        collector.handled(EVERY)  # At 2.0.
+        collector.handled(EVERY)  # At 2.0 s.
         assert dead() is not None, "after 0.1 s of collection, 2 s must pass"
-        collector.handled(EVERY)  # At 2.2.
+        collector.handled(EVERY)  # At 2.2 s.
         assert dead() is None
 
 
 def old_knot_of(collector: Garbage) -> weakref.ref[Knot]:
-    """Return an old cycle as `old_knot` does, without growth and without reading the clock."""
+    """Like `old_knot`, but without growth of memory and without reading the clock."""
     knot = Knot()
     gc.collect(1)
     gc.freeze()

@@ -1,6 +1,5 @@
-"""The cases of `garbage_cases` in a process of few objects.
-
-Each case collects all objects of its process several times. A worker of the whole test set has more than a million.
+"""Runs the cases of `garbage_cases` in a process with few objects. Each case makes several full collections, and a
+process that runs the whole test suite has more than a million objects.
 """
 
 from __future__ import annotations

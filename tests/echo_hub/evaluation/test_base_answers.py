@@ -1,6 +1,5 @@
-"""Trials of a base model with scripted completions; problems, prompts and scoring processes are real.
-
-The command's own test samples from a model.
+"""What is found out about a base model before a run, from scripted completions. Problems, prompts and scoring processes
+are real.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[str]) -> BaseAnswers:
-    """Return the findings if the base answers these texts; a text ending in `…` is truncated."""
+    """Return what is found if the base answers with these texts; a text that ends in `…` counts as truncated."""
     config = HubConfig.model_validate(settings)
     codec = PromptCodec.of_run(config, BASE)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})

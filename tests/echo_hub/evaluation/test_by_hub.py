@@ -1,4 +1,6 @@
-"""Evaluations with scripted sampling and judging; the real ones are in test_trainer, test_export and test_hub."""
+"""The hub's own evaluations, with scripted sampling and scoring; test_trainer, test_export and test_hub
+have real ones.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def ids(*numbers: int) -> Ids:
 
 
 class Engine:
-    """An engine that samples [group, index, version] and records its requests."""
+    """A stub that samples the tokens [group, index, version] and records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[bool, list[GroupRequest]]] = []
@@ -125,7 +127,7 @@ async def test_versions_are_drawn_with_the_same_seeds_and_problems_with_others()
 
 
 async def test_an_episode_is_played_to_its_end() -> None:
-    """Problem n ends after its turn n + 1; each turn's prompt is the whole conversation so far."""
+    """Each turn's prompt is the conversation so far. Here the episode of problem n ends after turn n + 1."""
     engine = Engine()
 
     def answer(number: int, turns: Sequence[Ids]) -> Answer:

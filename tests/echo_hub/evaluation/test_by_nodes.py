@@ -79,7 +79,9 @@ def test_several_sets_each_have_their_figures_and_the_runs_are_their_weighted_me
 
 
 class Looks(RunProgress):
-    """Rollouts come in until the tenth look; the last version is published at the twentieth."""
+    """A run whose progress changes with each reading: rollouts arrive until the tenth, and the last version is
+    published at the twentieth.
+    """
 
     def __init__(self) -> None:
         super().__init__(last_version=9, evaluated=())
@@ -98,7 +100,7 @@ class Looks(RunProgress):
 
 
 class Reports(EventQueue):
-    """Gives each event to the hub, and keeps none."""
+    """Passes each event on to the hub at once."""
 
     def __init__(self, hub: World) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ class Reports(EventQueue):
 
 
 class World:
-    """A coordinator that answers, or not, and the hub around it."""
+    """A coordinator that may or may not answer, and the parts of a hub that evaluations by nodes need."""
 
     episodes = EPISODES
 
@@ -147,14 +149,16 @@ async def test_a_version_is_published_first_and_measured_when_done() -> None:
     measured = await world.evaluations.measure(6, patience_s=0.0)
     assert measured is not None and [one.policy_version for one in measured] == [6, 6]
     assert world.said == [6, EvaluationWanted(policy_version=6)]
-    world.evaluations.done(6)  # The evaluation is no longer awaited.
+    world.evaluations.done(6)  # Must be harmless now that the evaluation has ended.
 
 
 @pytest.mark.parametrize("stored", [None, 1e30, -1.0])
 async def test_an_evaluation_without_scores_is_left_to_the_hub(
     stored: float | None,
 ) -> None:
-    """Rollouts of the evaluation are final: after a restart no more arrive."""
+    """If all scores are missing or out of bounds, the nodes' rollouts say nothing. Since they are final, waiting would
+    not help either.
+    """
     world = World(finishes=True)
     world.episodes = [episode(0, stored, greedy=True), episode(1, stored, greedy=True)]
     assert await world.evaluations.measure(6, patience_s=0.0) is None
@@ -176,7 +180,9 @@ async def test_a_finished_run_waits_for_no_node_that_does_nothing(
 
 
 def test_every_engine_treats_the_greedy_temperature_as_argmax() -> None:
-    """Include neighbours in float32; of exactly equal logits, either may be chosen."""
+    """Greedy sampling uses a temperature near 0. Even a logit that is the next float32 below the largest must never be
+    chosen; of equal ones either may be.
+    """
     import torch
 
     from echo_shared.sampling.torch_draws import draw

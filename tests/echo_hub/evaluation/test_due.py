@@ -13,7 +13,7 @@ from echo_shared.records.run import Evaluation, EvaluationKind
 
 
 class Run:
-    """A run of 10 steps with evaluations due at every third version, as seen by a hub."""
+    """A run of 10 steps that evaluates every third version."""
 
     def __init__(self, root: Path, *, every: int = 3) -> None:
         self.config = HubConfig(training=TrainingConfig(steps=10), evaluation=EvaluationConfig(every=every))
@@ -28,7 +28,7 @@ class Run:
             self.directory.adapter(version).mkdir(parents=True)
 
     def due(self, *, first_version: int = 0) -> DueVersions:
-        """As after a start: what is recorded is known."""
+        """Return the due evaluations as a starting hub knows them from the store."""
         return DueVersions(self.config, self.directory, done=set(self.recorded), first_version=first_version)
 
     def evaluations(self, due: DueVersions) -> Evaluations:

@@ -1,4 +1,6 @@
-"""Evaluations by real local processes; those in a cluster are in tests/echo_hub/cluster/test_model_processes_ray.py."""
+"""Evaluations by real local processes; tests/echo_hub/cluster/test_model_processes_ray.py has those in
+a Ray cluster.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of a real NATS server."""
+"""Message streams on a real NATS server, through which gateways and hub exchange messages."""
 
 from __future__ import annotations
 

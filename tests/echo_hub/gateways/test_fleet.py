@@ -1,4 +1,4 @@
-"""Hub, gateways and broker together: the death of any of them loses nothing."""
+"""Hub, gateways (which hold the nodes' connections) and message broker together: the death of any one loses nothing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: 
 
 
 async def test_received_rollouts_survive_the_death_of_hub_and_gateway(world: World) -> None:
-    """Stop hub and gateway before any commit; the next hub gets all rollouts again, in order."""
+    """Nodes have receipts for these rollouts and will not send them again, so the next hub must get all of them, in
+    order.
+    """
     hub = await world.hub()
     hub.may_commit.clear()
     gateway = await world.gateway(hub)
@@ -86,7 +88,7 @@ async def test_received_rollouts_survive_the_death_of_hub_and_gateway(world: Wor
     assert await hear_receipts(node, 20) == [f"1-{number}" for number in range(20)]
     await hub.book.until(lambda: len(rollouts_of(hub.book)) == 20)
     await hub.kill()
-    for number in range(20, 30):  # Without a hub, nodes stay connected and get receipts.
+    for number in range(20, 30):  # A gateway keeps its nodes, and gives receipts, while no hub is running.
         await node.say(rollout(number))
     assert await hear_receipts(node, 10) == [f"1-{number}" for number in range(20, 30)]
     await gateway.stop()
@@ -127,7 +129,7 @@ async def test_after_a_lost_message_nodes_reconnect_and_get_their_state_again(wo
     gateway = await world.gateway(hub)
     node = await world.joined(gateway.url)
     (line,) = hub.connections.sessions.lines.values()
-    line.sent += 1  # As if the broker had lost a message.
+    line.sent += 1  # Makes the sequence numbers skip one, as if the broker had lost a message.
     assert hub.connections.send(node.me.node_id, revoked(1))
     assert (await node.refusal()).code == RefusalCode.SHUTTING_DOWN
     again = await world.joined(gateway.url, node.me)
@@ -164,7 +166,7 @@ async def test_a_hub_whose_clock_was_set_back_is_recognized(world: World, monkey
 
 
 async def test_nodes_are_not_read_while_the_broker_is_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit what a gateway holds, however much its nodes send."""
+    """While the broker is down, a gateway must stop reading from nodes, or its memory would grow without bound."""
     monkeypatch.setattr(uplink, "WAITING_BYTES", 10 * uplink.AROUND_BYTES)
     hub = await world.hub()
     gateway = await world.gateway(hub)

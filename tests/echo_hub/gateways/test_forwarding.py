@@ -1,4 +1,4 @@
-"""Forwarding by a gateway to a hub's port, with real servers and clients."""
+"""A gateway forwards HTTP requests to the hub's port; servers and clients are real."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BIG = bytes(range(256)) * 4_000
 
 
 async def hub(request: web.Request) -> web.StreamResponse:
-    """Answer with the received request."""
+    """Answer with a description of the received request."""
     if request.path == "/file":
         return web.Response(body=BIG, headers={"ETag": '"x"', "Connection": "x-hop", "X-Hop": "1"})
     if request.path == "/half":

@@ -24,7 +24,7 @@ RETURNED = LeaseReturned(lease_id=1, indices=(2,), reason="none")
 
 
 class Taking:
-    """An intake whose node is connected by a gateway."""
+    """The hub's intake of messages, with one node that a gateway holds."""
 
     def __init__(self) -> None:
         me, self.book = Identity.generate(), Book()
@@ -38,7 +38,7 @@ class Taking:
         self.let_go: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def settled(self) -> None:
-        """All is committed at once."""
+        """Return at once: everything counts as committed."""
 
     def stored(self, gateway: str, number: int, *items: Item) -> bytes:
         return self.seal.close("sent", [gateway, number, list(items)])

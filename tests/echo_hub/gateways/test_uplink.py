@@ -1,4 +1,4 @@
-"""An uplink with a real broker."""
+"""A gateway's uplink to the hub, through a real message broker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A real broker, the hub's end and real gateways in this process, and nodes on real sockets.
-
-A `Book` behind the hub records all messages.
+"""A real message broker, real gateways and the hub's end of them in this process, and nodes on real sockets. `Book`
+stands for the hub and records all messages.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def rollout(number: int, *, lease_id: int = 1) -> Rollout:
 
 
 class HubEnd:
-    """Run the hub's port and its end of the gateways, until `kill`."""
+    """Runs the hub's port, and its end of the gateways, until `kill`."""
 
     def __init__(self, config: HubConfig, me: Identity, book: Book) -> None:
         self.book = book
@@ -76,7 +75,7 @@ class HubEnd:
         await self.may_commit.wait()
 
     async def kill(self) -> None:
-        """Stop without any message."""
+        """Stop suddenly, without sending anything."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait([self._serving])
@@ -86,7 +85,7 @@ class HubEnd:
 
 
 class World:
-    """A broker with hubs and gateways; made by `worlds`."""
+    """A message broker with its hubs and gateways; `worlds` yields one."""
 
     def __init__(self, broker: BrokerProcess, stack: AsyncExitStack) -> None:
         self.broker = broker
@@ -118,7 +117,7 @@ class World:
         return node_at(url, self._stack, me)
 
     async def joined(self, url: str, me: Identity | None = None) -> Node:
-        """Return a connected node; the gateway may not be known to the hub at first."""
+        """Return a connected node. Retries, because a new gateway may not be known to the hub at first."""
         who = me or Identity.generate()
         while True:
             node = self.node(url, who)
@@ -150,13 +149,13 @@ class RunningGateway:
         return self.process.server.url
 
     async def fall_silent(self) -> None:
-        """Stop answering, but close no connection."""
+        """Stop answering, but leave all connections open."""
         assert self._serving is not None
         self._serving.cancel()
         await asyncio.wait([self._serving])
 
     async def stop(self) -> None:
-        """Stop in good order."""
+        """Stop as on a shutdown, not as in a crash."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait([self._serving])
@@ -166,14 +165,14 @@ class RunningGateway:
 
 @asynccontextmanager
 async def worlds(directory: Path) -> AsyncIterator[World]:
-    """Yield a world with its broker."""
+    """Yield a broker, to which a test adds hubs and gateways."""
     with broker_process(directory) as broker:
         async with AsyncExitStack() as stack:
             yield World(broker, stack)
 
 
 async def hear_receipts(node: Node, count: int) -> list[str]:
-    """Return the ids of the next `count` receipts, all of them `received`."""
+    """Return the rollout ids of the node's next `count` receipts, which must all say `received`."""
     found: list[str] = []
     while len(found) < count:
         said: FromHub = await node.hear()

@@ -80,7 +80,7 @@ ROLLOUT = Rollout(
 
 
 class Reports(EventQueue):
-    """Gives each event to the hub, and keeps none."""
+    """Passes each event on to the hub at once."""
 
     def __init__(self, hub: Hub) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Reports(EventQueue):
 
 
 class Hub:
-    """Parts around the connected nodes; records the order of calls."""
+    """Stands for the parts around the connected nodes, and records the order of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []

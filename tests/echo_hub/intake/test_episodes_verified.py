@@ -1,4 +1,4 @@
-"""Honest rollouts of a run's own problems, from the store to the verifier's process."""
+"""The verifier must find no fault in honest rollouts of the run's own problems, as read from the store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def drawn(
 
 
 class Told:
-    """The verifier's answers, until there are `expected` of them."""
+    """Collects the verifier's answers until there are `expected` of them."""
 
     def __init__(self, expected: int) -> None:
         self.of: dict[str, tuple[NodeEvidence, ...]] = {}
@@ -65,7 +65,7 @@ class Told:
 
 
 async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path) -> None:
-    """A group drawn as leased, and one that the scorer failed on, drawn again."""
+    """One group is sampled with its first seed; the other one again, with another seed, after the scorer failed."""
     config = HubConfig(trust=TrustConfig(verifier_device="cpu"))
     base = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base)

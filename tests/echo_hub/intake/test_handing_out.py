@@ -26,8 +26,9 @@ STOP_IDS = (1, 2)
 
 
 class Around:
-    """Real problems and a real store; all sent messages are kept. `published` lists the versions that nodes can
-    fetch."""
+    """Hands out leases over real problems and a real store, and keeps the sent messages. `published`: the versions that
+    nodes can fetch.
+    """
 
     def __init__(self, driven: Any) -> None:
         config = HubConfig()
@@ -64,7 +65,7 @@ class Around:
         self._news.set()
 
     async def hand_out(self, *actions: SendLease | RevokeLease) -> list[tuple[str, FromHub]]:
-        """Return the messages sent for these actions; a final revocation marks their end."""
+        """Return the messages sent for these actions. A revocation, sent last, marks the end of the messages."""
         for action in actions:
             self.handing_out.submit(action)
         self.handing_out.submit(RevokeLease(node_id="end", lease_id=0, reason=DropReason.REVOKED))
@@ -160,7 +161,9 @@ async def test_an_evaluation_lease_offers_its_version(around: Around, greedy: bo
 
 @pytest.mark.parametrize(("version", "offered"), [(3, True), (4, False), (2, False)])
 async def test_a_lease_of_an_older_version_offers_it(around: Around, version: int, offered: bool) -> None:
-    """Let the node report version 4; nodes can fetch versions 3 and 4."""
+    """The node has version 4, and versions 3 and 4 can be fetched. Only for version 3 does it need an
+    offer to fetch.
+    """
     around.published |= {3, 4}
     around.nodes["a"].policy_version = 4
     ((_, said),) = await around.hand_out(lease(policy_version=version))

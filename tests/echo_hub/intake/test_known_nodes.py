@@ -31,7 +31,7 @@ def node(node_id: str, name: str, *, host: str = "192.0.2.7", invite_id: int | N
 
 
 class Hub:
-    """Stored names, and the time."""
+    """Stands for the store's names of nodes, and the clock."""
 
     def __init__(self) -> None:
         self.now, self.num_reads = 0.0, 0

@@ -1,4 +1,6 @@
-"""Streamed parts of rollouts: those that continue the stored prefix are kept, all others are counted as refused."""
+"""Parts of rollouts that nodes stream: the hub keeps a part that continues the tokens it has, and counts any other as
+refused.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def shown(partials: Partials, lease_id: int = 7, index: int = 0) -> list[int] | 
 
 @pytest.fixture
 def partials() -> Partials:
-    """Return partials in which node a holds lease 7 with indices 0 and 3."""
+    """Return partials in which node a holds lease 7, with indices 0 and 3."""
     partials = Partials(BOUNDS)
     partials.leased("a", 7, (0, 3), policy_version=3)
     return partials
@@ -119,7 +121,9 @@ def test_another_nodes_lease_is_not_touched(partials: Partials) -> None:
 
 
 def test_a_reconnected_node_sends_all_its_parts_again(partials: Partials) -> None:
-    """Send everything from token 0, in pieces, with new tokens; the first log-probabilities are kept."""
+    """A reconnected node does not know what the hub got, so it sends all tokens again. The hub must take only the new
+    ones, and keep its first log-probabilities.
+    """
     partials.take("a", [part(0, [5, 9, 8])])
     partials.take("a", [part(0, [5, 9], logprobs=[-4.0, -4.0]), part(2, [8, 7, 6])])
     assert shown(partials) == [5, 9, 8, 7, 6]
@@ -186,7 +190,9 @@ def test_a_lease_continues_an_earlier_leases_tokens(partials: Partials) -> None:
 
 
 def test_a_returned_prefix_is_kept_until_another_node_finishes_it(partials: Partials) -> None:
-    """Strangers may continue a prefix, but their additions may be useless for a third node."""
+    """Node b's additions are not trusted yet: if it returns the lease as well, a third node must still get node a's
+    prefix.
+    """
     partials.take("a", [part(0, [5, 9]), part(0, [4], index=3)])
     partials.given_back("a", 7, (0,))
     partials.begin(leases(8, "b", 0, 3, goes_on=((0, 7), (3, 7))))
@@ -265,7 +271,9 @@ def test_a_given_prefix_must_come_back_unchanged(partials: Partials, sent: Rollo
 
 
 def test_a_lease_sent_again_carries_its_own_tokens(partials: Partials) -> None:
-    """Nodes may hold the first prefix, or have lost it and begin with the second one."""
+    """When a lease is sent again, its node may still have its tokens, or start from the longer prefix that comes with
+    it. Both results must be accepted.
+    """
     partials.take("a", [part(0, [5, 9])])
     for num_given, drawn in ((2, [("a", 2), ("b", 3)]), (3, [("a", 2), ("b", 3)])):
         partials.begin(leases(9, "b", 0, 1, goes_on=((0, 7),)))
@@ -300,8 +308,9 @@ def test_a_lease_from_before_a_restart_blames_no_node() -> None:
 
 @pytest.fixture
 def mixing() -> Partials:
-    """Return partials of an interrupting run: node a holds lease 7, indices 0 and 3, of version 3, and version 6 is the
-    newest."""
+    """Return partials of a run that moves rollouts to new versions: node a holds lease 7 (indices 0 and 3) of version
+    3; version 6 is the newest.
+    """
     partials = Partials(BOUNDS, published_version=6)
     partials.begin(leases(7, "a", 0, 3, may_move_on=True))
     return partials
@@ -452,7 +461,9 @@ def test_a_nodes_own_tokens_are_no_older_than_its_lease(mixing: Partials) -> Non
 
 
 def test_after_a_restart_tokens_of_older_versions_are_accepted() -> None:
-    """Restarted hubs no longer know which prefix was given."""
+    """A restarted hub no longer knows which prefix it gave to a node, so it cannot tell which tokens
+    the node sampled.
+    """
     row = UnfinishedRollout(
         rollout_id="8-0",
         lease_id=8,

@@ -16,7 +16,7 @@ Drive = Callable[..., Awaitable[Any]]
 
 
 class Sent:
-    """Messages to each node, in order."""
+    """Keeps the messages to each node, in order."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, Receipts]] = []
@@ -36,7 +36,7 @@ class Sent:
 
 
 class Told(ReceiptsOut):
-    """Sends every receipt at once."""
+    """Sends every receipt at once, without collecting several."""
 
     def tell(self, node_id: str, receipts: Sequence[RolloutReceipt]) -> None:
         super().tell(node_id, receipts)

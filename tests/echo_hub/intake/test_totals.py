@@ -36,7 +36,7 @@ class Live:
 
 
 class Bench:
-    """A real store, and the sent messages."""
+    """A real store, and the messages sent to nodes."""
 
     def __init__(self, store: AsyncStore) -> None:
         self.store = store
@@ -59,7 +59,7 @@ class Bench:
                 await self.news.wait()
 
     def trained(self) -> dict[str, int]:
-        """Return the totals that each node was told last."""
+        """Return, by node, the total of trained rollouts that the node was told last."""
         return {node_id: message.trained_rollouts for node_id, message in self.sent if isinstance(message, Totals)}
 
 

@@ -1,4 +1,4 @@
-"""A reward model in its real process."""
+"""A reward model, in the separate process that the hub uses for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from echo_hub.judges.reward_model import RewardModel
 from echo_shared.errors import ScorerError
 from tests.echo_hub.judges.tiny_reward_model import make, plainly
 
-pytestmark = pytest.mark.slow  # Each test starts processes that load torch.
+pytestmark = pytest.mark.slow  # Each test starts processes that load PyTorch.
 ASKED = [Asked(prompt="Say hello.", completion="Hello" + "!" * number) for number in range(20)]
 
 
@@ -70,8 +70,8 @@ async def test_an_unloadable_model_is_awaited_or_reported(tmp_path: Path, model:
             await asyncio.sleep(0.01)
         assert "base model does not exist" in style.absence.reason
         assert not waiting.done()
-        make(directory)  # The model is repaired,
-        assert 0 < await waiting < 1  # and the waiting request continues.
+        make(directory)  # The broken model is repaired,
+        assert 0 < await waiting < 1  # and the request that waited for it gets its answer.
         assert style.absence.reason == ""
     two = make(tmp_path / "two", labels=2)
     async with asyncio.timeout(120), model(two, is_patient=False).working() as style:

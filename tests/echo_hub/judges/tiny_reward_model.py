@@ -1,4 +1,4 @@
-"""A reward model with random weights, made in a moment."""
+"""Makes a tiny reward model with random weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% en
 
 
 def make(directory: Path, *, labels: int = 1, chat_template: str | None = CHAT_TEMPLATE) -> Path:
-    """Write a Llama of one layer over characters."""
+    """Write a one-layer Llama whose tokens are characters."""
     vocabulary = {character: number for number, character in enumerate(["<pad>", *map(chr, range(32, 127))])}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -45,7 +45,7 @@ def make(directory: Path, *, labels: int = 1, chat_template: str | None = CHAT_T
 
 
 def plainly(directory: Path, prompt: str, completion: str) -> float:
-    """Return the logit by a plain call of transformers for this one text."""
+    """Return the reward model's logit for this one text, computed by transformers alone."""
     model: Any = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(directory)
     turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]

@@ -52,7 +52,9 @@ def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_settings(base_dir: Path) -> Callable[..., LearnerSettings]:
-    """Return a function that makes small settings; sections override them: make_settings(training={"steps": 2})."""
+    """Return a function that makes small settings; keyword arguments override sections:
+    make_settings(training={"steps": 2}).
+    """
 
     def make(*, publish_precision: Precision = "auto", **sections: dict[str, Any]) -> LearnerSettings:
         training = {"lora_rank": 4, "lora_alpha": 8, "learning_rate": 1e-2, **sections.get("training", {})}
@@ -81,7 +83,9 @@ def settings(make_settings: Callable[..., LearnerSettings]) -> LearnerSettings:
 
 @pytest.fixture
 def make_groups() -> Callable[[int], list[TrainingGroup]]:
-    """Return a function that makes six groups of four by seed, with mixed lengths; the fifth has equal rewards."""
+    """Return a function that makes, from a seed, six groups of four rollouts of mixed lengths; those of the fifth have
+    equal rewards.
+    """
 
     def make(seed: int) -> list[TrainingGroup]:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,6 @@
-"""A device of little memory: bytes kept for the backward pass are counted exactly, and refused beyond a limit."""
+"""A stub for a device with little memory. It counts the bytes kept for the backward pass exactly, and refuses more than
+a limit.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class _Kept:
 
 
 class LimitedMemory:
-    """Also a `probe.Meter`. Kept weights count as well; they do not depend on the number of tokens."""
+    """Limits the kept bytes, and is a `probe.Meter` as well. Weights that are kept count too, but do not grow with the
+    tokens.
+    """
 
     def __init__(self, limit_bytes: float = float("inf")) -> None:
         self.limit_bytes = limit_bytes

@@ -37,7 +37,7 @@ def test_batch_std_divides_by_the_deviation_of_the_whole_step() -> None:
 def test_equal_rewards_have_exactly_no_advantage(
     kind: Advantage, reward: float, size: int, others: list[list[float]]
 ) -> None:
-    # 0.1 summed seven times and divided by seven is not 0.1 in floating point.
+    # The mean of seven rewards of 0.1 is not 0.1 in floating point; the advantage must still be 0.
     found = advantages([np.full(size, reward), *map(np.array, others)], kind)
     assert not found[0].any()
     assert all(np.isfinite(values).all() for values in found)
@@ -55,7 +55,7 @@ def test_advantages_add_up_to_nothing_and_do_not_know_the_level(
 ) -> None:
     arrays = [np.round(np.array(values), 3) for values in rewards]
     assert all(abs(values.sum()) < 1e-8 for values in advantages(arrays, kind))
-    if kind != "batch_std":  # There the groups' levels are part of the deviation.
+    if kind != "batch_std":  # With batch_std, a group's reward level enters the common deviation.
         moved = advantages([values + round(shift, 3) for values in arrays], kind)
         for before, after in zip(advantages(arrays, kind), moved, strict=True):
             np.testing.assert_allclose(before, after, atol=1e-6)

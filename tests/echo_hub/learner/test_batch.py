@@ -37,7 +37,7 @@ def weighted(groups: Sequence[TrainingGroup]) -> list[WeightedGroup]:
 
 
 def rows_of(batch: MicroBatch) -> list[list[int]]:
-    """Return the token ids of each row, including those after its end."""
+    """Return each row's token ids, padding included."""
     return [row for positions in batch.rows.positions_RL for row in batch.input_ids_T[positions].tolist()]
 
 
@@ -88,9 +88,8 @@ def test_a_rollout_that_exceeds_the_budget_goes_alone() -> None:
 
 
 def largest_of_fewest(lengths: Sequence[int], budget: int) -> tuple[int, int]:
-    """Return the fewest parts within the budget, and their smallest possible maximum, over all cuts.
-
-    Tries each place of the first cut.
+    """Return the smallest number of parts within the budget, and for this number the smallest possible largest part, by
+    trying all cuts.
     """
 
     @cache

@@ -33,27 +33,35 @@ def test_an_episodes_advantage_applies_to_each_turn() -> None:
 
 
 def test_a_turns_advantage_equals_its_hand_computed_return() -> None:
-    """Returns are 1, 0.75, 1.25; 0, -0.25; 0.5. Turn 3 has no other turn to compare with."""
+    """A turn's return is the reward minus earlier turns' rewards: 1, 0.75, 1.25; 0, -0.25; 0.5. Its advantage is the
+    return minus the mean of the same turn's returns; only one episode has a third turn.
+    """
     assert found([GROUP], BY_TURN) == [[[0.5, 0.5, 0.0], [-0.5, -0.5], [0.0]]]
     assert found([GROUP], BY_TURN, "leave_one_out") == [[[0.75, 1.0, 0.0], [-0.75, -1.0], [0.0]]]
 
 
 def test_later_rewards_are_discounted() -> None:
-    """Returns are 0.3125, 0.125, 1.25; 0.125, -0.25; 0.5. Their means are 0.3125 and -0.0625."""
+    """With discount 0.5, returns are 0.3125, 0.125, 1.25; 0.125, -0.25; 0.5, with means 0.3125 (first turns) and
+    -0.0625 (second).
+    """
     assert found([GROUP], TrainingConfig(credit="turn", discount=0.5)) == [
         [[0.0, 0.1875, 0.0], [-0.1875, -0.1875], [0.1875]]
     ]
 
 
 def test_an_early_end_does_not_lower_longer_episodes() -> None:
-    """Two of four episodes are solved at once, one by its last turn."""
+    """Two of four episodes are solved in their first turn and have no second one. Second turns are compared with each
+    other only.
+    """
     group = [EpisodeRewards(reward=1.0)] * 2 + [EpisodeRewards(reward=r, turn_rewards=(0.0,)) for r in (1.0, 0.0)]
     assert found([group], TrainingConfig())[0][2] == [0.25, 0.25]
     assert found([group], BY_TURN)[0][2] == [0.25, 0.5]
 
 
 def test_a_groups_turns_share_one_deviation() -> None:
-    """Returns differ from their turns' means by 0.5, 0.5, 0 and 0.5, 0.5: six returns in three turns."""
+    """Returns differ from the mean of their turn by 0.5, 0.5, 0 and 0.5, 0.5. Six returns less three means leave three
+    degrees of freedom.
+    """
     std = (4 * 0.25 / 3) ** 0.5 + 1e-4
     assert found([GROUP], BY_TURN, "mean_std")[0] == [
         pytest.approx([0.5 / std, 0.5 / std, 0.0]),
@@ -82,9 +90,8 @@ def test_for_one_turn_all_credits_are_equal(training: TrainingConfig, kind: Adva
 
 
 def test_without_a_discount_the_gradient_has_the_direction_of_the_episodes_reward() -> None:
-    """Play a game of two turns of one bit, with every outcome of two independent players once.
-
-    By turn, the mean of advantage times score (the gradient of a policy at 1/2) equals the reward's, whatever turns
+    """Credit by turn must change only the variance of the gradient, not its direction. In a game of two turns of one
+    bit, over all pairs of episodes, the mean gradient must equal the one of the episode's reward, whatever single turns
     earned.
     """
     bits = [(a, b) for a in (0, 1) for b in (0, 1)]

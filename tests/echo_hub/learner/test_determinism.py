@@ -19,7 +19,9 @@ def mode() -> tuple[bool, bool]:
 
 
 class _Notes(Function):
-    """A function that records its backward mode, and writes where PyTorch's result depends on the order."""
+    """A function that records the mode of its backward pass, and does an operation whose result depends on the order of
+    threads.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, puts: bool) -> Tensor:

@@ -25,7 +25,9 @@ def policy(settings: LearnerSettings) -> Policy:
 
 
 def requests(*prompts: int) -> list[GroupRequest]:
-    """Return requests of groups of four; an end before `LENGTH` tokens is only by chance."""
+    """Return requests of groups of four with prompts of these lengths; a completion ends before `LENGTH` tokens only by
+    chance.
+    """
     rng = np.random.default_rng(0)
     return [
         GroupRequest(
@@ -45,7 +47,7 @@ def requests(*prompts: int) -> list[GroupRequest]:
 
 @contextmanager
 def rows_in(policy: Policy, *, most: int = 10_000) -> Iterator[list[int]]:
-    """Yield the list of each forward pass's rows, on a device with memory for `most` rows."""
+    """Yield a list that collects the number of rows of each forward pass; the device has memory for `most` rows."""
     seen: list[int] = []
 
     def before(model: Any, args: Any, kwargs: Any) -> None:
@@ -94,7 +96,7 @@ def test_a_batch_too_large_for_memory_is_halved(policy: Policy) -> None:
 
 
 def test_finished_rollouts_are_kept_if_memory_runs_out(policy: Policy) -> None:
-    """Make only the second group's prompt too large."""
+    """A prompt that does not fit in memory must not cost rollouts of other groups that are finished already."""
     one, other = requests(3, 60)
     drawing = Drawing(policy, kv_cache_bytes=0)
     found: list[tuple[int, int]] = []
@@ -125,7 +127,7 @@ def test_too_little_memory_for_one_rollout_and_other_errors_are_reported(policy:
 
 
 def _next_turn(first: list[GroupRequest], said: dict[tuple[int, int], list[int]]) -> list[GroupRequest]:
-    """Return each rollout's next turn: its own tokens and three more."""
+    """Return requests for each rollout's next turn: the prompt is all tokens so far and three more."""
     return [
         dataclasses.replace(
             one,
@@ -139,7 +141,7 @@ def _next_turn(first: list[GroupRequest], said: dict[tuple[int, int], list[int]]
 
 
 def _tokens_of(policy: Policy, run: Callable[[], Any]) -> tuple[Any, int]:
-    """Return the call's result, and the number of tokens that the model computes for it, with padding."""
+    """Return the call's result, and the number of tokens that the model computed for it, padding included."""
     computed = 0
 
     def before(model: Any, args: Any, kwargs: Any) -> None:

@@ -10,7 +10,9 @@ MIB = 2**20
 
 
 def device(memory_bytes: float = float("inf"), *, plain: int = 4 * MIB, again: int = MIB, fixed: int = GIB) -> Measure:
-    """Return a device's measure: bytes for each token, and fixed bytes."""
+    """Return a scripted device: bytes needed per token, without (`plain`) and with recomputation (`again`), and `fixed`
+    bytes.
+    """
 
     def measure(gradient_checkpointing: bool, tokens: int) -> int | None:
         peak = fixed + tokens * (again if gradient_checkpointing else plain)

@@ -53,7 +53,7 @@ def adapted(make: Any, targets: Sequence[str], dtype: torch.dtype) -> Any:
 
 
 def computed(model: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], int]:
-    """Return outputs and all gradients, and the bytes kept for the backward pass without weights."""
+    """Return outputs, all gradients, and the bytes (weights excluded) that are kept for the backward pass."""
     kept: dict[int, int] = {}
     weights = {parameter.data_ptr() for parameter in model.parameters()}
 
@@ -105,7 +105,7 @@ def test_with_adapters_off_or_several_it_computes_the_same() -> None:
 
 
 class Scaled(Qwen3MLP):
-    """A module that looks like a gated MLP but computes something else."""
+    """A module of the same form whose forward pass differs, so it must not be replaced."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = 2.0 * super().forward(x)

@@ -1,4 +1,4 @@
-"""Real learners of several processes, and of several hosts on the loopback interface."""
+"""Real learners of several processes, on one host and on several hosts that share the loopback interface."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ Drawn = dict[tuple[int, int], list[int]]
 
 
 def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> tuple[Path, Drawn, Drawn]:
-    """Train three steps in this process; return the adapter, and rollouts of version 3 and of the base."""
+    """Train three steps in this process. Return the adapter, and rollouts of version 3 and of the base,
+    for comparison.
+    """
     run_dir.mkdir()
     worker = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
 
@@ -87,7 +89,7 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 def ranks_below(pid: int | None) -> list[psutil.Process]:
-    """Return the processes of a launcher, by rank."""
+    """Return the processes below a launcher, in order of rank."""
     found = {process.environ()["RANK"]: process for process in psutil.Process(pid).children(recursive=True)}
     return [found[rank] for rank in sorted(found)]
 
@@ -98,7 +100,7 @@ def assert_gone(processes: Sequence[psutil.Process]) -> None:
 
 
 class AllSteps:
-    """Exports the adapter of each step, with the learner's own settings."""
+    """Exports the adapter after every step."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -112,7 +114,7 @@ class AllSteps:
 
 
 class Reports(EventQueue):
-    """Gives each event to the hub, and keeps none."""
+    """Passes each event on to the hub at once."""
 
     def __init__(self, hub: Hub) -> None:
         super().__init__()
@@ -123,7 +125,7 @@ class Reports(EventQueue):
 
 
 class Hub:
-    """Act like the coordinator: request the step after the learner's version, until step 3 is done."""
+    """Acts like the coordinator: requests step after step until step 3 is done."""
 
     def __init__(self, settings: LearnerSettings, run_dir: Path, make_groups: MakeGroups) -> None:
         self.events: list[Event] = []
@@ -144,7 +146,7 @@ class Hub:
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
         if step == 3 and not self.killed:
             self.killed = ranks_below(self.trainer.pid)
-            # Rank 0 begins the step and waits for rank 1, which dies before its part is done.
+            # Rank 0 begins the step and waits for rank 1, which is killed before its part is done.
             self.killed[1].suspend()
             asyncio.get_running_loop().call_later(0.3, self.killed[1].kill)
         return self._make_groups(step)
@@ -194,7 +196,7 @@ async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
     assert_gone(hub.killed)
     expected, _, _ = alone(make_settings(training=training), make_groups, tmp_path / "alone")
     assert_close(expected, tmp_path / "v3")
-    # One process must resume from what two processes wrote.
+    # A single process must be able to resume from a checkpoint of two processes.
     worker = LearnerWorker.open({"settings": make_settings().model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert worker.policy_version == 3 == checkpoint.complete(tmp_path / "checkpoints")[0].step
 
@@ -254,7 +256,7 @@ async def test_two_hosts_train_like_one_process_and_survive_the_hub(
         await killed.wait()
         await asyncio.to_thread(assert_gone, [launcher, *ranks])
         assert host.returncode is None, "the host waits for the hub to come back"
-        # A restarted learner finds the other host at the same address.
+        # The restarted learner must find the other host at the same address.
         learner = await Learner.start(settings, tmp_path)
         for step in (1, 2, 3):
             under_way = await learner.train(step, make_groups(step), tmp_path / f"v{step}")
@@ -273,7 +275,7 @@ async def test_two_hosts_train_like_one_process_and_survive_the_hub(
 
 def test_an_address_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(variable, "lo")  # Set it here so that monkeypatch restores it.
+        monkeypatch.setenv(variable, "lo")  # Registered with monkeypatch, so that it is restored after the test.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         launch = Launch(processes=1, hosts=2, address=f"127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(LearnerError, match=r"(?s)cannot listen on its address.*learner\.address"):

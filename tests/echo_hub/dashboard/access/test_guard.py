@@ -22,7 +22,7 @@ async def stranger(open_hub: Any, source: Any) -> ClientSession:
 
 
 async def logged_in(hub: ClientSession, guard: Guard) -> tuple[str, str]:
-    """Return cookie and key of a new session."""
+    """Log in; return the cookie of the new session, and the key that its forms must contain."""
     async with hub.get(f"/?token={guard.credentials.token}", allow_redirects=False) as answer:
         path, _, key = answer.headers["Location"].partition("#key=")
         assert (answer.status, path) == (303, "/") and len(key) == 43
@@ -141,7 +141,9 @@ def test_scheme_host_and_port_are_compared(
 
 
 async def test_a_session_alone_changes_nothing(open_hub: Any, source: Any, desk: Any, guard: Guard) -> None:
-    """Send the cookie and any headers, like a server on another port of the host could."""
+    """A server on another port of the hub's host gets the session's cookie, and can send any headers. Without the
+    session's key it must not change anything.
+    """
     hub = await open_hub(source, token="", desk=desk)
     cookie = await cookie_of(hub, guard)
     own = {"Cookie": cookie, "Origin": str(hub._base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
@@ -169,7 +171,7 @@ async def test_no_answer_holds_a_key(hub: ClientSession, guard: Guard, stranger:
 async def test_the_key_or_the_hubs_token_is_good_for_a_form(
     open_hub: Any, source: Any, desk: Any, guard: Guard
 ) -> None:
-    """Accept the token too, for pages where no script inserts the key."""
+    """Pages without JavaScript cannot insert the session's key, so a form may contain the operator's token instead."""
     hub = await open_hub(source, token="", desk=desk)
     cookie, key = await logged_in(hub, guard)
     own = {"Cookie": cookie, "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}
@@ -191,7 +193,7 @@ async def test_public_answers_hold_nothing_private(stranger: ClientSession, hub:
         *(node.totals.device for node in nodes),
         *(f'"{field}"' for field in ("cost", "backend", "device", "received", "dropped", "events", "capacity")),
         *(event.text for event in run.events if event.warning),
-        "0.125",  # The run's cost.
+        "0.125",  # Cost of the run.
         run.run_id,
         run.capacity.verdict,
     }

@@ -1,6 +1,5 @@
-"""A hostile server on another port of the hub's host, which the operator's real browser visits.
-
-It gets the cookie, but no means to change anything.
+"""The operator's real browser visits a hostile server on another port of the hub's host. That server receives the
+session's cookie, but must not be able to change anything with it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ async function attack() {{
 
 @dataclass
 class Evil:
-    """Another server of the hub's host, and the headers that its visitors' browsers sent."""
+    """A hostile server on the hub's host. It keeps the request headers of browsers that visit it."""
 
     url: str = ""
     cookies: list[str] = field(default_factory=list)

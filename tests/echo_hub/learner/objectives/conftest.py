@@ -1,4 +1,4 @@
-"""Tokens with given ratios, in float64, and an objective's losses and gradients for them."""
+"""Tokens with given probability ratios, in float64; and the loss and gradient of an objective for them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ BEHAVIOR_LOGPROB = -1.0
 
 @pytest.fixture
 def make_tokens() -> Callable[..., ObjectiveTokens]:
-    """Return a function that makes tokens.
-
-    `ratios` are those of the learner to the behaviour policy, `proximal` those of the proximal policy (None: the
-    learner).
+    """Return a function that makes tokens. `ratios`: learner's over behaviour policy's probability; `proximal`: the
+    proximal policy's, or None for the learner's own.
     """
 
     def make(
@@ -62,7 +60,7 @@ def gradient() -> Callable[[Objective, ObjectiveTokens], list[float]]:
 
 @pytest.fixture
 def check_gradient(make_tokens: Callable[..., ObjectiveTokens]) -> Callable[..., None]:
-    """Compare with finite differences in float64, away from the kinks of min and clip."""
+    """Compare an objective's gradient with finite differences in float64, away from the kinks of min and clip."""
 
     def check(objective: Objective, ratios: Sequence[float], advantages: Sequence[float], **given: object) -> None:
         start = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()

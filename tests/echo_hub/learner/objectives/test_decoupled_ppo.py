@@ -13,12 +13,12 @@ DECOUPLED = DecoupledPpo(clip_low=0.2, clip_high=0.2, cap=5.0)
 @pytest.mark.parametrize(
     ("learner", "proximal", "advantage", "loss", "clipped"),
     [
-        (2.0, 2.0, 1.0, -2.0, False),  # u = 1, w = 2.
-        (2.2, 2.0, 1.0, -2.2, False),  # w u A is the learner's own ratio while u is in the range.
-        (3.0, 2.0, 1.0, -2.4, True),  # u = 1.5 is clipped at 1.2.
+        (2.0, 2.0, 1.0, -2.0, False),  # u (learner over proximal policy) is 1, w (proximal over behaviour policy) is 2.
+        (2.2, 2.0, 1.0, -2.2, False),  # Inside the clip range, u w A is the learner's ratio times A.
+        (3.0, 2.0, 1.0, -2.4, True),  # u = 1.5 is clipped to 1.2.
         (3.0, 2.0, -1.0, 3.0, False),
         (0.5, 1.0, -1.0, 0.8, True),
-        (6.0, 6.0, 1.0, 0.0, True),  # Beyond the cap: left out.
+        (6.0, 6.0, 1.0, 0.0, True),  # w exceeds its cap, so the token is left out.
     ],
 )
 def test_loss_by_hand(

@@ -14,7 +14,7 @@ WIDE = Gspo(clip_low=0.2, clip_high=0.3)
 
 
 def test_loss_by_hand(make_tokens: Callable[..., ObjectiveTokens]) -> None:
-    # Geometric means: sqrt(0.8 * 1.25) = 1, sqrt(4 * 1) = 2, and 0.25 alone.
+    # Ratio s of each rollout, a geometric mean: sqrt(0.8 * 1.25) = 1, sqrt(4 * 1) = 2, and 0.25.
     tokens = make_tokens([0.8, 1.25, 4.0, 1.0, 0.25], [1.0, 1.0, 2.0, 2.0, -1.0], rollouts=[0, 0, 1, 1, 2])
     result = WIDE.losses(tokens)
     assert result.losses_N.tolist() == pytest.approx([-1, -1, -2.6, -2.6, 0.8])
@@ -27,7 +27,9 @@ def test_its_published_range_is_narrow(make_tokens: Callable[..., ObjectiveToken
 
 
 def test_gradient_by_finite_differences(make_tokens: Callable[..., ObjectiveTokens]) -> None:
-    """Sum over each rollout's tokens: each token's own gradient then equals that of the shared s."""
+    """A rollout's tokens share the ratio s. Only the sum of their losses has a gradient that finite differences can
+    check.
+    """
     start = torch.tensor([0.8, 1.3, 4.0, 1.0, 0.9], dtype=torch.float64).log().requires_grad_()
 
     def loss(logs: torch.Tensor) -> torch.Tensor:
@@ -60,7 +62,7 @@ def test_a_rollout_without_tokens_and_a_batch_of_none() -> None:
 def test_every_token_of_a_rollout_has_the_same_gradient(
     make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
-    # A rollout's sum over T tokens is T times s A; each token's logprob moves s by s / T.
+    # A rollout of T tokens has the loss T s A in total, and each token's log-probability changes s by s / T.
     tokens = make_tokens([0.8, 1.25], [1.0, 1.0], rollouts=[0, 0])
     assert gradient(WIDE, tokens) == pytest.approx([-1, -1])
 

@@ -15,7 +15,9 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 
 
 def one_batch() -> MicroBatch:
-    """Return two rollouts: three tokens of advantage 1 and weight 0.25, two of -2 and 0.125; μ = e^-1 for all."""
+    """Return a batch of two rollouts: three tokens of advantage 1 and weight 0.25, and two of -2 and 0.125. All have
+    the behaviour probability μ = e^-1.
+    """
     rollouts = tuple(
         WeightedRollout(
             completion_ids=np.arange(length, dtype=np.int32),
@@ -40,7 +42,7 @@ def outcome(
     proximal: torch.Tensor | None = None,
     reference: float | None = None,
 ) -> tuple[float, list[float], dict[str, float]]:
-    """Return the loss, its gradient by each token's log-probability, and the statistics."""
+    """Return the loss, its gradient by each token's log-probability, and the statistics of the step."""
     learner = learner.clone().requires_grad_()
     loss, statistics = StepLoss(ObjectiveConfig(**settings))(
         one_batch(),
@@ -71,7 +73,7 @@ def test_the_naive_objective_knows_no_ratio_to_the_behavior_policy() -> None:
 def test_a_masked_token_loses_its_gradient_and_keeps_its_weight_in_the_denominator() -> None:
     settings = {"old_policy": "proximal", "correction": "masked_is"}
     _, gradient, statistics = outcome(settings, logs(1.0, 3.0, 0.5, 2.0, 0.1))
-    # Other tokens keep the weights 0.25 and 0.125, as if nothing were masked.
+    # Tokens that are not masked keep their weights, as if nothing were masked.
     assert gradient == pytest.approx([-0.25, 0, -0.125, 0.5, 0])
     assert statistics["corrected"] == 2 and statistics["correction_weight"] == pytest.approx(3.5)
 
@@ -95,7 +97,9 @@ def test_a_veto_takes_the_whole_rollout_out_of_every_objective(name: str, kl: fl
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_sequence_mask_applies_to_every_objective(name: str) -> None:
-    """DeepSeek-V3.2 masks no tokens with a positive advantage, and keeps the KL term."""
+    """Masked are tokens of negative advantage in a rollout that is too far off-policy; they keep their KL term
+    (DeepSeek-V3.2).
+    """
     settings = {"name": name, "kl_coefficient": 0.1}
     now = logs(0.5, 0.5, 0.5, 0.9, 0.8)
     _, plain, before = outcome(settings, now, reference=1.3)
@@ -104,7 +108,7 @@ def test_the_sequence_mask_applies_to_every_objective(name: str) -> None:
     assert gradient[:3] == plain[:3]
     assert gradient[3:] == pytest.approx((0.1 * 0.125 * (1 - 1.3 / ratios)).tolist())
     assert (before["vetoed_rollouts"], statistics["vetoed_rollouts"]) == (0, 1)
-    # Mean log(μ / π) of the second rollout is 0.16.
+    # Below this limit: mean log(μ / π) of the second rollout is 0.16.
     assert outcome({**settings, "sequence_mask": 0.2}, now, reference=1.3)[1] == plain
 
 
@@ -122,14 +126,16 @@ def test_the_kl_term_by_hand_and_by_finite_differences() -> None:
     k3 = 2 - 1 - math.log(2)
     assert loss == pytest.approx(without[0] + 0.1 * k3 * (3 * 0.25 + 2 * 0.125))
     assert statistics["base_kl"] == pytest.approx(5 * k3)
-    # d/d log π of (q/π - 1 - log q/π) is 1 - q/π.
+    # The KL term is q/π - 1 - log(q/π), with q the reference policy; its derivative by log π is 1 - q/π.
     expected = [g + 0.1 * weight * (1 - 2) for g, weight in zip(without[1], [0.25] * 3 + [0.125] * 2, strict=True)]
     assert gradient == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_entropy_bonus_has_the_losss_weights_and_vetoes(name: str) -> None:
-    """Masks keep the bonus, like the KL term: it is not corrected."""
+    """A vetoed rollout loses its entropy bonus as well. Masked tokens keep it, like the KL term, because it needs no
+    correction.
+    """
     entropies = torch.arange(5.0).requires_grad_()
     now = logs(0.5, 5e-5, 0.5, 0.9, 0.8)
     for settings, expected in (
@@ -154,7 +160,7 @@ def test_a_steps_entropy_coefficient_overrides_the_settings() -> None:
 
 @pytest.mark.parametrize("veto", [0.0, 1e-4])
 def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float) -> None:
-    """Token 2 is impossible for the base, token 4 for the learner."""
+    """The reference policy gives token 2 probability 0, the learner token 4. Neither may cause NaN or inf."""
     learner = torch.tensor([-1.0, -1.0, -1.0, -201.0, -1.0], requires_grad=True)
     reference = torch.tensor([-1.0, -201.0, -1.0, -1.0, -1.0])
     step_loss = StepLoss(ObjectiveConfig(kl_coefficient=0.1, sequence_veto=veto))
@@ -163,7 +169,7 @@ def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float
     assert loss.isfinite() and gradient.isfinite().all() and statistics.isfinite().all()
     found = dict(zip(STATISTICS, statistics.tolist(), strict=True))
     assert found["mismatch_kl"] == pytest.approx(199)
-    # The KL term gives 1 - π_ref / π at the second token, and 1 - e³ at the fourth, unless its rollout is vetoed.
+    # The KL term's gradient is 1 - q/π at the second token, and 1 - e³ at the fourth unless its rollout is vetoed.
     assert gradient.tolist() == pytest.approx(
         [-0.25, -0.225, -0.25, *((0, 0) if veto else (0.0125 * (1 - math.e**3), 0.25))]
     )
@@ -171,7 +177,7 @@ def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float
 
 @pytest.mark.parametrize(("correction", "third"), [("masked_is", 0.0), ("tis", -2 / 3)])
 def test_a_correction_acts_on_its_own_tokens_gradient(correction: str, third: float) -> None:
-    """Include GSPO, whose ratio is that of the whole rollout."""
+    """This holds even for GSPO, although its ratio belongs to the whole rollout."""
     rollout = WeightedRollout(
         completion_ids=np.arange(3, dtype=np.int32),
         loss_mask=np.ones(3, dtype=bool),

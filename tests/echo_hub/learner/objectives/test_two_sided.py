@@ -21,7 +21,7 @@ TWO_SIDED = TwoSided(clip_low=0.2, clip_high=0.2, cap=4.0)
         (9.0, 1.0, -1.2, True),
         (0.5, 1.0, -0.5, False),
         (3.0, -1.0, 3.0, False),
-        (9.0, -1.0, 4.0, True),  # GRPO's loss would be 9 here.
+        (9.0, -1.0, 4.0, True),  # GRPO's loss would be 9 here: it does not bound the ratio of bad tokens.
         (0.5, -1.0, 0.8, True),
     ],
 )

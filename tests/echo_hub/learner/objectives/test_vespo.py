@@ -15,14 +15,16 @@ VESPO = Vespo(shape_positive=2.0, rate_positive=3.0, shape_negative=3.0, rate_ne
 
 
 def phi(w: float, k: float, rate: float) -> float:
-    """Return the paper's weight, normalised to 1 at w = 1."""
+    """Return the paper's weight φ(w), normalised so that φ(1) = 1."""
     return math.exp(rate) * w**k * math.exp(-rate * w)
 
 
 def test_loss_and_gradient_by_hand(
     make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
-    """Weigh rollouts of two tokens, of one token, and of one unchanged token."""
+    """The weight belongs to a whole rollout: here one of two tokens, one of one token, and one that the learner has not
+    changed.
+    """
     tokens = make_tokens([0.5, 1.5, 1.3, 1.0], [1.0, 1.0, -2.0, 3.0], rollouts=[0, 0, 1, 2])
     weights = [phi(0.75, 2, 3), phi(0.75, 2, 3), phi(1.3, 3, 2), 1.0]
     expected = [-weight * advantage for weight, advantage in zip(weights, [1.0, 1.0, -2.0, 3.0], strict=True)]
