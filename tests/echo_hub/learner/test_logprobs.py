@@ -82,7 +82,9 @@ def test_the_distance_has_no_gradient_and_needs_a_u() -> None:
 def test_the_entropy_is_that_of_the_whole_distribution(
     monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int, grad: bool
 ) -> None:
-    """Cut the chunks, and the rows within a chunk, at different places."""
+    """Logits are computed in chunks of tokens, and in blocks of rows within a chunk. No choice of these sizes may
+    change the entropy.
+    """
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
     torch.manual_seed(vocabulary)
     head = torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False)
@@ -100,7 +102,9 @@ def test_the_entropy_is_that_of_the_whole_distribution(
 def test_the_entropys_gradient_equals_autograds_with_the_tokens(
     monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int
 ) -> None:
-    """Use random batches, with chunks and their rows cut at different places."""
+    """The gradients of log-probabilities and entropies, together, must equal autograd's for any sizes of chunks and
+    blocks.
+    """
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
     generator = torch.Generator().manual_seed(vocabulary + rows)
     head = torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False)
@@ -182,7 +186,7 @@ def test_logits_far_apart_stay_finite() -> None:
 
 
 def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
-    """bfloat16 cannot represent p - 1 this close to p = 1."""
+    """The gradient is p - 1, and bfloat16 cannot represent p so close to 1."""
     head = make_head(torch.bfloat16)
     with torch.no_grad():
         head.weight.zero_()
@@ -196,7 +200,7 @@ def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
 
 @pytest.mark.parametrize("cast_elements", [1, H * 7, 10_000])
 def test_in_bfloat16_logits_are_not_rounded(monkeypatch: pytest.MonkeyPatch, cast_elements: int) -> None:
-    """Use logits of tens, as in a trained model: bfloat16 rounds them by tenths."""
+    """A trained model's logits are tens, where bfloat16 has steps of tenths; the computation must keep more digits."""
     monkeypatch.setattr("echo_hub.learner.logprobs.CAST_ELEMENTS", cast_elements)
     head, hidden = make_head(torch.bfloat16, bias=True), (40 * HIDDEN).bfloat16()
     logits = hidden.double() @ head.weight.double().T + head.bias.double()
@@ -212,7 +216,7 @@ def test_no_tokens_are_no_work() -> None:
 
 
 class _Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
+    """Records the size of the largest tensor that any operation returns, in elements."""
 
     elements = 0
 
@@ -245,7 +249,7 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int, entropy:
 def test_intervals_equal_the_whole_softmaxs(monkeypatch: pytest.MonkeyPatch, chunk_elements: int, bias: bool) -> None:
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, ids = make_head(bias=bias), IDS.clone()
-    ids[:2] = torch.tensor([0, V - 1])  # The first and the last id of the vocabulary.
+    ids[:2] = torch.tensor([0, V - 1])  # Both ends of the vocabulary.
     below, found = intervals(HIDDEN, head, ids, temperature=0.7)
     expected = draws.interval(head(HIDDEN).numpy(), ids.numpy(), 0.7)
     torch.testing.assert_close(below, torch.from_numpy(expected[0]), atol=1e-12, rtol=1e-12)
@@ -255,7 +259,9 @@ def test_intervals_equal_the_whole_softmaxs(monkeypatch: pytest.MonkeyPatch, chu
 
 @pytest.mark.parametrize("chunk_elements", [1, V * 7])
 def test_greedy_choices_return_their_shortfall(monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
-    """Expect, for greedy choices, the distance to the most likely id in nats instead of the interval's lower end."""
+    """A greedy choice has no interval; in its place the result has how many nats less likely the token is than the most
+    likely one.
+    """
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, greedy = make_head(), torch.arange(N) % 2 == 0
     below, found = intervals(HIDDEN, head, IDS, greedy, temperature=0.7)

@@ -77,7 +77,7 @@ def test_transformers_of_attention_alone_pack(bodies: dict[str, Any]) -> None:
     assert packing.can_pack(bodies["llama"], CPU)
 
 
-@pytest.mark.filterwarnings("ignore")  # Both models warn that their fast kernels are not installed.
+@pytest.mark.filterwarnings("ignore")  # Both models warn that fast kernels are not installed.
 def test_models_with_other_token_mixing_do_not_pack() -> None:
     linear = Qwen3NextConfig(
         **SMALL,

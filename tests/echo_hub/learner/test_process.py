@@ -134,7 +134,7 @@ async def test_a_process_without_heartbeat_or_progress_is_ended(
         await learner.stop()
 
     (tmp_path / "hung.py").write_text(HUNG)
-    # On a busy machine a hung process may also be silent for a second.
+    # `silent_s` stays long: on a busy machine, the hung process could count as silent first.
     monkeypatch.setattr(process, "LIMITS", replace(LIMITS, beat_s=0.05, look_s=0.05))
     monkeypatch.setattr(process, "WORKER", "hung")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
@@ -189,6 +189,6 @@ async def test_when_the_hub_is_gone_the_process_ends(settings: LearnerSettings, 
     assert int(await hub.stdout.readline()) > 0
     hub.kill()
     await hub.wait()
-    # A surviving process would still hold the lock.
+    # A process that is still alive would hold the lock.
     with FileLock(tmp_path / "learner.lock").acquire(timeout=60):
         pass

@@ -1,4 +1,4 @@
-"""Two real processes over gloo, compared with one process (`two_ranks.py`)."""
+"""Two real processes connected by gloo must train like one process; see `two_ranks.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_two_processes_train_as_one_does(
         return {"settings": settings, "steps": [frames.pack_groups(groups) for groups in steps], "tolerance": tolerance}
 
     def forged(groups: list[TrainingGroup]) -> list[TrainingGroup]:
-        """Give the best rollouts of groups 0 and 2 claims that no honest engine makes."""
+        """Give the best rollouts of groups 0 and 2 claimed probabilities that no honest engine reports."""
 
         def claimed(group: TrainingGroup) -> TrainingGroup:
             best = max(group.rollouts, key=lambda rollout: rollout.reward)
@@ -49,8 +49,8 @@ def test_two_processes_train_as_one_does(
     }
     cases = {
         "plain": case(steps),
-        # Many tokens are clipped, so Adam makes full steps on gradients of the size of rounding errors. Weights of a
-        # single process differ as much when its micro-batches are split differently.
+        # Tolerance 1e-4: clipping leaves gradients of the size of rounding errors, from which Adam makes full steps.
+        # The weights of a single process differ as much if its micro-batches are split differently.
         "uneven": case(steps, 1e-4, learner={"micro_batch_tokens": 72}),
         "several updates": case(
             steps,
@@ -59,11 +59,11 @@ def test_two_processes_train_as_one_does(
             learner={"micro_batch_tokens": 64, "gradient_checkpointing": True},
         ),
         "by sequence": case(steps, 1e-4, training={"lora_targets": "attention"}, objective={"name": "gspo"}),
-        # Ranks have parts of groups, so only one rank finds each forgery.
+        # A group is divided among ranks, so only one rank sees each forgery.
         "left out": case([forged(groups) for groups in steps], 1e-4, learner={"micro_batch_tokens": 64}),
         "sub-batches over updates": case(steps, 1e-4, **shuffled),
         "left out, of sub-batches over updates": case([forged(groups) for groups in steps], 1e-4, **shuffled),
-        # The entropy coefficient counts from the second step on.
+        # The entropy coefficient has an effect from the second step on.
         "entropy": case(
             steps,
             1e-4,

@@ -13,8 +13,9 @@ from echo_hub.learner.selection import most_unlike, shuffled, times_trained
     [
         ([0.1, 0.9, -0.8, 0.2, -0.1, 0.3, -0.5, -0.1], [1, 2, 5, 6]),
         ([3.0, 1.0, 2.0, 0.0], [0, 3]),
-        ([3.0, 1.0, 2.0, 0.0, 2.5, 0.5], [0, 3, 4, 5]),  # Two of three pairs.
-        ([1.0, 0.0, 0.5], [0, 1]),  # The middle one has no pair.
+        # Two of three pairs (largest with smallest advantage) are kept.
+        ([3.0, 1.0, 2.0, 0.0, 2.5, 0.5], [0, 3, 4, 5]),
+        ([1.0, 0.0, 0.5], [0, 1]),  # The middle rollout has no partner.
         ([1.0, 0.0], [0, 1]),
         ([0.0], [0]),
         ([0.0, 0.0, 0.0, 0.0], [0, 3]),

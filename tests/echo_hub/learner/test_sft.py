@@ -1,4 +1,4 @@
-"""Fine-tuning equals TRL's cross-entropy for any micro-batches, and resumes exactly after an interruption."""
+"""Supervised fine-tuning has TRL's cross-entropy for any micro-batches, and resumes exactly after an interruption."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BASE = resolve_base("builtin:tiny")
 
 
 def demonstrations(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[Demonstration]:
-    """Return demonstrations; every third one has two replies with an answer of four tokens between them."""
+    """Return demonstrations. Every third one has two replies, and an answer of four tokens between them."""
     rng, found = np.random.default_rng(seed), []
     for number in range(count):
         lengths = rng.integers(2, 7, 2)
@@ -43,7 +43,7 @@ def demonstrations(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> l
 
 
 def stirred(policy: Policy) -> Policy:
-    """Return the policy with a nonzero B, so that every weight has a gradient."""
+    """Return the policy with B filled with random values, so that every weight has a gradient."""
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in policy.parameters.values():
@@ -61,7 +61,8 @@ def gradient(
     return loss, gradients
 
 
-@pytest.mark.filterwarnings("ignore")  # TRL, PEFT and transformers warn about their calls of each other.
+# TRL, PEFT and transformers warn about deprecated calls that they make of each other.
+@pytest.mark.filterwarnings("ignore")
 def test_a_batch_has_the_loss_and_the_gradient_of_trls_trainer(make_settings: MakeSettings, tmp_path: Path) -> None:
     peft, datasets, trl = (pytest.importorskip(name) for name in ("peft", "datasets", "trl"))
     settings = make_settings().model_copy(update={"base_dir": BASE, "temperature": 1.0})
@@ -133,7 +134,9 @@ def test_micro_batches_of_any_size_come_to_the_same(make_settings: MakeSettings)
 
 
 def test_tokens_outside_replies_are_only_context(make_settings: MakeSettings) -> None:
-    """Compare with the replies' mean loss from the plain model's logits; other tokens have no weight."""
+    """Prompts and answers between replies are read but not trained on: the loss is the mean over the
+    replies' tokens.
+    """
     policy = Policy.load(make_settings().model_copy(update={"temperature": 1.0}))
     (example,) = demonstrations(1)
     assert not example.loss_mask.all()

@@ -45,7 +45,7 @@ CORRECTED: list[dict[str, Any]] = [
     {"entropy_coefficient": 0.3, "sequence_veto": 0.02},
     {"name": "gspo", "entropy_coefficient": 0.3, "kl_coefficient": 0.1},
 ]
-"""Every objective, and combined corrections."""
+"""Each objective alone, and objectives with several corrections."""
 
 
 def gradient(policy: Policy, groups: list[TrainingGroup], settings: LearnerSettings, *, tokens: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ def gradient(policy: Policy, groups: list[TrainingGroup], settings: LearnerSetti
 
 
 def with_turns(groups: Sequence[TrainingGroup], seed: int = 0) -> list[TrainingGroup]:
-    """Mark about half of the earlier tokens of each rollout as an environment's."""
+    """Mark about half of each rollout's tokens before the last one as written by an environment."""
     rng = np.random.default_rng(seed)
 
     def masked(rollout: TrainingRollout) -> TrainingRollout:
@@ -104,7 +104,7 @@ def test_the_split_does_not_change_the_gradient(
     groups = with_turns(groups) if turns else groups
     settings = make_settings(objective=objective)
     weighted = weigh(groups, settings).updates[0]
-    # Find the budget that gives seven micro-batches.
+    # The budget that gives seven micro-batches.
     seven = bisect_left(
         range(10_000), True, key=lambda budget: len(build_micro_batches(weighted, micro_batch_tokens=budget)) <= 7
     )
@@ -134,7 +134,7 @@ def test_groups_without_advantage_only_count_in_the_denominator(
 def plain_logits(
     policy: Policy, group: TrainingGroup, rollout: TrainingRollout, settings: LearnerSettings
 ) -> torch.Tensor:
-    """Return the logits of all tokens after the prompt [T, V], computed over one unpadded sequence."""
+    """Return the logits [T, V] before each token after the prompt, from one unpadded sequence."""
     ids = torch.from_numpy(np.concatenate([group.prompt_ids, rollout.completion_ids]).astype(np.int64))
     logits: torch.Tensor = policy.model(input_ids=ids[None]).logits[0] / settings.temperature
     return logits[len(group.prompt_ids) - 1 : len(ids) - 1]
@@ -153,7 +153,7 @@ def plain_logprobs(
 def test_a_step_against_the_plain_formula(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, turns: bool, kl: float, bonus: float
 ) -> None:
-    """Compare with GRPO's paper: the mean over rollouts of the means over their sampled tokens."""
+    """GRPO's formula: the mean over rollouts of the mean over each rollout's sampled tokens."""
     settings = make_settings(objective={"name": "grpo", "kl_coefficient": kl, "entropy_coefficient": bonus})
     groups = with_turns(make_groups(2)) if turns else make_groups(2)
     policy.model.zero_grad(set_to_none=True)
@@ -197,7 +197,7 @@ def test_a_step_against_the_plain_formula(
 def test_the_entropy_is_the_mean_over_trained_tokens(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, tokens: int
 ) -> None:
-    """Exclude the environment's tokens, and groups without advantage."""
+    """Neither the environment's tokens nor groups without advantage may count."""
     settings = make_settings(learner={"micro_batch_tokens": tokens})
     groups = with_turns(make_groups(3))
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_the_entropy_is_the_mean_over_trained_tokens(
 def test_environment_tokens_are_not_trained_on(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, name: str
 ) -> None:
-    """Set their log-probabilities to -inf, which would change any gradient that used them."""
+    """Their log-probabilities are -inf here, which would change the gradient if it used them."""
     settings = make_settings(objective={"name": name, "sequence_veto": 1e-4})
     groups = with_turns(make_groups(3))
     noisy = [
@@ -238,7 +238,7 @@ def test_environment_tokens_are_not_trained_on(
 def test_vetoed_rollouts_lose_only_their_weight(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
-    """Compare with a step without vetoed rollouts, scaled by their weight in the denominator."""
+    """Vetoed rollouts get no gradient but keep their place in the denominator, so all other gradients stay the same."""
     groups = make_groups(0)
     first = groups[0].rollouts[0]
     impossible = replace(first, behavior_logprobs=np.full(len(first.completion_ids), 20.0, dtype=np.float32))
@@ -261,7 +261,7 @@ def test_a_step_with_only_vetoed_rollouts_leaves_the_policy_unchanged(
 ) -> None:
     settings = make_settings(objective={"sequence_veto": 0.9})
     optimizer = make_optimizer(policy, settings.training)
-    train_step(policy, optimizer, make_groups(0), make_settings())  # Gives Adam momentum.
+    train_step(policy, optimizer, make_groups(0), make_settings())  # Adam has momentum from here on.
     before = [parameter.detach().clone() for parameter in policy.parameters.values()]
     groups = [
         replace(
@@ -286,8 +286,10 @@ def trained(
 
 
 def test_several_updates_are_steps_on_the_shares(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
-    """Use the sampler's log-probabilities as the old ones: two updates are two steps, each on every other group."""
-    groups = make_groups(0)[:4]  # All groups have an advantage, so the shares are equal.
+    """With the sampler's log-probabilities as old ones, an update does not depend on the update before: two updates
+    equal two steps, each on every other group.
+    """
+    groups = make_groups(0)[:4]  # All have an advantage, so both shares are equally large.
     constant = {"objective": {"name": "dr_grpo"}}
     expected = Policy.load(make_settings(**constant))
     optimizer = make_optimizer(expected, make_settings().training)
@@ -311,7 +313,7 @@ def test_updates_are_deterministic_and_never_more_than_groups(
 
 
 def of_eight(make_groups: MakeGroups) -> list[TrainingGroup]:
-    """Return five groups; two pairs of each are kept."""
+    """Return five groups; selection keeps two pairs of each."""
     return [
         replace(one, rollouts=one.rollouts + other.rollouts)
         for number, (one, other) in enumerate(zip(make_groups(0), make_groups(1), strict=True))
@@ -326,7 +328,7 @@ SHUFFLED = {
 
 
 def by_hand(settings: LearnerSettings, groups: list[TrainingGroup], *, without: int | None = None) -> Policy:
-    """Return a policy trained by two updates on their sub-batches."""
+    """Return a policy trained on the sub-batches, which are computed here independently, in two updates."""
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
     for update in weigh(groups, settings).updates:
@@ -371,7 +373,9 @@ def test_a_group_forged_in_a_later_update_is_in_no_update(make_groups: MakeGroup
 def test_the_proximal_policy_is_from_the_start_of_the_step(
     make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
-    """Nothing has moved before the first update, so nothing is clipped; later updates are clipped."""
+    """In the step's first update, learner and proximal policy are equal and nothing can be clipped; later updates can
+    be.
+    """
     objective = {"name": "grpo", "old_policy": "proximal", "clip_low": 1e-6, "clip_high": 1e-6}
     _, one = trained(make_settings(objective=objective), make_groups(0))
     assert one["clip_fraction"] == 0
@@ -392,7 +396,7 @@ def test_equal_rewards_leave_the_policy_alone(
     policy: Policy, make_groups: MakeGroups, settings: LearnerSettings
 ) -> None:
     optimizer = make_optimizer(policy, settings.training)
-    train_step(policy, optimizer, make_groups(0), settings)  # Gives Adam momentum.
+    train_step(policy, optimizer, make_groups(0), settings)  # Adam has momentum from here on.
     before = [parameter.detach().clone() for parameter in policy.parameters.values()]
     equal = [
         replace(group, rollouts=tuple(replace(rollout, reward=0.1) for rollout in group.rollouts))
@@ -408,7 +412,9 @@ def test_equal_rewards_leave_the_policy_alone(
 def test_only_finite_metrics_leave_a_step(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Set a weight to NaN, which spoils all computed values but must not reach weights or metrics."""
+    """JSON has no NaN. A NaN weight spoils everything that is computed here, but must not reach other weights or
+    metrics.
+    """
     settings = make_settings(objective={"kl_coefficient": 0.1})
     optimizer = make_optimizer(policy, settings.training)
     name, poisoned = list(policy.parameters.items())[-1]
@@ -423,7 +429,7 @@ def test_only_finite_metrics_leave_a_step(
 
 
 def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, float]]:
-    """Return the metrics of steps on rollouts of the policy itself, with a reward for tokens below 10."""
+    """Train on the policy's own rollouts, with a reward for tokens below 10, and return each step's metrics."""
     settings = settings.model_copy(update={"temperature": 1.0})
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
@@ -463,7 +469,7 @@ def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, fl
 
 
 def test_steps_raise_the_reward(make_settings: MakeSettings) -> None:
-    """Check that the share of tokens below 10 rises far above a random policy's quarter."""
+    """Tokens below 10 are about a quarter at first."""
     curve = run_below_ten(make_settings(training={"learning_rate": 2e-2}), steps=12)
     rewards = [metrics["mean_reward"] for metrics in curve]
     assert np.mean(rewards[:2]) < 0.45
@@ -483,7 +489,7 @@ def test_an_entropy_that_collapses_stays_near_a_target(make_settings: MakeSettin
 
 
 def forged(groups: list[TrainingGroup], number: int, index: int, claim: float) -> list[TrainingGroup]:
-    """Replace the claims of one rollout's tokens by `claim`."""
+    """Replace the claimed log-probabilities of one rollout by `claim`."""
     rollouts = list(groups[number].rollouts)
     claims = np.full_like(rollouts[index].behavior_logprobs, claim)
     rollouts[index] = replace(rollouts[index], behavior_logprobs=claims)
@@ -495,7 +501,7 @@ def weights_of(policy: Policy) -> torch.Tensor:
 
 
 def left_in(policy: Policy) -> torch.Tensor:
-    """Return the current gradient."""
+    """Return the gradient that the last step left, of all parameters."""
     return torch.cat([p.grad.flatten() for p in policy.parameters.values() if p.grad is not None])
 
 
@@ -555,7 +561,7 @@ def test_an_outlying_gradient_is_skipped_and_its_rollout_named(
     worst = min(range(4), key=lambda index: groups[3].rollouts[index].reward)
     rollout = groups[3].rollouts[worst]
     claims = rollout.behavior_logprobs.copy()
-    claims[0] = -18.0  # One token of probability 1e-8 proves nothing.
+    claims[0] = -18.0  # A single token of probability 1e-8 proves nothing.
     rollouts = [*groups[3].rollouts]
     rollouts[worst] = replace(rollout, behavior_logprobs=claims)
     groups[3] = replace(groups[3], rollouts=tuple(rollouts))

@@ -1,4 +1,4 @@
-"""Programs that look for bitsandbytes and SciPy, run like the learner's process."""
+"""The learner's process must not find bitsandbytes and SciPy, which libraries would import if they could."""
 
 from __future__ import annotations
 

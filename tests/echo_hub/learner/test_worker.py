@@ -1,4 +1,4 @@
-"""Real learner processes: started, driven through their frames, killed and restarted."""
+"""Real learner processes: started, driven by frames through their pipes, killed and restarted."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def learner_in(settings: LearnerSettings, run_dir: Path) -> AsyncIterator[
 
 
 def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[TrainingGroup]]) -> list[str]:
-    """Return the digests of the versions that a learner in this process trains with plain settings."""
+    """Train these steps in this process with plain settings, and return the digest of each version's files."""
     run_dir.mkdir(exist_ok=True)
     worker = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
     for step, groups in enumerate(steps, start=1):
@@ -87,7 +87,7 @@ def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[
 async def test_a_step_is_trained_at_the_rate_that_comes_with_it(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Steps without a rate use the settings' one."""
+    """A step that comes without a rate uses the one of the settings."""
     settings, told = make_settings(training={"learning_rate": 1e-2}), tmp_path / "told"
     async with learner_in(settings, told) as learner:
         for step, rate in enumerate((1e-2, 1e-4, None), start=1):
@@ -100,7 +100,7 @@ async def test_a_step_is_trained_at_the_rate_that_comes_with_it(
 async def test_a_step_uses_the_objective_sent_with_it(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Steps without an objective use the settings' one."""
+    """A step that comes without an objective uses the one of the settings."""
     other = {"name": "aipo", "kl_coefficient": 0.5}
     plain, changed, steps = make_settings(), make_settings(objective=other), [make_groups(1), make_groups(2)]
     async with learner_in(plain, tmp_path / "told") as learner:
@@ -157,7 +157,7 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
     torch.use_deterministic_algorithms(False)
     assert digest(tmp_path / "v3-again") == before
     used = {step: of_step.metrics.get(ENTROPY_COEFFICIENT.key) for step, of_step in {**told, **successor.told}.items()}
-    # A coefficient that follows a target was raised twice, the second time before the kill.
+    # The coefficient has been raised twice towards the entropy target, the second time before the kill.
     assert used == ({1: 0.0, 2: 0.02 + 0.005, 3: 0.02 + 0.005 + 0.005} if objective else dict.fromkeys((1, 2, 3)))
     assert digest(tmp_path / "v2") != before
 
@@ -199,13 +199,13 @@ async def test_the_process_gives_the_same_results_as_this_one(
 
 @pytest.fixture
 def worker(settings: LearnerSettings, tmp_path: Path) -> Iterator[LearnerWorker]:
-    """Yield a worker in this process, which uses its choice of algorithms meanwhile."""
+    """Yield a worker in this process. It changes PyTorch's choice of algorithms, which is reset afterwards."""
     yield LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     torch.use_deterministic_algorithms(False)
 
 
 def ask(worker: LearnerWorker, command: str, **fields: object) -> list[Frame]:
-    """Return all answers to a command, once its files are written."""
+    """Return all answers to a command, after the files that it writes are complete."""
     answers: list[Frame] = []
     worker.handle(worker.admitted({"command": command, **fields}), answers.append)
     worker.close()
@@ -246,7 +246,7 @@ def test_a_refused_command_changes_nothing(worker: LearnerWorker, make_groups: M
 
 
 def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups: MakeGroups, tmp_path: Path) -> None:
-    """Report the step as failed; a restart resumes from the step before."""
+    """The step counts as failed, and a restarted learner resumes from the step before."""
     answers: list[Frame] = []
     for step, rate in ((1, 1e-3), (2, float("inf"))):
         groups = frames.pack_groups(make_groups(step))
@@ -263,9 +263,9 @@ def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups:
 def test_files_written_during_the_next_step_are_unchanged(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Report each step once its adapter and checkpoint are written, in order, with the bytes of a learner that waits.
-
-    The computation is reported before any file exists.
+    """Files are written while the next step is computed. They must have the bytes that a learner writes that waits, and
+    a step is reported only once its files are complete. The earlier report that it is computed comes before any file
+    exists.
     """
     steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
     computed: list[tuple[int, bool]] = []
@@ -301,7 +301,7 @@ def test_files_written_during_the_next_step_are_unchanged(
 
 
 def begun(worker: LearnerWorker, step: int, groups: Sequence[TrainingGroup], export_to: Path) -> list[Frame]:
-    """Return the answers to a step whose groups were held before they had rewards."""
+    """Return the answers to a step that was begun with groups held in memory, and their rewards added."""
     worker.hold({number: _unrewarded(frames.pack_group(group)) for number, group in enumerate(groups)})
     rewards = [[number, [rollout.reward for rollout in group.rollouts]] for number, group in enumerate(groups)]
     return ask(worker, "begin", step=step, rewards=rewards, let_go=[], export_to=str(export_to))
@@ -314,7 +314,9 @@ def _unrewarded(group: Frame) -> Frame:
 def test_an_unconfirmed_step_leaves_no_files(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """After the confirmation, files equal those of a step with a known batch."""
+    """The hub may not have stored its plan yet, so a begun step must leave no files. Once confirmed, it leaves those of
+    a step whose batch was known.
+    """
     kept = {}
     for name in ("begun", "trained"):
         run = tmp_path / name
@@ -331,7 +333,7 @@ def test_an_unconfirmed_step_leaves_no_files(
                 ask(worker, "train", step=step + 1, groups=frames.pack_groups(groups), export_to=None)
             worker.confirm(step)
             worker.close()
-            worker.confirm(step)  # Repeated confirmations change nothing.
+            worker.confirm(step)  # A repeated confirmation must change nothing.
         kept[name] = [
             (run / file).read_bytes()
             for file in ("v2/" + WEIGHTS_FILE, f"checkpoints/step-000002/{checkpoint.OPTIMIZER}")
@@ -358,7 +360,7 @@ async def test_a_hub_that_dies_before_its_confirmation_leaves_no_step(
 
 
 def drawn(worker: LearnerWorker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-    """Return the tokens and log-probabilities of every rollout, as bytes."""
+    """Return the tokens and log-probabilities of every sampled rollout, as bytes."""
     requests = [frames.pack_request(request(2, number)) for number in range(9)]
     rollouts = [f["rollout"] for f in ask(worker, command, groups=requests, **fields) if f["kind"] == "item"]
     return {

@@ -1,6 +1,6 @@
-"""One of two ranks that train the cases of `test_ranks`; rank 0 trains them alone too, and compares.
+"""One of two ranks that train the cases of `test_ranks`. Rank 0 also trains them alone and compares.
 
-`python two_ranks.py CASES`, with torchrun's environment variables.
+Usage: `python two_ranks.py CASES`, with torchrun's environment variables.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_training(
 
 
 def check_shares(settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: TrainingRanks) -> None:
-    """Check that the ranks' shares have equal sizes and cover each batch once, with some padding."""
+    """Check that the shares of both ranks are equally large and together cover each batch once, apart from padding."""
     groups = weigh(steps[0], settings).updates[0]
     mine = ranks.micro_batches(groups, micro_batch_tokens=settings.learner.micro_batch_tokens)
     tokens = [len(batch.target_ids_N) for batch in mine]

@@ -1,6 +1,6 @@
-"""Run a step, and the same step with too little address space; `test_within_memory` runs this program.
+"""Trains a step, and the same step with too little address space, in a process of its own for `test_within_memory`.
 
-`python under_a_limit.py BASE_DIR RUN_DIR` prints a JSON object.
+Usage: `python under_a_limit.py BASE_DIR RUN_DIR`; prints a JSON object.
 """
 
 from __future__ import annotations

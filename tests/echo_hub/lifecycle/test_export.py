@@ -1,4 +1,4 @@
-"""A real adapter: trained by the real learner, exported, and evaluated while the run continues."""
+"""A real adapter: trained by the real learner, exported, and evaluated while its run continues."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_a_destination_that_cannot_be_made(run: RunDirectory, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_an_exported_adapter_finds_its_base_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load it with PEFT alone, as its README says; the base is a directory given by a relative path."""
+    """The run names its base by a relative path. PEFT must load the exported adapter from any working directory, as its
+    README says.
+    """
     from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -130,7 +132,9 @@ def test_an_exported_adapter_names_its_base_for_peft(
 
 @pytest.mark.slow
 async def test_versions_are_evaluated_while_the_run_continues(tmp_path: Path) -> None:
-    """Ruin the base's additions by one step at an absurd learning rate, so that the versions differ."""
+    """One step at an absurd learning rate ruins the base's additions, so that versions are told apart by their
+    accuracy.
+    """
     directory = RunDirectory(tmp_path / "run")
     directory.root.mkdir()
     codec = PromptCodec.load(base_dir := resolve_base("builtin:tiny"))
@@ -151,7 +155,7 @@ async def test_versions_are_evaluated_while_the_run_continues(tmp_path: Path) ->
     learner = await Learner.start(settings, directory.root)
     try:
         await (await learner.train(1, [group], directory.adapter(1))).metrics()
-        # The run's own learner still holds its lock.
+        # Works although the run's own learner holds the lock.
         found = await evaluate_versions(CONFIG, directory, policy_versions=None)
         again = await evaluate_versions(CONFIG, directory, policy_versions=[1, 0])
     finally:

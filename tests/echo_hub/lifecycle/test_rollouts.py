@@ -1,4 +1,4 @@
-"""The rollout reader on a real store, with a real tokenizer and real problems."""
+"""Stored rollouts as readable texts, from a real store with a real tokenizer and real problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def make(store: Store) -> Make:
-    """Return a function that makes a reader of a run with these settings and texts."""
+    """Return a function that makes a reader of the rollouts of a run with these settings and texts."""
 
     def made(texts: tuple[str, ...] = TEXTS, **objective: Any) -> RolloutReader:
         codec = codec_of_bytes()

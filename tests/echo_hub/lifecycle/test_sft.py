@@ -1,4 +1,4 @@
-"""Fine-tuning on demonstrations: a run starts with the resulting adapter, exactly once."""
+"""Fine-tuning on demonstrations before a run, which then starts with the resulting adapter, exactly once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trained(
     anew: bool = False,
     updates: int | None = None,
 ) -> sft.Finetuned | None:
-    """Train to the end, or up to this number of updates."""
+    """Train to the end, or stop after `updates` updates."""
     told: list[SftProgress] = []
     prepared = sft.prepare(directory, load_config(directory.config, {}), file, options)
     return sft.finetune(

@@ -1,4 +1,4 @@
-"""Several runs of one hub with separate stores, as their processes see each other."""
+"""Several runs of one hub, each with a store and a process of its own, as they see each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serve(run: RunDirectory, number: int) -> Store:
 
 
 def work(store: Store, step: int) -> None:
-    """Record a step of two rollouts, five tokens in total."""
+    """Record a step of two rollouts, five tokens together."""
     store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     store.apply(Records.one_step(step, lease_id=step, group_id=step, node_id="a"), now=float(step))
 

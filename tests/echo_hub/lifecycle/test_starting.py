@@ -1,4 +1,4 @@
-"""A run's start adapter reaches its directory and its store, whatever happens in between."""
+"""The adapter that a run starts from gets into its directory and its store, wherever the start is interrupted."""
 
 from __future__ import annotations
 

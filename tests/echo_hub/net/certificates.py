@@ -1,4 +1,4 @@
-"""A certificate authority that only the tests trust."""
+"""A certificate authority that is trusted only by tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """PEM files of one server, and the authority's certificate."""
+    """PEM files: a server's certificate and key, and the authority's certificate."""
 
     authority: Path
     certificate: Path
@@ -34,7 +34,7 @@ class Authority:
         self.path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
     def server(self, name: str = "server") -> Files:
-        """Return files for 127.0.0.1 and localhost, with a new key at each call."""
+        """Return files for a server at 127.0.0.1 and localhost, with a new key at each call."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         places = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]

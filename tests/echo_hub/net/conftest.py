@@ -1,4 +1,4 @@
-"""A hub's publisher, tracker and web seed on loopback, and nodes' swarm clients."""
+"""A hub's publisher, tracker and web seed (HTTP server of files) on loopback, and swarm clients of nodes."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -53,7 +53,7 @@ class Hub:
         return open_offer(self.offer(version, keyframe=keyframe), self.identity.public_key)
 
     def read(self, manifest: Manifest, carrier: Path, target: Path, *, parent: Path | None = None) -> None:
-        """Read a carrier like a member; raise unless it has exactly the signed files."""
+        """Read a carrier (encrypted package) as a member of the run; fail unless it has exactly the signed files."""
         (key,) = (known.key for known in self.publisher.run_keys() if known.key_id == manifest.key_id)
         if manifest.carrier == "files":
             for file in manifest.files:
@@ -69,7 +69,7 @@ class Hub:
 
 @pytest.fixture
 def make_adapter(tmp_path: Path) -> Callable[[int], Path]:
-    """Write the learner's files of a version; neighbouring versions differ by little."""
+    """Return a function that writes a version's files as the learner does; successive versions differ a little."""
 
     def write(version: int) -> Path:
         directory = tmp_path / "learner" / str(version)
@@ -85,7 +85,7 @@ def make_adapter(tmp_path: Path) -> Callable[[int], Path]:
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    """Return a base model's directory, with some unrelated files."""
+    """Return a base model's directory, which also holds some unrelated files."""
     directory = tmp_path / "model"
     directory.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
@@ -113,7 +113,7 @@ async def open_swarm() -> AsyncIterator[SwarmOpener]:
 async def open_hub(
     open_swarm: SwarmOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[[], Awaitable[Hub]]]:
-    """Open the hub of one run directory; the next call restarts it."""
+    """Return a function that opens the hub of one run directory; a further call restarts it."""
     runners: list[web.AppRunner] = []
     memories: list[HostMemory] = []
 

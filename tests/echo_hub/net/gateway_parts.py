@@ -1,4 +1,6 @@
-"""A gateway behind a real server, with nodes on real sockets, honest or hostile."""
+"""A gateway (a hub's end of the nodes' connections) behind a real server, and nodes on real sockets,
+honest or hostile.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def revoked(lease_id: int) -> LeaseRevoked:
 
 
 class Book:
-    """The hub behind the gateway; it records all calls."""
+    """Stands for the hub behind the gateway, and records all calls."""
 
     def __init__(self) -> None:
         self.joined: list[NodeInfo] = []
@@ -60,9 +62,9 @@ class Book:
         self.known: set[str] = set()
         self.invitations = Invitations()
         self.refusal: RefusedError | None = None
-        """Raised when a proven node wants to join."""
+        """Error to raise when a node whose proof is valid wants to join."""
         self.failure: Exception | None = None
-        """Raised when a node sends a message."""
+        """Error to raise when a node sends a message."""
         self.may_join = asyncio.Event()
         self.may_join.set()
         self._news = asyncio.Condition()
@@ -118,7 +120,7 @@ class Book:
 
 
 class Node:
-    """A node's end of one connection; `knock` opens its socket."""
+    """A node's end of one connection; `knock` opens its websocket."""
 
     def __init__(self, open_socket: Callable[[Credentials], Awaitable[ClientConnection]], me: Identity) -> None:
         self.me = me
@@ -136,18 +138,18 @@ class Node:
         return challenge
 
     async def credentials(self, *, token: str | None = None) -> Credentials:
-        """Return fresh credentials, which open a websocket once."""
+        """Return fresh credentials; they open one websocket only."""
         hello = self.session.hello()
         challenge = await self.challenged(hello)
         proof = self.session.proof(name="n", invite_token=token, backend="torch", device="cpu", swarm_port=6881)
         return Credentials(hello=hello, nonce=challenge.nonce, proof=proof)
 
     async def knock(self, credentials: Credentials | None = None) -> None:
-        """Shake hands, up to the Welcome."""
+        """Connect and do the handshake, up to the Welcome."""
         self.socket = await self._open_socket(credentials or await self.credentials())
 
     async def turned_away(self, credentials: Credentials) -> tuple[int, Refused]:
-        """Return the hub's refusal in place of a websocket."""
+        """Return the HTTP status and the refusal with which the hub answers in place of a websocket."""
         with pytest.raises(InvalidStatus) as caught:
             await self._open_socket(credentials)
         response = caught.value.response
@@ -168,7 +170,7 @@ class Node:
             return self.session.receive(bytes(await self.socket.recv(decode=False)))
 
     async def refusal(self) -> Refused:
-        """Return the hub's refusal, which must be its last message."""
+        """Return the hub's refusal, and check that it is the hub's last message."""
         refused = await self.hear()
         assert isinstance(refused, Refused), refused
         await self.ended()
@@ -183,7 +185,7 @@ class Node:
 def node_at(
     url: str, stack: AsyncExitStack, me: Identity | None = None, headers: Mapping[str, str] = {}, **options: Any
 ) -> Node:
-    """Return a node that connects to this hub or gateway; its connections live as long as `stack`."""
+    """Return a node that connects to the hub or gateway at `url`; its connections are closed with `stack`."""
 
     async def open_socket(credentials: Credentials) -> ClientConnection:
         said = {"Authorization": credentials.header(), **headers}
@@ -216,7 +218,7 @@ MakeHub = Callable[..., Awaitable[Hub]]
 
 @asynccontextmanager
 async def hubs() -> AsyncIterator[MakeHub]:
-    """Yield a function that makes hubs; they live as long as the context."""
+    """Yield a function that makes hubs, which are closed at the end."""
     async with AsyncExitStack() as stack:
 
         async def make(**settings: Any) -> Hub:

@@ -1,4 +1,6 @@
-"""The web seed, used by a plain HTTP client and by a node that no peer can serve."""
+"""The web seed, which serves files by HTTP to nodes that no peer can serve; here to such a node and to
+a plain client.
+"""
 
 import aiohttp
 import pytest
@@ -29,7 +31,7 @@ async def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, by
 
 
 def seed_url(hub, node_number: int = MEMBER) -> str:
-    """Return the web seed's address for this node, ending in a slash."""
+    """Return the web seed's address for this node, ending with a slash."""
     return hub.url + hub.offer(1, node_number=node_number).web_seed_path
 
 
@@ -73,7 +75,7 @@ async def test_serves_whole_files_and_ranges(hub, published) -> None:
 )
 async def test_other_paths_are_not_served(hub, published, path: str) -> None:
     status, body, _ = await get(seed_url(hub) + path.format(name=published.manifest.name))
-    assert status in (403, 404)  # A path that climbs out has an invalid passkey.
+    assert status in (403, 404)  # A path that climbs out of the directory has no valid passkey.
     assert b"PRIVATE KEY" not in body and b"keys" not in body
 
 
@@ -109,7 +111,7 @@ async def test_a_node_behind_any_nat_fetches_over_it(hub, published, open_swarm,
 
 
 class OneEach:
-    """Allows one request in all."""
+    """Admits one request altogether."""
 
     def __init__(self) -> None:
         self.vouched: list[str] = []

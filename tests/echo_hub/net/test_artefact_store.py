@@ -1,4 +1,6 @@
-"""Carriers on a real disk: creation, recovery, and removal of leftovers."""
+"""Carriers (encrypted packages of model files) on a real disk: how they are made, repaired, and removed
+if left over.
+"""
 
 import io
 import json

@@ -18,7 +18,7 @@ MakePush = Callable[[], FromHub | None]
 
 
 class Nodes:
-    """A gateway whose nodes take every piece, relay it at once and report it."""
+    """Stands for the gateway. Its nodes take every piece, relay it at once and report it."""
 
     def __init__(self) -> None:
         self.connected: set[str] = set()
@@ -26,7 +26,7 @@ class Nodes:
         self.sent: list[tuple[str, Piece]] = []
         self.answer = True
         self.full = False
-        """True while the gateway has no capacity for a push."""
+        """True while the gateway accepts no further piece."""
         self.waiting: list[tuple[str, MakePush]] = []
         self.broadcaster: Broadcaster
         self.changed = asyncio.Event()

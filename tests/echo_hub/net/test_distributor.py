@@ -1,4 +1,6 @@
-"""A distributor with a real publisher, swarm and broadcaster; nodes are called without a network."""
+"""A distributor (it offers versions to nodes) with a real publisher, swarm and broadcaster; nodes are called without a
+network.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def node_info(node_id: str, *, host: str = "192.0.2.7", mesh_port: int = 7000) -
 
 
 class Nodes:
-    """Records of the messages to each node, and of the hub's records except those of the base."""
+    """Records the messages to each node, and the hub's records without those of the base model."""
 
     def __init__(self, published: Any, *, links_each: int = MAX_MESH, **settings: Any) -> None:
         self.hub = published
@@ -132,7 +134,7 @@ class Nodes:
         return open_offer(offer, self.hub.identity.public_key)
 
     async def take(self, node_id: str, offer: ArtefactOffer) -> dict[int, Piece]:
-        """Confirm each piece pushed to this node, and return all pieces."""
+        """Take each piece that is pushed to this node, confirm it, and return all of them."""
         layout = read_torrent(offer.torrent)
         taken: dict[int, Piece] = {}
 
@@ -278,7 +280,8 @@ async def test_nodes_that_read_the_hosts_memory_are_not_pushed_to(
     await nodes.join("here", host="127.0.0.1")
     await nodes.join("there")
     await nodes.distributor.publish(1, make_adapter(1))
-    nodes.distributor.offer(1, node_info("here", host="127.0.0.1"))  # This offer gives the memory a reader.
+    # Lets a node on the hub's host read the version from shared memory.
+    nodes.distributor.offer(1, node_info("here", host="127.0.0.1"))
     await nodes.publish(2, make_adapter(2))
     (local,), (remote,) = nodes.of("here", PolicyPublished), nodes.of("there", PolicyPublished)
     if local.offer.shared_memory is None:
@@ -332,7 +335,9 @@ async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_ada
 async def test_a_node_lent_a_delta_it_cannot_read_gets_the_keyframe(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
-    """Lend an older version to a new node, which continues another node's prefix."""
+    """A new node continues another node's prefix, for which it needs an older version. If it cannot apply the delta, it
+    must get the whole version (keyframe).
+    """
     await nodes.join("a")
     for version in (1, 2, 3):
         await nodes.publish(version, make_adapter(version))
@@ -399,7 +404,7 @@ async def test_a_keyframe_wanted_by_several_nodes_is_one_broadcast(
     await nodes.publish(1, make_adapter(1))
     await nodes.fetched("a", 1)
     await nodes.publish(2, make_adapter(2))
-    for node_id in "abc":  # The nodes got both versions another way, so no transfer to them is running.
+    for node_id in "abc":  # All nodes have both versions by other means, so no transfer to them is in progress.
         for version in (1, 2):
             (info_hash,) = nodes.hub.publisher.info_hashes(version)
             await nodes.distributor.node_said(node_id, Have(info_hash=info_hash, pieces=(), wanted=False))
@@ -441,7 +446,7 @@ async def test_reports_of_unpublished_versions_are_ignored(nodes: Nodes) -> None
 
 async def test_nodes_hear_of_those_to_link_with(nodes: Nodes) -> None:
     def peers(node_id: str) -> dict[str, int] | None:
-        """Return the peers that the node was told, with their ports."""
+        """Return the port by peer, for the peers that the node was told of."""
         said = nodes.of(node_id, Mesh)
         return {peer.node_id: peer.port for peer in said[-1].peers} if said else None
 

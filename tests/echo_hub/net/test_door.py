@@ -1,4 +1,6 @@
-"""Strangers that connect to a real hub: without a proof of its key, a node gets an answer but no websocket."""
+"""Clients that the hub does not know connect to a real hub: without a proof of its key, a node gets an answer but no
+websocket.
+"""
 
 from __future__ import annotations
 
@@ -298,7 +300,9 @@ async def test_guessing_tokens_delays_the_guesser_and_no_working_node(make_hub: 
 async def test_nodes_wait_for_their_turn_or_are_told_when_to_come(
     make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Set the second turn later than any node waits."""
+    """The number of joins per second is limited. A node whose turn would come later than nodes wait is told when to
+    come again.
+    """
     monkeypatch.setattr(door, "MOST_WAITING", 0)
     hub = await make_hub(joins_per_s=0.01)
     await hub.node()

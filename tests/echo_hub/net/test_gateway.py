@@ -85,7 +85,7 @@ async def test_messages_keep_their_order_both_ways(hub: Hub) -> None:
 
 
 async def test_messages_of_every_size_arrive_whether_they_are_queued_or_not(hub: Hub) -> None:
-    """Send each message alone, then after a large one."""
+    """Small messages that are queued behind others are sent together, which must not change or reorder any."""
     node = await hub.node()
     sizes = (0, 1, 3, 100, 2_000, 4_000, 1, 100)
     sent = [Receipts(receipts=(Receipt(rollout_id="1-0", state=ReceiptState.SCORED),) * size) for size in sizes]
@@ -125,7 +125,8 @@ async def send_text(node: Node) -> None:
 
 
 async def send_too_much(node: Node) -> None:
-    with contextlib.suppress(websockets.ConnectionClosed):  # The hub may close the connection before it has all bytes.
+    # The hub may close the connection before all bytes are sent.
+    with contextlib.suppress(websockets.ConnectionClosed):
         await node.socket.send(bytes(MAX_FRAME_FROM_NODE_BYTES + 1))
 
 
@@ -147,7 +148,7 @@ async def send_nested_lists(node: Node) -> None:
 
 
 async def send_compressed(node: Node) -> None:
-    """Send a frame marked as compressed (RSV1), though no compression was agreed."""
+    """Send a frame marked as compressed (RSV1), although compression was not agreed on."""
     node.socket.transport.write(b"\xc2\x81" + bytes(4) + b"x")
 
 
@@ -266,7 +267,7 @@ async def test_of_two_connections_at_once_one_stays(hub: Hub) -> None:
         await node.knock()
     await hub.book.until(lambda: len(hub.book.joined) == 2)
     hub.book.may_join.set()
-    # The connection that lost may have got its welcome first.
+    # The connection that is to be closed may have got its Welcome before.
     assert isinstance(await second.hear(), Welcome)
     last = await first.hear()
     refused = last if isinstance(last, Refused) else await first.refusal()
@@ -280,7 +281,7 @@ BIG = PolicyPublished(policy_version=1, offer=OFFER.model_copy(update={"torrent"
 
 
 async def deaf_node(hub: Hub) -> Node:
-    """Return a node that joined and reads nothing more: messages to it fill the system's buffers."""
+    """Return a node that has joined and stops reading: messages to it fill the system's buffers."""
     deaf = hub.connect(max_queue=1, max_size=None, compression=None)
     assert isinstance(await deaf.join(), Welcome)
     return deaf
@@ -314,7 +315,7 @@ async def test_a_node_that_never_reads_is_disconnected(
     other = await hub.node()
     deaf = await deaf_node(hub)
     for _ in range(64):
-        await asyncio.sleep(0)  # The hub writes as much as the system accepts.
+        await asyncio.sleep(0)  # Lets the hub write as much as the system accepts.
         if not hub.gateway.send(deaf.me.node_id, BIG):
             break
     await hub.book.until(lambda: hub.book.left == [deaf.me.node_id])
@@ -327,7 +328,7 @@ async def test_a_node_that_never_reads_is_disconnected(
 
 
 class Pushes:
-    """Pieces for one node: which are useful, and which have been made."""
+    """Pieces for one node; keeps which of them are still useful and which were made."""
 
     def __init__(self, hub: Hub, node: Node) -> None:
         self.useful = set(range(64))
@@ -339,7 +340,7 @@ class Pushes:
         return self._gateway.push(self._node_id, partial(self._make, number), rank)
 
     async def fill(self) -> None:
-        """Let the hub write until the system accepts no more."""
+        """Give the hub time to write until the system accepts no more."""
         idle_turns, made = 0, 0
         while idle_turns < 100:
             await asyncio.sleep(0)
@@ -352,7 +353,7 @@ class Pushes:
 
 
 async def clogged_node(hub: Hub) -> tuple[Node, Pushes]:
-    """Return a node to which the system accepts no more pieces, while more wait."""
+    """Return a node that does not read, so that further pieces wait in the hub."""
     node = await deaf_node(hub)
     pushes = Pushes(hub, node)
     assert all(pushes.push(number) for number in range(64))
@@ -366,7 +367,7 @@ async def test_pushes_yield_to_messages_and_useless_ones_are_skipped(hub: Hub) -
     assert all(pushes.push(number, (0, number < 60)) for number in range(64))
     await pushes.fill()
     made = pushes.made.copy()
-    assert made[:4] == [60, 61, 62, 63] and len(made) < 60  # The lowest rank comes first.
+    assert made[:4] == [60, 61, 62, 63] and len(made) < 60  # Pieces of the lowest rank come first.
     pushes.useful.clear()
     assert hub.gateway.send(node.me.node_id, revoked(7))
     messages = [await node.hear() for _ in range(len(made) + 1)]
@@ -378,7 +379,7 @@ async def test_pushes_yield_to_messages_and_useless_ones_are_skipped(hub: Hub) -
 
 async def test_a_node_is_heard_while_pieces_wait_for_it(hub: Hub) -> None:
     node, _pushes = await clogged_node(hub)
-    await node.socket.ping()  # Its pong waits after the pieces.
+    await node.socket.ping()  # The pong to this ping waits behind the pieces.
     await node.say(status(3))
     await hub.book.until(lambda: (node.me.node_id, status(3)) in hub.book.said)
 

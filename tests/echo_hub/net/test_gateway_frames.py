@@ -1,4 +1,4 @@
-"""Floods of websocket frames of every kind, by new keys on raw sockets: the hub must still answer others."""
+"""New keys flood a hub with websocket frames of every kind on raw sockets. The hub must still answer others in time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def hub(make_hub: MakeHub) -> Hub:
 
 
 async def slowest_answer_s(url: str, until: asyncio.Event) -> float:
-    """Return the longest time that an honest client waited for an answer."""
+    """Return the longest time, until `until` is set, that an honest client waited for an answer."""
     slowest = 0.0
     async with aiohttp.ClientSession(url) as http:
         while not until.is_set():
@@ -75,7 +75,7 @@ async def test_a_flooding_node_must_wait_before_it_reconnects(hub: Hub) -> None:
 
 
 async def test_frames_before_the_handshakes_answer_are_refused(hub: Hub) -> None:
-    """Refuse early frames, which could hide where the following frames begin."""
+    """Bytes that come before the answer could make the hub misjudge where the following frames begin."""
     node = hub.connect()
     credentials = await node.credentials()
     head = (
@@ -109,7 +109,7 @@ async def test_only_the_newest_ping_is_answered_after_waiting_messages(hub: Hub)
         node.socket.transport.resume_reading()
         for _ in range(4):
             await node.hear()
-        # The library also treats an answer to the newest ping as an answer to earlier pings.
+        # The library takes a pong to the newest ping as a pong to all earlier ones.
         await asyncio.wait(answers)
 
 

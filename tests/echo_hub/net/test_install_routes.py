@@ -1,4 +1,4 @@
-"""Install files: which are served, to which clients, and which never."""
+"""Files for the installation of nodes: which ones the hub serves, to whom, and which ones never."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_too_many_at_once_are_told_to_come_later(
     client: Client, offered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install_routes, "MOST_AT_ONCE", 1)
-    # Larger than socket buffers: the transfer lasts until the client reads it.
+    # Larger than the sockets' buffers, so the transfer lasts until the client reads it.
     (offered / ARCHIVE).write_bytes(bytes(64 * 2**20))
     address = f"/install/{sha256(offered / ARCHIVE)}/{ARCHIVE}"
     async with ClientSession() as session, session.get(client.make_url(address)) as slow:

@@ -1,4 +1,6 @@
-"""Limits of a real server: thousands of half requests, bodies that never come, and answers that are never read."""
+"""Limits of a real server, under thousands of incomplete requests, bodies that never come, and answers that are never
+read.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ DEADLINE_S = 60.0
 HALF = b"GET /short HTTP/1.1\r\nHost: x\r\nX-Half:"
 WHOLE = b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE_BYTES = 28 * 2**20
-"""Larger than the system's buffers for a connection whose other end reads nothing."""
+"""More than the system buffers for a connection whose other end reads nothing."""
 
 
 class Client:
-    """One socket that sends and reads as the test says."""
+    """A raw socket that sends and reads exactly what a test says."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -42,7 +44,7 @@ class Client:
         return self
 
     async def status(self) -> int:
-        """Return the status of the next answer, and read it to its end."""
+        """Read the next answer to its end, and return its status."""
         async with asyncio.timeout(DEADLINE_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
@@ -65,7 +67,7 @@ async def turns() -> AsyncIterator[None]:
 
 
 class Site:
-    """A server whose clock the test sets."""
+    """A server with a clock that the test sets."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -73,7 +75,7 @@ class Site:
         self.at = 1_000.0
         self.clients: list[Client] = []
         self.kept = asyncio.Event()
-        """Event that `/long` waits for."""
+        """A request for `/long` is answered when this event is set."""
         self.limits.now = lambda: self.at
 
     async def client(self, data: bytes = b"") -> Client:
@@ -88,13 +90,13 @@ class Site:
                     return
 
     async def settled(self) -> None:
-        """Wait until the server has read all earlier requests: a later request is answered."""
+        """Wait until the server has read all earlier requests, which is so when a later request is answered."""
         async with aiohttp.ClientSession(self.server.url) as http, http.get("/short") as answer:
             assert answer.status == 200
         await self.until(lambda: all(one.transport is not None for one in self.limits._all))
 
     def after(self, seconds: float) -> None:
-        """Advance the clock in two steps and check deadlines, so that progress is noticed."""
+        """Advance the clock and check deadlines, in two steps, so that the server sees progress made in between."""
         for _ in range(2):
             self.at += seconds / 2
             self.limits.sweep()
@@ -454,7 +456,7 @@ async def test_requests_have_a_rate_and_those_of_nodes_do_not_count(serving: Any
 
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[ssl.SSLContext, dict[str, str]]:
-    """Return the client's TLS context, and the server's settings."""
+    """Return a client's TLS context, and the settings of the server that it trusts."""
     authority = Authority(tmp_path)
     files = authority.server()
     trusting = ssl.create_default_context(cafile=str(authority.path))
@@ -520,7 +522,7 @@ async def test_of_handshakes_under_way_the_oldest_makes_room(
         half, other = await site.client(), await site.client()
         await site.until(lambda: len(site.limits._under_way) == 2)
         async with aiohttp.ClientSession() as http:
-            for _ in range(4):  # All on one connection: finished requests are not in progress.
+            for _ in range(4):  # All of them on one connection: a finished request must not count any more.
                 async with http.get(f"{site.server.url}/short", ssl=context) as answer:
                     assert answer.status == 200
             await half.ended()

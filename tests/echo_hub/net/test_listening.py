@@ -1,4 +1,4 @@
-"""Listening sockets that refuse connections before any state is made for them."""
+"""A listening socket closes connections above the allowed rate before the server keeps any state for them."""
 
 from __future__ import annotations
 

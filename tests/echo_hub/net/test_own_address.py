@@ -1,4 +1,4 @@
-"""The hub's own address as told to others."""
+"""The address of the hub that it tells to others."""
 
 from __future__ import annotations
 

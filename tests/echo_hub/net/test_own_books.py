@@ -1,4 +1,4 @@
-"""Requests of nodes for their own records, over real sockets."""
+"""Nodes ask the hub by HTTP for what it has recorded of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WANTED = encode(ReceiptsWanted(rollout_ids=("1-0", "1-1")))
 
 
 class Asked:
-    """The hub's records, and requests to them."""
+    """Stands for the hub's records, and keeps the requests to them."""
 
     def __init__(self) -> None:
         self.me = Identity.generate()
@@ -68,7 +68,9 @@ class Asked:
     async def answer(
         self, path: str, body: bytes | None, *, me: Identity, token: str | None = None
     ) -> tuple[int, bytes]:
-        """Return status and body of the second request, which carries the proof."""
+        """Send the request without and then with the proof of the node's key; return status and body of the second
+        answer.
+        """
         session = NodeSession(me=me, pinned_hub_key=self.me.public_key, software_version="1", nonce=bytes(32))
         hello = session.hello()
         status, headers, _ = await self.once(path, b"", Credentials(hello=hello))

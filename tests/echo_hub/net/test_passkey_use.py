@@ -1,4 +1,4 @@
-"""Passkeys: a node moves now and then, while use from many addresses shows that its passkey was shared."""
+"""A node may change its address now and then. A passkey that is used from many addresses at once was shared."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
 def wait_s(book: Penalties, place: str, node_id: str, now: float) -> int:
-    """Return the seconds until the node may connect; 0 means now."""
+    """Return the seconds until the node may connect; 0: it may connect now."""
     try:
         book.check(place, node_id, now=now)
     except RefusedError as error:

@@ -1,4 +1,4 @@
-"""Publishing into real swarms, and reopening the run after a stop at any point."""
+"""Publishing into real swarms, and opening the run again after a stop at any point."""
 
 import asyncio
 import random
@@ -125,7 +125,7 @@ async def test_a_carrier_without_its_key_is_unreadable(hub, make_adapter, model_
         1: [*tree(make_adapter(1)).values(), (tmp_path / "payload").read_bytes()],
     }
     for version, contents in secrets.items():
-        carrier = hub.publisher.carrier(version)  # The stranger has the torrent and the address, but no passkey.
+        carrier = hub.publisher.carrier(version)  # The outsider has the torrent and the address, but no passkey.
         await stranger.fetch(carrier.torrent, tmp_path / "stranger", peers=[("127.0.0.1", hub.swarm.port)])
         fetched = b"".join(tree(tmp_path / "stranger" / carrier.directory.name).values())
         assert len(fetched) == carrier.total_bytes
@@ -242,7 +242,7 @@ async def test_barring_a_node_seals_later_versions_with_a_key_it_lacks(open_hub,
 async def test_a_node_barred_during_sealing_cannot_read_the_version(hub, make_adapter, tmp_path) -> None:
     (before,) = hub.publisher.run_keys()
     publishing = asyncio.create_task(hub.publisher.publish_policy(1, make_adapter(1)))
-    await asyncio.sleep(0)  # A thread is sealing now, with the old key.
+    await asyncio.sleep(0)  # Sealing, with the old key, is now in progress on a thread.
     assert hub.publisher.bar({"a"})
     await publishing
     (after,) = hub.publisher.run_keys()

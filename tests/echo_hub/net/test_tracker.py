@@ -1,4 +1,4 @@
-"""The tracker's pure state, then real clients: libtorrent, aiohttp, and aria2 as an independent one."""
+"""The BitTorrent tracker: its state alone, and real clients (libtorrent, aiohttp, and aria2 as an independent one)."""
 
 import asyncio
 import ipaddress
@@ -166,7 +166,7 @@ def test_nodes_that_stop_or_are_silent_are_forgotten(tracker: Tracker) -> None:
 def test_a_moved_node_is_known_only_at_its_new_address(tracker: Tracker) -> None:
     announce(tracker, 1)
     announce(tracker, 1, ip="203.0.113.200", port=9)
-    announce(tracker, 2, port=0)  # This node cannot be reached, but asks.
+    announce(tracker, 2, port=0)  # Port 0: peers cannot connect to this node, but it may ask for peers.
     assert tracker.peers(TORRENT, node_ip="203.0.113.9", hub_host="", now=0) == (("203.0.113.200", 9),)
 
 
@@ -272,7 +272,7 @@ async def test_over_http_a_bad_announce_gets_a_reason(hub, query: dict[str, str]
 
 
 async def ask_raw(hub, host: bytes, more_query: bytes = b"") -> bytes:
-    """Return the complete answer to an announce that is sent byte for byte."""
+    """Send an announce byte for byte, and return the complete answer."""
     address = URL(hub.announce_url(1))
     query = b"info_hash=" + quote(TORRENT, safe="").encode() + b"&port=7001&left=5" + more_query
     reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -358,7 +358,9 @@ async def test_the_tracker_alone_brings_two_nodes_together(hub, make_adapter, op
 
 
 async def aria2(torrent: bytes, announce_url: str, directory: Path, *, patience_s: int) -> int:
-    """Return the exit status of an independent client that knows only this tracker and gives up without data."""
+    """Run aria2, which knows no peers but this tracker's, and return its exit status. It gives up after `patience_s`
+    without data.
+    """
     file = directory.with_suffix(".torrent")
     file.write_bytes(bencode.encode({**bencode.decode(torrent), "announce": announce_url}))
     options = ("--seed-time=0", "--enable-dht=false", "--bt-enable-lpd=false", "--quiet", "--no-conf")

@@ -9,11 +9,11 @@ from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import RefusalCode
 
 SOON = 1e9
-"""Turns a second: the next one is due in the next turn of the event loop."""
+"""Turns per second, so many that the next turn is always due at once."""
 
 
 def queue(items: str) -> FairQueue[str]:
-    """Return a queue of these items, each a place and a number."""
+    """Return a queue of these items. An item's first character is its place: each place gets turns in rotation."""
     made: FairQueue[str] = FairQueue()
     for item in items.split():
         made.put(item[0], item)
@@ -55,9 +55,8 @@ def test_the_newest_of_the_place_with_the_most_makes_room() -> None:
 
 
 async def order(callers: list[tuple[str, bool]], *, most_waiting: int = 100) -> tuple[list[str], list[str]]:
-    """Return the callers with a turn, in order, and the refused ones.
-
-    The first letter of a name is its place.
+    """Return the callers that got a turn, in order, and those that were refused. The first letter of a caller's name is
+    its place.
     """
     turnstile = Turnstile(rate=SOON, most_waiting=most_waiting)
     had: list[str] = []

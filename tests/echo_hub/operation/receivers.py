@@ -1,4 +1,4 @@
-"""A real webhook on this machine."""
+"""A webhook receiver: a real HTTP server on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 @dataclass(slots=True)
 class Hook:
-    """Answers with `answers` in turn, then with 204. Status 0 delays the answer, 410, until `end` is set."""
+    """Answers with the statuses in `answers`, then with 204. Status 0: wait until `end` is set, then answer 410."""
 
     answers: list[int] = field(default_factory=list)
     got: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)

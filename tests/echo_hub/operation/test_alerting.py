@@ -34,7 +34,7 @@ async def running(alerts: Alerts) -> AsyncIterator[None]:
 
 
 class Told:
-    """Describes the run."""
+    """Stands for the run's description in an alert."""
 
     def __init__(self, about: AboutRun) -> None:
         self._about = about

@@ -7,7 +7,7 @@ from echo_shared.records.run import RunEvent, Severity
 
 
 class Noted:
-    """Keeps events in a list."""
+    """Collects events."""
 
     def __init__(self, events: list[RunEvent]) -> None:
         self._events = events

@@ -35,7 +35,9 @@ def test_a_level_is_a_severity(level: int, severity: Severity) -> None:
 
 
 def test_strangers_texts_are_safe_to_store_and_show() -> None:
-    """Databases reject NUL and half surrogate pairs, JSON has no infinity, and terminals obey control characters."""
+    """Texts from other machines: databases reject NUL and unpaired surrogates, JSON has no infinity, and terminals obey
+    control characters.
+    """
     extra = {
         "subject": "s" * 100,
         "data": {"name": "\x00\u202e\ud800" + "n" * 300, "speed": math.inf, "what": ["a"], **dict.fromkeys(range(40))},
@@ -59,7 +61,9 @@ def test_every_decision_on_a_node_has_a_line(decision: Decision) -> None:
 
 
 def test_the_hubs_log_lines_use_every_event_kind() -> None:
-    """Log lines name kinds as plain text, so that no module needs to import them."""
+    """Log calls name event kinds as plain strings, to avoid an import in every module. So no type checker compares them
+    with the enumeration.
+    """
     sources = [path.read_text(encoding="utf-8") for path in HUB.rglob("*.py")]
     named = {kind for text in sources for kind in re.findall(r'"event": "(\w+)"', text)}
     named |= {kind for text in sources for kind in re.findall(r'"event": "(\w+)" if .* else "\w+"', text)}

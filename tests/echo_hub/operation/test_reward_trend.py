@@ -31,8 +31,9 @@ def test_a_run_that_collapses_has_fallen_and_says_from_where() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, 0.3])
 def test_random_rewards_are_no_fall(gain: float) -> None:
-    """Simulate 100 runs without progress for 2,000 steps, from the start or after some gain, and look after every
-    step."""
+    """In 2,000 steps of noise, from the start or after a gain, no alert of falling rewards may come, whenever it is
+    looked for.
+    """
     fell = 0
     for seed in range(100):
         made, has_fallen = RewardTrend(), False

@@ -18,7 +18,7 @@ from echo_shared.records.run import StepRecord
 
 
 class Run:
-    """Scripted observations, and the reports about them."""
+    """Scripted states of a run, and the alerts about them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +48,7 @@ class Run:
         return self.seen
 
     async def steps(self, since: int) -> Sequence[StepRecord]:
-        """Three an answer."""
+        """Return at most three steps, as a store does with long answers."""
         if self.fails:
             raise StorageError("The hub's database cannot be read.")
         return [

@@ -80,7 +80,7 @@ async def test_a_receiver_that_never_answers_times_out(
 
 async def test_an_unreachable_receiver_is_retried_some_times(alert: Alert, about: AboutRun) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # It does not listen.
+        taken.bind(("127.0.0.1", 0))  # Bound but not listening: connections are refused.
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/the-secret"
         with pytest.raises(ConnectError) as caught:
             async with asyncio.timeout(60):

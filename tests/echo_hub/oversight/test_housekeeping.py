@@ -27,7 +27,7 @@ Drive = Callable[..., Awaitable[Any]]
 
 
 class Barred:
-    """Records every announced set of banned nodes, in order."""
+    """Records each announced set of banned nodes."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[frozenset[str]] = asyncio.Queue()
@@ -52,7 +52,7 @@ class Barred:
 
 
 class Published:
-    """The coordinator, with version 4 published."""
+    """Stands for a coordinator that has published version 4."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator

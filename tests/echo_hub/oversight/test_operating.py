@@ -1,4 +1,6 @@
-"""A hub's parts with a real store and a real receiver; `test_hub` tests the whole hub."""
+"""How parts of the hub watch and report, with a real store and a real webhook receiver; `test_hub`
+tests the whole hub.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ VIEW = RunView(
 
 
 class Pages:
-    """The pages' view of the run, and the moment."""
+    """Stands for the pages: a scripted view of the run, and the state of this moment."""
 
     class Server:
         url = "http://hub"

@@ -1,4 +1,4 @@
-"""Access to every route of a real hub."""
+"""Who may use which route of a real hub."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def canonical(path: str) -> str:
 
 
 def routes(hub: Hub) -> list[tuple[str, str]]:
-    """Return (method, path) of each route, with HEAD for each GET."""
+    """Return (method, path) of each route; a route for GET also answers HEAD."""
     found = []
     for route in hub.server.routes:
         assert isinstance(route, web.RouteDef)

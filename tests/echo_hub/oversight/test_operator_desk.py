@@ -1,4 +1,6 @@
-"""The desk over a real coordinator, its driver and its store; outcomes of actions outlive the hub."""
+"""The desk, which carries out operators' actions, over a real coordinator, driver and store. The outcome of an action
+survives the hub.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ CLI = Actor(via="cli", who="ada")
 
 
 class Hub:
-    """Parts of a hub that the desk needs."""
+    """The parts of a hub that the desk calls."""
 
     def __init__(self, driven: Any, directory: RunDirectory) -> None:
         credentials = OperatorCredentials(token=directory.operator_token, password=directory.operator_password)
@@ -148,7 +150,9 @@ async def test_an_action_without_undo_is_reported(hub: Hub) -> None:
 
 @pytest.mark.parametrize("action", TABLE)
 def test_every_action_is_done_by_exactly_one_part(action: str) -> None:
-    """Expect one of: the coordinator, the store, or a part of the hub named in `_do` or `_begin`."""
+    """An action of no part would do nothing, one of two parts would be done twice. Parts: coordinator, store, or what
+    `_do` and `_begin` of the desk call.
+    """
     given = {
         **{name: {"value": 1} for name in ("max_staleness", "publish_every", "learning_rate", "spend_cap_per_hour")},
         "objective": {"value": "clip_high=0.3"},

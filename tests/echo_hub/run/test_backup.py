@@ -1,4 +1,4 @@
-"""Backups of a run with handmade files and records; tests/end_to_end/test_backup.py has a hub that serves."""
+"""Backups of a run with handwritten files and records; tests/end_to_end/test_backup.py backs up a hub in service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.small_disk import SmallDisk, needs_mounts
 
 
 def make_run(root: Path, *, steps: int = 4, checkpoints: tuple[int, ...] = (2, 3, 4, 5)) -> RunDirectory:
-    """Make a run trained up to `steps`; later steps have only a checkpoint and an adapter."""
+    """Make a run whose store is at step `steps`; later steps have only a checkpoint and an adapter."""
     directory = RunDirectory(root)
     root.mkdir()
     for name in ("config.toml", *SECRET, "hub.lock", "logs/learner.log", "artefacts/base/model"):
@@ -82,7 +82,7 @@ def test_a_backup_and_its_copy_are_readable_only_by_the_owner(tmp_path: Path) ->
 
 
 def test_the_database_copy_is_consistent(tmp_path: Path) -> None:
-    """Write two rows together, as fast as possible."""
+    """A hub writes during the backup. Two rows that it changes together must be equal in the copy."""
     directory = make_run(tmp_path / "run")
     stop = threading.Event()
 
