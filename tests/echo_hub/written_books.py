@@ -1,8 +1,8 @@
-"""Records of a run with handmade durations: two quick nodes and a slow one feed a learner that waits.
+"""Records of a run with handmade durations: two quick nodes and a slow one serve a learner that waits for them.
 
-Step k is planned at 1003 + 4 (k - 1), and takes 2 s of training and 0.1 s of hand-off. Its eight rollouts are leased 3
-s before its plan: three to each quick node, returned after 1.5 s, and two to the slow node, returned after 3 s. A
-version is published 0.1 s after its training, and reaches the nodes 0.4 s later.
+Step k is planned at 1003 + 4 (k - 1) s, trains for 2 s and has 0.1 s of hand-off. Its eight rollouts are leased 3 s
+before its plan: three to each quick node, returned after 1.5 s, and two to the slow node, returned after 3 s. A version
+is published 0.1 s after its training, and reaches the nodes 0.4 s later.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PERIOD_S = 4.0
 TRAIN_S = 2.0
 HAND_OFF_S = 0.1
 LEASES = (("fast0", (0, 1, 2), 1.5), ("fast1", (3, 4, 5), 1.5), ("slow0", (6, 7), 3.0))
-"""Node, indices of the step's group, seconds."""
+"""Node, indices of the step's group that it samples, and seconds that this takes."""
 KINDS = {"fast0": ("torch", "RTX 4070"), "fast1": ("torch", "RTX 4070"), "slow0": ("llama_cpp", "Old laptop")}
 
 
 def write_books(store: Store, *, steps: int = 6, slow_start: float = 0.0) -> None:
-    """Write the records; the first step's leases take `slow_start` seconds longer."""
+    """Write the records; leases of the first step take `slow_start` seconds longer."""
     for node_id, (backend, device) in KINDS.items():
         store.node_seen(node_id=node_id, public_key=bytes(32), name=node_id, backend=backend, device=device, now=BEGAN)
     for step in range(1, steps + 1):
@@ -42,7 +42,7 @@ def write_books(store: Store, *, steps: int = 6, slow_start: float = 0.0) -> Non
 
 
 def _write_step(store: Store, step: int, begun_at: float, *, early_s: float) -> None:
-    """Write a step's records; its leases begin `early_s` seconds earlier."""
+    """Write a step's records; its leases begin `early_s` seconds earlier than usual."""
     group_id = step - 1
     leases: list[Record] = []
     received: list[Record] = []

@@ -1,4 +1,4 @@
-"""A run's rollouts with handmade texts: a step of two groups of two, then a dropped group."""
+"""Rollouts of a run with handmade texts: a step of two groups of two, then a dropped group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODE, OTHER = "a" * 20, "b" * 20
 
 
 def codec_of_bytes() -> PromptCodec:
-    """Return a tokenizer with each byte as a token, which can encode every text."""
+    """Return a codec with each byte as a token, so that it can encode any text."""
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "<end>": len(vocabulary)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -70,9 +70,8 @@ def write_rollouts(store: Store, codec: PromptCodec, texts: Sequence[str] = TEXT
 
 
 def _payload(codec: PromptCodec, text: str, number: int) -> RolloutPayload:
-    """Return a payload in which each token is twice as likely as the next.
-
-    The very first rollout began on another node, with another version.
+    """Return a payload in which each token is twice as likely as the next one. The first rollout was begun by another
+    node, with another version.
     """
     ids = np.array([*codec.encode_prompt(text), codec.stop_ids[0]], np.int32)
     spans = (

@@ -1,4 +1,4 @@
-"""Steps and evaluations in the store, recognizable by their numbers."""
+"""Steps and evaluations in the store, whose figures follow from their numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def train(
     components: Mapping[str, float] | None = None,
     by_task: Mapping[str, TaskFigures] | None = None,
 ) -> None:
-    """Record a step of one group of two after one dropped rollout; its reward and its time are its number."""
+    """Record a step of one group of two, and a rollout dropped before it. Reward and time equal the step's number."""
     ids = (f"{step}-0", f"{step}-1")
     payload = RolloutPayload(
         completion_ids=np.array([5, 6, 1], np.int32),

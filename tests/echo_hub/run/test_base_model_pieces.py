@@ -1,4 +1,4 @@
-"""Tokens as people read them: one by one, with special ones written out."""
+"""The text of each single token, as pages show it; special tokens are written out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Skills of `builtin:small` on new problems, which it solves only sometimes."""
+"""The built-in model `builtin:small` must solve new problems of each task sometimes, but not always, so that training
+can improve it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ PROBLEMS = 32
 
 
 class Sampler:
-    """Samples at temperature 1, all prompts at once."""
+    """Samples at temperature 1, all prompts in one batch."""
 
     def __init__(self, config: HubConfig) -> None:
         torch.set_num_threads(1)
@@ -55,7 +57,7 @@ class Sampler:
 
 
 def is_solved(task: Environment, problem: Problem, sampler: Sampler) -> bool:
-    """Return True if an episode ends with the highest reward."""
+    """Play one episode; return True if it ends with the highest reward."""
     ids = sampler.codec.encode_prompt(problem.prompt)
     replies: list[str] = []
     while True:

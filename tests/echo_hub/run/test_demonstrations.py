@@ -1,4 +1,4 @@
-"""Demonstrations have exactly the ids that the hub would send and a node would sample."""
+"""A demonstration has exactly the ids that the hub would send and a node would sample for this conversation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_prompt_and_completion_have_the_hubs_and_nodes_ids(tmp_path: Path) -> No
 
 @NAMES
 def test_a_conversation_is_an_episode(tmp_path: Path, source: str) -> None:
-    """Train only on the replies with their stop tokens; all ids equal the chat template's."""
+    """Only replies with their stop tokens are trained on; all ids equal those of the chat template."""
     codec = codec_of(source)
     messages = [USER, REPLY, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
     (one,) = read(tmp_path, {"messages": messages}, codec=codec).examples

@@ -1,4 +1,4 @@
-"""A GGUF file as model.base."""
+"""A GGUF file given as the base model (model.base)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HIDDEN, HEADS, INNER, LAYERS = 32, 4, 64, 2
 
 
 def write(path: Path) -> Path:
-    """Write a Llama with random weights over bytes, like llama.cpp's converter."""
+    """Write a Llama with random weights, whose tokens are bytes, in the form of llama.cpp's converter."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĠĠ"]
     writer = GGUFWriter(path, "llama")

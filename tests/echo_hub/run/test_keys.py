@@ -1,4 +1,4 @@
-"""Run keys on a real disk: those kept over a restart, and the reasons for a new key."""
+"""A run's keys on a real disk: which ones a restart keeps, and what makes a new one necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters of strangers as a run's start."""
+"""Adapters from other sources, given as a run's start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates in every file layout of Hugging Face."""
+"""Chat templates in each of the file layouts that Hugging Face models have."""
 
 from __future__ import annotations
 

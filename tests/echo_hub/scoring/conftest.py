@@ -1,4 +1,4 @@
-"""Scoring processes with a task written by the test."""
+"""Scoring processes for a task that the test writes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def make(options):
 
 
 def pool_processes(hub: psutil.Process | None = None) -> list[psutil.Process]:
-    """Return the scoring processes or their wardens directly below a hub's process, by default below this process."""
+    """Return the scoring processes (or their wardens, the parents that end them) directly below a hub's process, by
+    default this one.
+    """
     children = (hub or psutil.Process()).children()
     return [child for child in children if any(part.startswith("echo_hub.scoring.") for part in child.cmdline())]
 
@@ -115,9 +117,8 @@ Opens = Callable[..., AbstractAsyncContextManager[ScoringPool]]
 
 @pytest.fixture
 def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
-    """Return a function that opens a pool with the task `NUMBERS`.
-
-    Keyword arguments are settings of the task; `ray` is its settings section, for a pool in a cluster.
+    """Return a function that opens a pool of scoring processes with the task `NUMBERS`. Keyword arguments are settings
+    of the task; `ray` is the section for a pool in a Ray cluster.
     """
     (tmp_path / "numbers_task.py").write_text(NUMBERS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

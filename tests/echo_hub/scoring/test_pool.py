@@ -35,7 +35,7 @@ CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
 
 
 def calls(*numbers: int) -> list[tuple[Any, ...]]:
-    """Return arguments of `respond`: one turn each, of group 3."""
+    """Return the arguments of `respond`: for each number, a conversation of one turn, in group 3."""
     return [(3, [CODEC.encode_prompt(str(number))]) for number in numbers]
 
 
@@ -61,7 +61,7 @@ async def test_held_out_problems_are_scored_there_too(numbers_pool: Opens) -> No
 
 @pytest.mark.parametrize("method", ["respond", "heldout_respond"])
 async def test_invalid_rewards_are_errors_in_training_and_evaluation(numbers_pool: Opens, method: str) -> None:
-    """Try inf, 1e30, text, None, one below the lowest, and NaN; but True is 1."""
+    """Invalid: inf, 1e30, text, None, a value below the lowest one, and NaN. True counts as 1."""
     texts = ["1", "2", "3", "5", "6", "14", "4", "50"]
     async with numbers_pool(scorer_processes=1) as pool:
         given = await pool.call(method, [(1, [CODEC.encode_prompt(text)]) for text in texts])
@@ -181,7 +181,7 @@ async def test_each_way_a_scorer_ends_is_reported_differently(
 async def test_an_out_of_memory_kill_is_detected_by_the_kernels_counter(
     numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch, counts: list[int | None], what: str
 ) -> None:
-    """Script `counts` before and after each process; a repeated call starts another process."""
+    """SIGKILL alone does not tell who sent it. The kernel's count of such kills, before and after, does."""
     monkeypatch.setattr(process_memory, "kernel_kills", itertools.cycle(counts).__next__)
     async with numbers_pool(scorer_processes=1) as pool:
         (killed,) = await rewards(pool, 131)
@@ -322,7 +322,7 @@ def make(options):
 
 
 class Service:
-    """Answers only when `size` requests wait; `/17` is never answered."""
+    """Answers once `size` requests are waiting; never answers `/17`."""
 
     def __init__(self, size: int) -> None:
         self.size, self.at_once, self.most = size, 0, 0

@@ -33,7 +33,7 @@ def problems(codec: PromptCodec, *, seed: int = 0, heldout: int = 4) -> Problems
 
 
 def answer(codec: PromptCodec, prompt_ids: np.ndarray) -> np.ndarray:
-    """Return the right completion of an addition, in the tiny base's tokens."""
+    """Return the tokens of the right completion for an addition prompt of the tiny base."""
     left, _, right = codec.decode(prompt_ids).removesuffix("=").partition("+")
     return codec.encode_prompt(str(int(left) + int(right)))
 
@@ -72,7 +72,7 @@ def test_held_out_problems_are_scored_in_order(codec: PromptCodec) -> None:
 
 
 class Count:
-    """Answers every turn with `?`, and ends the episode at the promised turn."""
+    """An environment that answers every turn with `?`, until the turn that the problem names."""
 
     name = "count"
     reward_bounds = (0.0, 4.0)

@@ -1,4 +1,4 @@
-"""Scorers in a Ray cluster of two real raylets: the same answers as local ones, whatever is killed."""
+"""Scorers in a Ray cluster of two real raylets give the answers of local ones, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ async def rewards(pool: ScoringPool, *numbers: int) -> list[Any]:
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
-    """Start a process, and return it once it prints "ready"; Ray may print lines before."""
+    """Start a process, and return it when it has printed "ready", possibly after lines of Ray."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    if "ready\n" not in process.stdout:  # Reads lines up to "ready".
+    if "ready\n" not in process.stdout:  # This reads lines up to "ready".
         process.communicate()
         raise AssertionError(f"it has ended: {process.returncode}")
     return process
@@ -63,7 +63,7 @@ async def test_each_way_a_scorer_ends_is_reported_like_a_local_one(numbers_pool:
 
 async def test_each_call_gets_its_own_result_despite_kills(numbers_pool: Opens, cluster: RayCluster) -> None:
     on_other = {"address": cluster.address, "scorer_resources": {"other": 1}}
-    # While another raylet starts, a busy machine may delay a scorer by more than a second.
+    # On a busy machine, the start of another raylet may delay a scorer by more than a second.
     async with numbers_pool(ray=on_other, scorer_processes=2, scorer_timeout_s=WITHIN_S) as pool:
         assert await rewards(pool, *MANY) == right(MANY)
         await until(lambda: len(cluster.actors()) == 2)
@@ -138,7 +138,9 @@ sys.stdin.read()
 
 
 async def test_only_the_actor_of_an_earlier_hub_is_ended(numbers_pool: Opens, cluster: RayCluster) -> None:
-    """Keep the earlier hub's driver alive, like behind a broken connection."""
+    """An earlier hub may be dead or cut off while its driver lives on: its actor must end, and actors of other runs
+    must not.
+    """
     drivers = []
     for namespace in ("echo", "elsewhere"):
         command = [sys.executable, "-c", OTHERS, cluster.address, namespace]
@@ -208,7 +210,7 @@ async def test_a_file_of_problems_is_sent(numbers_pool: Opens, cluster: RayClust
 async def test_a_machine_that_cannot_make_the_task_is_reported(
     numbers_pool: Opens, cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Import a module that exists only on the hub's machine."""
+    """The task imports a module that only the hub's machine has."""
     package = tmp_path / "installed"
     package.mkdir()
     (package / "beside_the_hub.py").write_text("")

@@ -29,7 +29,7 @@ from tests.echo_hub.scoring.conftest import Opens
 
 
 class Bench:
-    """A scorer whose committed rollouts are in a dict."""
+    """A scorer, with committed rollouts in a dictionary."""
 
     def __init__(self, pool: ScoringPool) -> None:
         self.codec = PromptCodec.load(resolve_base("builtin:tiny"))
@@ -67,7 +67,7 @@ class Bench:
         return [self.committed[each] for each in rollout_ids if each in self.committed]
 
     async def judge(self, count: int) -> list[Verdict]:
-        """Runs the scorer until it has given so many verdicts."""
+        """Run the scorer until it has given `count` verdicts."""
         running = asyncio.create_task(self.scorer.run())
         async with asyncio.timeout(60):
             while len(self.verdicts) < count:
@@ -99,7 +99,7 @@ async def test_it_is_behind_until_there_are_verdicts(bench: Bench, monkeypatch: 
     for number in range(3):
         assert not bench.backlog.is_far
         bench.commit(f"1-{number}", "30")
-    bench.scorer.submit("1-3")  # It was dropped meanwhile: nobody has it.
+    bench.scorer.submit("1-3")  # The rollout was dropped before the scorer read it.
     assert bench.backlog.is_far
     await bench.judge(3)
     for number in range(4, 6):

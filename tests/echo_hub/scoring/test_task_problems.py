@@ -1,4 +1,4 @@
-"""Several tasks in one run, each with its own prompt text, bounds and held-out problems."""
+"""A run of several tasks, each with its own prompt text, reward bounds and held-out problems."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_line_of_megabytes_is_passed_over_at_once(codec: PromptCodec, tmp_path
 def test_a_problem_that_is_no_text_is_skipped_and_reported(
     said: str, codec: PromptCodec, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Return such problems from a task's code at some seeds."""
+    """Code of a task may return text that cannot be encoded, here at some seeds. That must not stop the run."""
     sample = ArithmeticTask.sample
     broken = lambda self, seed: Problem(prompt=said) if seed % 3 else sample(self, seed)  # noqa: E731
     monkeypatch.setattr(ArithmeticTask, "sample", broken)

@@ -1,4 +1,4 @@
-"""Problems and answers of a trial, scored in real scoring processes."""
+"""The trial of a task on sample problems and answers, with real scoring processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Processes that scorers start in their own sessions end with the scoring process, with their parent alive or dead."""
+"""A scorer may start processes in sessions of their own. They must end with the scoring process, whether its parent is
+alive or not.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Started = Callable[[], list[psutil.Process]]
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
-    """Yield a function that lists the processes started by scorers; kill them all after the test."""
+    """Yield a function that lists the processes that scorers started. After the test, all of them are killed."""
 
     since = time.time() - 1.0
 
@@ -38,10 +40,10 @@ def started(tmp_path: Path) -> Iterator[Started]:
         for pid in written.read_text().split() if written.exists() else []:
             try:
                 process = psutil.Process(int(pid))
-                if process.create_time() >= since:  # Otherwise another process has this number by now.
+                if process.create_time() >= since:  # Otherwise the number belongs to a newer process by now.
                     processes.append(process)
             except psutil.NoSuchProcess:
-                pass  # It has ended.
+                pass  # The process has ended.
         return processes
 
     yield read
@@ -77,7 +79,9 @@ async def test_a_killed_calls_processes_are_all_ended(
 async def test_a_scorer_or_warden_killed_from_outside_takes_its_children(
     numbers_pool: Opens, started: Started, whose: str
 ) -> None:
-    """Killing a warden ends only the scoring process below it, by its parent death signal."""
+    """A killed warden (the parent that ends a scorer's processes) takes the scoring process with it by the kernel's
+    parent death signal.
+    """
     async with numbers_pool(scorer_processes=1) as pool:
         assert await score(pool, "7" if whose == "scorer" else "50")
         (warden,) = pool_processes()
@@ -113,7 +117,7 @@ asyncio.run(main())
 async def test_a_killed_hub_leaves_no_scoring_process(
     numbers_pool: Opens, started: Started, tmp_path: Path, doing: str
 ) -> None:
-    """Kill the hub whatever its scorers do, long before their time limit."""
+    """The scorers are busy when the hub is killed. They must end long before their own time limit."""
     hub = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HUB, str(tmp_path), doing, stdout=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Rewards of several components, by the settings and by tasks of every kind."""
+"""Rewards that are a weighted sum of several components, from settings and from tasks of every kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBLEM = Problem(prompt="1+1=", metadata={"answer": "2"})
 
 
 class Told:
-    """Returns the given reward for any answer."""
+    """A scorer that returns the same reward for any answer."""
 
     name = "told"
 

@@ -1,4 +1,4 @@
-"""The whole hub in this process with an open port, to test its wiring; tests/end_to_end has whole runs."""
+"""The whole hub in this process, on an open port: how its parts are connected. Whole runs are in tests/end_to_end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
 
 @pytest.mark.slow
 async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    """Stop the judge after four verdicts; the hub reports it, is stopped, and resumes when the judge does."""
+    """The judge fails after four verdicts. The hub reports this and is restarted; later it must ask only for missing
+    verdicts.
+    """
     judges = {"style": {"kind": "llm", "url": endpoint.url, "model": "m", "concurrency": 1}}
     reward = {"weights": {"style": 0.5}, "judges": judges}
     config, directory = settings(reward=reward, evaluation=EvaluationConfig(problems=1)), RunDirectory(tmp_path / "run")
@@ -118,7 +120,7 @@ async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Pa
 
 
 def events(directory: RunDirectory) -> list[RunEvent]:
-    """Return the events, oldest first."""
+    """Return the run's events, oldest first."""
     store = Store.open(directory.database_url)
     try:
         return store.read(read_events, EventFilter(), 1_000)[::-1]

@@ -1,4 +1,4 @@
-"""Properties that a run keeps from its first day."""
+"""Properties of a run that are fixed at its first start."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_run_that_has_not_trained_yet_begins_in_any_empty_database(tmp_p
 def test_each_start_of_a_run_has_its_own_lease_ids() -> None:
     assert apart(CoordinatorSnapshot()) == CoordinatorSnapshot(), "lease ids of a new run begin at the first"
     books = CoordinatorSnapshot(next_group_id=8, next_lease_id=42)
-    # Start three times from the same records, like a run restored from a backup.
+    # Three hubs start from the same records, as runs restored from one backup do.
     lives = [apart(books) for _ in range(3)]
     begins = {life.next_lease_id for life in lives}
     assert min(begins) >= 42 and len(begins) == 3
@@ -114,7 +114,7 @@ async def test_the_store_keeps_the_amount_in_the_settings(tmp_path: Path) -> Non
 async def test_a_starting_hub_waits_for_its_database_server(
     postgresql_server: PostgreSQL, empty_postgresql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waiting ends after a while, because the address may be wrong."""
+    """The server may start after the hub, so the hub waits; but not forever, because the address may be wrong."""
     directory = RunDirectory(tmp_path / "run")
     config = HubConfig(server=ServerConfig(port=0), store=StoreConfig(url=empty_postgresql))
     make_run(directory, config)

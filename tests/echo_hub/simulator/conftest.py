@@ -1,4 +1,4 @@
-"""Small worlds made from settings."""
+"""Small simulated worlds, made from settings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EVEN: dict[str, dict[str, Any]] = {
     "nodes": {"count": 1, "width": 2, "sigma": 0.0, "s_per_token": 0.02, "delay_s": 0.05},
     "measuring": {"warm_up_steps": 2},
 }
-"""One node samples two rollouts of 100 tokens in 2 s, and gets a version in 0.5 s."""
+"""One node samples two rollouts of 100 tokens in 2 s, and fetches a version in 0.5 s."""
 
 
 def even(**sections: dict[str, Any]) -> Scenario:
-    """Return that world's scenario with some settings changed."""
+    """Return the scenario of this world, with some settings changed."""
     names = EVEN.keys() | sections.keys()
     return Scenario.model_validate({name: {**EVEN.get(name, {}), **sections.get(name, {})} for name in names})
 
@@ -40,5 +40,5 @@ def scenario_of() -> Callable[..., Scenario]:
 
 @pytest.fixture
 def simulated() -> Callable[..., tuple[World, SimulationReport]]:
-    """Return a function that simulates the small world with some settings changed."""
+    """Return a function that simulates this world, with some settings changed."""
     return lambda **sections: ran(even(**sections))

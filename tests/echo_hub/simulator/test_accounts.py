@@ -1,4 +1,4 @@
-"""Counts of a simulation, taken from the coordinator's records."""
+"""What a simulation counts, from the coordinator's records."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_staleness_is_counted_after_the_warm_up_by_group_and_by_token() -> None:
         accounts.receive(received("1-1", *(max(0, version) for version in (step - 3, step - 2, step - 2, step - 1))))
         accounts.plan(plan(step, *staleness))
     assert (accounts.planned, accounts.planned_staleness) == (4, 8)
-    # Step 2: three tokens one step old, the others three; step 4: three of age 3, and ages 2, 1, 1, 0.
+    # Step 2: three tokens one step old, and three from the other rollout. Step 4: three tokens of age 3, and four of
+    # ages 2, 1, 1, 0.
     assert (accounts.tokens, accounts.token_staleness, accounts.mixed) == (14, 6 + 13, 2)
 
 

@@ -1,4 +1,4 @@
-"""Agenda entries happen in order of time, then of entry."""
+"""Entries of the simulator's agenda happen in order of time; those of equal time in the order of their entry."""
 
 from __future__ import annotations
 

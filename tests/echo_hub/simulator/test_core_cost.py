@@ -1,4 +1,6 @@
-"""Event times come from the given clock; memory counts every object once."""
+"""What the coordinator costs: the time of each event by the given clock, and the memory of all objects, each counted
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated run's costs equal those in the coordinator's records."""
+"""The costs that a simulation reports must equal those in the coordinator's records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hours count from the run's start; the last one may be short."""
+"""Hours are counted from the start of the run; the last one may be incomplete."""
 
 from __future__ import annotations
 

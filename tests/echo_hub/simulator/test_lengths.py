@@ -1,4 +1,6 @@
-"""Completion lengths depend on group and index, respect their bounds, and vary by prompt as configured."""
+"""Simulated completion lengths follow from group and index, stay within their bounds, and vary by
+prompt as configured.
+"""
 
 from __future__ import annotations
 

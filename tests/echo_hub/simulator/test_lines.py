@@ -1,4 +1,4 @@
-"""Parcels share a line by waiting for each other."""
+"""Parcels on a simulated line queue behind each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes depend on the seed; a version's transfer time follows the formula."""
+"""Properties of simulated nodes follow from the seed; the time to send a version follows a formula."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_slow_and_rented_nodes_have_their_given_numbers(scenario_of: ScenarioOf)
 @pytest.mark.parametrize(
     ("hub", "node", "downlink", "bound"),
     [
-        (1e6, 1e9, 1e9, 8.0),  # The hub's uplink.
-        (1e7, 1e6, 1e9, 4 * 8 / 14),  # All uplinks together.
-        (1e9, 1e9, 1e6, 8.0),  # The node's downlink.
+        (1e6, 1e9, 1e9, 8.0),  # Bound by the hub's uplink.
+        (1e7, 1e6, 1e9, 4 * 8 / 14),  # Bound by all uplinks together.
+        (1e9, 1e9, 1e6, 8.0),  # Bound by each node's downlink.
     ],
 )
 def test_the_slowest_link_decides_a_versions_time(

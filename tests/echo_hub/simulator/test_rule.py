@@ -1,4 +1,4 @@
-"""Inputs of the capacity model, taken from a scenario."""
+"""What the capacity model is given for a scenario."""
 
 from __future__ import annotations
 

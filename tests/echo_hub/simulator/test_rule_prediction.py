@@ -1,6 +1,5 @@
-"""Predictions match simulations of random fleets, if rollouts and broadcasts are short.
-
-A rollout takes less than a third of a step, and a broadcast less than a third of the steps between two versions.
+"""For random pools of nodes, the capacity model must predict the simulated utilisation. This needs short rollouts
+(under a third of a step) and short broadcasts (under a third of the steps between versions).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from echo_hub.simulator.simulation import simulate
 STEP_S = 10.0
 NODES, WIDTH, GROUP_SIZE = 10, 4, 4
 MOST = 0.10
-"""Largest error of a utilisation. The mean error of many such fleets is about a sixth of it."""
+"""Largest allowed error of a utilisation; the mean error over many such pools is about a sixth of it."""
 
 
 def fleet(
@@ -34,8 +33,9 @@ def fleet(
     throughput: float,
     seed: int,
 ) -> Scenario:
-    """Return a random fleet: times are in steps; throughput is relative to the learner's need if all nodes equal the
-    median."""
+    """Return a random pool of nodes. Times are in steps. `throughput` is relative to the learner's need, if every node
+    were like the median one.
+    """
     rollouts = NODES * WIDTH / rollout / throughput
     sections: dict[str, Any] = {
         "run": {"seed": seed},

@@ -1,4 +1,4 @@
-"""Scenario settings are all explained; the hub's settings have the hub's names and limits."""
+"""Every setting of a scenario is explained; those that the hub has as well have its names and limits."""
 
 from __future__ import annotations
 

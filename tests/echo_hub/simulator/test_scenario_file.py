@@ -1,4 +1,6 @@
-"""Scenarios from four sources; errors name key, value and source, and the example explains every key."""
+"""A scenario's settings come from four sources. Errors name key, value and source, and the example file explains every
+key.
+"""
 
 from __future__ import annotations
 

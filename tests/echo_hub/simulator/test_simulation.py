@@ -1,4 +1,4 @@
-"""From a scenario to its figures; afterwards the garbage collector is restored."""
+"""From a scenario to its figures. The simulation must leave the garbage collector as it was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from echo_hub.simulator.simulation import simulate
 
 
 def test_the_clock_measures_the_coordinator_alone(scenario_of: Callable[..., Scenario]) -> None:
-    """Use a clock that advances one second at each reading, so that each event takes one second."""
+    """A clock that advances one second per reading shows that each event is timed alone: it takes
+    exactly one second.
+    """
     seconds = count()
     report = simulate(scenario_of(), lambda: float(next(seconds)))
     assert report.finished and report.balanced

@@ -1,4 +1,4 @@
-"""Adjacent spans are joined, and shortened where fewer tokens are wanted."""
+"""Neighbouring spans of one node and version are joined; they are cut if fewer tokens are wanted."""
 
 from __future__ import annotations
 

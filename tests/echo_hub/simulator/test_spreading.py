@@ -1,4 +1,4 @@
-"""Broadcasts planned over simulated lines take as long as measured with a real hub and nodes."""
+"""A simulated broadcast must take as long as one that was measured with a real hub and real nodes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from echo_shared.wire.messages import Way
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 MBIT = 1e6 / 8
 TOLERANCE = 0.15
-"""Allowed deviation from the measured seconds, as a fraction."""
+"""Allowed deviation from a measured time, as a fraction."""
 
 
 class Swarmed:
-    """Nodes with 100 Mbit/s down, and the time at which each gets each version."""
+    """Simulated nodes with 100 Mbit/s of downlink, and the time at which each one has each version."""
 
     def __init__(self, num_nodes: int, *, hub_up: float, ups: Iterable[float], delay_s: float = 0.0002) -> None:
         self.agenda = Agenda()
@@ -62,7 +62,7 @@ class Swarmed:
         self.agenda.now = moment
 
     def all_have(self, version: int, size: int) -> float:
-        """Return the seconds from the announcement until the last node has the version."""
+        """Announce the version; return the seconds until the last node has it."""
         began_at = self.agenda.now
         self.spreading.announce(version, size, self.nodes)
         while sum(one == version for one, _ in self.had) < len(self.nodes):
@@ -87,7 +87,9 @@ LINK_SETS = [(20, 20), (20, 40), (100, 20), (100, 40)]
 def test_payload_times_relative_to_the_bound_equal_measured_ones(
     size: int, measured: tuple[float, float], hub_up: float, node_up: float
 ) -> None:
-    """Compare with docs/results.md (`python -m benchmarks dissemination`, 8 nodes, all link sets, second version)."""
+    """Measured: docs/results.md, from `python -m benchmarks dissemination`, for 8 nodes, all link sets and the second
+    version.
+    """
     swarmed = even(8, hub_up, node_up)
     swarmed.all_have(1, size)
     ratio = swarmed.all_have(2, size) / bound_s(size, 8, hub_up, node_up)
@@ -96,7 +98,7 @@ def test_payload_times_relative_to_the_bound_equal_measured_ones(
 
 @pytest.mark.parametrize(("hub_up", "node_up"), LINK_SETS)
 def test_a_small_payloads_overhead_equals_the_measured_one(hub_up: float, node_up: float) -> None:
-    """docs/results.md has 0.09 to 0.28 s."""
+    """Measured: 0.09 to 0.28 s more than the bound (docs/results.md)."""
     swarmed = even(8, hub_up, node_up)
     for version in (1, 2, 3):
         over_s = swarmed.all_have(version, SMALL) - bound_s(SMALL, 8, hub_up, node_up)
@@ -105,12 +107,12 @@ def test_a_small_payloads_overhead_equals_the_measured_one(hub_up: float, node_u
 
 @pytest.mark.parametrize(("hub_up", "measured_s"), [(100, 1.97 * 1.32), (20, 3.20 * 1.17)])
 def test_times_over_delayed_lines_equal_measured_ones(hub_up: float, measured_s: float) -> None:
-    """Send 8 MB to 8 nodes with 20 Mbit/s up and 10 ms at each end, without loss."""
+    """8 MB to 8 nodes with 20 Mbit/s up, 10 ms of delay at each end, and no loss."""
     assert even(8, hub_up, 20, delay_s=0.02).all_have(1, MIDDLE) == pytest.approx(measured_s, rel=TOLERANCE)
 
 
 def test_with_a_slow_hub_sixteen_nodes_take_little_longer_than_four() -> None:
-    """docs/results.md has 1.13 times."""
+    """Measured: 1.13 times as long (docs/results.md)."""
     few, many = (even(count, 20, 20).all_have(1, MIDDLE) for count in (4, 16))
     assert many / few == pytest.approx(1.13, rel=TOLERANCE)
 
@@ -163,7 +165,7 @@ def test_a_version_that_two_newer_ones_have_overtaken_ends() -> None:
 
 
 def test_a_node_without_pieces_uses_another_source_and_delays_no_other() -> None:
-    """Give it a line on which a piece takes 5 s."""
+    """One node's line takes 5 s for a piece. Others must not wait for it."""
     swarmed = Swarmed(3, hub_up=20, ups=[20, 20, 20])
     slow = SimulatedNode("slow", 3, replace(swarmed.nodes[0].traits, downlink_bytes_s=32 * 1024 / 5))
     swarmed.nodes.append(slow)

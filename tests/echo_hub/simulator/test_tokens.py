@@ -1,4 +1,4 @@
-"""Each place of a completion counts once, however often it was sampled."""
+"""Each token of a completion counts once as sampled, however often the same place was sampled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NODE = SimulatedNode("node-0", 0, TRAITS)
 
 
 def sampling(index: int, given: int, drawn: int) -> Sampling:
-    """Return the sampling of a completion of 100 tokens, stopped after `drawn` tokens."""
+    """Return the sampling of a completion of 100 tokens that began after `given` tokens and stopped after `drawn`."""
     lease = HeldLease(node=NODE, lease_id=1, group_id=0, policy_version=0)
     before = (DrawnSpan(node_id="another", policy_version=0, num_tokens=given),) if given else ()
     one = Sampling(lease, index, 100, before)
@@ -38,7 +38,7 @@ def test_a_node_that_vanishes_with_nothing_is_no_failure() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=8))
 def test_sampled_tokens_are_counted_once_or_as_repeated(begun: list[tuple[int, int, int]]) -> None:
-    """Each sampling continues at most the tokens known for its index."""
+    """Each sampling may begin behind tokens that are known for its index, or repeat some of them."""
     there: dict[int, int] = {}
     samplings = []
     for index, given_tokens, more in begun:

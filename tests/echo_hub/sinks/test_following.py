@@ -1,4 +1,4 @@
-"""Writers that work, fail and hang, with data from a real store."""
+"""Sinks (writers of metrics) that work, fail or hang, with data from a real store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.echo_hub.written_steps import train
 
 
 class Odd:
-    """Records its calls, each on a thread; fails or hangs until released if told to."""
+    """A sink that records its calls, each on its own thread; on request it fails, or hangs until it is released."""
 
     name = "Odd"
 

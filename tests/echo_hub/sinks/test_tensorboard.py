@@ -1,4 +1,4 @@
-"""Event files, read by TensorBoard itself."""
+"""Event files of the sink, read back by TensorBoard itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_tensorboard_reads_the_stores_figures(store: Store, tmp_path: Path) -> N
     assert found["eval/greedy_accuracy"] == [(0, 0.25, 2_000.0)]
     train(store, 3)
     sink.write(reading.read(), reading.position)
-    found = read(tmp_path / "tensorboard")  # Read while the writer is still open.
+    found = read(tmp_path / "tensorboard")  # The writer is still open.
     assert [step for step, _, _ in found["train/loss"]] == [1, 2, 3]
     sink.close()
 

@@ -1,4 +1,4 @@
-"""The real client of Weights & Biases, offline, with its files read back; and broken clients."""
+"""The real client of Weights & Biases in offline mode, with its files read back; and clients that are broken."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def library() -> None:
 
 @pytest.fixture
 def client_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
-    """Return a function that replaces the client by a module with the given source."""
+    """Return a function that installs a module with this source in place of the client."""
     (tmp_path / "lib").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "lib")
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
@@ -160,7 +160,7 @@ def test_a_service_that_was_killed_is_an_error_and_the_next_one_resumes(
     one.write(reading.read(), reading.position)
     (service,) = (one for one in services if "wandb-core" in str(one.args))
     service.kill()
-    service.wait()  # Else the client's handle warns of a running process, in whichever test collects it.
+    service.wait()  # Otherwise a later test gets a warning that this process is still running.
     train(store, 2)
     with pytest.raises(OSError):
         one.write(reading.read(), reading.position)

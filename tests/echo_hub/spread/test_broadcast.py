@@ -23,7 +23,7 @@ def linked(paths: BroadcastPaths, *node_ids: str) -> None:
 
 
 def to(*numbers: int) -> bytes:
-    """Return the packed way to these nodes, which relay the piece to no other node."""
+    """Return the encoded way of a piece to these nodes, which relay it no further."""
     return pack((number, 0, b"") for number in numbers)
 
 
@@ -102,7 +102,9 @@ def test_measured_uplinks_are_used_for_the_next_version() -> None:
 
 @pytest.mark.parametrize(("nodes", "most_s"), [(8, 0.35), (16, 0.4)])
 def test_small_versions_one_after_the_other_stay_quick(nodes: int, most_s: float) -> None:
-    """Uplinks are busy too briefly to be measured, and still each owner gets its share."""
+    """Small versions occupy an uplink too briefly to measure it. All nodes must get their share of pieces to relay all
+    the same.
+    """
     hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=20)
     before: Network | None = None
     for _ in range(6):
@@ -132,7 +134,8 @@ def test_a_piece_that_came_another_way_is_useless() -> None:
     first, second = broadcast.plan(0.0)[:2]
     assert (broadcast.left_of(first), broadcast.left_of(second)) == (first, second)
     broadcast.have(first.node_id, [first.piece], 0.1)
-    assert broadcast.left_of(first) == first  # Other nodes wait for the owner's relay.
+    # Other nodes still need the piece from its owner, the node that must relay it.
+    assert broadcast.left_of(first) == first
     for node_id in {"a", "b", "c"} - {first.node_id}:
         broadcast.have(node_id, [first.piece], 0.1)
     assert (broadcast.left_of(first), broadcast.left_of(second)) == (None, second)
@@ -381,7 +384,7 @@ def test_the_one_that_is_asked_first_has_the_uplink() -> None:
 
 
 def large(nodes: int, *, degree: int = 16, up_mbit: float = 20.0) -> list[Host]:
-    """Return nodes that are each linked with a few others."""
+    """Return a hub and nodes that each have links to a few others only."""
     hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=up_mbit)
     neighbours = Neighbours(degree=degree, draw=random.Random(4).randrange)
     for number in range(1, nodes + 1):

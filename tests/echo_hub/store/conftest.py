@@ -1,4 +1,4 @@
-"""Stores with records in them: in an SQLite file, in memory, and on a private PostgreSQL server if one is installed."""
+"""Stores with records: in an SQLite file, in memory, and on a private PostgreSQL server if one is installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from echo_shared.wire.messages import FinishReason
 
 
 class Records:
-    """Build the records of small groups of two rollouts."""
+    """Makes records of small groups of two rollouts."""
 
     @staticmethod
     def payload(length: int, start: int = 0) -> RolloutPayload:
@@ -71,7 +71,7 @@ class Records:
 
     @staticmethod
     def one_step(step: int, *, lease_id: int, group_id: int, node_id: str = "a") -> list[Record]:
-        """Return all records of one group of two, from its opening to the version trained on it."""
+        """Return all records of one group of two rollouts, from its opening to the version that was trained on it."""
         ids = (f"{lease_id}-0", f"{lease_id}-1")
         return [
             *Records.opened(group_id),
@@ -85,7 +85,7 @@ class Records:
 
     @staticmethod
     def large_step(step: int, *, num_groups: int) -> list[Record]:
-        """Return all records of a step of `num_groups` groups of two, leased in turn by two nodes."""
+        """Return all records of a step of `num_groups` groups of two rollouts, leased to two nodes in turn."""
         of_step = tuple(range(10 * step, 10 * step + num_groups))
         ids = tuple(f"{each}-{index}" for each in of_step for index in range(2))
         return [
@@ -111,7 +111,7 @@ def records() -> type[Records]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """Yield an empty store, on SQLite and on PostgreSQL."""
+    """Yield an empty store: one test on SQLite, one on PostgreSQL."""
     is_file = request.param == "sqlite"
     url = f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("postgresql_without_rows")
     opened_store = Store.open(url)

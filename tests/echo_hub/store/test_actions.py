@@ -1,4 +1,4 @@
-"""The log of actions in a real store, as written by the operator's process and by the hub."""
+"""The log of operators' actions, in a real store that an operator's command and the hub both write to."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ async def test_a_step_that_cannot_be_counted_is_reported(
 
 @asynccontextmanager
 async def waiting_for_room(small_disk: SmallDisk, records: Any) -> AsyncIterator[AsyncStore]:
-    """Yield a store with a full disk that has counted only a part of a step of twenty rollouts."""
+    """Yield a store that waits because its disk is full, in the middle of counting a step of twenty rollouts."""
     waits = threading.Event()
     async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
         store.store.apply(records.large_step(1, num_groups=10), 1.0)

@@ -1,4 +1,4 @@
-"""The leaderboard: the database ranks, sorts, searches and pages its rows."""
+"""The leaderboard, which the database ranks, sorts, searches and divides into pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def join(store: Store, node_id: str, name: str, now: float = 1.0) -> None:
 
 @pytest.fixture
 def books(store: Store, records: Any) -> Store:
-    """Node a1 has two steps, one of them late; "idle" has none, and each other node has one."""
+    """Return a store in which node a1 has two steps, one of them late; "idle" has none, and each other node has one."""
     for number, (node_id, name) in enumerate(NAMES.items()):
         join(store, node_id, name, now=10.0 - number)
     join(store, "idle", "idle")

@@ -1,4 +1,4 @@
-"""Searches for rollouts: each condition alone and combined, with paging, in both databases."""
+"""Searches for rollouts: every condition, alone and with others, page by page, in both databases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from echo_shared.wire.messages import Checked, DropReason
 
 @pytest.fixture
 def filled(store: Store, records: Any) -> Store:
-    """Six steps of one group of two, leased by nodes a and b in turn; then a dropped group and one in progress."""
+    """Return a store with six steps of one group of two, leased to nodes a and b in turn, then a dropped group and one
+    in progress.
+    """
     for name in "ab":
         store.node_seen(node_id=name, public_key=bytes(32), name=f"node {name}", backend="t", device="d", now=1.0)
     for step in range(1, 7):
@@ -166,7 +168,7 @@ MANY = 12_000
 
 @pytest.fixture
 def many(store: Store) -> Store:
-    """Fill a store: few rollouts are dropped, failed a check, or belong to the node "rare"."""
+    """Return a store with many rollouts. Few of them are dropped, failed their check, or belong to the node "rare"."""
     rows = [
         {
             "lease_id": number // 2 + 1,
@@ -202,18 +204,21 @@ INDEX_OF = {
 
 
 def test_each_condition_is_looked_up_in_its_index_in_the_order_of_leases(many: Store) -> None:
-    """Use a table so large that the database prefers an index to reading the whole table."""
+    """Without an index, a search would read the whole table of a long run. The table here is large enough for the
+    database to prefer an index.
+    """
     for wanted, index in INDEX_OF.items():
         for asked in (wanted, replace(wanted, reward_min=0.5)):
             plan = plan_of(many, asked)
             assert any(name in plan for name in index.split("|")), plan
             assert "SCAN rollouts" not in plan and "Seq Scan on rollouts" not in plan, plan
-            # PostgreSQL prefers to sort a few rows; rows filtered by a second condition are sorted again.
+            # PostgreSQL sorts a few rows rather than reading them in order; rows with a second condition are sorted as
+            # well.
             assert wanted.group is not None or asked is not wanted or "TEMP B-TREE" not in plan, plan
 
 
 def plan_of(store: Store, wanted: RolloutFilter) -> str:
-    """Return the database's plan for the statement that finds the rollouts."""
+    """Return the database's plan for the search."""
     from sqlalchemy.event import listen, remove
 
     heard: list[tuple[str, Any]] = []

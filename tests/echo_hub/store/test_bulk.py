@@ -1,4 +1,4 @@
-"""Bulk writes, which do SQLAlchemy's work for each row only once."""
+"""Writes of many rows, for which SQLAlchemy's work is done once instead of for each row."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def test_columns_that_no_row_names_have_their_defaults(connection: Connection) -
 
 
 def test_rows_are_sent_together_and_none_is_left(connection: Connection) -> None:
-    """Statements hold a power of two of rows, and at most as many parameters as SQLite allows."""
+    """A statement has a power of two of rows, so that few different statements are needed; and at most as many
+    parameters as SQLite allows.
+    """
     number = 300
     sent: list[int] = []
     event.listen(connection, "before_cursor_execute", lambda *arguments: sent.append(len(arguments[3])))
@@ -113,7 +115,9 @@ def test_rows_that_are_changed_are_found_by_their_keys(connection: Connection) -
 
 
 def test_many_keys_are_one_parameter(store: Store) -> None:
-    """Pass numbers, strings, and an empty list."""
+    """One parameter, for numbers and strings and even for no key, keeps the statement the same for any
+    number of keys.
+    """
     told: list[int] = []
     event.listen(store.engine, "before_cursor_execute", lambda *heard: told.append(len(heard[3])))
     ids = [f"{number:064x}" for number in range(300)]

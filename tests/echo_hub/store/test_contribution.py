@@ -1,4 +1,4 @@
-"""Certificates: what the database says that a node contributed."""
+"""What a certificate says about a node's contribution, from the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit totals equal what the receipts say, on both databases."""
+"""Totals of credit must equal what the receipts say, in both databases."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_token_is_credited_to_the_node_that_sampled_it(store: Store, records: 
 
 
 def test_an_update_reads_no_history(store: Store, records: Any) -> None:
-    """Compare the number of statements of the last and of the second step."""
+    """The number of statements must not grow with the steps before."""
     from sqlalchemy import event
 
     counts: list[int] = []

@@ -1,4 +1,4 @@
-"""Credit that one hub takes over from another."""
+"""Credit that one hub imports from another."""
 
 from __future__ import annotations
 

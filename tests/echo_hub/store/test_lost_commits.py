@@ -1,4 +1,6 @@
-"""A real PostgreSQL server, and connections to it that break in the middle of a commit."""
+"""Connections to a real PostgreSQL server that break in the middle of a commit, so that the hub cannot know if the
+server committed.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,15 @@ SOCKET = ".s.PGSQL.5432"
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="echo-line-", dir="/tmp") as directory:  # A socket's path must be short.
+    # The path of a Unix socket must be short.
+    with tempfile.TemporaryDirectory(prefix="echo-line-", dir="/tmp") as directory:
         yield Path(directory)
 
 
 class Line:
     """A proxy between a hub and its PostgreSQL server that breaks the connection at a commit.
 
-    `breaks_at` says when: "before" the commit reaches the server, "after" the server's answer, or "between" the two.
+    `breaks_at`: "before" the commit reaches the server, "after" the server has answered, or "between" the two.
     """
 
     def __init__(self, server: Path) -> None:
@@ -97,7 +100,7 @@ def trained(connection: Connection) -> tuple[int, int]:
 
 
 def step(records: Any, number: int) -> list[Record]:
-    """Return the records of a step that no store accepts twice."""
+    """Return the records of a step; a store refuses them the second time."""
     made: list[Record] = records.one_step(number, lease_id=number, group_id=number - 1)
     return made
 
@@ -128,7 +131,7 @@ async def test_a_lost_commit_of_another_process_is_reported_as_unknown(
 
 
 def told_of(store: AsyncStore) -> threading.Event:
-    """Return an event that is set when the store begins to wait."""
+    """Return an event that is set as soon as the store waits for the server."""
     waits = threading.Event()
     store.server = Room(code=DATABASE_AWAY, retry_s=0.05, full=lambda _: waits.set())
     return waits
@@ -161,13 +164,13 @@ async def test_reads_and_writes_wait_for_a_server_that_is_away(postgresql_server
 async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
     by: str, postgresql_server: PostgreSQL, records: Any
 ) -> None:
-    """If the backend is killed by SIGKILL, the server ends all other backends too, and recovers."""
+    """A backend that is killed by SIGKILL takes all other backends with it: the server restarts them and recovers."""
     store = AsyncStore(await asyncio.to_thread(Store.open, postgresql_server.url))
     told_of(store)
     ended = []
 
     def end_backend(now: float) -> None:
-        """End the backend in the middle of the first transaction."""
+        """End the server's backend in the middle of the first transaction."""
         original = store.store.apply
         if not ended:
             with open_to_write(store.store.engine) as connection:
@@ -199,7 +202,7 @@ async def test_close_does_not_wait_for_a_stopped_server(postgresql_server: Postg
 
 
 class Driver(Exception):
-    """An error as psycopg raises it: with the SQLSTATE if the server gave one."""
+    """An error as psycopg raises it: with an SQLSTATE only if the server sent one."""
 
     def __init__(self, said: str, sqlstate: str | None) -> None:
         super().__init__(said)

@@ -1,4 +1,4 @@
-"""Rows of tokens hold every field of a payload and give it back."""
+"""Rows with a rollout's tokens keep every field of its payload."""
 
 from __future__ import annotations
 

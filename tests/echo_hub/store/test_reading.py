@@ -111,14 +111,16 @@ def test_payloads_are_read_back_unchanged(store: Store, records: Any) -> None:
 
 
 def test_more_payloads_than_one_query_may_name_are_read_back(store: Store, records: Any) -> None:
-    """SQLite allows 32,766 parameters in a statement (250,000 in some builds), PostgreSQL 65,535."""
+    """A statement may have 32,766 parameters in SQLite (250,000 in some builds) and 65,535 in PostgreSQL."""
     store.apply([*records.opened(0), records.leased(1, 0, 0), *records.received("1-0")], now=1.0)
     asked = ["1-0", *(f"{lease_id}-0" for lease_id in range(2, 66_000))]
     assert [stored.rollout_id for stored in store.read(read_payloads, asked)] == ["1-0"]
 
 
 def test_turns_are_found_by_their_groups() -> None:
-    """Plans must use the index however much of the run is scored: SQLite has no row counts by state."""
+    """SQLite does not know how many rows have a state, so it might prefer an index that most of a long run's rows
+    match.
+    """
     store = Store.open("sqlite://")
     statements: list[tuple[str, Any]] = []
     listen(store.engine, "before_cursor_execute", lambda _c, _k, sql, given, *_: statements.append((sql, given)))

@@ -41,7 +41,7 @@ ROW = StandingRow(
     since=3.0,
 )
 STORED_ROW = replace(ROW, shown=ROW.shown.counts)
-"""As ROW, without curves, which are not stored."""
+"""`ROW` without likelihood curves, which are not stored."""
 
 
 def decided(decision: Decision, **values: Any) -> TrustDecided:
@@ -66,7 +66,7 @@ def test_the_newest_list_of_coarse_classes_is_read_back(store: Store) -> None:
 
 
 OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl": 0.5, "bias": 0.1, "squares": 0.2}
-"""Evidence as stored by a hub whose tests had other sums."""
+"""Evidence as an earlier release stored it, whose trust test had other sums."""
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl":
 def test_evidence_with_other_fields_is_ignored(
     store: Store, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Ignore its sums too, because they belong to another test."""
+    """Its sums must be ignored too, because they belong to another test."""
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     with store.engine.begin() as connection:
         stored = dict(connection.scalars(select(trust.c.shown)).one())

@@ -1,4 +1,4 @@
-"""Cost of the store's queries: as low on a run's last day as on its first."""
+"""A query must cost as little on a run's last day as on its first."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ from echo_shared.wire.messages import Checked, DropReason, Fetched, TeamWanted, 
 
 ADA: Final = Invite(name="Ada", token_hash="a", max_keys=1, created_at=1.0, expires_at=2.0)
 FEW, MANY = 20, 320
-"""Steps of one group of two in the shorter and the longer run."""
+"""Number of steps, of one group of two, in a short and a long run."""
 HUB: Final = Path(echo_hub.__file__).parent
 
 AT_OPENING: Final = {"read_evaluated_versions", "read_came_by"}
-"""Queries made once, when the hub starts; their cost may grow with the run."""
+"""Queries that are made only at the hub's start, so their cost may grow with the run."""
 
 WHOLE: Final = {
     ("read_leaderboard", "nodes"): "a row a node: it shows every node",
@@ -171,19 +171,20 @@ WHOLE: Final = {
     ("read_settings", "live_settings"): "a row a setting",
     ("begin_settings", "live_settings"): "a row a setting",
 }
-"""Queries that may read a whole table, by method and table: none of these tables grows with rollouts, leases, fetches
-or steps."""
+"""Tables that a query may read whole, by the method's name: they do not grow with rollouts, leases,
+fetches or steps.
+"""
 
 WHOLE_RUN: Final = {"read_shares": "a node's page shows the steps of the whole run"}
-"""Queries whose result itself grows with the run."""
+"""Queries whose result grows with the run, so that their cost must."""
 
 PARTIAL: Final = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
-"""Partial indexes: they contain few rows of their tables."""
+"""Partial indexes: each contains only few of its table's rows."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """A run of `steps` steps in a database, and the next calls to its store."""
+    """A database with a run of `steps` steps, and the calls that come next."""
 
     url: str
     steps: int
@@ -207,7 +208,7 @@ class Filled:
         store.close()
 
     def calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
-        """Return one call of each public method of the store, as the hub makes them every day."""
+        """Return a call of each public method of the store, as the hub makes it every day."""
         newest = self.steps
         ids = [f"{newest}-0", f"{newest}-1"]
         return {
@@ -276,7 +277,7 @@ class Filled:
         }
 
     def _retirement_calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
-        """Return calls that retire a step older than the newest pruned one."""
+        """Return calls that retire a step older than the newest one whose tokens were pruned."""
         step = self.steps - 6
         span = StepSpan(
             after=RetiredMark(step=step - 1, group=step - 2), through=RetiredMark(step=step, group=step - 1)
@@ -361,7 +362,7 @@ class Filled:
             store.read(read_events, wanted, limit=3)
 
     def _find_all_ways(self, store: Store) -> None:
-        """Search by each index, and with conditions that have no index."""
+        """Search for rollouts by each index, and by conditions that have none."""
         for wanted in (
             RolloutFilter(),
             RolloutFilter(step=self.steps),
@@ -453,7 +454,7 @@ def _event() -> RunEvent:
 
 @contextmanager
 def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tuple[str, str, Any]]]:
-    """Make each call, and yield its SQL: (name of the call, statement, one set of parameters)."""
+    """Make each call, and yield its SQL as (name of the call, statement, one set of parameters)."""
     heard: list[tuple[str, str, Any]] = []
     name = ""
 
@@ -471,20 +472,22 @@ def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tu
 
 
 def stops_early(sql: str) -> bool:
-    """Return True if the statement reads an index from one end and ends after a few rows, as the second test below
-    shows."""
+    """Return True if the statement reads an index from one end and stops after a few rows. The test of instructions
+    below confirms that.
+    """
     return re.search(r"ORDER BY \S+ DESC\s+LIMIT \S+( OFFSET \S+)?\s*(\) AS \w+|$)", sql) is not None
 
 
 def walks_all(node: Mapping[str, Any]) -> bool:
-    """Return True for a node of PostgreSQL's plan that reads a whole table or a whole non-partial index."""
+    """Return True if this node of PostgreSQL's plan reads a whole table, or a whole index that is not partial."""
     whole_index = "Index Cond" not in node and node.get("Index Name") not in {None, *PARTIAL}
     return node["Node Type"] == "Seq Scan" or whole_index
 
 
 def queries_of_the_hub() -> set[str]:
     """Return the names of the functions that the hub passes to a store's `read`, `read_counted` or `write`, directly or
-    through a thread."""
+    on a thread.
+    """
     found = set()
     for path in HUB.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -512,7 +515,7 @@ def test_all_that_the_hub_asks_is_tried(tmp_path: Path, records: Any) -> None:
         "read",
         "write",
     }
-    asked = queries_of_the_hub() - {"begin_at"}  # It is for an empty database.
+    asked = queries_of_the_hub() - {"begin_at"}  # `begin_at` is only for an empty database.
     tried = Filled(url="", steps=1, records=records).calls(store).keys()
     assert asked and asked | methods <= tried
     assert AT_OPENING | {name for name, _ in WHOLE} <= tried
@@ -542,7 +545,7 @@ def test_no_daily_statement_scans_a_table_that_grows(tmp_path: Path, records: An
 
 
 def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str, records: Any) -> None:
-    """Turn sequential scans off: PostgreSQL then reads a whole table only without a usable index."""
+    """With sequential scans turned off, PostgreSQL reads a whole table only if no index fits."""
     engine = connect(postgresql_url)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))
@@ -570,10 +573,10 @@ def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str
 def test_a_run_sixteen_times_as_long_costs_no_more_a_call(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Count SQLite's own instructions: a query plan does not show that a search walks half an index."""
+    """SQLite's own instructions are counted, because a plan does not show how much of an index is read."""
     for name in ("LOOKED_AT", "LOOKED_BACK"):
-        monkeypatch.setattr(browsing, name, 2 * FEW)  # As many steps as the shorter run has.
-    monkeypatch.setattr(old_fetches, "KEPT_VERSIONS", FEW // 2)  # Both runs have versions to forget.
+        monkeypatch.setattr(browsing, name, 2 * FEW)  # As many as the short run has.
+    monkeypatch.setattr(old_fetches, "KEPT_VERSIONS", FEW // 2)  # So both runs have versions to forget.
     costs: dict[int, Counter[str]] = {}
     for steps in (FEW, MANY):
         run = Filled(url=f"sqlite:///{tmp_path / f'{steps}.db'}", steps=steps, records=records)

@@ -28,7 +28,7 @@ from echo_shared.wire.messages import DropReason
 
 
 def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
-    """Count the rows: rollouts by state, by drop reason, and (trained, tokens, received, dropped) by node."""
+    """Count the rows: rollouts by state and by drop reason; (trained, tokens, received, dropped) by node."""
     states: Counter[Any] = Counter()
     reasons: Counter[Any] = Counter()
     nodes: Counter[Any] = Counter()
@@ -44,7 +44,7 @@ def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
 
 
 def shown(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
-    """Return the same counts as the pages read them."""
+    """Return the same counts from the tallies, which pages read."""
     books = store.read(read_accounting)
     nodes: Counter[Any] = Counter()
     for row in store.read(read_leaderboard):
@@ -83,7 +83,7 @@ def test_evaluated_rollouts_are_credited(store: Store, records: Any) -> None:
 
 
 def test_every_token_is_credited_to_the_node_that_drew_it(store: Store, records: Any) -> None:
-    """Node b finished both rollouts; a and c each sampled one token of the second."""
+    """Node b finished both rollouts; nodes a and c each sampled one token of the second."""
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1, node_id="b")], now=1.0)
     first, second = records.received("1-0", "1-1")
     drawn = (("a", 0, 1), ("c", 2, 1), ("b", 2, 1))

@@ -1,4 +1,4 @@
-"""Teams: creating, joining and leaving them, and the work that counts for them."""
+"""Teams: how they are made, joined and left, and which work counts for them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def books(store: Store) -> Mapping[str, list[Any]]:
-    """Return all credit totals, rounded, because a sum of parts adds in another order."""
+    """Return all credit totals. They are rounded, because sums in parts add in another order."""
     with open_to_read(store.engine) as connection:
         return {
             table.name: sorted(
@@ -63,7 +63,9 @@ def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> Non
 
 
 def test_counting_in_parts_equals_counting_at_once(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several nodes sampled one rollout, in a group in the middle of the step; one group is dropped."""
+    """A large step is counted in parts. The result must be the same, even with a rollout of several nodes in the
+    middle, and a dropped group.
+    """
     ids = tuple(f"{each}-{index}" for each in range(10, 20) for index in range(2))
     spans = tuple(DrawnSpan(node_id=who, policy_version=0, num_tokens=2) for who in ("far", "n0"))
     left_out = ("17-0", "17-1")

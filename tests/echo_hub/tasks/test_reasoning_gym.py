@@ -20,7 +20,7 @@ REFUSED = {
     "simple_integration",
 }
 COSTLY = {"arc_agi", "rearc", "codeio", "knight_swap", "figlet_font", "group_anagrams"}
-"""Datasets that take tenths of a second or more for one problem; the others test the same."""
+"""Datasets that need tenths of a second or more per problem; the others test the same code."""
 
 
 @pytest.mark.parametrize("dataset", sorted(DATASETS.keys() - REFUSED - COSTLY))
@@ -192,7 +192,7 @@ def test_the_right_answer_in_tags_earns_one_and_wrong_ones_less(dataset: str) ->
 
 
 def wrong_answers(dataset: str, problem: Problem) -> list[str]:
-    """Return wrong answers: wrong in one part, wrong in all parts, or right only in form."""
+    """Return wrong answers to the problem: wrong in a part, wrong in everything, or right only in form."""
     right = problem.metadata["answer"]
     if dataset == "sokoban":
         return [right[:-1], "", "?", "the boxes are on their goals", "<answer>"]
@@ -253,10 +253,12 @@ for dataset in sys.argv[1:]:
 
 
 def audited(datasets: list[str]) -> list[str]:
-    """Return datasets that fail on a marked completion or run a part of it, as seen by Python's audit hooks."""
+    """Return datasets that fail on a completion with a marker in it, or that run such a completion as code; Python's
+    audit hooks see that.
+    """
     command = [sys.executable, "-c", AUDIT, *datasets]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=280).stdout
-    return [line for line in said.splitlines() if line.startswith("!")]  # Some datasets print dots.
+    return [line for line in said.splitlines() if line.startswith("!")]  # Skips the dots that some datasets print.
 
 
 def test_no_part_of_a_completion_is_run_by_the_scorers_that_evaluate_it() -> None:

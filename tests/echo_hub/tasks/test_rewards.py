@@ -14,7 +14,7 @@ from echo_shared.errors import ConfigError, ScorerError
 
 
 class Own:
-    """A task that declares bounds."""
+    """A task that declares the bounds of its rewards."""
 
     name = "own"
 

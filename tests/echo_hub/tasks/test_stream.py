@@ -65,7 +65,7 @@ def test_a_stream_skips_given_held_out_prompts() -> None:
 
 
 class Counted:
-    """Problems of another task."""
+    """Returns problems as another task would."""
 
     def __init__(self, task: Any) -> None:
         self.name = task.name
@@ -94,7 +94,7 @@ def test_prompts_that_do_not_fit_are_skipped_and_others_stay() -> None:
 
 
 class Changing(Counted):
-    """A task with another problem at each call."""
+    """A task that breaks its promise: it returns another problem at each call."""
 
     def sample(self, seed: int) -> Problem:
         self.samples += 1
@@ -107,7 +107,7 @@ def test_a_task_that_gives_another_problem_for_the_same_seed_is_found_out() -> N
 
 
 class Constant:
-    """A task with a single problem."""
+    """A task that has only one problem."""
 
     name = "constant"
 
@@ -132,7 +132,7 @@ def test_a_task_that_is_too_small_is_refused_when_the_stream_is_prepared() -> No
 
 
 class Numbered:
-    """Problems of a file, some of which cannot be used; it counts how often each is read."""
+    """Reads problems from a file, and counts how often each is read; some cannot be used."""
 
     name = "numbered"
     num_heldout = 0

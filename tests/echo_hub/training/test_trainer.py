@@ -1,4 +1,4 @@
-"""The real learner process on the built-in base, killed as suddenly as by a power cut."""
+"""The real learner process on the built-in base, killed as suddenly as in a power cut."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def unrewarded(group: TrainingGroup) -> TrainingGroup:
 
 
 def planned(step: int, rollouts: str = "") -> list[PlannedGroup]:
-    """Return the same batch, as a plan has it."""
+    """Return a step's batch as it is planned: ids and rewards, without tokens."""
     return [PlannedGroup(step, (f"{step}-0{rollouts}",), (0.0, 1.0))]
 
 
@@ -83,7 +83,7 @@ def request(lease_id: int, policy_version: int) -> GroupRequest:
 
 
 def heldout(policy_version: int) -> list[GroupRequest]:
-    """Return three problems for the base, and two dozen for a version."""
+    """Return held-out problems: three for the base, two dozen for a version."""
     return [
         replace(request(n, policy_version), indices=(0,), prompt_ids=PROMPTS[n % 3])
         for n in range(24 if policy_version else 3)
@@ -95,7 +95,7 @@ def completions(generated: Generated) -> dict[int, list[int]]:
 
 
 class OddSteps:
-    """Exports the adapters of odd steps, with the learner's own settings."""
+    """Exports the adapters of odd steps."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -109,7 +109,7 @@ class OddSteps:
 
 
 class Reports(EventQueue):
-    """Gives each event to the hub, and keeps none."""
+    """Passes each event on to the hub at once."""
 
     def __init__(self, hub: Hub) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Reports(EventQueue):
 
 
 class Hub:
-    """A hub's answers to the trainer, and its events."""
+    """Stands for the hub: answers the trainer and collects its events."""
 
     def __init__(self, run_dir: Path, spawned: SupervisedChild | None = None, **learner: Any) -> None:
         config = HubConfig(
@@ -131,7 +131,7 @@ class Hub:
         self.run_dir = run_dir
         self.events: list[Event] = []
         self.loaded: list[set[int]] = []
-        """Groups that were read together."""
+        """Group ids of each read from the store."""
         self.at_batch: Callable[[], None] = lambda: None
         self.at_loss: Callable[[], None] = lambda: None
         self.at_computed: Callable[[int], None] = lambda step: None
@@ -149,12 +149,12 @@ class Hub:
         )
 
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
-        """Return a step's batch: the group with its number."""
+        """Return the step's batch: one group, whose id is the step."""
         self.at_batch()
         return batch(step)
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
-        """Return groups without rewards; those above 99 were dropped meanwhile."""
+        """Return groups without rewards. Those above 99 count as dropped meanwhile."""
         self.loaded.append(set(wanted))
         self._changes.notify()
         found = {group_id: batch(group_id)[0] for group_id in wanted if group_id < 100}
@@ -227,7 +227,7 @@ async def test_jobs_of_the_learner_and_its_death(hub: Hub, monkeypatch: pytest.M
                 os.kill(first_pid, signal.SIGKILL)
 
         def give_one_too_late() -> None:
-            """Give a step before the coordinator knows of the loss."""
+            """Request a step before the coordinator knows that the learner is lost."""
             assert (trainer.pid, trainer.state) == (first_pid, LearnerState.DOWN)
             trainer.train(2)
 
@@ -269,10 +269,8 @@ async def handed_over(hub: Hub, *group_ids: int) -> None:
 
 
 async def test_groups_are_sent_before_their_step(tmp_path: Path) -> None:
-    """Name held groups with their rewards, read the others, and read a group again if its rollouts changed.
-
-    Steps equal those from the store byte for byte. There each is handed over before the previous one is reported. A
-    process with an older checkpoint, which lacks the previous step, begins none.
+    """Groups go to the learner as they arrive, so that a step needs only their rewards. The result must equal, byte for
+    byte, that of steps whose groups are read from the store, even if a group changed in between.
     """
     ahead, along = Hub(tmp_path / "ahead"), Hub(tmp_path / "along")
     told: list[list[int]] = []
@@ -305,7 +303,9 @@ async def test_groups_are_sent_before_their_step(tmp_path: Path) -> None:
 
 
 async def test_a_group_that_arrives_again_while_its_old_copy_is_dropped_is_held(hub: Hub) -> None:
-    """Begin a step while a part of the group, sampled again, is in a frame that the full pipe blocks."""
+    """A group that was sampled again arrives while the full pipe delays the order to drop its old copy; the new one
+    must be used.
+    """
     large = np.zeros(2**20, np.int32)
     rollout = replace(batch(50)[0].rollouts[0], completion_ids=large, behavior_logprobs=np.zeros(2**20, np.float32))
     async with hub.running(), asyncio.timeout(60):
@@ -326,9 +326,8 @@ async def test_a_group_that_arrives_again_while_its_old_copy_is_dropped_is_held(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kill the process after it computed a step: it returns as if the step had never begun, without held groups.
-
-    No other job runs before the plan. A process killed after a planned step returns with the reported steps as done.
+    """A step may be computed before its plan is stored. If the process dies then, the step counts as never begun; after
+    a stored plan, it counts as done. No other job may run in between.
     """
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     async with hub.running(), asyncio.timeout(120):
@@ -366,9 +365,8 @@ async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, mo
 async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Begin it, run a step first, let the learner die in it and load another version; then the evaluation continues.
-
-    An evaluation without a waiting caller is abandoned.
+    """While it runs, the learner trains a step, dies and loads another version: the evaluation must still use its own
+    version. If its caller is gone, it is abandoned.
     """
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     hub = Hub(tmp_path, micro_batch_tokens=64)
@@ -392,7 +390,8 @@ async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
                 os.kill(first_pid, signal.SIGKILL)
 
         hub.at_batch = kill
-        trainer._train_s = 0.0  # The last step took no time, so the next one waits for at most one part.
+        # With a last step of no length, the next one waits for at most one part of the evaluation.
+        trainer._train_s = 0.0
         disturbed = asyncio.ensure_future(trainer.generate(heldout(1), adapter=adapter, greedy=False))
         await asyncio.sleep(0)
         (evaluation,) = trainer._jobs._queue  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ STOP_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """A run directory with adapters of versions 1 to `VERSIONS`, and a policy that samples from them."""
+    """A run directory with the adapters of versions 1 to `VERSIONS`, and a policy that samples with them."""
 
     directory: RunDirectory
     settings: LearnerSettings
@@ -59,7 +59,7 @@ class Versions:
             return list(sample_groups(self.policy.model, requests))
 
     def drawn(self, version: int, *numbers: int, node_id: str = "a") -> list[DrawnRollout]:
-        """Return whole groups sampled by one node with one version."""
+        """Return whole groups, sampled by one node with one version."""
         requests = {number: self.request(number) for number in numbers}
         return [
             as_drawn(
@@ -70,7 +70,9 @@ class Versions:
 
 
 def as_drawn(rollout: FinishedRollout, request: GroupRequest, *spans: DrawnSpan) -> DrawnRollout:
-    """Return the rollout with these spans; the last one has the remaining tokens."""
+    """Return the rollout as sampled by these spans (node, version, number of tokens); the last one gets all remaining
+    tokens.
+    """
     *first, last = spans
     left = len(rollout.completion_ids) - sum(span.num_tokens for span in first)
     return DrawnRollout(

@@ -1,6 +1,5 @@
-"""A verifier process that answers at once, but dies of some rollouts and roundings by name, or cannot start.
-
-The rounding `deadly` ends one process, `fatal` ends each.
+"""A verifier process without a model. It dies on certain rollouts and roundings, by their names, or does not start. The
+rounding `deadly` ends one process, `fatal` every process.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from echo_shared.records.rollout import unpack_payload
 
 
 def clean(count: int) -> Evidence:
-    """Return the evidence of honestly sampled tokens."""
+    """Return the evidence of `count` honestly sampled tokens."""
     return Evidence.of([0.0] * count, [-0.5] * count, [0.25] * count, [-0.5] * count)
 
 

@@ -1,4 +1,4 @@
-"""Low-bit formats computed by hand, and the rounding of a small model's forward pass by the emulation."""
+"""Emulation of engines with few bits: rounding formats computed by hand, and a small model's forward pass with them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def linear(inputs: int, outputs: int = 8, *, bias: bool = False) -> torch.nn.Lin
 
 
 def block(*values: float) -> Tensor:
-    """Return one block of 32 that begins with these values and continues with 0."""
+    """Return one block of 32 values: these, then zeros."""
     return torch.tensor([*values, *[0.0] * (BLOCK - len(values))])
 
 
@@ -33,13 +33,13 @@ def block(*values: float) -> Tensor:
 
 
 def test_eight_bits_by_hand() -> None:
-    """127 is the largest value, so the scale is 1 and each value rounds to the nearest integer."""
+    """The largest value is 127, so the scale is 1 and values are rounded to integers."""
     found = in_blocks(block(127.0, -3.4, 0.6, -0.4), symmetric(8))
     assert found[:4].tolist() == [127.0, -3.0, 1.0, 0.0] and found.shape == (BLOCK,)
 
 
 def test_the_scale_is_of_half_precision() -> None:
-    """1 / 127 = .0078740 is .0078735 in float16, so 127 scales are .99994."""
+    """1 / 127 is .0078740, and .0078735 in float16; so 127 scales are .99994 instead of 1."""
     scale = float(np.float16(1.0 / 127.0))
     found = in_blocks(block(1.0, 0.5), symmetric(8))
     assert found[0] == pytest.approx(127 * scale, rel=1e-6) and found[0] != 1.0
@@ -47,13 +47,13 @@ def test_the_scale_is_of_half_precision() -> None:
 
 
 def test_four_bits_by_hand() -> None:
-    """7 is the largest value, so the scale is 1; 4 bits hold -8 to 7."""
+    """The largest value is 7, so the scale is 1; 4 bits hold -8 to 7."""
     found = in_blocks(block(7.0, -7.0, 2.6, -0.4), symmetric(4))
     assert found[:4].tolist() == [7.0, -7.0, 3.0, 0.0]
 
 
 def test_an_affine_block_by_hand() -> None:
-    """Values from -1 to 14 have 15 steps of 1; the lowest value is kept, and 0 is one of the steps."""
+    """-1 to 14 are 15 steps of 1. The lowest value is exact, and 0 is one of the steps."""
     found = in_blocks(block(14.0, -1.0, 5.4, 5.6), affine(4))
     assert found[:5].tolist() == [14.0, -1.0, 5.0, 6.0, 0.0]
 
@@ -75,7 +75,7 @@ def test_each_block_has_its_own_scale(rounding) -> None:
 @pytest.mark.parametrize("size", [1, 31, 33, 40, 100])
 @pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
 def test_sizes_that_are_not_a_multiple_of_a_block(size: int, rounding) -> None:
-    """Pad the last block with 0, and return none of the padding."""
+    """The last block is filled up with zeros, which must not appear in the result."""
     values = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
     found = in_blocks(values, rounding)
     padded = torch.nn.functional.pad(values, (0, -size % BLOCK))
@@ -92,7 +92,7 @@ def test_no_value_is_off_by_more_than_half_a_step(bits: int, error: float) -> No
 
 
 def test_the_largest_values_stay_finite() -> None:
-    """Inputs above 8 million have scales above float16's range."""
+    """Above 8 million, a value's scale exceeds the range of float16."""
     for rounding in (symmetric(8), symmetric(4), affine(4)):
         assert in_blocks(block(1e7, -1e7, 1.0), rounding).isfinite().all()
 
@@ -113,7 +113,9 @@ def test_the_largest_values_stay_finite() -> None:
     ],
 )
 def test_a_layers_rounding_equals_hand_computed_values(size: int, precision: str, packed, packed_whole) -> None:
-    """Round the weights to the format, and the inputs to 8 bits; K-quants need whole superblocks of inputs."""
+    """Weights are rounded to the format and inputs to 8 bits. K-quants need whole superblocks; other sizes use a
+    simpler format.
+    """
     layer, inputs = linear(size), torch.randn(5, size)
     with emulating(precision, weights(layer)):
         found = layer(inputs)
@@ -132,7 +134,7 @@ def test_a_bias_is_not_rounded() -> None:
 
 
 def test_products_of_other_matrices_are_not_rounded() -> None:
-    """Such products are an adapter's, or those of attention."""
+    """Only products with the base's weights are quantised, not those of an adapter or of attention."""
     one, other = torch.randn(4, 64), torch.randn(64, 4)
     with emulating("q4_0", weights(linear(64))):
         assert torch.equal(one @ other, torch.mm(one, other))
@@ -140,9 +142,8 @@ def test_products_of_other_matrices_are_not_rounded() -> None:
 
 
 def test_a_mantissa_by_hand() -> None:
-    """Steps of 7 bits are 2**-7 between 1 and 2.
-
-    So 1 + 3 * 2**-9 rounds to 1 + 2**-7, and 1 + 2**-9 to 1; half of a step rounds away from 0. The range is unchanged.
+    """With a mantissa of 7 bits, steps between 1 and 2 are 2**-7. So 1 + 3 * 2**-9 becomes 1 + 2**-7, and 1 + 2**-9
+    becomes 1; half a step is rounded away from 0. The range stays that of float32.
     """
     step = 2.0**-7
     values = torch.tensor([1.0, 1.0 + 0.75 * step, 1.0 + 0.25 * step, -1.0 - 0.5 * step, 2.0 - 0.1 * step, 0.0, 3e38])
@@ -153,7 +154,7 @@ def test_a_mantissa_by_hand() -> None:
 
 @pytest.mark.parametrize(("precision", "bits", "dtype"), [("f16", 10, torch.float16), ("bf16", 7, torch.bfloat16)])
 def test_half_precision_rounds_every_result(precision: str, bits: int, dtype: torch.dtype) -> None:
-    """Compare with a tensor of that precision, except for ties."""
+    """Results must equal those of a tensor of that precision, except for ties."""
     layer, inputs = linear(64), torch.randn(5, 64)
     with emulating(precision, weights(layer)):
         product = layer(inputs)
@@ -165,7 +166,7 @@ def test_half_precision_rounds_every_result(precision: str, bits: int, dtype: to
 
 
 def test_half_precision_keeps_its_range() -> None:
-    """Models in half precision compute sums of squares in float32."""
+    """Such models compute sums of squares in float32, so large values must not overflow."""
     layer = linear(64)
     for precision in ("f16", "bf16"):
         with emulating(precision, weights(layer)):
@@ -198,7 +199,7 @@ def test_an_error_ends_the_emulation() -> None:
 
 
 def test_two_layers_in_sequence_keep_their_weights() -> None:
-    """Reuse the last packed weight for the next product, but not for another layer's."""
+    """A packed weight is kept for the next product, which must not be mistaken for another layer's."""
     first, second, inputs = linear(64, 64), linear(64, 64), torch.randn(5, 64)
     second.weight.mul_(2.0)
     with emulating("q8_0", weights(first, second)):
@@ -209,7 +210,7 @@ def test_two_layers_in_sequence_keep_their_weights() -> None:
 
 
 def test_parts_of_a_weight_are_rounded_like_the_whole() -> None:
-    """Take some rows at a time, like the computation of the output layer."""
+    """The output layer is computed a few rows at a time."""
     layer, inputs = linear(64, 12), torch.randn(5, 64)
     with emulating("q4_0", weights(layer)):
         whole = inputs @ layer.weight.T
@@ -226,7 +227,7 @@ def held_in(versions: Versions, precision: str) -> Policy:
 
 
 def batches(tokens: int) -> list[MicroBatch]:
-    """Return two prompts with three completions each, packed into one pass or one by one."""
+    """Return two prompts with three completions each, packed into one forward pass or row by row."""
     rng = np.random.default_rng(4)
     groups = [
         WeightedGroup(
@@ -255,7 +256,7 @@ def with_adapter(policy: Policy, versions: Versions, version: int) -> Policy:
 @pytest.mark.parametrize("packs_up_to", [0, 10**6])
 @pytest.mark.parametrize("version", [1, 3])
 def test_f32_of_a_bfloat16_policy_equals_the_float32_policy(versions: Versions, version: int, packs_up_to: int) -> None:
-    """Compare packed and row by row, with an adapter; the base's weights are rounded to bfloat16."""
+    """A policy held in bfloat16 must compute in float32 for the format f32, packed or row by row, with an adapter."""
     coarse = with_adapter(held_in(versions, "bfloat16"), versions, version)
     exact = with_adapter(held_in(versions, "float32"), versions, version)
     with torch.no_grad():
@@ -293,7 +294,7 @@ def test_few_bits_are_farther_off_than_many(versions: Versions) -> None:
 
 
 def test_the_adapter_itself_is_not_packed(versions: Versions) -> None:
-    """Engines keep adapters in float32 or half precision, so their storages are not base weights."""
+    """Engines keep adapters in float32 or half precision, so they are not quantised."""
     policy = held_in(versions, "float32")
     own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters.values()}
     assert own and not own & policy.base_storages

@@ -1,4 +1,4 @@
-"""Rounding scales of engines, measured on a small model."""
+"""The verifier measures the rounding scale of engines with few bits, here on a small model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = [np.random.default_rng(number).integers(2, 40, 3 + number % 3).astype(
 
 
 class Measured:
-    """A verifier in one precision, with version 1, on completions of `PROMPTS`."""
+    """A verifier of one precision that measures version 1 on completions of `PROMPTS`."""
 
     def __init__(self, versions: Versions, precision: str) -> None:
         learner = LearnerConfig(device="cpu", threads=1, precision=precision)
@@ -41,7 +41,7 @@ def exact(versions: Versions) -> Measured:
 
 
 def scales(shown: Evidence) -> tuple[float, float]:
-    """Return the scales of draws and claims that numerics assume for the class."""
+    """Return the scales of draws and claims that the hub would assume from this evidence."""
     numerics = Numerics()
     numerics.measured("q8_0", shown)
     honest = numerics.honest(NumericsClass("x", "q8_0"))
@@ -53,7 +53,7 @@ def num_positions(groups: list[WeightedGroup]) -> int:
 
 
 def test_prompts_are_completed_until_enough_positions_exist(exact: Measured) -> None:
-    """Complete each prompt once, in batches, and as few batches as needed."""
+    """Measuring costs time: as few batches of prompts as needed, and each prompt once."""
     assert all(len(group.rollouts) == 1 for group in exact.groups)
     assert len(exact.groups) % TOGETHER == 0 and len(exact.groups) < len(PROMPTS)
     assert POSITIONS <= num_positions(exact.groups) < POSITIONS + TOGETHER * MAX_TOKENS
@@ -83,7 +83,7 @@ def test_few_bits_are_coarser_than_many(exact: Measured) -> None:
 
 
 def test_a_bfloat16_verifier_finds_f32_coarser(versions: Versions, exact: Measured) -> None:
-    """Measure its own rounding too, also with coarse engines."""
+    """The verifier's own rounding is part of what honest nodes differ by, so it must be part of the measurement."""
     coarse = Measured(versions, "bfloat16")
     shown = coarse("f32")
     assert scales(shown)[1] > scales(exact("f32"))[1] and shown.claims[0] < shown.num_claims
@@ -100,10 +100,7 @@ def test_the_same_seed_gives_the_same_evidence(exact: Measured) -> None:
 
 
 def test_an_honest_engine_of_the_rounding_is_not_convicted(exact: Measured) -> None:
-    """Judge samples of another seed by the measurement of one seed.
-
-    An engine of four bits that declares eight must be found.
-    """
+    """Other samples than the measured ones must pass. An engine of four bits that reports eight must be found."""
     for rounding in ("f32", "bf16", "q8_0", "q4_0"):
         numerics = Numerics()
         numerics.measured("q8_0", exact(rounding))

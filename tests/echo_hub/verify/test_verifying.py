@@ -1,4 +1,4 @@
-"""Checks by the odd process of the verifier's tests."""
+"""Checks in a hub, by the stub process `odd_worker`."""
 
 from __future__ import annotations
 

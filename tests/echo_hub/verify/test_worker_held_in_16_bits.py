@@ -1,4 +1,4 @@
-"""A verifier whose device holds the base in 16 bits, but which computes in float32."""
+"""A verifier whose device has memory for the base in 16 bits only; it computes in float32 all the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HALVES = [torch.bfloat16, torch.float16]
 
 
 def in_files_of(versions: Versions, directory: Path, dtype: torch.dtype, *, but: str = "") -> Versions:
-    """Return the same versions over base files of `dtype`; the tensor named `but` stays in float32."""
+    """Return the same versions with base files of type `dtype`; the tensor named `but` stays in float32."""
     base_dir = copytree(versions.settings.base_dir, directory / "base")
     weights = load_file(base_dir / "model.safetensors")
     kept = {name: weight if name == but else weight.to(dtype) for name, weight in weights.items()}
@@ -33,7 +33,7 @@ def in_files_of(versions: Versions, directory: Path, dtype: torch.dtype, *, but:
 
 
 def opened(versions: Versions, *, fits: bool, monkeypatch: pytest.MonkeyPatch) -> Examiner:
-    """Open an examiner; `fits` means that the device has memory for the base in float32."""
+    """Open an examiner; `fits`: the device has memory for the base in float32."""
     monkeypatch.setattr(worker, "is_float32_affordable", lambda settings: fits)
     return Examiner.open({"settings": versions.settings.model_dump(mode="json"), "kept": 3})
 
@@ -42,7 +42,7 @@ def opened(versions: Versions, *, fits: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_16_bit_storage_gives_the_findings_of_float32(
     versions: Versions, tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Find nothing in honest rollouts of several versions, and equal evidence in forged ones, up to rounding."""
+    """Honest rollouts of several versions must pass, and forged ones must give the same evidence, up to rounding."""
     own = in_files_of(versions, tmp_path, dtype)
     honest = [one for version in (0, 1, 3) for one in own.drawn(version, 10 * version, 10 * version + 1)]
     forged = [
@@ -98,7 +98,7 @@ def test_files_of_one_16_bit_type_are_held_in_it(versions: Versions, tmp_path: P
 
 
 def test_any_other_files_are_held_in_float32(versions: Versions, tmp_path: Path) -> None:
-    """16 bits of one kind cannot hold the other kind, nor float32."""
+    """16 bits of one kind cannot represent the other kind or float32 exactly."""
     assert stored_dtype(versions.settings.base_dir) is torch.float32
     mixed = in_files_of(versions, tmp_path, torch.bfloat16, but="model.norm.weight")
     assert stored_dtype(mixed.settings.base_dir) is torch.float32

@@ -1,4 +1,4 @@
-"""A hub's parts around its pages, with scripted answers."""
+"""Parts of a hub that its pages read, with scripted answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STARTED = 900.0
 
 
 def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluation]:
-    """Return a greedy and a sampled evaluation; the sampled one is half as good."""
+    """Return a greedy evaluation of this accuracy, and a sampled one of half of it."""
     greedy = Evaluation(
         policy_version=version,
         kind=EvaluationKind.GREEDY,
@@ -70,13 +70,13 @@ def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluat
 
 
 class Hub:
-    """Parts of a hub around its pages: node messages go through the connected nodes and the driver into the store."""
+    """Parts of a hub that its pages read. Messages of nodes pass through real parts into a real store."""
 
     def __init__(self, driven: Any, directory: RunDirectory, **run: Any) -> None:
         self.driven = driven
         self.directory = directory
         self.said: dict[str, Any] = {}
-        """Of the moment, in the place of what a hub in mid-run would say."""
+        """Values that replace those of a hub in the middle of a run."""
         self.live = LiveNodes()
         self.nodes = ConnectedNodes(
             queue=driven.queue,
@@ -130,7 +130,7 @@ class Hub:
         return replace(mid_run, **self.said)
 
     async def check_name(self, node: NodeInfo) -> None:
-        """Every name is free."""
+        """Accept every name."""
 
     async def remember(self, node: NodeInfo) -> None:
         await self.driven.async_store.on_writer(
@@ -150,13 +150,13 @@ class Hub:
         """Ignore nodes that leave."""
 
     async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
-        """Nobody asks for receipts here."""
+        """Do nothing: no node asks for receipts here."""
 
     def admit(self, node_id: str) -> None:
         """Admit every node."""
 
     def node_joined(self, node: NodeInfo) -> None:
-        """Distribute nothing, like the two functions below."""
+        """Do nothing, like the two functions below: nothing is distributed."""
 
     def node_left(self, node_id: str) -> None: ...
 
@@ -209,7 +209,7 @@ class Hub:
             await self.nodes.node_said(lease.node_id, rollout)
 
     async def train_to_the_end(self) -> None:
-        """Train the whole run with all leases; adapters appear where the learner writes them."""
+        """Train all steps, with every lease delivered; adapters are written where the learner would write them."""
         driven = self.driven
         driven.answered |= {TrainStep, PublishVersion}
         for version in (1, 2):

@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 
 
 class Books:
-    """Counts its reads; a read returns its thread, and may be blocked."""
+    """Counts the reads. Each one returns its thread, and can be blocked by the test."""
 
     def __init__(self) -> None:
         self.num_read = 0

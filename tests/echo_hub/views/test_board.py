@@ -1,4 +1,4 @@
-"""The leaderboard for many simultaneous requests."""
+"""The leaderboard, requested by many clients at the same time."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ async def test_continued_rollouts_are_shown(hub: Any) -> None:
 
 
 async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: Any) -> None:
-    """Views decide nothing about it, whatever the store and the coordinator contain."""
+    """Pages must not conclude this from the store or the coordinator, because the hub may still be busy."""
     await hub.join("a")
     await hub.train_to_the_end()
     view = await hub.pages.run_view()
@@ -211,7 +211,7 @@ async def test_a_learner_at_work_waits_for_nothing(hub: Any) -> None:
 
 
 async def test_a_runs_activity_is_the_one_that_must_end_first(hub: Any, make_evaluations: Any) -> None:
-    """Show one activity for each moment; of several, the one that makes the others irrelevant."""
+    """Several activities may apply at once. The page shows the one that must end before the others matter."""
 
     async def doing(**said: Any) -> Doing:
         hub.said = said
