@@ -1,4 +1,4 @@
-"""Sensors with scripted readings."""
+"""Sensors of the machine (load, battery, user activity) with scripted readings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE_S = 60.0
 
 
 class FakeSensors:
-    """Sensors that return `reading`, which may change at any time."""
+    """Sensors that return `reading`, which a test may change at any time."""
 
     def __init__(self) -> None:
         self.reading = SensorReading()
@@ -30,7 +30,7 @@ class FakeSensors:
         self.is_closed = True
 
     async def looked_at(self, *, times: int = 2) -> None:
-        """Wait until the sensors are read `times` more times."""
+        """Wait until the node has read the sensors `times` more times."""
         enough = len(self.asked) + times
 
         def wait() -> bool:

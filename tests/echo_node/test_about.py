@@ -1,4 +1,4 @@
-"""A node's information before a hub has admitted it; the daemon's tests cover later states."""
+"""What a node tells about itself before any hub has admitted it; the tests of the daemon have later states."""
 
 import os
 
@@ -21,7 +21,7 @@ CPU = BackendChoice(name="llama_cpp", device="cpu", reason="this machine has no 
 
 @pytest.fixture
 async def about() -> About:
-    """Return the information of a node that chooses the GPU first, then the CPU."""
+    """Return this for a node that would use the GPU first, then the CPU."""
     left = [GPU, CPU]
 
     async def changed() -> None:

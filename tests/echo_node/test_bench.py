@@ -1,4 +1,4 @@
-"""Real measurements of this machine's engines, and the node's use of the figures."""
+"""`echo-node bench`: real measurements of this machine's engines, and how the node uses the figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def paths(tmp_path: Path) -> NodePaths:
 
 @pytest.fixture
 async def fetched(hub: Any, paths: NodePaths) -> HubRecord:
-    """Return a hub whose base model is here, as left by the fetcher."""
+    """Return a hub whose base model is on this disk, as if fetched."""
     from echo_node.host.address import HubAddress
     from echo_node.net.fetcher import Fetcher, Source
     from echo_shared.swarm import SwarmSettings, open_swarm
@@ -86,7 +86,7 @@ async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
     )
     assert report.chosen is not None and report.chosen.name == best.choice.name
     assert "measured the fastest" in report.chosen.reason and report.width == 2
-    assert base.derived.is_dir()  # The engines' converted files are there for the node.
+    assert base.derived.is_dir()  # The engines' converted files are kept for the node.
 
 
 @pytest.mark.usefixtures("odd_worker")
@@ -123,7 +123,7 @@ async def test_a_single_engine_can_be_measured(paths: NodePaths, fetched: HubRec
         assert report.chosen is not None and "measured the fastest" not in report.chosen.reason
         with pytest.raises(ConfigError, match="no such backend"):
             await bench.run(backend="abacus", seconds=0.5, begin=ignore)
-    assert not paths.widths.exists()  # Learned again if needed.
+    assert not paths.widths.exists()  # The node learns these limits again if it needs them.
 
 
 async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: NodePaths, fetched: HubRecord) -> None:

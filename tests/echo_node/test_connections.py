@@ -1,4 +1,4 @@
-"""A node's connections over real sockets: opened and closed together."""
+"""All connections of a node, over real sockets: they are opened and closed together."""
 
 import asyncio
 import socket

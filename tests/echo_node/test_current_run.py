@@ -1,4 +1,6 @@
-"""A node's current run, with real shells: started, renewed, and left for another."""
+"""The run that a node works for, with real shells (the I/O around a work loop): started, renewed, and left for another
+run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 class Place:
-    """A directory whose disk fails a given number of times, and the shells opened there."""
+    """A directory whose disk fails a given number of times, and the shells that were opened there."""
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
@@ -45,7 +47,7 @@ class Place:
         return self.run
 
     async def take_up(self, **changes: Any) -> bool:
-        """Handle a Welcome with these changes."""
+        """Handle a Welcome with these fields changed."""
         return await self.run.take_up(self.hub.welcome().model_copy(update=changes), self.hub.me.public_key)
 
     async def _open(self, welcome: Welcome, hub_key: bytes) -> RunShell:

@@ -1,4 +1,6 @@
-"""The whole node with a hub of real parts: real websocket, real swarm, real llama.cpp in its child process."""
+"""The whole node and a hub made of real parts: a real websocket, a real swarm, and real llama.cpp in
+its child process.
+"""
 
 import asyncio
 import itertools
@@ -67,7 +69,7 @@ pytest.importorskip("llama_cpp")
 
 
 class Node:
-    """A data directory, with the daemon that runs on it."""
+    """A node's data directory, and the daemon that runs on it."""
 
     def __init__(self, data_dir: Path) -> None:
         self.paths = NodePaths.find(data_dir)
@@ -103,13 +105,13 @@ class Node:
 
     @asynccontextmanager
     async def running(self, url: str, **options: Any) -> AsyncIterator[Daemon]:
-        """Run a daemon; `options` are those of `daemon`."""
+        """Run the daemon; `options` are those of `daemon`."""
         daemon = self.daemon(url, **options)
         task = asyncio.create_task(daemon.run())
         try:
             yield daemon
         finally:
-            with suppress(ConnectError):  # It has already ended.
+            with suppress(ConnectError):  # The daemon may have ended already.
                 await control.ask(self.paths.control_file, "stop")
             async with asyncio.timeout(60):
                 await task
@@ -148,7 +150,7 @@ async def test_joins_fetches_samples_and_leaves(hub: Any, node: Node) -> None:
         first = await hub.lease(1, version=0)
         rollouts = await hub.finished(first)
         await hub.publish(1)
-        second = await hub.lease(2, version=1)  # Named before the node can have it, so the node fetches first.
+        second = await hub.lease(2, version=1)  # The lease names a version that the node has to fetch first.
         later = await hub.finished(second)
     assert {r.policy_version_start for r in rollouts.values()} == {0}
     assert {r.policy_version_end for r in later.values()} == {1}
@@ -206,7 +208,7 @@ def same_adapter(hub: Any, node: Node, version: int) -> bool:
 
 
 async def test_pieces_are_relayed_to_peers_and_accepted_from_them(hub: Any, node: Node) -> None:
-    """Run the other node's mesh in this process."""
+    """The other node is a mesh in this process."""
     me, handed_on = Identity.generate(), asyncio.Queue[Piece]()
     mesh = MeshLinks(me)
     await mesh.open("127.0.0.1", 0, on_piece=lambda piece, _: handed_on.put_nowait(piece), on_links=lambda _: None)
@@ -235,7 +237,8 @@ async def test_pieces_are_relayed_to_peers_and_accepted_from_them(hub: Any, node
             (piece,) = hub.pieces(hub.offers[2])
             mesh.hand_on(piece, [(2, b"")])
             await hub.until(ready_for(hub, 2))
-            await hub.until(lambda: len(told_pieces(hub)) == 2)  # They may come after the news that it is ready.
+            # They may come later than the message that the node is ready.
+            await hub.until(lambda: len(told_pieces(hub)) == 2)
     finally:
         await mesh.close()
     assert [(f.pushed_bytes > 0, f.mesh_bytes > 0) for f in hub.all(Fetched)] == [
@@ -331,9 +334,9 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
     done = await hub.lease(1, version=0)
     await hub.finished(done)
     spool = Spool(node.paths.hub(hub.me.public_key) / "spool.db")
-    held = await hub.lease(2, version=9)  # Version 9 has no offer,
-    await hub.until(lambda: hub.all(LeaseReturned))  # so the lease comes back,
-    task.cancel()  # and then the node dies.
+    held = await hub.lease(2, version=9)  # Version 9 is not offered by the hub,
+    await hub.until(lambda: hub.all(LeaseReturned))  # so the node returns the lease,
+    task.cancel()  # and is then killed.
     await asyncio.wait({task})
     assert hub.all(LeaseReturned)[0].indices == held.indices
     spool.open()
@@ -349,7 +352,7 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
         await hub.until(ready_for(hub, 0))
     returned = hub.all(LeaseReturned)[0]
     assert (returned.lease_id, returned.indices) == (3, (0, 1))
-    assert set(hub.all(Fetched)) == fetched  # The base's first report is sent again, because the base is still there.
+    assert set(hub.all(Fetched)) == fetched  # The base is still on disk, so its report is sent again.
 
 
 def _spool_lease(lease_id: int, indices: tuple[int, ...]) -> Any:
@@ -372,7 +375,9 @@ async def test_a_killed_engine_is_replaced_and_its_lease_finished(hub: Any, node
 async def test_an_engine_killed_for_memory_restarts_at_half_width(
     hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check later runs too. A kill by hand and the kernel's counter simulate the kernel's kill."""
+    """A later start of the node must remember this. A kill by hand and the kernel's counter stand for a kill by the
+    kernel.
+    """
     monkeypatch.setattr(process_memory, "kernel_kills", itertools.count().__next__)
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
@@ -391,7 +396,7 @@ async def test_an_engine_killed_for_memory_restarts_at_half_width(
 
 
 async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect a new introduction to the hub each time, and finish the current lease all the same."""
+    """With the other device the node introduces itself to the hub again, and it must finish the current lease on it."""
     better = BackendChoice(name="llama_cpp", device="cpu", reason="a GPU is here")
     worse = BackendChoice(name="torch", device="cpu", reason="no GPU is here")
     there = [better]
@@ -404,7 +409,7 @@ async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monke
         await hub.until(ready_for(hub, 0))
         there.append(worse)
         lease = await hub.lease(1, version=0)
-        os.kill(node.engine_pids()[0], signal.SIGABRT)  # Like a driver whose device has vanished.
+        os.kill(node.engine_pids()[0], signal.SIGABRT)  # Like a driver whose device is gone.
         await hub.until(lambda: introduced("llama_cpp", "torch"))
         await hub.finished(lease)
         there.append(better)
@@ -429,7 +434,9 @@ async def test_stopping_returns_unfinished_leases(hub: Any, node: Node) -> None:
 
 
 async def test_a_leaving_nodes_tokens_are_continued_by_the_next_node(hub: Any, node: Node, tmp_path: Path) -> None:
-    """Send all tokens before the lease is returned; the next node must complete the rollout as if sampled by one."""
+    """All sampled tokens must reach the hub before the lease is returned. With them, the next node completes the
+    rollout as if one node had sampled it.
+    """
     node.stream_s = 0.01
     async with node.running(hub.url) as daemon:
         await hub.until(ready_for(hub, 0))
@@ -480,7 +487,7 @@ async def test_status_shows_the_states_of_all_rollouts(hub: Any, node: Node) -> 
         await hub.acknowledge("1-0", "1-1", state=ReceiptState.TRAINED)
         dropped = Receipt(rollout_id="1-2", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE)
         await hub.send(Receipts(receipts=(dropped,)))
-        # Heartbeats repeat this check until the counts arrive.
+        # The counts arrive with heartbeats; until then, this is repeated.
         counted = {"received": 1, "trained": 2, "dropped": 1}
         await hub.until(lambda: counted.items() <= daemon.snapshot().rollouts.items())
         answer = await control.ask(node.paths.control_file, "status")
@@ -513,7 +520,8 @@ async def test_another_run_on_the_same_hub_starts_fresh(hub: Any, node: Node) ->
         await hub.publish_base()
         await hub.open()
         await hub.until(ready_for(hub, 0))
-        await hub.finished(await hub.lease(1, version=0))  # The same id now names another rollout.
+        # The hub forgot the first rollout, so this id now names another one.
+        await hub.finished(await hub.lease(1, version=0))
     assert not old_base.exists()
     assert (node.paths.artefacts / f"{hub.run_id}-base").exists()
 

@@ -1,4 +1,4 @@
-"""The whole node, real engine included, when its machine has problems."""
+"""The whole node with a real engine, on a machine that has problems."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: Site) -> N
     running = await site.start("echo_node", "join", hub.url, "--data-dir", site.root / "node", "--backend", "llama_cpp")
     await hub.until(ready_for(hub, 0))
     running.process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(SLEPT_S + 3 * LOOK_S)  # This is the sleep itself.
+    await asyncio.sleep(SLEPT_S + 3 * LOOK_S)  # Stands for the sleep of the machine.
     running.process.send_signal(signal.SIGCONT)
     await running.printed(r"This machine slept for \d+ s; reconnecting\.")
     await running.printed(r"Reconnected\.")
@@ -137,7 +137,7 @@ async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: Site) -> N
 
 @needs_mounts
 async def test_a_node_whose_network_changes_connects_again_at_once(hub: Any, site: Site) -> None:
-    """Put it in a network behind a router that drops packets for its old address."""
+    """A router drops packets from the old address, so the old connection would be silent for long."""
     peers: asyncio.Queue[str] = asyncio.Queue()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -175,8 +175,9 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @contextmanager
 def two_networks() -> Iterator[tuple[str, Callable[[str], None]]]:
-    """Yield a network namespace at 10.213.77.2, linked to this one at 10.213.77.1, and a function that runs `ip` in
-    it."""
+    """Yield a network namespace at 10.213.77.2, connected to this one at 10.213.77.1, and a function that runs `ip` in
+    it.
+    """
     name = f"echo-{os.getpid()}"
 
     def ip(command: str) -> None:

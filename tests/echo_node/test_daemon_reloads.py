@@ -1,4 +1,4 @@
-"""A running node whose owner changes its settings."""
+"""A node whose owner changes its settings while it runs."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ async def running(paths: NodePaths, url: str, sensors: FakeSensors, **given: Fla
     try:
         yield daemon
     finally:
-        with suppress(ConnectError):  # It has already ended.
+        with suppress(ConnectError):  # The daemon may have ended already.
             await control.ask(paths.control_file, "stop")
         async with asyncio.timeout(60):
             await task
 
 
 async def set_(key: str, *values: str) -> dict[str, Any]:
-    """Return the JSON that `echo-node config set --json` prints."""
+    """Return the JSON from `echo-node config set --json`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "echo_node", "config", "set", "--json", key, *values),
         stdout=asyncio.subprocess.PIPE,

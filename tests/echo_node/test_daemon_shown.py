@@ -1,4 +1,4 @@
-"""A running daemon's information for its owner: the hub's totals, its token count, the page, notices."""
+"""What a running daemon shows its owner: the hub's totals, its own count of tokens, the page, and notices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole node, real engine included, while its owner comes and goes."""
+"""The whole node with a real engine, while its owner uses the machine now and then."""
 
 from __future__ import annotations
 

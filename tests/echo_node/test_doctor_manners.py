@@ -1,4 +1,6 @@
-"""The doctor's report on manners, with scripted sensors and with this machine's own."""
+"""What the doctor reports of manners (rules by which a node yields to its owner), with scripted and
+with real sensors.
+"""
 
 from __future__ import annotations
 

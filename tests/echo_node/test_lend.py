@@ -1,4 +1,4 @@
-"""`echo-node lend` as a process: its output, its loans, and a clean end."""
+"""`echo-node lend`, which makes this machine a helper, as a process: its output, its loans, and a clean end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("llama_cpp")
 
 
 async def lend(site: Any, *flags: str) -> tuple[Any, str]:
-    """Start the command; return it, and the value for --with."""
+    """Start the command; return it, and the value that it prints for `--with`."""
     where = ("--host", LOOPBACK, "--port", "0", "--threads", "1", "--data-dir", site.root / "helper")
     helper = await site.start("echo_node.main", "lend", *where, *flags)
     return helper, (await helper.printed(r"echo-node join URL --with (\S+#\S+)"))[1]
@@ -29,7 +29,7 @@ async def test_lend_stops_cleanly_and_leaves_nothing(site: Any, number: int) -> 
     helper, printed = await lend(site)
     address = HelperAddress.parse(printed)
     process = psutil.Process(helper.process.pid)
-    assert process.children() == []  # An idle helper holds no memory.
+    assert process.children() == []  # A helper without a loan holds no memory.
     async with tunnel(address) as lent:
         (server,) = process.children()
         assert server.nice() > process.nice()
@@ -61,7 +61,7 @@ async def test_the_code_stays_and_no_more_is_lent_than_allowed(site: Any) -> Non
 
 
 async def test_a_node_that_takes_too_much_memory_is_disconnected(site: Any) -> None:
-    """Set a limit below the size of the device server itself."""
+    """The limit here is below what the device server itself needs."""
     helper, printed = await lend(site, "--memory-limit", "0.001")
     async with tunnel(HelperAddress.parse(printed)) as lent:
         reader, writer = await asyncio.open_connection(LOOPBACK, lent.port)

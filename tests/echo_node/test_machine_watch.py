@@ -1,4 +1,6 @@
-"""A real connection on a machine with scripted clocks and addresses."""
+"""A real connection, on a machine whose clocks and addresses are scripted: after a sleep or a change of network, the
+node connects again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.echo_node.net.test_client import Events, client_of, running
 
 
 class Machine:
-    """A connected machine."""
+    """A machine with a connection."""
 
     def __init__(self, client: HubClient, events: Events, troubles: TroubleLog) -> None:
         self.client, self.events, self.troubles = client, events, troubles

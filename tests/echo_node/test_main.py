@@ -1,4 +1,4 @@
-"""The command line as a user types it: real processes, real files."""
+"""`echo-node` as a user types it, with real processes and real files."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def invoke(*arguments: str) -> str:
-    """Return the command's output, or raise its error."""
+    """Return what the command prints; raise its error if it fails."""
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -347,7 +347,7 @@ def test_leaving_forgets_the_hub_but_not_the_identity(home: Path) -> None:
 
 
 class Process:
-    """`echo-node` as a process next to the test's hub."""
+    """An `echo-node` process, for a hub that runs in the test."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process

@@ -1,6 +1,5 @@
-"""Ctrl-C at any moment of a command's first seconds: it ends, without an unreadable message.
-
-As from a terminal, the signal goes to the whole process group.
+"""Ctrl-C at any moment of a command's first seconds must end it without a traceback. As in a terminal, the signal goes
+to the whole process group.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals a
 
 DEADLINE_S = 60.0
 BEGUN = "asyncio.constants"
-"""The first of many modules that a command imports; earlier imports are Python's own start."""
+"""The first of the many modules that a command imports; what comes before is Python's own start."""
 NOISE = ("Traceback", "KeyboardInterrupt", "CancelledError", "Exception ignored", "never retrieved", "never awaited")
 
 
 @pytest.fixture
 def silent_hub() -> Iterator[str]:
-    """Yield the address of a server that accepts connections and never answers."""
+    """Yield the address of a server that accepts connections but never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 class Command:
-    """`echo-node` as the leader of a process group, which reports each import until `moment` appears."""
+    """`echo-node` as the leader of a process group; it reports each import until `moment` appears."""
 
     def __init__(self, home: Path, *arguments: str, moment: str = BEGUN) -> None:
         self._process = subprocess.Popen(
@@ -44,7 +43,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Temporary files that a killed command leaves behind stay in the test's directory.
+            # So that temporary files of a killed command stay in the test's directory.
             env={**os.environ, "ECHO_NODE_HOME": str(home), "TMPDIR": str(home.parent), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
@@ -65,7 +64,7 @@ class Command:
         self._begun.set()
 
     def interrupted(self, *, after_s: float) -> tuple[int, str]:
-        """Send Ctrl-C `after_s` seconds after the moment if it still runs; return status and output."""
+        """Send Ctrl-C `after_s` seconds after the moment, if the command still runs; return its status and output."""
         assert self._begun.wait(DEADLINE_S)
         try:
             self._process.wait(after_s)

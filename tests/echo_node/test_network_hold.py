@@ -1,4 +1,4 @@
-"""Real connections to a hub that does not exist, under a hold that the test sets and releases."""
+"""Real connections to a hub that does not exist, while the test allows or forbids the use of the network."""
 
 import asyncio
 

@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 
 class Watched:
-    """A watch over scripted sensors and a scripted engine."""
+    """The watch over the owner's activity, with scripted sensors and a scripted engine."""
 
     def __init__(self, directory: Path) -> None:
         self.sensors = FakeSensors()
@@ -45,7 +45,7 @@ class Watched:
         return self.watch
 
     async def next(self) -> list[str]:
-        """Return the reasons in the next report."""
+        """Return the reasons to pause in the next report."""
         async with asyncio.timeout(PATIENCE_S):
             return [hold.reason.value for hold in (await self.told.get()).holds]
 

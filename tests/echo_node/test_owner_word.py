@@ -1,4 +1,6 @@
-"""The owner's commands by the real control socket and the real page, and their effect on the owner's watch."""
+"""The owner's commands (pause, resume), by the real control socket and the real page, and their effect on the node's
+pauses.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ AS_JSON = json.loads(json.dumps(asdict(SNAPSHOT)))
 
 
 class Owned(Site):
-    """A node's watch and page; other commands are recorded."""
+    """A node's owner watch and page; other commands are recorded."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class Owned(Site):
         return self.settings
 
     async def reasons(self) -> list[str]:
-        """Return the reasons for the node's hold in the watch's next report."""
+        """Return the node's reasons to pause in the next report."""
         await self.watched.watch.look()
         return await self.watched.next()
 

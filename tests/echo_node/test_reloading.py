@@ -1,4 +1,4 @@
-"""New settings that a running node applies."""
+"""Settings that a running node can apply, and how."""
 
 from __future__ import annotations
 

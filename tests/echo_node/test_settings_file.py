@@ -1,4 +1,4 @@
-"""The file config.toml, changed one setting at a time."""
+"""The file config.toml, in which one setting at a time is changed."""
 
 from __future__ import annotations
 

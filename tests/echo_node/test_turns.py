@@ -1,4 +1,4 @@
-"""One node, real engine included, on two hubs."""
+"""One node with a real engine that works for two hubs in turn."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Owner:
 
 
 async def works_for(hub: Any, leases: Iterator[int]) -> None:
-    """Wait until the node has finished a lease; if its turn ended meanwhile, lease again."""
+    """Wait until the node has finished a lease of this hub; lease again if the node's turn for the hub ended before."""
     while True:
         turns = hub.handshakes
         lease = await hub.lease(next(leases), version=0, **LONG)

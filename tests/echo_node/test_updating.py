@@ -1,4 +1,6 @@
-"""The updater of a node, with a short scripted installer; tests/installers has the real one, and a real node."""
+"""A node that updates itself, with a scripted installer of a few lines; tests/installers has the real installer and a
+real node.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for conditions without a notification."""
+"""Waiting for conditions that nothing announces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PATIENCE_S = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition is true; raise TimeoutError if it never is."""
+    """Wait until the condition is true. Raises TimeoutError if this takes too long."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

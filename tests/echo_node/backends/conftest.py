@@ -1,4 +1,6 @@
-"""Small random models and adapters of each architecture, and a naive reference sampler for all engines."""
+"""Small random models and adapters of every architecture, and a slow, simple sampler that defines what every engine
+must sample.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that makes the random float32 model with this name in CONFIGS, and returns its directory."""
+    """Return a function that makes, once, the random float32 model with this name in CONFIGS, and returns its
+    directory.
+    """
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -71,7 +75,8 @@ def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             torch.manual_seed(7)
             model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
             for parameter_name, parameter in model.named_parameters():
-                if parameter_name.endswith(("bias", "norm.weight")):  # Zeros and ones would hide mistakes.
+                # Zero biases and norms of one would hide engines that ignore them.
+                if parameter_name.endswith(("bias", "norm.weight")):
                     parameter.data += 0.1 * torch.randn_like(parameter)
             made[name] = tmp_path_factory.mktemp(name) / name
             model.save_pretrained(made[name])
@@ -87,8 +92,9 @@ def base(base_of: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that saves a random PEFT adapter for a base; options go to LoraConfig, and results are
-    cached."""
+    """Return a function that makes a random PEFT adapter for a base, once for each set of options, which go to
+    LoraConfig.
+    """
     made: dict[str, Path] = {}
 
     def make(base: Path, seed: int, **options: Any) -> Path:
@@ -113,7 +119,7 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 @contextlib.contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Ignore a warning: PEFT reads an attribute that transformers has renamed."""
+    """Silence a warning: PEFT reads an attribute that transformers has renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         yield
@@ -137,8 +143,9 @@ def reference_logits(model: Any, ids: Sequence[int]) -> np.ndarray[Any, np.dtype
 
 
 def reference_rollout(model: Any, request: GroupRequest, index: int) -> tuple[list[int], list[float]]:
-    """Sample token by token with `draws.draw` on the whole sequence's logits, which is the definition; results are
-    cached."""
+    """Sample token by token, each from the logits of the whole sequence by `draws.draw`. This is the definition for all
+    engines. Results are cached.
+    """
     prompt, stop_ids = tuple(request.prompt_ids.tolist()), frozenset(request.stop_ids)
     return _drawn(model, prompt, request.seed, index, request.max_tokens, stop_ids, request.temperature)
 
@@ -161,8 +168,9 @@ def _drawn(
 def make_requests(
     count: int, *, group_size: int = 4, policy_version: int = 0, first_lease: int = 0, max_tokens: int = 12
 ) -> list[GroupRequest]:
-    """Return groups with prompts of 1 to 17 tokens, three temperatures, and a fifth of the vocabulary as stop
-    tokens."""
+    """Return groups with prompts of 1 to 17 tokens, three temperatures, and stop tokens that are a fifth of the
+    vocabulary.
+    """
     rng = np.random.default_rng(3 + first_lease)
     return [
         GroupRequest(
@@ -181,7 +189,7 @@ def make_requests(
 
 
 def rollouts_of(events: Sequence[EngineEvent]) -> dict[tuple[int, int], FinishedRollout]:
-    """Return rollouts by lease and index; fail on duplicates and on failed groups."""
+    """Return rollouts by lease and index; fail if one comes twice or a group has failed."""
     assert all(isinstance(event, FinishedRollout) for event in events), events
     rollouts = [event for event in events if isinstance(event, FinishedRollout)]
     by_name = {(rollout.lease_id, rollout.index): rollout for rollout in rollouts}
@@ -191,7 +199,7 @@ def rollouts_of(events: Sequence[EngineEvent]) -> dict[tuple[int, int], Finished
 
 @pytest.fixture(scope="session")
 def kit() -> Any:
-    """Return the functions above, for tests that must not import this file by name."""
+    """Return the functions of this file, for tests that cannot import it by name."""
     return types.SimpleNamespace(
         load_reference=load_reference,
         reference_logits=reference_logits,

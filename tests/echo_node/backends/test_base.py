@@ -1,4 +1,4 @@
-"""Requirements for every engine: from the same seeds it must sample exactly the rollouts of the naive sampler."""
+"""What every engine must do: sample exactly the rollouts that the seeds define (see the naive sampler in conftest)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from echo_shared.wire.messages import FinishReason
 
 WIDTH = 6
 EXACT = [name for name in NAMES if name != "vllm"]
-"""vLLM computes adapters only in 16 bits; test_vllm_engine compares it with the reference."""
+"""Engines that must be exact. vLLM computes adapters in 16 bits only; test_vllm_engine compares it
+within a tolerance.
+"""
 EDGE_NATS = 1e-3
 Parts = Callable[[GroupRequest, int, list[int], list[int], int], None]
 
@@ -62,8 +64,7 @@ def assert_same_as_reference(kit: Any, model: Any, requests: list[GroupRequest],
 
 
 def test_rollouts_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Sample with the base, adapters of one shape, of lower rank, on fewer layers, the base again, and an adapter after
-    it."""
+    """Also after a change of adapter: of equal shape, of lower rank, on fewer layers, to the base and back."""
     first = make_adapter(base, 1)
     second = make_adapter(base, 2)
     thin = make_adapter(base, 3, r=4)
@@ -88,13 +89,13 @@ def test_one_token_at_most(engine: Engine, base: Path, kit: Any) -> None:
 
 
 def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.Generator) -> GroupRequest:
-    """Return the request with a random prefix for each rollout but every fourth, if the rollout is long enough."""
+    """Return the request with a random prefix for each rollout that is long enough, except every fourth."""
     prefixes = []
     for index in request.indices:
         drawn = rollouts[request.lease_id, index]
         if len(drawn.completion_ids) > 1 and index % 4:
             cut = int(cuts.integers(1, len(drawn.completion_ids)))
-            # Shifted log-probabilities, as of another engine: given ones must be kept.
+            # Log-probabilities as of another engine: those of a prefix must be returned unchanged.
             given = drawn.behavior_logprobs[:cut] - np.float32(0.25)
             prefixes.append(Prefix(index=index, ids=drawn.completion_ids[:cut], logprobs=given))
     return dataclasses.replace(request, prefixes=tuple(prefixes))
@@ -103,7 +104,9 @@ def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.G
 def assert_same_as_undisturbed(
     requests: list[GroupRequest], found: dict[Any, Any], undisturbed: dict[Any, Any], parts: Parts | None = None
 ) -> None:
-    """Compare rollouts. With `parts`, one rollout may differ, at a draw that `parts` accepts."""
+    """Compare the rollouts with the ones of an uninterrupted run. With `parts`, one rollout may differ, if `parts`
+    accepts the first difference.
+    """
     assert set(found) == set(undisturbed)
     parted = 0
     for request in requests:
@@ -124,9 +127,8 @@ def assert_same_as_undisturbed(
 
 
 def on_an_edge(kit: Any, model: Any) -> Parts:
-    """Return a check that u lies within `EDGE_NATS` of both tokens' intervals by the reference.
-
-    Batches of other shapes round differently; a draw this close to an edge may then differ, depending on the processor.
+    """Return a check that u is within `EDGE_NATS` of an edge between both tokens, by the reference. Batches of another
+    shape round differently, so a draw so close to an edge may depend on the processor.
     """
 
     def check(request: GroupRequest, index: int, one: list[int], other: list[int], given: int) -> None:
@@ -146,7 +148,9 @@ def on_an_edge(kit: Any, model: Any) -> Parts:
 def test_a_rollout_continues_from_its_prefix(
     engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any, seed: int
 ) -> None:
-    """Mix new and continued rollouts in groups narrower and wider than the engine, which arrive at different times."""
+    """Continued and new rollouts come together, in groups that fit into the engine's batch or not, at
+    different times.
+    """
     adapter = make_adapter(base, 1)
     engine.set_policy(engine.prepare(adapter))
     whole = [
@@ -208,7 +212,9 @@ def test_an_impossible_prefix_fails_alone(engine: Engine, kit: Any) -> None:
 
 
 def test_sampled_tokens_are_reported_once_and_in_order(engine: Engine, kit: Any) -> None:
-    """Read the news only after some steps; the last tokens may not be reported."""
+    """The node streams what the engine reports. Tokens must come in order and once; the last ones of a rollout come
+    with its end.
+    """
     engine.set_policy(None)
     requests = kit.make_requests(6, max_tokens=40)
     first = kit.rollouts_of(run(engine, requests))
@@ -231,7 +237,7 @@ def test_sampled_tokens_are_reported_once_and_in_order(engine: Engine, kit: Any)
 
 
 class Dripping:
-    """An iterator of groups that sometimes runs dry, and is then asked again."""
+    """An iterator of groups that pretends to be empty now and then; the engine must ask again."""
 
     def __init__(self, requests: list[GroupRequest], seed: int) -> None:
         self.left = list(requests)
@@ -259,7 +265,9 @@ def test_groups_may_come_later(engine: Engine, base: Path, kit: Any, seed: int) 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_prompts_and_completions_of_all_lengths(engine: Engine, base: Path, kit: Any, seed: int) -> None:
-    """Include prompts that exactly fill a prefill, rollouts that end at once, and groups wider than the engine."""
+    """Edge cases of length: prompts that exactly fill a prefill, rollouts that end with their first token, groups that
+    exceed the batch.
+    """
     engine.set_policy(None)
     dice = np.random.default_rng(seed)
     requests = [
@@ -331,11 +339,11 @@ def test_after_an_abandoned_run_the_engine_starts_clean(engine: Engine, kit: Any
 def test_an_adapter_for_another_model_is_refused(
     engine: Engine, base_of: Callable[[str], Path], make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """Check that the engine continues with the base."""
+    """The refusal must leave the engine able to continue with the base."""
     engine.set_policy(None)
     requests = kit.make_requests(3)
     expected = kit.rollouts_of(run(engine, requests))
-    # A foreign adapter may replace the current one before it is refused, which must not affect the next policy.
+    # The engine may have replaced its adapter before it refuses the new one; this must not affect the next policy.
     with pytest.raises(BackendError):
         engine.set_policy(engine.prepare(make_adapter(base_of("qwen2_wide"), 5)))
     with pytest.raises(CodecError):
@@ -346,7 +354,7 @@ def test_an_adapter_for_another_model_is_refused(
 
 
 def test_scores_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Score between two sampling runs, with both policies, short completions, and short and long prompts."""
+    """Scoring between two sampling runs must disturb neither, with the base and an adapter, and for every length."""
     rng = np.random.default_rng(5)
     for adapter in (None, make_adapter(base, 1)):
         engine.set_policy(None if adapter is None else engine.prepare(adapter))

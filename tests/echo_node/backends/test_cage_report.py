@@ -1,4 +1,4 @@
-"""Refusals that a stub of NVIDIA's driver gets at each step of the real cage, as reported."""
+"""What is reported when NVIDIA's driver (a stub) is refused something by each step of the real cage."""
 
 from __future__ import annotations
 

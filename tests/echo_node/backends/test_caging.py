@@ -1,4 +1,6 @@
-"""Attacks on the machine by an engine in its cage: each one is refused, and succeeds without the cage."""
+"""Attacks on the machine by an engine. In its cage (a sandbox) each one must be refused; without the cage it must
+succeed.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,11 @@ REFUSED_BY_SOME = {
     "watch_the_processor": "kernel.perf_event_paranoid",
     "mark_a_file": "a file system without marks",
 }
-"""Attempts that some systems refuse to every process."""
+"""Attempts that some systems refuse even without a cage, and by what."""
 NO_SUCH_SOCKETS = "OSError(97,"
 OTHER_REFUSALS = {
-    "clone_the_new_way": "OSError(38,",  # The call does not exist.
-    "link_a_file_to_where_it_writes": "OSError(18,",  # As if between two disks.
+    "clone_the_new_way": "OSError(38,",  # ENOSYS, as if this call did not exist.
+    "link_a_file_to_where_it_writes": "OSError(18,",  # EXDEV, as if both were on different disks.
 }
 SOCKETS = (
     *("connect_by_tcp", "send_by_udp", "listen", "connect_to_a_unix_socket", "connect_to_an_abstract_socket"),
@@ -53,11 +55,11 @@ SOCKETS = (
 if sys.platform == "linux":
     OTHER_REFUSALS |= dict.fromkeys(SOCKETS, NO_SUCH_SOCKETS)
 WITH_A_GPU = {
-    "connect_a_sequenced_socket": "FileNotFoundError(",  # As if no process listened.
+    "connect_a_sequenced_socket": "FileNotFoundError(",  # As if no process listened there.
     "give_a_socket_a_file": "PermissionError(",
     "accept_a_connection": "PermissionError(",
 }
-"""Other errors, where NVIDIA's driver may listen."""
+"""Other errors that occur when NVIDIA's driver may listen on a socket."""
 SECRET = ctypes.create_string_buffer(b"a secret")
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,7 +87,7 @@ def _listeners(stack: ExitStack, directory: Path) -> dict[str, object]:
 
 
 def _kinds() -> tuple[int, int, int]:
-    """Return the socket kinds; macOS has no sequenced ones."""
+    """Return the types of sockets to try; macOS has no sequenced ones."""
     return (1, 2, 5) if sys.platform == "linux" else (1, 2, 1)
 
 
@@ -120,7 +122,7 @@ Outcomes = dict[Case, tuple[Held, dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """Yield all attempts' outcomes: caged, uncaged, and caged for a GPU engine."""
+    """Yield the results of all attempts: in the cage, without it, and in the cage for GPU engines."""
     cases: tuple[Case, ...] = ("required", "off", "GPU")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -152,7 +154,7 @@ def test_the_engine_reports_its_guards(outcomes: Outcomes) -> None:
 
 
 def test_an_engine_that_starts_programs_has_no_cage_and_reports_it(tmp_path: Path) -> None:
-    """Call it in this process, which a cage would affect."""
+    """vLLM starts compilers, so it cannot run in a cage. The owner must be told, and may refuse such engines."""
     caged = cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), CageTerms())
     assert caged.held.lacks == dict.fromkeys(GUARDS, "vLLM starts programs that compile code")
     with pytest.raises(BackendError) as caught:
@@ -183,7 +185,7 @@ def test_helpers_are_found_and_have_their_doors_before_there_is_a_cage(monkeypat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces")
 def test_an_engine_of_a_user_without_name_and_home_has_both(tmp_path: Path) -> None:
-    """PyTorch's compiler needs the user's name, but the cage hides the list of users."""
+    """PyTorch's compiler asks for the user's name, but the cage hides the system's list of users."""
     code = (
         "import getpass; from pathlib import Path; from echo_node.backends.caging import cage_trial\n"
         f"held = cage_trial('torch', 'cuda', {str(tmp_path)!r}, 'required', 'listening socket')\n"
@@ -233,7 +235,9 @@ LAYOUTS: dict[str, dict[str, str]] = {
 @pytest.mark.skipif(sys.platform != "linux", reason="in the cage of Linux")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_files_linked_from_a_models_directory_are_readable(layout: str, tmp_path: Path) -> None:
-    """Files next to the linked ones stay unreadable."""
+    """Model hubs' caches link a model's files to other directories. Only the linked files may become readable, not
+    those next to them.
+    """
     (tmp_path / "blobs").mkdir()
     for name in ("config", "weights", "private"):
         (tmp_path / "blobs" / name).write_text(name)

@@ -1,4 +1,6 @@
-"""Starting CUDA by the driver's library, replaced by a stub; in separate processes, which keep the library loaded."""
+"""Starting CUDA by calls of the driver's library, here a stub. Each test uses a process of its own, because the library
+stays loaded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`draw_rows` compared with the reference, for small vocabularies (one block) and large ones (many)."""
+"""`draw_rows` must select the reference's tokens, for small vocabularies (one block) and large ones
+(several blocks).
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_logits_that_are_not_numbers_give_no_number() -> None:
 def test_draw_rows_equals_the_reference(
     vocabulary: int, scale: float, temperature: float, u: float, impossible: float, ties: bool, seed: int
 ) -> None:
-    """If u is on the edge between two tokens within rounding, accept either."""
+    """If u is on the edge between two tokens, within rounding, either of them is right."""
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((2, vocabulary)) * scale).astype(np.float32)
     if ties:

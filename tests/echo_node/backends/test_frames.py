@@ -1,4 +1,4 @@
-"""Groups, rollouts and errors survive the pipe's encoding unchanged."""
+"""Groups, rollouts and errors pass through the encoding for the pipe unchanged."""
 
 from __future__ import annotations
 

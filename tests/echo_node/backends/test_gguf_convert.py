@@ -1,4 +1,6 @@
-"""Converted models compute the same as transformers, for every supported architecture and rotary scaling."""
+"""A model converted to GGUF must compute what transformers computes, for every supported architecture and rotary
+scaling.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError, StorageError
 
 LENGTH = 150
-"""Longer than the original context of the scaled rotary embeddings."""
+"""Longer than the original context of models with scaled rotary embeddings."""
 
 
 def logits_of(gguf: Path, ids: list[int], adapter: Path | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:

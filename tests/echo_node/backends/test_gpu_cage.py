@@ -1,4 +1,4 @@
-"""The cage step chosen for a stub of NVIDIA's driver, in real cages, and its storage."""
+"""Which step of the cage for GPUs is chosen for a driver (a stub), in real cages; and how the choice is stored."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_gpu_that_never_starts_is_reported_with_advice(tmp_path: Path, monkeyp
 
 
 def working_from(step: str) -> tuple[list[str], Callable[[str], str | None]]:
-    """Return a list of the tried steps, and a probe by which the GPU starts from this step on."""
+    """Return the list of tried steps, and a probe in which the GPU works from this step on."""
     names, tried = [one.name for one in LEEWAYS], list[str]()
 
     def probe(code: str) -> str | None:
@@ -63,7 +63,9 @@ def test_a_found_step_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_quick_probes_come_first(tmp_path: Path) -> None:
-    """Let the driver start from the second step on, and the library from the fourth."""
+    """Steps are tried with the quick probe of the driver first, and only from where that works with the slow one of the
+    engine's library.
+    """
     tried: list[str] = []
 
     def probe(code: str) -> str | None:

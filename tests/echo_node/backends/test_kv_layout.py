@@ -1,4 +1,4 @@
-"""Cache layouts hold as many rollouts as fit, and each rollout can finish."""
+"""A layout of the key-value cache must hold as many rollouts as fit, such that each one can be finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Features only of llama.cpp: precisions, prompts in pieces, cache layouts, and loading and freeing adapters."""
+"""What only the llama.cpp engine has: precisions, prompts fed in pieces, cache layouts, and adapters loaded and freed
+while it samples.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def test_many_swaps_neither_crash_nor_leak(
 def test_policies_are_prepared_while_another_samples(
     base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """Load and free adapters during sampling, which must not change; close frees the rest."""
+    """Loading and freeing adapters meanwhile must not change the rollouts. Closing the engine frees the rest."""
     engine = open_engine(base, tmp_path)
     adapters = [make_adapter(base, 1), make_adapter(base, 2)]
     first = engine.prepare(adapters[0])
@@ -116,8 +118,9 @@ def test_long_prompts_are_fed_in_pieces(base: Path, kit: Any, tmp_path: Path, mo
 def test_both_arrangements_draw_the_same(
     gain: int, width: int, base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use groups wider and narrower than the engine, of many lengths, so that slots are freed and refilled out of
-    order."""
+    """The engine arranges its cache in one of two ways, by speed. With groups of many lengths, slots are freed and
+    refilled out of order; that must not change the rollouts either.
+    """
     monkeypatch.setattr(kv_layout, "_UNIFIED_GAIN", gain)
     monkeypatch.setattr(llama_cpp_engine, "_PREFILL_TOKENS", 7)
     engine = open_engine(base, tmp_path, width=width)
@@ -130,7 +133,7 @@ def test_both_arrangements_draw_the_same(
 
 
 def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -> None:
-    """Give memory for four short rollouts or two long ones."""
+    """The memory holds four short rollouts or two long ones."""
     shape_bytes = 2 * 4 * 2 * 32 * 4
     engine = open_engine(base, tmp_path, kv_cache_bytes=1_024 * shape_bytes)
     engine._planner = dataclasses.replace(engine._planner, max_positions=512)
@@ -152,7 +155,7 @@ def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -
 
 
 def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start rollouts at different times, but feed the prompt once."""
+    """Feeding a prompt is expensive: once per group, even if its rollouts start at different times."""
     engine = open_engine(base, tmp_path, width=3)
     fed: list[int] = []
     feed = engine._llama.feed_prompt
@@ -171,7 +174,7 @@ def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeyp
 def test_a_continued_rollout_shares_a_running_ones_prompt(
     base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Feed the prompt once, then each prefix."""
+    """The prompt is fed once, then the prefix of each rollout."""
     engine = open_engine(base, tmp_path, width=4)
     fed: list[int] = []
     feed = engine._llama.feed_prompt
@@ -258,7 +261,7 @@ def test_a_base_given_as_gguf(base: Path, make_adapter: Callable[..., Path], kit
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's address space")
 def test_a_cache_too_large_for_memory_is_reported(base: Path, tmp_path: Path) -> None:
-    """Run a process that may use 2 GiB of addresses more, and needs a cache of 4 GiB."""
+    """The process may use 2 GiB more and needs a cache of 4 GiB: it must report that instead of crashing."""
     open_engine(base, tmp_path).close()
     program = f"""
         import dataclasses, resource, psutil

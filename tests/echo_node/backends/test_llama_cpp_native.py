@@ -1,4 +1,4 @@
-"""Batches compared with each other: pieces, copies and neighbours do not change a sequence's results."""
+"""Feeding in pieces, copying, and other sequences in the batch must not change a sequence's results."""
 
 from __future__ import annotations
 

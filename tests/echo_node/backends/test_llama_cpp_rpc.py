@@ -1,4 +1,6 @@
-"""One model on several processes: exactly the rollouts of one process, during any policy changes; and failures."""
+"""One model divided among a node and helpers (processes that lend their memory and GPUs). Rollouts must be those of one
+process, whenever policies change; and failures.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ WIDTH = 6
 
 
 class LendingProcess:
-    """`echo-node lend` on loopback."""
+    """`echo-node lend` on loopback, which makes this machine a helper."""
 
     def __init__(self, directory: Path) -> None:
         command = ("lend", "--host", LOOPBACK, "--port", "0", "--threads", "1", "--data-dir", str(directory))
@@ -62,7 +64,7 @@ class LendingProcess:
 
 @pytest.fixture(scope="module")
 def lending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LendingProcess]]:
-    """Yield two helpers."""
+    """Yield two helper processes."""
     with ExitStack() as stack:
         processes = []
         for name in ("one", "two"):
@@ -74,7 +76,7 @@ def lending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LendingPr
 def sample_all(
     base: Path, derived: Path, adapters: list[Path], kit: Any, *, helpers: tuple[str, ...], precision: str
 ) -> dict[Any, tuple[list[int], list[float]]]:
-    """Return rollouts of the base and each adapter in turn; the next adapter is prepared during sampling."""
+    """Return rollouts of the base and of each adapter; while one is used, the next is prepared."""
     rollouts: dict[Any, tuple[list[int], list[float]]] = {}
     with closing(LlamaCppEngine()) as engine:
         settings = EngineSettings(width=WIDTH, threads=1, precision=precision, helpers=helpers)
@@ -131,7 +133,9 @@ def test_split_and_whole_draw_the_same(
 def test_an_adapter_may_be_freed_at_any_time(
     base: Path, make_adapter: Callable[..., Path], lending: list[LendingProcess], kit: Any, tmp_path: Path
 ) -> None:
-    """Free adapters while a helper computes one graph repeatedly; freed memory makes the helper forget the graph."""
+    """A helper that repeats a computation keeps its graph, which refers to the adapter's memory. Freed memory must make
+    it forget the graph.
+    """
     with closing(LlamaCppEngine()) as engine:
         settings = EngineSettings(width=WIDTH, threads=1, precision="f32", helpers=(lending[0].without_code,))
         engine.open(base, tmp_path, settings)

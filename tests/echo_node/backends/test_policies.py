@@ -1,4 +1,4 @@
-"""Preparing, setting and freeing policies, in the order recorded by a scripted engine."""
+"""Policies (adapters) are prepared, set and freed in the right order, which a stub of an engine records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Policy:
 
 
 class SlowEngine:
-    """An engine that prepares a directory named `slow` when `go` is set, and refuses one named `bad`."""
+    """A stub that is slow to prepare a directory named `slow`, until `go` is set, and refuses one named `bad`."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -59,7 +59,7 @@ def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: EnginePo
 
 
 def test_an_unknown_version_cannot_be_used(policies: EnginePolicies) -> None:
-    assert policies.is_ready(1)  # Ready to fail.
+    assert policies.is_ready(1)  # It is ready, and will fail when it is set.
     with pytest.raises(BackendError) as caught:
         policies.use(1)
     assert caught.value.code == "unknown_policy"

@@ -1,4 +1,4 @@
-"""The real child process end to end: each engine, several policies, failures, cancellation, sudden death."""
+"""The real child process with each engine: several policies, failures, cancellation and sudden death."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ async def start(
 
 
 async def take(engine: EngineChild, count: int) -> list[WorkerNews | FinishedRollout]:
-    """Return the next `count` events, with each finished rollout as one, and the rest of the last message."""
+    """Return the next `count` events, each finished rollout as one event, and whatever else their last message
+    contains.
+    """
     events: list[WorkerNews | FinishedRollout] = []
     async for event in engine.events():
         events += event.rollouts if isinstance(event, Finished) else [event]
@@ -97,7 +99,7 @@ async def test_rollouts_of_several_versions(
             assert rollout.completion_ids.tolist() == ids
             assert rollout.policy_version == request.policy_version
     versions = [rollout.policy_version for rollout in rollouts.values()]
-    assert versions == sorted(versions)  # One switch, although the leases alternated.
+    assert versions == sorted(versions)  # Leases of both versions alternated, but the engine switched only once.
     assert engine.tokens_per_s > 0
     await engine.stop()
 
@@ -142,7 +144,9 @@ async def test_a_cancelled_lease_is_given_up(base: Path, kit: Any, tmp_path: Pat
 
 
 async def test_another_engine_continues_a_killed_workers_reported_tokens(base: Path, kit: Any, tmp_path: Path) -> None:
-    """Kill the worker when every rollout has begun; the other engine must complete them as defined."""
+    """The worker is killed when each rollout has begun. Another engine must complete them from the reported tokens as
+    if sampled by one engine.
+    """
     (request,) = kit.make_requests(1, group_size=6, max_tokens=200)
     request = dataclasses.replace(request, stop_ids=())
     engine = await start(base, tmp_path, stream_s=0.001)
@@ -176,13 +180,13 @@ async def test_another_engine_continues_a_killed_workers_reported_tokens(base: P
 
 
 class SmallNode:
-    """A work loop with a real engine and no other part of a node; `rollouts` are the spooled ones."""
+    """A work loop with a real engine and no other part of a node; `rollouts` are those that it would keep on disk."""
 
     def __init__(self, engine: EngineChild, adapters: dict[int, Path]) -> None:
         self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={}, jitter=lambda: 0.0)
         self.rollouts: list[Rollout] = []
         self.told: set[tuple[int, int]] = set()
-        """Versions and the indices of which tokens are known."""
+        """(version, index) of each rollout of which some tokens are known."""
         self._engine = engine
         self._adapters = adapters
 
@@ -230,8 +234,9 @@ async def test_an_interrupted_completion_equals_sampling_by_its_versions(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sample each token with its own version's distribution after all earlier tokens, whichever version sampled
-    those."""
+    """A completion may continue with a newer version. Each token must be the one that its own version samples after all
+    earlier tokens, whichever version those are from.
+    """
     monkeypatch.setattr("echo_node.backends.process._RATE_WINDOW_S", math.inf)
     adapters = {version: make_adapter(base, version) for version in (1, 2, 3)}
     engine = await start(base, tmp_path, name, stream_s=0.001, precision="f32")
@@ -276,7 +281,7 @@ async def test_a_killed_worker_is_noticed(base: Path, kit: Any, tmp_path: Path) 
         await engine.submit(request)
     with pytest.raises(BackendError) as caught:
         async for _ in engine.events():
-            os.kill(engine.pid, signal.SIGABRT)  # As a native library does.
+            os.kill(engine.pid, signal.SIGABRT)  # Like a crash in a native library.
     assert caught.value.code == DIED
     assert caught.value.what == "The engine's process ended: killed by SIGABRT."
     await engine.stop()
@@ -322,7 +327,7 @@ def test_the_parents_end_imports_no_engine() -> None:
 
 @pytest.mark.skipif(not has_huge_pages(), reason="this machine has no huge pages for who asks")
 def test_large_tensors_use_huge_pages() -> None:
-    """Check that PyTorch obeys the engine's environment."""
+    """Huge pages make large models faster, and PyTorch allocates them only if the environment says so."""
     program = "import torch; tensor = torch.ones(1 << 24); print(open('/proc/self/smaps_rollup').read())"
     run = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **HUGE_PAGES}, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Choosing a machine's engine, with or without some of this environment's packages."""
+"""Which engine a machine gets, with and without some packages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ APPLE = replace(PLAIN, apple_silicon=True)
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Hide packages in the returned set, and find all others of the registry."""
+    """Return a set of hidden packages; all other packages of the registry count as installed."""
     hidden: set[str] = set()
 
     def find(name: str, package: str | None = None) -> ModuleSpec | None:

@@ -1,4 +1,4 @@
-"""Splitting a completion into pieces, whose scores must equal those of the whole."""
+"""A completion is scored in pieces; the result must equal that of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features only of this engine; those of all engines are tested in test_base."""
+"""What only the PyTorch engine has; test_base has what all engines share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Opened = Callable[..., TorchEngine]
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
 AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""Environment that makes PyTorch compute as on a processor with at most AVX2."""
+"""Makes PyTorch compute as on a processor that has no instructions beyond AVX2."""
 OPEN_ON = """
 import sys
 from pathlib import Path
@@ -64,7 +64,7 @@ def tokens(engine: TorchEngine, kit: Any, requests: list[Any]) -> dict[tuple[int
 
 
 def on_step(engine: TorchEngine, act: Callable[[], None]) -> Any:
-    """Call `act` in each forward pass, and return the handle that ends it."""
+    """Call `act` at each forward pass; return the handle that ends this."""
     return engine._model.register_forward_pre_hook(lambda *_: act())
 
 
@@ -110,7 +110,8 @@ def test_swaps_keep_nothing(opened: Opened, base: Path, make_adapter: Callable[.
 def test_little_memory_is_enough(opened: Opened, kit: Any) -> None:
     requests = kit.make_requests(5)
     expected = tokens(opened(), kit, requests)
-    engine = opened(kv_cache_bytes=128 * 2 * 4 * 2 * 32 * 4)  # 128 tokens of 4 layers and 2 heads of 32.
+    # 128 tokens; each takes keys and values of 4 layers and 2 heads of 32 numbers of 4 bytes.
+    engine = opened(kv_cache_bytes=128 * 2 * 4 * 2 * 32 * 4)
     widths: list[int] = []
     engine._model.register_forward_pre_hook(
         lambda _, __, arguments: widths.append(len(arguments["input_ids"])), with_kwargs=True
@@ -137,7 +138,9 @@ def test_bfloat16_is_near_float32(opened: Opened, kit: Any) -> None:
 def test_too_little_memory_has_its_code_and_leaves_the_engine_clean(
     opened: Opened, kit: Any, error: Exception | None
 ) -> None:
-    """`error` None: PyTorch's own error, for an allocation that no machine can serve."""
+    """Whichever way PyTorch reports it, the node must recognise it and be able to continue. `error` None: PyTorch's own
+    error at an allocation that no machine can serve.
+    """
     engine = opened()
     requests = kit.make_requests(4)
     expected = tokens(engine, kit, requests)
@@ -202,7 +205,7 @@ def test_a_model_that_cannot_be_loaded_is_reported(base: Path, tmp_path: Path) -
 
 
 def test_an_abandoned_run_does_not_disturb_the_next(opened: Opened, kit: Any) -> None:
-    """Close the abandoned run even after the next has begun."""
+    """The abandoned run is closed only after the next one has begun."""
     engine = opened()
     requests = kit.make_requests(4, group_size=WIDTH)
     abandoned = engine.sample(iter(requests))
@@ -220,7 +223,7 @@ def test_small_models_are_exact_by_default(opened: Opened) -> None:
 
 
 def precision_of_a_large_model(base: Path, memory_bytes: int, **environment: str) -> str:
-    """Return the precision that `auto` chooses in a new process."""
+    """Return the precision that `auto` chooses for a large model in a new process with this environment."""
     command = [sys.executable, "-c", OPEN_ON, str(base), str(memory_bytes)]
     environment = {**os.environ, **environment}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""`echo-node config` without a running node; `tests/echo_node/test_daemon_reloads.py` has one."""
+"""`echo-node config` while no node runs; tests/echo_node/test_daemon_reloads.py has a running one."""
 
 from __future__ import annotations
 

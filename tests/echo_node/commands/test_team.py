@@ -1,4 +1,4 @@
-"""`echo-node team` with a hub on real sockets."""
+"""`echo-node team`, with a hub on real sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def joined(bare_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 async def said(*arguments: str) -> str:
-    """Run the command in a thread, while this process serves the hub."""
+    """Run the command on a thread, so that this process can serve the hub meanwhile."""
     result = await asyncio.to_thread(
         lambda: CliRunner().invoke(app, ["team", *arguments], catch_exceptions=False),
     )

@@ -1,4 +1,4 @@
-"""A work loop with its clock and scripted events, for tests of the whole loop."""
+"""A work loop (the node's core, without I/O) with its clock and scripted events."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -92,7 +92,7 @@ def finished(lease_id: int, index: int, version: int = 0) -> RolloutsFinished:
 
 
 def ended(lease_id: int, index: int, version: int, *, tokens: int) -> RolloutsFinished:
-    """Return the end of a completion 0, 1, 2, ... of `tokens` tokens."""
+    """Return the event that ends a completion of the tokens 0, 1, 2, ..."""
     rollout = replace(
         finished(lease_id, index, version).rollouts[0],
         completion_ids=np.arange(tokens, dtype=np.int32),
@@ -122,7 +122,7 @@ def spans(rollout: Rollout) -> list[tuple[int, int]]:
 
 
 class Node:
-    """A work loop, its clock, and all its effects so far."""
+    """A work loop with its clock, and all effects that it has had."""
 
     def __init__(self, *, unfinished: dict[int, tuple[int, ...]] | None = None, unacked: Iterable[str] = ()) -> None:
         self.loop = WorkLoop(
@@ -133,7 +133,7 @@ class Node:
         self.turn: tuple[Effect, ...] = ()
 
     def __call__(self, *events: Event, after_s: float = 0.0) -> "Node":
-        """Handle the events; `turn` has the effects of the last one."""
+        """Let the loop handle the events after this time; `turn` then holds the effects of the last event."""
         self.now += after_s
         for event in events:
             self.turn = self.loop.handle(event, self.now)
@@ -141,7 +141,7 @@ class Node:
         return self
 
     def ready(self, version: int = 0) -> "Node":
-        """Handle a welcome, a present base and a ready engine."""
+        """Let the hub welcome the node, the base be present and the engine ready."""
         return self(welcome(version), here(None), EngineReady(width=WIDTH))
 
     def of(self, kind: type[E]) -> list[E]:

@@ -1,4 +1,4 @@
-"""Agreement of the node's and the hub's records of a rollout."""
+"""Where the node's and the hub's records of a rollout agree, and where they do not."""
 
 from __future__ import annotations
 

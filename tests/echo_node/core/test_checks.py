@@ -1,4 +1,4 @@
-"""Checks of others' completions: accepted or declined, given to the engine when possible, answered once."""
+"""Checks of other nodes' completions: accepted or declined, given to the engine when it has time, and answered once."""
 
 from __future__ import annotations
 

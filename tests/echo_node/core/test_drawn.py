@@ -1,4 +1,4 @@
-"""Sampled tokens: growth, sending within the wire's limits, and continuation."""
+"""Tokens that the node has sampled: how they grow, are sent in messages of limited size, and are continued."""
 
 from __future__ import annotations
 

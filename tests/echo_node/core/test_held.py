@@ -1,4 +1,4 @@
-"""Held leases, by hand; then a random walk in which every rollout leaves exactly once."""
+"""Leases that a node holds, by hand; then a random walk in which every rollout must leave exactly once."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,6 @@
-"""Estimation of a line's rate from its links, with a simulated line: a rate, and a queue before it."""
+"""How fast the node's uplink is, estimated from its connections; here on a simulated line of known rate with a queue in
+front.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -10,13 +12,13 @@ from echo_shared.wire.sent import Sent
 DELAY_S = 0.06
 MOST_QUEUE_S = 0.1
 HEADERS = 1.08
-"""Bytes on the line, relative to the bytes that the links count as received."""
+"""Bytes on the line per byte that the connections count, which is without headers."""
 FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=DELAY_S, min_rtt_s=DELAY_S)
 
 
 @dataclass
 class Home:
-    """Four links that send at full speed; other users take the share `others` of the line."""
+    """Four connections that send as fast as they can; other users of the line take the share `others` of it."""
 
     carries: float
     others: float = 0.0
@@ -32,7 +34,7 @@ class Home:
         return self.waiting / self.carries
 
     def send(self, seconds: float) -> list[float]:
-        """Return the queue at each look."""
+        """Send for this time; return the queue on the line, in seconds, at each measurement."""
         queues = []
         for _ in range(round(seconds / LOOK_S)):
             rate = self.line.rate

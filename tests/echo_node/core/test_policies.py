@@ -18,7 +18,7 @@ from echo_shared.wire.messages import ArtefactOffer, Fetched, Have, KeyframeWant
 
 
 def offer(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:
-    """Return an offer; `marker` is its content."""
+    """Return an offer of a version; `marker` stands for its content."""
     manifest = Manifest(
         kind="policy",
         run_id="run",
@@ -99,7 +99,7 @@ def test_the_newest_version_is_fetched_once_then_loaded() -> None:
 
 
 def superseded() -> PolicyVersions:
-    """Return policies that fetch version 1, after which version 2 is published."""
+    """Return policies that are fetching version 1 when version 2 is published."""
     shelf = policies()
     shelf.published(1, offer(1))
     settle(shelf)
@@ -111,7 +111,7 @@ def superseded() -> PolicyVersions:
 def test_a_superseded_fetch_is_abandoned_once_the_newer_is_closer() -> None:
     shelf = superseded()
     shelf.progressed({None: (0, 1_000), 1: (40, 100)})
-    assert settle(shelf) == []  # The newest version's progress is not known yet.
+    assert settle(shelf) == []  # It is not known yet how far the newest version has got.
     shelf.progressed({1: (40, 100), 2: (0, 50)})
     assert settle(shelf) == [AbandonFetch(policy_version=1)]
     assert not shelf.fetched(1, fetched(1))
@@ -123,7 +123,7 @@ def test_a_superseded_fetch_continues_while_it_is_closer() -> None:
     shelf.progressed({1: (60, 100), 2: (0, 50)})
     assert settle(shelf) == []
     shelf.fetched(1, fetched(1))
-    assert settle(shelf) == [AddPolicy(policy_version=1)]  # Better than none.
+    assert settle(shelf) == [AddPolicy(policy_version=1)]  # An older version than the newest is better than none.
     shelf.fetched(2, fetched(2))
     assert AddPolicy(policy_version=2) in settle(shelf)
 
@@ -238,7 +238,7 @@ def test_without_the_parent_the_keyframe_is_requested_until_it_comes() -> None:
     assert settle(shelf, engine_up=False, now=0.9) == []
     assert settle(shelf, engine_up=False, now=1.0) == [asked(5)]
     assert settle(shelf, engine_up=False, now=2.9) == []
-    shelf.connected()  # After a reconnect the earlier request may be lost.
+    shelf.connected()  # The request may have been lost with the old connection.
     shelf.published(5, offer(5, parent=4))
     assert settle(shelf, engine_up=False, now=2.9) == [asked(5)]
     shelf.published(5, offer(5))
@@ -252,7 +252,8 @@ def test_a_delta_that_cannot_be_read_is_not_fetched_again() -> None:
     settle(shelf)
     shelf.fetch_failed(5, 0.0, unreadable=True)
     assert settle(shelf) == [asked(5)]
-    shelf.published(5, offer(5, parent=3))  # An offer whose missing parent is its only known fault.
+    # Its only known fault is the missing parent, the version that this delta changes.
+    shelf.published(5, offer(5, parent=3))
     assert settle(shelf) == [asked(5)]
     shelf.published(5, offer(5))
     assert settle(shelf) == [FetchArtefact(policy_version=5, offer=offer(5))]
@@ -285,13 +286,13 @@ def test_versions_on_disk_are_used_and_served_after_a_restart() -> None:
     shelf = policies({4: OnDisk(content="c" * 64, fetched=fetched(4)), 5: OnDisk(content=content, fetched=fetched(5))})
     assert list(shelf.reports) == [fetched(4), fetched(5)]
     again = FetchArtefact(policy_version=5, offer=offer(5, parent=3))
-    assert shelf.published(5, offer(5, parent=3)) == [again]  # Its parent is not needed.
+    assert shelf.published(5, offer(5, parent=3)) == [again]  # This offer needs no parent.
     assert settle(shelf) == [AddPolicy(policy_version=5)]
     shelf.fetched(5, fetched(5))
     assert shelf.published(5, offer(5, parent=3)) == []
     shelf.published(6, offer(6, parent=4))
     assert settle(shelf) == [FetchArtefact(policy_version=6, offer=offer(6, parent=4))]
-    assert shelf.offered(4, offer(4)) == [RemoveArtefact(policy_version=4)]  # It is another version 4.
+    assert shelf.offered(4, offer(4)) == [RemoveArtefact(policy_version=4)]  # Version 4 has other content now.
 
 
 def test_an_invalid_manifest_is_left_to_the_fetch() -> None:
@@ -306,7 +307,7 @@ def pushed(version: int, marker: str = "a", *, parent: int | None = None) -> Art
 
 
 def declines(shelf: PolicyVersions) -> list[bytes]:
-    """Return the info-hashes of the pushes that are declined now."""
+    """Return the info-hashes of the pushed files that the node declines."""
     messages = [effect.message for effect in shelf.declined() if isinstance(effect, SendMessage)]
     haves = [message for message in messages if isinstance(message, Have)]
     assert all(have.pieces == () and not have.wanted for have in haves) and len(haves) == len(messages)
@@ -345,7 +346,7 @@ def test_the_push_of_an_abandoned_version_is_declined() -> None:
     shelf.published(2, pushed(2, parent=1))
     settle(shelf)
     assert declines(shelf) == []
-    shelf.published(2, pushed(2, "b"))  # With other content.
+    shelf.published(2, pushed(2, "b"))  # The version has other content.
     settle(shelf)
     assert declines(shelf) == [info_hash(2, 1)]
     shelf.published(3, pushed(3))
@@ -389,7 +390,7 @@ def test_interruptible_leases_begin_with_the_newest_version_others_with_their_ow
     have(shelf, 1, 2)
     assert [shelf.version_for(lease(1, version=version)) for version in (1, 2, 3)] == [1, 2, None]
     assert [shelf.version_for(interruptible(version)) for version in (1, 2, 3)] == [2, 2, None]
-    shelf.published(1, offer(1))  # The hub was restored from a backup.
+    shelf.published(1, offer(1))  # The hub was restored from a backup, so its versions are older.
     assert [shelf.version_for(interruptible(version)) for version in (1, 2)] == [1, None]
 
 
@@ -415,7 +416,7 @@ def test_an_offer_is_kept_while_its_fetch_continues() -> None:
     for version in range(1, newest + 1):
         shelf.published(version, offer(version))
         settle(shelf)
-    for version in range(1, newest + 1):  # Slowly, but all of them come, the oldest first.
+    for version in range(1, newest + 1):  # The node is slow, but gets every version in order.
         shelf.fetched(version, fetched(version))
         settle(shelf)
     assert shelf.newest_loaded == newest

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from echo_node.core.schedule import DAYS, Schedule
 from echo_shared.errors import ConfigError
 
-MONDAY = 2  # Of November 2026.
+MONDAY = 2  # 2 November 2026 is a Monday.
 
 
 def at(day: str, clock: str) -> datetime:

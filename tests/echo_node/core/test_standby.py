@@ -1,4 +1,4 @@
-"""Sentences that explain why a node has no work."""
+"""Sentences that tell the owner why the node has no work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Update decisions; whatever a hub says, the installer runs at most once a day."""
+"""When a node updates itself. Whatever a hub says, the installer must run at most once a day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work loop, event by event: fetches, messages, and its end."""
+"""The work loop, event by event: what it fetches and sends, and how it ends."""
 
 from typing import get_args
 
@@ -174,7 +174,7 @@ def test_a_push_that_the_node_cannot_take_now_is_declined() -> None:
 
     node = Node()(welcome())
     node(published(1))
-    assert node.sent(Have) == declined(1)  # The base is missing.
+    assert node.sent(Have) == declined(1)  # The node lacks the base.
     node(here(None))
     assert node.of(FetchArtefact) == [FetchArtefact(policy_version=1, offer=published(1).offer)]
     node(published(2))
@@ -213,7 +213,8 @@ def test_without_a_connection_a_rollout_waits_for_the_next_welcome() -> None:
 def test_no_more_is_asked_for_than_can_be_done_in_time() -> None:
     node = Node().ready()
     assert node.ever_sent(NodeStatus)[-1].capacity == 2 * WIDTH
-    node(lease(1, deadline_s=1.2), finished(1, 0))  # 50 tokens/s, 2 each: 15 in half of the deadline.
+    # At 50 tokens/s and 2 tokens each, 15 rollouts fit into half of the deadline.
+    node(lease(1, deadline_s=1.2), finished(1, 0))
     assert node.loop.status(node.now).capacity == 2 * WIDTH
     node(lease(2, deadline_s=0.12))
     assert node.sent(NodeStatus)[-1].capacity == 1
@@ -243,7 +244,7 @@ def check(version: int = 0) -> CheckLease:
 
 
 def test_another_nodes_completion_is_scored_with_its_version() -> None:
-    """Load a version from disk for the check, and drop it afterwards."""
+    """The version may no longer be loaded: it is loaded from disk for the check, and dropped afterwards."""
     node = Node()(welcome(1), here(None), here(1), EngineReady(width=WIDTH, scores=True))
     assert node.sent(NodeStatus)[-1].checks == MAX_CHECKS
     for version in (2, 3, 4):

@@ -1,4 +1,4 @@
-"""Engine of a work loop: causes of its ends, recovery, and pauses for the owner."""
+"""The work loop's engine: why it ends, how it is started again, and how it pauses for the owner."""
 
 from echo_node.core.effects import (
     AddPolicy,
@@ -61,7 +61,9 @@ def test_an_engine_without_weights_starts_again_once_the_base_has_come_again() -
 
 
 def test_a_lease_that_kills_the_engine_is_returned_and_no_other() -> None:
-    """Lease 2 kills every engine that samples it."""
+    """The engine dies whenever it samples lease 2. The loop must find this lease and return it; all others must be
+    finished.
+    """
     node = Node().ready()
     done: set[int] = set()
     running: set[int] = set()

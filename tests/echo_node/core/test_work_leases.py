@@ -1,4 +1,4 @@
-"""Leases of a work loop: the version of each, and their returns."""
+"""The work loop's leases: which version each one gets, and when they are returned."""
 
 from echo_node.core.effects import (
     AddPolicy,
@@ -201,7 +201,7 @@ def test_a_lease_that_is_revoked_or_fails_while_it_leaves_ends_once() -> None:
 
 
 def prepared_anew(node: Node, version: int) -> Node:
-    """Publish a newer version, fetch it and prepare it in the engine."""
+    """Publish a newer version, and let the node fetch it and prepare it in the engine."""
     news = PolicyPublished(policy_version=version, offer=offer(version))
     return node(news, here(version), PolicyPrepared(policy_version=version))
 
@@ -270,7 +270,9 @@ def test_a_lease_that_is_revoked_or_goes_back_between_two_versions_ends_once() -
 
 
 def test_a_replaced_versions_tokens_are_dropped_with_it() -> None:
-    """Replace it as after a restore from a backup: another policy's tokens must not be continued."""
+    """After a restore from a backup, the hub publishes another policy under the same version number. Tokens of the old
+    policy must not be continued.
+    """
     node = Node()(welcome(1).model_copy(update={"policy": real_offer(1)}), here(None), here(1))
     node(EngineReady(width=WIDTH), lease(1, version=1), lease(2, version=0))
     node(RolloutsDrawn(parts=(drawn(1, 0, 0, 7, version=1), drawn(2, 0, 0, 8))), Disconnected())

@@ -1,4 +1,4 @@
-"""A random walk over a work loop, with invariants checked on every path."""
+"""A random walk through a work loop's states; invariants are checked at every step."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0,
 
 
 class World:
-    """Answers a work loop's effects at random moments, and accounts for every leased index."""
+    """Answers the effects of a work loop at random moments, and keeps account of every rollout that was leased."""
 
     def __init__(self) -> None:
         self.node = Node()
@@ -66,7 +66,7 @@ class World:
         self.sent_before_spooled: set[str] = set()
         self.running: dict[int, set[int]] = {}
         self.versions: dict[int, int] = {}
-        """Policy version of each lease: the running one, or the named one before it runs."""
+        """Policy version of each lease: the one in use, or the one that it names until it starts."""
         self.may_move: set[int] = set()
         self.loaded: set[int] = set()
         self.engine_exists = self.engine_up = self.engine_is_still = self.engine_ends = False
@@ -75,15 +75,15 @@ class World:
         self.unspooled: list[Rollout] = []
         self.fetching: dict[int | None, ArtefactOffer] = {}
         self.on_disk: set[int | None] = {None}
-        """None stands for a keyframe's needs, and for the base."""
+        """Fetched versions. None stands for the base, and for what a complete version (keyframe) needs."""
         self.published = 0
         self.drawn: dict[tuple[int, int], list[int]] = {}
-        """Versions of all tokens that the engine sampled, and the number that it reported."""
+        """By rollout: the version of each token that the engine has sampled."""
         self.told: dict[tuple[int, int], int] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
-        """Versions of all tokens that the node was given or told."""
+        """By rollout: the version of each token that the node was given or told of."""
         self.hub_has: dict[tuple[int, int], int] = {}
-        """Number of tokens of unfinished rollouts; reset at each connection."""
+        """By rollout: how many tokens the hub has; cleared when the node connects again."""
         self.cancelling: list[int] = []
 
     @property
@@ -154,7 +154,7 @@ class World:
                     assert given.get(index, 0) == len(self.known[name]), "no reported token is sampled again"
                     self.drawn[name], self.told[name] = list(self.known[name]), len(self.known[name])
             case CancelLease(lease_id=lease_id):
-                self.running.pop(lease_id, None)  # It may have been told before, to move on.
+                self.running.pop(lease_id, None)  # The lease may have been told before to move to a new version.
                 self.cancelling.append(lease_id)
             case FetchArtefact(policy_version=version, offer=one):
                 assert version not in self.fetching, "fetched twice at once"
@@ -173,7 +173,7 @@ class World:
     def step(self, kind: int, a: int, b: int) -> None:
         lease_ids = sorted(self.running)
         chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
-        if kind == 0:  # A welcome from a hub that kept or forgot the version's content.
+        if kind == 0:  # The hub has kept this version's content, or has another one after a restore.
             news = welcome(self.published)
             self.hub_has = {}
             same = news.model_copy(update={"policy": news.policy and real_offer(self.published)})
@@ -264,7 +264,7 @@ def test_every_leased_index_ends_once(steps: list[tuple[int, int, int]]) -> None
     world.do(welcome())
     for kind, a, b in steps:
         world.step(kind, a, b)
-    world.step(0, 0, 0)  # Reconnect, so that pending messages are sent.
+    world.step(0, 0, 0)  # A new connection makes the node send what is still unsent.
     world.do(DrainRequested(reason="the end"))
     world.node.now += LAST_WORDS_S
     world.do(Tick())

@@ -1,4 +1,4 @@
-"""The choice of an engine on a machine that changes between two looks."""
+"""Which engine a node uses, on a machine that changes while it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOUND = hardware.detect()
 
 
 class Machine:
-    """Returns the choices in this order, then the last one forever; None means no engine."""
+    """A machine on which these choices come one after the other; the last one stays. None: no engine works."""
 
     def __init__(self, *choices: BackendChoice | None) -> None:
         self.left = list(choices)
@@ -52,7 +52,7 @@ async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machi
     assert (chooser.is_fallback, machine.changes) == (True, 1)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
     assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
-    await chooser.until_another()  # Also over looks without a change or without an engine.
+    await chooser.until_another()  # This continues to wait while the choice is the same, or none.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU
     assert (chooser.is_fallback, machine.changes) == (False, 2)

@@ -1,4 +1,4 @@
-"""Inputs of an engine: the settings and the base model at that moment."""
+"""What an engine is made from: the settings and the base model of this moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 
 class Node:
-    """A node whose settings and run the test changes."""
+    """A node whose settings and run are changed by the test."""
 
     def __init__(self, paths: NodePaths) -> None:
         self.paths = paths
@@ -34,7 +34,7 @@ class Node:
         self.maker = EngineMaker(paths=paths, config=lambda: self.config, run_id=lambda: self.run_id)
 
     def fetch_base(self, run_id: str) -> str:
-        """Create a base model, and return its content hash."""
+        """Create a base model as if it had been fetched, and return the hash of its content."""
         directory = self.paths.base(run_id)
         directory.mkdir(parents=True)
         (directory / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Stored speeds of engines, and their use."""
+"""Measured speeds of engines, as stored on disk, and how they are used."""
 
 from __future__ import annotations
 

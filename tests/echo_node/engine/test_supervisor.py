@@ -1,4 +1,6 @@
-"""The engine over real processes that misbehave as told: delivered events, and stored facts."""
+"""The supervisor of engines, over real processes that misbehave on request: which events it delivers, and what it
+remembers on disk.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ from echo_shared.wire.messages import Fetched, LeaseReturned
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
 FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK = range(9)
-"""The values in odd_worker."""
+"""The faults with these names in `odd_worker`."""
 PATIENCE_S = 60.0
 TORCH = BackendChoice(name="torch", device="cpu", reason="test")
 LLAMA = BackendChoice(name="llama_cpp", device="cpu", reason="test")
@@ -52,7 +54,7 @@ Starter = Callable[..., Awaitable[Any]]
 
 
 class Bench:
-    """Starts engines, and keeps each event that they deliver."""
+    """Starts engines and collects the events that they deliver."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,7 +74,7 @@ class Bench:
         self.changes += 1
 
     async def start(self, max_width: int = 0, *, width: int = 0) -> Any:
-        """Return the first event of a new engine."""
+        """Start an engine and return its first event."""
         parts = EngineParts(
             chooser=self.chooser,
             widths=Widths(self.directory / "widths.json"),
@@ -101,7 +103,7 @@ class Bench:
             return await self.events.get()
 
     async def sample(self, prompt: int) -> Any:
-        """Return the event after sampling a group with this prompt."""
+        """Sample a group with this prompt, which selects a fault, and return the next event."""
         await self.engine.submit(
             GroupRequest(
                 lease_id=1,
@@ -165,7 +167,7 @@ async def test_an_engine_ended_while_its_width_is_stored_does_not_survive(bench:
 
 
 async def opened_for_reading(pipe: Path) -> int:
-    """Return the writing end of `pipe`, once a reader waits."""
+    """Return the writing end of `pipe`, once another process waits for data from it."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -214,7 +216,7 @@ async def test_missing_weights_are_requested_if_this_node_deleted_them(bench: Be
 
 
 def mark_converted(bench: Bench) -> None:
-    """Mark the base as verified, with a converted file instead of its weights."""
+    """Mark the base as verified, with a converted file in place of its weights."""
     (bench.directory / "config.json").write_text("{}")
     (bench.directory / "a.safetensors").write_text("weights")
     manifest = Manifest(
@@ -281,12 +283,12 @@ async def test_a_crash_is_reported_with_its_reason(bench: Bench) -> None:
 async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
     bench.choice = TORCH
     await bench.start()
-    bench.choice = LLAMA  # The better device vanishes, and its engine dies.
+    bench.choice = LLAMA  # The better device is gone, and its engine dies with it.
     await bench.sample(BUG)
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changes) == (LLAMA, 1)
     bench.choice = TORCH
-    lost = await bench.sample(HANG)  # It is ended, whatever it does.
+    lost = await bench.sample(HANG)  # The engine is ended by force, even while it hangs.
     assert (lost.cause, lost.what) == ("stopped", "The engine's process was stopped.")
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changes) == (TORCH, 2)
@@ -327,7 +329,7 @@ async def test_a_stopped_engine_reports_its_end_once(bench: Bench) -> None:
     await bench.engine.end()
     assert (await lost).cause == "stopped"
     starting = asyncio.create_task(bench.start())
-    await asyncio.sleep(0)  # Its process does not exist yet.
+    await asyncio.sleep(0)  # At this moment its process does not exist yet.
     assert bench.engine.pid is None
     await bench.engine.end()
     assert await starting == EngineLost(what="The engine was ended before it was up.", cause="stopped")

@@ -1,4 +1,4 @@
-"""An engine is measured once, before it reports its capacity; with real, scripted processes."""
+"""An engine's speed is measured once, before the node tells the hub its capacity; processes are real but scripted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PATIENCE_S = 60.0
 
 
 class Node:
-    """Starts engines on one base, 64 wide by default."""
+    """Starts engines on one base; 64 rollouts wide unless told otherwise."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class Node:
         self._runs: list[asyncio.Task[None]] = []
 
     def describe_base(self) -> None:
-        """Limit prompts to token 0: the odd engine misbehaves by a prompt's first token."""
+        """Allow only token 0 in measured prompts, because the first token of a prompt selects a fault."""
         (self.directory / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
 
     def speeds(self) -> Speeds | None:
@@ -66,7 +66,7 @@ class Node:
         return self.found, CHOICE
 
     async def start(self, *, width: int = 0, bench_seconds: float = 0.2) -> Any:
-        """Return the first event of a new engine."""
+        """Start an engine and return its first event."""
         parts = EngineParts(
             chooser=EngineChooser(self._look, on_change=self._unchanged),
             widths=Widths(self.directory / "widths.json"),
@@ -139,7 +139,7 @@ async def test_a_base_that_does_not_say_its_bounds_is_not_measured(node: Node) -
 async def test_an_engine_that_fails_its_measurement_starts_without_one_next_time(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (node.directory / "config.json").write_text("{}")  # Only measuring reads it here.
+    (node.directory / "config.json").write_text("{}")  # Only the measurement reads this file here.
     lost = await node.start()
     assert isinstance(lost, EngineLost) and lost.cause == "died"
     assert "the next start skips the measurement" in caplog.text

@@ -1,4 +1,4 @@
-"""Width limits on a real disk."""
+"""Limits on the number of simultaneous rollouts, as remembered on a real disk."""
 
 from __future__ import annotations
 

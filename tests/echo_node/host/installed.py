@@ -1,4 +1,4 @@
-"""An installed copy of Echo with a scripted installer."""
+"""Makes installed copies of Echo with a scripted installer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from echo_node.host.installed_copy import InstalledCopy
 
 SYSTEM = "macos" if sys.platform == "darwin" else "linux"
 SWITCH = 'cd "$(dirname "$0")/../../../.." && mkdir -p versions/2/installers && ln -sfn versions/2 current'
-"""The last commands of an installer."""
+"""What every installer does last: switch to the new version."""
 
 
 def make_copy(home: Path, installer: str = SWITCH, *, source: Path | str | None = None) -> InstalledCopy:
-    """Make a copy from the wheelhouse `source`; None creates a wheelhouse."""
+    """Make a copy that was installed from the wheelhouse `source`, by default a new one."""
     environment = home / "versions" / "1"
     script = environment / "installers" / SYSTEM / "install.sh"
     script.parent.mkdir(parents=True)

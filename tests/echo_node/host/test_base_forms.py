@@ -1,4 +1,6 @@
-"""Forms of a base model on the disk, with the node killed between any two steps."""
+"""A base model may be on disk in its original form, or converted. The node may be killed between any two steps of a
+change.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ GIB = 2**30
 
 
 class Killed(BaseException):
-    """The process ends here: no error handler catches it."""
+    """A sudden death of the process; no error handler catches it."""
 
 
 class Disk:
-    """A verified base model of two weight files, converted twice, with other files that a node may have."""
+    """A verified base of two weight files, converted twice, next to other files of a node."""
 
     def __init__(self, root: Path) -> None:
         self.base = root / "artefacts" / "run-base"
@@ -54,7 +56,7 @@ class Disk:
 
     @property
     def here(self) -> set[str]:
-        """Return the paths of all files except the marker."""
+        """Return the paths of all files except the base's marker."""
         files = [*self.base.rglob("*"), *self.derived.parent.rglob("*")]
         root = self.base.parent.parent
         return {path.relative_to(root).as_posix() for path in files if path.is_file()}
@@ -66,7 +68,7 @@ class Disk:
 
 
 def kill_after(num_steps: int, patch: pytest.MonkeyPatch) -> None:
-    """Replace the next step by a kill, after `num_steps` steps that change the disk."""
+    """Kill the process after `num_steps` steps that change the disk."""
     steps = iter(range(num_steps))
 
     def counted(real: Callable[..., object]) -> Callable[..., object]:
@@ -104,7 +106,9 @@ def test_the_weights_stay_for_an_engine_that_reads_them(disk: Disk) -> None:
 def test_a_kill_between_any_two_steps_leaves_a_whole_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: bool
 ) -> None:
-    """Kill after every step that changes the disk; the next start completes the rest."""
+    """After a kill at any of the steps, a usable form of the base must be left, and the next start completes the
+    change.
+    """
     kept, num_kills = CONVERTED if converted else OWN, 0
     while True:
         disk = Disk(tmp_path / str(num_kills))

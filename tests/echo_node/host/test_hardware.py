@@ -1,4 +1,4 @@
-"""This machine's hardware, and real or possible outputs of nvidia-smi."""
+"""What a node finds out about this machine's hardware, and from real or possible outputs of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_any_quota_is_survived(text: str) -> None:
 
 
 class Groups:
-    """Control groups as files."""
+    """Control groups, as files."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
@@ -192,7 +192,9 @@ def test_any_list_of_groups_is_survived(text: str) -> None:
 def test_a_card_whose_driver_is_silent_is_seen_on_the_bus(
     vendor: str, kind: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Try a 3D controller of NVIDIA, its card's sound device, and another maker's card."""
+    """A graphics card of NVIDIA is seen on the PCI bus even without its driver; its sound device or another maker's
+    card must not be taken for one.
+    """
     device = tmp_path / "0000:01:00.0"
     device.mkdir()
     (device / "vendor").write_text(f"{vendor}\n")

@@ -1,4 +1,4 @@
-"""An installer started by a service, under a user's real systemd: it outlives the service, which it stops."""
+"""Under a user's real systemd, an installer that a service starts must survive when it stops that service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code run in a separate process, and reports about its end."""
+"""Code that is tried in a process of its own, and what is reported if that process dies."""
 
 from __future__ import annotations
 

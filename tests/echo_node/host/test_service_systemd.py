@@ -1,4 +1,4 @@
-"""The service under a user's real systemd: it starts, sees the session's bus, and ends."""
+"""The node's service under a user's real systemd: it starts, reaches the session's D-Bus, and ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real signals to a real process: each is delivered, and afterwards the system's handlers are restored."""
+"""Real signals to a real process: each is delivered, and afterwards the previous handlers are in place again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's real systemd, in private namespaces."""
+"""A user's real systemd, in namespaces of its own."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ export XDG_RUNTIME_DIR=/run/user/0
 "$SYSTEMD" --user > "$HOME/systemd.log" 2>&1 &
 until systemctl --user show-environment > /dev/null 2>&1; do kill -0 $!; sleep 0.1; done
 """
-"""Start systemd: it requires a directory that marks a booted system, and writable control groups."""
+"""Starts systemd, which requires a directory that marks a booted system, and writable control groups."""
 
 
 def why_not() -> str:
-    """Return the reason that it cannot run here, or ""."""
+    """Return the reason that systemd cannot run here, or ""."""
     if not SYSTEMD.exists() or shutil.which("unshare") is None:
         return "no systemd here"
     if os.geteuid() != 0:
@@ -41,7 +41,7 @@ def why_not() -> str:
 
 
 def run_in_session(script: str, home: Path, environment: Mapping[str, str]) -> None:
-    """Run a shell's commands in its session, with this interpreter as PYTHON; on failure, report their output."""
+    """Run shell commands in the user's session; PYTHON is this interpreter. If they fail, report their output."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "DBUS_", "ECHO_"))}
     root = Path(__file__).resolve().parents[3]
     own = {

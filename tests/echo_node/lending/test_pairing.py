@@ -1,4 +1,6 @@
-"""Pairing codes and certificates: a printed code is read back, and anything else is refused."""
+"""Codes that pair a node with a helper, and the helper's certificate: a printed code is read back, anything else is
+refused.
+"""
 
 from __future__ import annotations
 

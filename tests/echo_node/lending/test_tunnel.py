@@ -1,4 +1,6 @@
-"""Relay and tunnel over real sockets, with an echo server as the device."""
+"""The encrypted tunnel from a node to a helper (a machine that lends its memory or GPU), over real sockets; the device
+is an echo server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 class Device:
-    """Lends an echo server, and counts its loans; fails if `broken`."""
+    """Lends an echo server in place of a device, and counts the loans; fails if `broken`."""
 
     def __init__(self) -> None:
         self.lent = 0
@@ -49,7 +51,7 @@ class Device:
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
-            pass  # The relay has ended, as some tests intend.
+            pass  # The relay has ended, which some tests intend.
         finally:
             writer.close()
 
@@ -84,7 +86,7 @@ async def test_bytes_pass_both_ways_unchanged(address: HelperAddress, device: De
     async with tunnel(address) as lent:
         assert (lent.release, lent.free_bytes) == ("1.2.3", (5, 7))
         assert await exchange(lent.port, data) == data
-    async with tunnel(replace(address, code=None)) as lent:  # From the helper's own machine.
+    async with tunnel(replace(address, code=None)) as lent:  # Without a code, as from the helper's own machine.
         assert await exchange(lent.port, data) == data
     assert device.lent == 2
 
@@ -103,7 +105,7 @@ async def test_a_wrong_code_is_refused_and_counted(
         with caplog.at_level(logging.WARNING), pytest.raises(BackendError, match="does not accept this code"):
             async with tunnel(guessed):
                 pass
-        # The first attempt does not count: the client refuses the strange certificate before sending the secret.
+        # The first attempt does not count: the client refuses the wrong certificate before it sends its secret.
         assert relay.refused == count + 1
     assert "wrong code" in caplog.text
     assert device.lent == 0
@@ -145,7 +147,7 @@ async def test_strangers_are_turned_away(address: HelperAddress, relay: DeviceRe
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reader.readexactly(1)
         writer.transport.abort()
-    reader, writer = await asyncio.open_connection(address.host, address.port)  # Without TLS there is no conversation.
+    reader, writer = await asyncio.open_connection(address.host, address.port)  # No TLS, so there is no answer.
     writer.write(b"\x0e" + bytes(32))
     assert len(await reader.read()) < 64
     writer.close()
@@ -231,7 +233,7 @@ async def test_a_port_that_is_taken_is_named(relay: DeviceRelay) -> None:
 
 
 async def test_an_already_open_socket_is_used(address: HelperAddress) -> None:
-    """Pass in the socket, because a caged engine cannot open one."""
+    """A caged engine must not open sockets, so it gets an open one."""
     door = socket.create_server((LOOPBACK, 0))
     port = door.getsockname()[1]
     async with tunnel(address, door) as lent:

@@ -1,4 +1,4 @@
-"""Common parts of the tests of mesh and receiver: nodes, artefacts, and messages to the hub."""
+"""Nodes, artefacts and messages to the hub, for tests of mesh (links between nodes) and receiver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY: Final = RunKey(key_id=1, key=b"k" * 32)
 
 
 class News:
-    """Lets a test wait for a condition that callbacks fulfil."""
+    """Lets a test wait for a condition that callbacks make true."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -43,7 +43,7 @@ _numbers = itertools.count(1)
 
 
 class Node:
-    """A mesh and a receiver, wired like in the node's daemon."""
+    """A mesh and a receiver, connected as in a node."""
 
     def __init__(self, news: News, root: Path, *, me: Identity | None = None) -> None:
         self.me = me or Identity.generate()
@@ -51,9 +51,9 @@ class Node:
         self.directory = root / self.me.node_id
         self.said: list[FromNode] = []
         self.links: list[tuple[str, ...]] = []
-        """Each change of the links."""
+        """The linked nodes after each change."""
         self.pieces: list[tuple[Piece, str]] = []
-        """Pieces from the mesh."""
+        """Pieces that came over the mesh, with their senders."""
         self._news = news
         self.mesh = MeshLinks(self.me)
         self.receiver = Receiver(self._send, self.mesh)
@@ -80,7 +80,7 @@ class Node:
             await asyncio.wait({self._task})
 
     def had(self, info_hash: bytes) -> set[int]:
-        """Return the pieces that the hub knows to be here."""
+        """Return the pieces of which the hub knows that the node has them."""
         said = [message for message in self.said if isinstance(message, Have) and message.info_hash == info_hash]
         return {piece for message in said for piece in message.pieces}
 
@@ -110,7 +110,7 @@ class Artefact:
     pieces: list[bytes]
 
     def piece(self, index: int, *, to: Iterable[Node] = ()) -> Piece:
-        """Return a piece that goes on to the nodes `to`, and no further."""
+        """Return a piece that its receiver relays to the nodes `to`, which relay it no further."""
         return Piece(info_hash=self.layout.info_hash, index=index, data=self.pieces[index], hand_on=way(*to))
 
     def matches(self, parent: Path) -> bool:

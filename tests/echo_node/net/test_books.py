@@ -1,4 +1,4 @@
-"""Requests of a node for its hub's records, over real sockets."""
+"""A node asks its hub by HTTP for the hub's records of it, over real sockets."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_an_unreachable_hub_is_reported(bare_hub: Any) -> None:
 
 
 class serving:
-    """A server on loopback that answers all requests with one handler."""
+    """A server on loopback that gives every request to one handler."""
 
     def __init__(self, handler: Any) -> None:
         application = web.Application()

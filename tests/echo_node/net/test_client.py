@@ -1,4 +1,4 @@
-"""The client and a real websocket server with scripted messages, honest or not."""
+"""The node's client, and a real websocket server with scripted messages, honest or not."""
 
 import asyncio
 import ssl
@@ -66,7 +66,7 @@ def client_of(
 
 
 class Events:
-    """Events delivered by the client."""
+    """Collects the events that the client delivers."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[FromHub | Disconnected] = asyncio.Queue()
@@ -91,7 +91,7 @@ async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[
 
 
 async def failure(client: HubClient, *, patient: bool = False) -> EchoError:
-    """Run the client, and return the error that ends it."""
+    """Run the client, and return the error with which it ends."""
     with pytest.raises(EchoError) as caught:
         async with asyncio.timeout(60):
             await client.run(Events().queue.put, take=lambda piece: None, patient=patient)
@@ -169,7 +169,7 @@ async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> No
         await events.next(Welcome)
         await hub.close()
         await events.next(Disconnected)
-        await client.send(STATUS)  # Dropped, because no connection exists.
+        await client.send(STATUS)  # There is no connection, so this message is dropped.
         await hub.open()
         await events.next(Welcome)
     assert hub.handshakes == 2
@@ -347,7 +347,7 @@ async def test_a_certificate_of_another_day_is_put_down_to_the_clock(
 
 
 def write_certificate(file: Path, *, from_day: int, to_day: int) -> None:
-    """Write a certificate and key of a server at 127.0.0.1, with its validity in days from now."""
+    """Write the certificate and key of a server at 127.0.0.1, valid between these days, counted from today."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a hub")])
     certificate = (
@@ -401,7 +401,7 @@ async def test_a_server_that_speaks_no_websocket() -> None:
 
 @asynccontextmanager
 async def odd_hub(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """Yield the address of a server that answers websocket requests with the handler."""
+    """Yield the address of a server that handles websocket requests with `handler`."""
     app = web.Application()
     app.add_routes([web.get("/node", handler)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -426,8 +426,9 @@ def challenge(request: web.Request, session: HubSession) -> web.Response:
 
 @asynccontextmanager
 async def proven_then(say: Callable[[web.WebSocketResponse], Awaitable[Any]]) -> AsyncIterator[str]:
-    """Yield the address of a hub that is honest until the websocket opens, and then calls `say` instead of the
-    Welcome."""
+    """Yield the address of a hub that is honest until the websocket is open, and then calls `say` in place of the
+    Welcome.
+    """
     me = Identity.generate()
 
     async def answer(request: web.Request) -> web.StreamResponse:

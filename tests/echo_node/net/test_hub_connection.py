@@ -1,4 +1,4 @@
-"""Redirects by a hub, and the servers that get the node's credentials; all servers are real."""
+"""Redirects from a hub, and which servers get the node's credentials; all servers are real."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +23,9 @@ Serve = Callable[..., Awaitable[tuple[str, list[web.Request]]]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Yield a function that starts a server with redirects or 401, and returns its origin and its requests."""
+    """Yield a function that starts a server which redirects or answers 401; it returns the server's origin and its
+    requests.
+    """
     runners: list[web.AppRunner] = []
 
     async def start(location: str | None = None, *, host: str = "127.0.0.1") -> tuple[str, list[web.Request]]:

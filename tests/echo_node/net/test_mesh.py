@@ -1,4 +1,6 @@
-"""Meshes over real sockets: links, traffic, rejected peers, and broken links."""
+"""The mesh (links between nodes for relaying pieces) over real sockets: links, traffic, rejected peers,
+broken links.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def nodes(news: News, tmp_path: Path) -> AsyncIterator[list[Node]]:
-    """Yield three listening nodes that do not know each other, in order of their ids."""
+    """Yield three listening nodes, ordered by id, that do not know each other yet."""
     nodes = sorted((Node(news, tmp_path) for _ in range(3)), key=lambda node: node.node_id)
     for node in nodes:
         await node.open()
@@ -72,7 +74,7 @@ def accept_only(nodes: Sequence[Node], *, but: Sequence[Node] = ()) -> list[Mesh
 
 
 def name(node: Node, *members: Identity) -> None:
-    """Let the hub announce peers that connect by themselves."""
+    """Tell the node that these members will connect to it."""
     node.mesh.set_peers([MeshPeer(node_id=me.node_id, host=LOOPBACK, port=0, number=0) for me in members])
 
 
@@ -96,7 +98,7 @@ async def stranger(node: Node) -> AsyncIterator[ClientConnection]:
 
 
 async def prove(socket: ClientConnection, me: Identity, key: RunKey = KEY) -> None:
-    """Do the handshake like a member."""
+    """Do the handshake as a member of the run would."""
     own = Handshake(me=me, run_key=key.key, role=b"connects")
     await socket.send(own.hello)
     theirs = await socket.recv()
@@ -124,7 +126,7 @@ async def test_all_link_with_all(nodes: list[Node], news: News) -> None:
 
 
 async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], news: News) -> None:
-    """Tell the other nodes that they will be connected to."""
+    """Node 1 cannot reach the others; the hub tells it that they will connect."""
     for node, peers in ((nodes[0], nodes[1:2]), (nodes[2], nodes[::2])):
         node.mesh.set_peers([*(peer.peer for peer in peers), *accept_only(nodes, but=peers)])
     nodes[1].mesh.set_peers(accept_only(nodes))
@@ -135,7 +137,7 @@ async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], ne
 
 
 async def test_a_newcomer_is_let_in_once_the_hub_has_named_it(nodes: list[Node], news: News) -> None:
-    """Let a newcomer arrive before its hub's announcement."""
+    """A node that the hub has not named yet is rejected, and let in when it tries again after the announcement."""
     for newcomer, host in ((nodes[0], nodes[1]), (nodes[1], nodes[2])):
         newcomer.mesh.set_peers([host.peer])
         async with stranger(host) as other:
@@ -192,20 +194,21 @@ async def test_a_node_that_moved_or_starts_later_is_found(nodes: list[Node], new
 async def test_if_both_sides_connect_one_connection_stays(
     nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_module, "backoff_s", lambda *_, **__: 0.0)  # The larger id connects at once too.
+    # Now the node with the larger id connects at once as well.
+    monkeypatch.setattr(mesh_module, "backoff_s", lambda *_, **__: 0.0)
     for _ in range(20):
         introduce(nodes)
         await news.until(lambda: all_linked(nodes))
         async with asyncio.timeout(PATIENCE_S):
             while any(one_sided(first, second) for first, second in combinations(nodes, 2)):  # noqa: ASYNC110
-                await asyncio.sleep(0)  # No callback tells that one link replaced another.
+                await asyncio.sleep(0)  # Wait: no callback tells that one link has replaced another.
         for node in nodes:
             node.mesh.set_peers([])
         await news.until(lambda: not any(node.mesh.links for node in nodes))
 
 
 def one_sided(first: Node, second: Node) -> bool:
-    """Return True if they do not hold the two ends of one connection."""
+    """Return True unless both nodes hold the two ends of one connection."""
     ends = first.mesh._links.get(second.node_id), second.mesh._links.get(first.node_id)
     ours, theirs = (None if end is None else end.socket for end in ends)
     return ours is None or theirs is None or ours.local_address != theirs.remote_address
@@ -213,7 +216,9 @@ def one_sided(first: Node, second: Node) -> bool:
 
 @pytest.mark.parametrize("smaller_again", [True, False])
 async def test_a_second_connection_of_the_same_node(nodes: list[Node], news: News, smaller_again: bool) -> None:
-    """Replace the first connection if the node made it itself; otherwise ping the first one, which stays."""
+    """If the node that connects again had made the first connection too, it must have lost it, so the new one replaces
+    it. Otherwise the first one is pinged, and stays if it works.
+    """
     first, second, _ = nodes
     first.mesh.set_peers([second.peer])
     name(second, first.me)
@@ -255,7 +260,7 @@ async def test_a_piece_given_to_one_node_reaches_all(nodes: list[Node], news: Ne
 
 
 async def test_a_piece_is_relayed_from_node_to_node(nodes: list[Node], news: News, artefact: Artefact) -> None:
-    """Send it from the first by the second to the third node, which are not linked directly."""
+    """The first and third node have no link, so the piece must pass through the second."""
     first, second, third = nodes
     second.mesh.set_peers([first.peer, third.peer])
     first.mesh.set_peers([second.peer])
@@ -282,7 +287,7 @@ async def test_a_piece_is_relayed_from_node_to_node(nodes: list[Node], news: New
 
 
 async def test_a_broken_link_is_made_again(nodes: list[Node], news: News, artefact: Artefact) -> None:
-    # Only one side connects, so that no two connections meet while pieces travel.
+    # Only one side connects, so that no link is replaced while pieces travel.
     for number, node in enumerate(nodes):
         later = nodes[number + 1 :]
         node.mesh.set_peers([*(other.peer for other in later), *accept_only(nodes, but=later)])
@@ -301,7 +306,7 @@ async def test_a_broken_link_is_made_again(nodes: list[Node], news: News, artefa
         nodes[0].receiver.take(artefact.piece(index, to=nodes[1:]), None)
     await news.until(lambda: set(range(half, len(artefact.pieces))) <= nodes[1].had(info_hash))
     for index in set(range(half)) - nodes[1].had(info_hash):
-        nodes[1].receiver.take(artefact.piece(index), None)  # The hub repairs the gap.
+        nodes[1].receiver.take(artefact.piece(index), None)  # The hub sends the piece that was lost.
     for node in nodes:
         await node.receiver.wait(info_hash, silence_s=PATIENCE_S)
         assert artefact.matches(node.directory)
@@ -326,7 +331,7 @@ async def test_a_new_key_excludes_nodes_without_it(nodes: list[Node], news: News
 
 
 async def test_a_new_key_while_strangers_come_and_go(nodes: list[Node], news: News) -> None:
-    """Change the key while strangers' connections are being made."""
+    """The run's key changes while outsiders connect all the time."""
     introduce(nodes)
 
     async def come_and_go() -> None:

@@ -1,4 +1,4 @@
-"""One link over a real connection, and the upload cap."""
+"""One link between two nodes over a real connection, and the limit on the upload rate."""
 
 import asyncio
 import json

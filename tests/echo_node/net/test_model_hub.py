@@ -1,4 +1,4 @@
-"""A base model from a server with the model hub's protocol for huggingface_hub; the base is a real node's."""
+"""A base model from a server that speaks the protocol of Hugging Face's model hub."""
 
 import asyncio
 import hashlib
@@ -25,12 +25,12 @@ __all__ = ["swarm"]
 
 
 class ModelHub:
-    """Serves the files of a directory, at one commit of one repository."""
+    """Serves the files of a directory as one commit of one repository."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.asked: list[tuple[str, str]] = []
-        """(method, file) of each request."""
+        """Method and file of each request."""
         self.tokens: list[str | None] = []
         self.broken: set[str] = set()
         self.changed: set[str] = set()
@@ -53,7 +53,7 @@ class ModelHub:
 
 @pytest.fixture
 async def models(hub: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ModelHub]:
-    """Yield a server with the hub's base model."""
+    """Yield such a server, which has the hub's base model."""
     served = ModelHub(hub.published(None))
     app = web.Application()
     app.add_routes([web.get("/someone/a-model/resolve/{commit}/{file}", served.answer)])

@@ -1,4 +1,4 @@
-"""The page on the real control server: answers to strangers, and the owner's use in a real browser."""
+"""The node's status page on the real control server: what outsiders get, and the owner's use in a real browser."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ HOSTILE = '<img src=x onerror="alert(1)"> [red]'
 
 
 class Site:
-    """A node that records its commands, and its page."""
+    """A node's page; commands to the node are recorded."""
 
     def __init__(self) -> None:
         self.snapshot = replace(
@@ -72,7 +72,7 @@ class Site:
         return {}
 
     async def until(self, verb: str) -> Mapping[str, Any]:
-        """Return the arguments of the command with this verb, once it arrives."""
+        """Return the arguments of the next command with this verb."""
         async with asyncio.timeout(60):
             while verb not in dict(self.told):
                 self.news.clear()
@@ -94,7 +94,7 @@ class Site:
     async def get(
         self, path: str, *, host: str | None = None, headers: str = "", method: str = "GET"
     ) -> tuple[int, str]:
-        """Return status and rest of the answer, like any program on this machine gets it."""
+        """Return status and rest of the answer to a request, as any program on this machine gets it."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host or self.host}\r\n{headers}\r\n".encode())
         async with asyncio.timeout(60):
@@ -103,7 +103,7 @@ class Site:
         return int(answer.split(" ", 2)[1]), answer
 
     async def enter(self) -> str:
-        """Return the Cookie header of a browser with access."""
+        """Return the Cookie header of a browser that may see the page."""
         url = self.page.invite()
         status, answer = await self.get(url.removeprefix(f"http://{self.host}"))
         assert status == 200 and 'content="0;url=./"' in answer
@@ -304,7 +304,9 @@ async def test_the_page_fits_a_phone(site: Site, browser: Any, scheme: Any) -> N
 
 
 async def test_another_sites_page_gets_nothing(site: Site, browser: Any) -> None:
-    """Open another origin's page of this host in a browser with access."""
+    """In a browser that may see the node's page, a page from another port of this host must not be able to use that
+    right.
+    """
     from playwright.async_api import expect
 
     context = await browser.new_context()

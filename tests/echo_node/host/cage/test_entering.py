@@ -1,4 +1,4 @@
-"""Systems without a cage report that."""
+"""A system on which no cage is possible must say so."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Directories that this Python needs to read, and excluded directories."""
+"""Directories that this Python must be able to read in a cage, and those that it must not."""
 
 from __future__ import annotations
 

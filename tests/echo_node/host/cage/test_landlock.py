@@ -1,4 +1,4 @@
-"""Restrictions of each Landlock ABI, in short-lived processes, as far as this kernel supports them."""
+"""Restrictions by each version (ABI) of Landlock that this kernel supports, in short-lived processes."""
 
 from __future__ import annotations
 

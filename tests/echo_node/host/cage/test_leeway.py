@@ -1,4 +1,6 @@
-"""Calls that each cage step allows: a stub of NVIDIA's driver makes the same system calls in the real cage."""
+"""Some GPUs work only in a looser cage, so there are several steps. A stub of NVIDIA's driver makes the same system
+calls in the real cage.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def test_steps_go_from_narrow_to_wide() -> None:
 
 
 def started(step: str, stub_cuda: Path) -> str:
-    """Return the error at this step, or "" if CUDA starts."""
+    """Start CUDA at this step of the cage; return "" or the error."""
     said = subprocess.run(
         [sys.executable, "-c", START, step, str(stub_cuda)], capture_output=True, text=True, check=True, timeout=120
     )

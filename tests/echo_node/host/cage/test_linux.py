@@ -1,4 +1,4 @@
-"""Reports of a partial cage, each in a short-lived process."""
+"""What is reported of a cage that holds only in part; each test runs in a short-lived process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entered(before: str = "", cage: str = "") -> dict[str, Any]:
 
 
 def test_threads_started_before_the_cage_are_reported() -> None:
-    """Landlock restricts earlier threads only from ABI 8 on."""
+    """Landlock restricts threads that run already only from ABI 8 on; with an older one, the cage has a hole."""
     found = entered("started = threading.Event(); threading.Thread(target=threading.Event().wait, daemon=True).start()")
     whole = any(int(name.split()[1]) >= 8 for name in found["by"] if name.startswith("Landlock"))
     why = "1 threads were running, and Landlock"

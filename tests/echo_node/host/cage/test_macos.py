@@ -1,4 +1,4 @@
-"""The profile's text; only a Mac can show that macOS accepts it."""
+"""The text of the sandbox profile. Only a Mac can show that macOS accepts it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_profile_has_balanced_parentheses() -> None:
 
 
 def test_denials_come_before_exceptions() -> None:
-    """Profiles apply their last matching rule."""
+    """Of the rules that match, macOS applies the last one."""
     profile = text(Cage(reads=(Path("/Users/me/model"),), writes=(Path("/Users/me/derived"),), connects=(50_052,)))
     order = [
         "(deny file-read-data",

@@ -1,4 +1,6 @@
-"""The filter's program, interpreted as the kernel does, for both processors; `test_caging` shows its real effect."""
+"""The seccomp filter, interpreted here as the kernel would, for both processors; `test_caging` shows
+its real effect.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from echo_node.host.cage.leeway import LocalSockets
 
 ALLOW, EPERM = 0x7FFF0000, 0x50000 | errno.EPERM
 ANSWERS = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
-"""Errors that drivers expect where something does not exist."""
+"""Errors that drivers expect from calls or sockets that do not exist."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PID = 4_321
 STREAM, DATAGRAM, SEQUENCED, FLAGS = 1, 2, 5, 0o2004000
@@ -21,7 +23,7 @@ READ_NUMBER = {"x86_64": 0, "aarch64": 63}
 
 
 def run(program: bytes, number: int, architecture: int, *arguments: int) -> int:
-    """Return the filter's result for a call. https://docs.kernel.org/networking/filter.html"""
+    """Return the filter's result for a system call. https://docs.kernel.org/networking/filter.html"""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<iIQ6Q", number, architecture, 0, *(value % 2**64 for value in padded))
     steps = list(struct.iter_unpack("=HBBI", program))
@@ -66,7 +68,7 @@ def test_exactly_the_named_calls_are_refused(processor: str, tcp: bool, local: L
 @pytest.mark.parametrize("processor", syscalls.PROCESSORS)
 def test_calls_of_another_architecture_are_refused(processor: str) -> None:
     program = seccomp.program(processor, PID, tcp=False)
-    # 32-bit Intel and ARM, then the 64-bit architectures.
+    # 32-bit Intel and ARM; all 64-bit ones.
     for architecture in (0x40000003, 0x40000028, *ARCHITECTURES.values()):
         expected = ALLOW if architecture == ARCHITECTURES[processor] else EPERM
         assert run(program, READ_NUMBER[processor], architecture) == expected
@@ -76,8 +78,8 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "tcp", "allowed"),
     [
-        ("clone", (0x3D0F00,), False, True),  # A thread, as glibc starts it.
-        ("clone", (0x01200011,), False, False),  # A fork.
+        ("clone", (0x3D0F00,), False, True),  # A thread as glibc starts it.
+        ("clone", (0x01200011,), False, False),  # fork.
         ("clone", (0x10010000,), False, False),  # A thread in another user namespace.
         ("socketpair", (1, STREAM | FLAGS, 0), False, True),
         ("socketpair", (1, DATAGRAM, 0), False, False),
@@ -99,14 +101,14 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
         ("kill", (PID + 1, 0), False, False),
         ("kill", (-1, 9), False, False),
         ("kill", (0, 9), False, False),
-        ("kill", (2**32 + PID, 9), False, True),  # The kernel uses the lower half.
+        ("kill", (2**32 + PID, 9), False, True),  # The kernel uses only the lower half of this number.
         ("tgkill", (PID, 77, 6), False, True),
         ("prlimit64", (0,), False, True),
         ("prlimit64", (1,), False, False),
         ("setpriority", (0, 0, 19), False, True),
-        ("setpriority", (2, 0, 19), False, False),  # All processes of the user.
+        ("setpriority", (2, 0, 19), False, False),  # For all processes of the user.
         ("sched_setaffinity", (1,), False, False),
-        ("prctl", (1, 0), False, False),  # To outlive its parent.
+        ("prctl", (1, 0), False, False),  # Would let it outlive its parent.
         ("prctl", (15, 0), False, True),
         ("personality", (0xFFFFFFFF,), False, True),
         ("personality", (0x0040000,), False, False),
@@ -134,7 +136,7 @@ def test_calls_that_depend_on_their_arguments(
         ("socket", (2, STREAM, 0), {("none", True), ("listening", True), ("any", True)}),
         ("socket", (2, SEQUENCED, 0), set()),
         ("socket", (10, DATAGRAM, 0), set()),
-        ("socket", (16, DATAGRAM, 0), set()),  # To the kernel itself.
+        ("socket", (16, DATAGRAM, 0), set()),  # Netlink: a socket to the kernel itself.
         ("socketpair", (1, STREAM, 0), {(local, tcp) for local in LOCAL for tcp in (False, True)}),
         ("socketpair", (1, SEQUENCED, 0), {("any", False), ("any", True)}),
         ("bind", (5,), {("listening", False), ("listening", True), ("any", False), ("any", True)}),

@@ -1,4 +1,4 @@
-"""Structures passed to Windows; only Windows can show that it accepts them."""
+"""Structures that are passed to Windows. Only Windows can show that it accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A private D-Bus with scripted services."""
+"""A private D-Bus with scripted desktop services."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 Answers = dict[tuple[str, str], tuple[str, tuple[Any, ...]]]
-"""Signature and body of each answer, by path and method; anything else is answered with an error."""
+"""By path and method: signature and body of the answer. Other calls get an error."""
 
 
 class Desktop:
-    """Services on one bus; `answers` may change at any time."""
+    """Services on one bus; a test may change `answers` at any time."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -28,7 +28,7 @@ class Desktop:
         self._threads: list[threading.Thread] = []
 
     def serve(self, name: str) -> None:
-        """Own this name on the bus from here on."""
+        """Own this service name on the bus."""
         from jeepney.bus_messages import message_bus
         from jeepney.io.blocking import open_dbus_connection
 
@@ -70,7 +70,7 @@ class Desktop:
 
 @pytest.fixture
 def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desktop]:
-    """Yield a desktop with one bus as session and system bus, and no logged-in user."""
+    """Yield a desktop whose only bus is both session and system bus, and on which no user is logged in."""
     daemon = shutil.which("dbus-daemon")
     if daemon is None:
         pytest.skip("dbus-daemon is not installed")
@@ -91,7 +91,7 @@ def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desktop]:
 
 @pytest.fixture
 def write(tmp_path: Any) -> Callable[..., Any]:
-    """Return a function that writes Linux's one-line files below a private /sys, and returns its root."""
+    """Return a function that writes one-line files as in /sys, and returns the private root."""
 
     def write(directory: str, **files: object) -> Any:
         place = tmp_path / directory

@@ -1,4 +1,4 @@
-"""Detection of Echo's own processes, among real ones."""
+"""Real processes: which of them belong to Echo, and so do not count as other programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echo_node.host.sensors.kin import LOOK_S, Kin, is_echo, sees_the_machines_p
 
 @pytest.fixture
 def processes() -> Iterator[tuple[int, int]]:
-    """Yield the pids of a process that looks like a hub's learner, and of another process."""
+    """Yield the ids of a process that looks like a hub's learner, and of one that does not."""
     code = "import sys; print(flush=True); sys.stdin.read()"
     commands = (
         [sys.executable, "-c", code, "-m", "echo_hub.learner.serve"],
@@ -50,7 +50,7 @@ def test_a_process_of_another_user_is_no_kin(processes: tuple[int, int], monkeyp
 
 def test_a_number_that_another_process_has_now_is_looked_at_again(processes: tuple[int, int]) -> None:
     found = Kin()
-    found._known[processes[1]] = (0.0, True)  # An entry of a process started in 1970.
+    found._known[processes[1]] = (0.0, True)  # Remembered of an earlier process with the same id.
     assert not found.includes(processes[1])
 
 

@@ -1,4 +1,4 @@
-"""The CPU load of other programs: real processes compute while this process computes too."""
+"""The CPU load that other programs cause, while the node's own processes compute too; all processes are real."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import pytest
 from echo_node.host.sensors.load import OthersLoad
 
 ENOUGH_S = 0.6
-"""Seconds of computing after which hundredths of a second do not matter."""
+"""After this computing time, the kernel's resolution of hundredths of a second no longer matters."""
 linux = pytest.mark.skipif(sys.platform != "linux", reason="others do not tell low priorities apart")
 important = pytest.mark.skipif(sys.platform != "linux" or os.nice(0) > 0, reason="all that this starts gives way, too")
 
@@ -32,15 +32,15 @@ def computed_s(pid: int) -> float:
 
 
 def counted(pid: int) -> tuple[float, float]:
-    """Return a process's share of others' load when it is not the node's, and its real share."""
-    while computed_s(pid) < 0.1:  # Wait until it computes with its final priority.
+    """Return the load that the process causes for the node, if it is another program's, and its true one."""
+    while computed_s(pid) < 0.1:  # From here on it has its final priority.
         time.sleep(0.01)
     as_other, as_own = OthersLoad(), OthersLoad()
     as_other.share(())
     as_own.share((pid,))
     before_s, began = computed_s(pid), time.monotonic()
     while computed_s(pid) - before_s < ENOUGH_S:
-        psutil.pids()  # This process computes too, which must not count.
+        psutil.pids()  # Computing of this process itself must not count.
     shares = as_other.share(()), as_own.share((pid,))
     had = (computed_s(pid) - before_s) / (time.monotonic() - began) / (psutil.cpu_count() or 1)
     assert shares[0] is not None and shares[1] is not None

@@ -1,4 +1,4 @@
-"""NVIDIA's figures, with a stub of its library, or without the library."""
+"""GPU load as NVIDIA's library reports it, here a stub; and a machine without the library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KnownKin(Kin):
 
 
 class Nvml(ModuleType):
-    """The library of a machine with one GPU."""
+    """A stub of the library, on a machine with one GPU."""
 
     NVML_TEMPERATURE_GPU = 0
 
@@ -121,7 +121,9 @@ def test_the_node_and_its_kin_are_not_others(nvml: Nvml) -> None:
 
 
 def test_in_a_container_the_load_of_others_is_unknown(nvml: Nvml) -> None:
-    """Inside, the engine has pid 101; on the machine it is 4711, and 101 may be any process."""
+    """The library names processes by their ids outside the container: the engine, 101 inside, is 4711 there. So it
+    cannot be told from others.
+    """
     nvml.samples, nvml.listed = [Sample(4_711, 90), Sample(GAME, 30)], [Sample(4_711, 0)]
     assert others(sees_all=False) is None
     nvml.listed = nvml.NVMLError("not supported")

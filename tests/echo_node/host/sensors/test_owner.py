@@ -1,4 +1,4 @@
-"""Scripted desktops on a real D-Bus."""
+"""Is the owner using the machine? Scripted desktops on a real D-Bus."""
 
 import math
 import sys
