@@ -1,4 +1,4 @@
-"""Python for a user without a name and a home, as in a container that is started with a user number."""
+"""Runs Python as a user without name and home, like a container that is started with a mere user number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSIDE = ("unshare", "--user", f"--map-user={USER}")
 
 
 def run_homeless(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `python ARGUMENTS`; skip the test if the system does not allow such a namespace."""
+    """Run `python ARGUMENTS`. The test is skipped if the system does not allow the namespace that this needs."""
     unnamed = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     if (
         shutil.which(INSIDE[0]) is None

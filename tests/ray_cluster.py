@@ -19,16 +19,16 @@ ENVIRONMENT = {
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Allows for slow starts on a busy machine; and sends no usage reports."""
+"""Allows for slow starts on a busy machine; sends no usage reports."""
 WITHIN_S: Final = 120.0
 STARTS: Final = 3
-"""A raylet's agents have fifteen seconds to start, which may be too short on a busy machine."""
+"""Attempts to start a raylet: its agents must start within fifteen seconds, which is too short on a busy machine."""
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-"""A raylet with unknown agent ports waits fifteen seconds for these agents."""
+"""A raylet waits fifteen seconds for agents whose ports it does not know, so all ports are given."""
 
 
 class RayCluster:
-    """The head is never killed. Every other machine has the custom resource `other`."""
+    """The first raylet, the head, is never killed. Every other one has the custom resource `other`."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -46,22 +46,22 @@ class RayCluster:
         return added
 
     def kill_other(self) -> None:
-        """Kill the second machine's raylet by SIGKILL, and add a new one."""
+        """Kill the second raylet by SIGKILL, and start a new one."""
         self._cluster.remove_node(self.other, allow_graceful=False)
         self.other = self._add()
 
     def settle(self) -> None:
-        """Wait until the head knows all lost machines, because it would start actors there."""
+        """Wait until the head knows of all lost raylets, because it would start actors on them until then."""
         self._cluster.wait_for_nodes(WITHIN_S)
 
     def actors(self) -> list[psutil.Process]:
-        """Return the processes of all this project's actors in this cluster."""
+        """Return the processes of all of Echo's actors in this cluster."""
         actors = [process for process in psutil.process_iter() if _title(process).startswith("ray::ChildHost")]
         return [actor for actor in actors if _of_raylet(actor) in self._raylets]
 
 
 def _raylet(node: Any) -> int:
-    """Return the raylet's process id."""
+    """Return the process id of the node's raylet."""
     (raylet,) = node.all_processes["raylet"]
     return int(raylet.process.pid)
 
@@ -99,7 +99,7 @@ def ray_cluster() -> Iterator[RayCluster]:
                 cluster.add_node(include_dashboard=False, **_machine())
                 found = RayCluster(cluster)
                 break
-            except Exception:  # Each of its many processes may fail in its own way.
+            except Exception:  # Each of its many processes may fail in a way of its own.
                 cluster.shutdown()
                 if not left:
                     raise

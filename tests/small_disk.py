@@ -1,4 +1,4 @@
-"""`benchmarks.harness.small_disk` for tests; they are skipped if this machine cannot mount a file system."""
+"""`benchmarks.harness.small_disk` for tests, which are skipped if this machine cannot mount a file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ needs_mounts = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 @contextmanager
 def mounted(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mount at `directory` until the end. Tests without the mark `needs_mounts` are skipped here instead."""
+    """Mount a disk of this size at `directory`. A test without the mark `needs_mounts` is skipped if that is
+    impossible.
+    """
     if LACKING:
         pytest.skip(LACKING)
     with ExitStack() as stack:

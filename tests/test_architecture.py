@@ -1,4 +1,6 @@
-"""The layers hold: allowed imports between rooms, purity of pure parts, and a module for every test file."""
+"""The layers of the code: allowed imports between rooms (groups of modules), modules without I/O, and a module for
+every test file.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ ROOMS = (
     "echo_hub.training.own_sampler",
     "echo_node.config",
 )
-"""Separate rooms; otherwise a room is a folder below a package, with its subfolders, or a package's root modules."""
+"""Folders and modules that are rooms of their own. Otherwise a room is a folder directly below a package, with its
+subfolders, or all modules directly in a package.
+"""
 WIRING = ("echo_hub", "echo_hub.commands", "echo_hub.serving", "echo_node", "echo_node.commands")
-"""Root modules, commands and the hub's serving process import any room of their side; no room imports them."""
+"""Rooms that connect the others: they may import any room of their side, and no room may import them."""
 ARROWS: dict[str, set[str]] = {
     "echo_hub.actions": set(),
     "echo_hub.config": {"echo_hub.tasks"},
@@ -251,9 +255,11 @@ ARROWS: dict[str, set[str]] = {
         "echo_shared.wire",
     },
 }
-"""Which rooms each room imports within its package; both sides may import all of echo_shared."""
+"""For each room, the rooms of its package that it may import. Both sides may import all of echo_shared."""
 MOST_CALLABLES = 186
-"""Parameters of functions that are annotated with Callable or an alias of it, clocks and sources of chance included."""
+"""Largest number of function parameters that are annotated as Callable, or as an alias of it; clocks and random sources
+count.
+"""
 HEAVY = ("torch", "transformers", "peft", "accelerate")
 IMPURE = (
     "asyncio",
@@ -283,13 +289,13 @@ PURE = (
     "echo_shared.wire.sessions",
     "echo_shared.wire.messages",
 )
-"""Modules without I/O, clock or randomness, also in their direct and indirect imports."""
+"""Modules without I/O, clock or randomness, also in all that they import."""
 TORCH_ALLOWED = (
-    "echo_hub.evaluation.worker",  # A separate process, which samples with the learner's policy.
-    "echo_hub.judges.worker",  # A separate process, for a reward model.
+    "echo_hub.evaluation.worker",  # A process of its own, which samples with the learner's policy.
+    "echo_hub.judges.worker",  # A process of its own, for a reward model.
     "echo_hub.learner",
-    "echo_hub.verify.worker",  # A separate process, which computes with the learner's policy.
-    "echo_hub.verify.measuring",  # Part of that process, like the next one.
+    "echo_hub.verify.worker",  # A process of its own, which computes with the learner's policy.
+    "echo_hub.verify.measuring",  # Part of that process, as is the next one.
     "echo_hub.verify.emulation",
     "echo_node.backends.torch_",
     "echo_node.backends.vllm_",
@@ -309,7 +315,7 @@ MODULES = {module_name(path): path for directory in PACKAGES.values() for path i
 
 @cache
 def imports(module: str) -> tuple[str, ...]:
-    """Return all imports of `module`, inside functions too; `from a import b` counts as a.b."""
+    """Return all imports of `module`, also those inside functions; `from a import b` counts as a.b."""
     return tuple(_imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
 
 
@@ -343,7 +349,7 @@ def test_the_sides_do_not_know_each_other(package: str, strangers: tuple[str, ..
 
 
 def ours(module: str) -> frozenset[str]:
-    """Return this project's modules that `module` imports, inside functions too, and their packages."""
+    """Return Echo's modules that `module` imports, also inside functions, and their packages."""
     found = set()
     for name in imports(module):
         name = name if name in MODULES else name.rpartition(".")[0]
@@ -382,7 +388,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def parents(module: str) -> set[str]:
-    """Return the packages around a module, which Python imports first."""
+    """Return the packages that contain the module; Python imports them first."""
     parts = module.split(".")
     return {".".join(parts[:count]) for count in range(1, len(parts))}
 
@@ -432,7 +438,9 @@ def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]
 
 @pytest.mark.parametrize("folder", ["serving", "driving", "intake", "training", "distribution", "oversight"])
 def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None:
-    """A part of the hub is given the parts before it, so a call can be followed from part to part."""
+    """A part of the hub gets the parts that it calls, so that a call can be followed. A lambda that reads an attribute
+    of `self` later would hide which part it calls.
+    """
     found = []
     for module in modules_of(f"echo_hub.{folder}"):
         tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
@@ -443,12 +451,12 @@ def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None
 
 
 def test_callables_are_parameters_of_few_functions() -> None:
-    """A part is given another part as an object, whose calls can be followed. Aliases of callables count as well."""
+    """A call to a part that is passed as an object can be followed to its code, a call to a Callable cannot."""
     assert sum(map(num_callables, MODULES)) <= MOST_CALLABLES
 
 
 def num_callables(module: str) -> int:
-    """Parameters of the module's functions that are annotated with Callable, or with an alias of it."""
+    """Return how many parameters in this module are annotated as Callable, or as an alias of it."""
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     names = {"Callable"}
     for node in tree.body:

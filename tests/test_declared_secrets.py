@@ -1,4 +1,4 @@
-"""Every setting that holds a secret is declared as one, and no program shows it."""
+"""Every setting that holds a secret must be declared as one, and no program may show it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SAID: Final = (
 
 
 def fields(model: type[BaseModel], seen: set[type]) -> Iterator[tuple[str, str, FieldInfo]]:
-    """Yield the fields of a model and of all models within it."""
+    """Yield the fields of a model, and of all models within it."""
     if model in seen:
         return
     seen.add(model)

@@ -1,4 +1,4 @@
-"""Files, links and settings named in the documentation exist."""
+"""Every file, link and setting that the documentation names must exist."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def paths(text: str) -> set[str]:
 
 
 def links(text: str) -> set[str]:
-    """Return targets of links within this site."""
+    """Return the targets of links within the site."""
     return {target for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in target}
 
 

@@ -1,4 +1,4 @@
-"""Every command in a documented block is run: here, in order and block by block, or by another test.
+"""Every command in a block of the documentation is run, either here, block by block and in order, or by another test.
 
 Here, a hub's commands work on runs with handwritten records, and a node's in an empty home without a hub. `ELSEWHERE`
 names the tests of commands that need a server, a node, a download or a wait.
@@ -48,10 +48,12 @@ ELSEWHERE = {
     r"echo-node team ": "tests/echo_node/commands/test_team.py",
     r"echo-node receipts\b": "tests/echo_node/commands/test_receipts.py",
 }
-"""Commands that need a server, a node, a download or a wait, and the tests that run them."""
+"""For each command that is not run here, because it needs a server, a node, a download or a wait: the test that runs
+it.
+"""
 PASSWORD = "correct horse battery"
 PLACEHOLDERS = {"NODE...": "fast0", "/var/lib/echo-hub/run": "run"}
-"""Keep all written files inside a test's own folder."""
+"""Words of the documentation, and what replaces them; all files that are written stay in the test's own folder."""
 SHOWN = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
@@ -61,13 +63,13 @@ SHOWN = [
 
 
 def elsewhere(command: Command) -> str | None:
-    """Return the test that runs the command, if this one does not."""
+    """Return the test that runs the command, or None if it is run here."""
     return next((test for shown, test in ELSEWHERE.items() if re.match(shown, str(command))), None)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make two trained runs, under the names of the documentation."""
+    """Make two trained runs with the names that the documentation uses."""
     folder = tmp_path_factory.mktemp("documented")
     for name in ("RUN", "OTHER_RUN", "run1", "run2"):
         directory = RunDirectory(folder / name)
@@ -106,9 +108,10 @@ def run(command: Command, place: Path) -> tuple[int, str, str]:
     """Return status, standard output and standard error."""
     arguments = [PLACEHOLDERS.get(word, word) for word in command.arguments]
     if arguments[0] == "act" and len(arguments) > 2:
-        arguments += ["--wait", "0"]  # Without a hub, waiting is useless.
+        arguments += ["--wait", "0"]  # There is no hub to wait for.
     assert not any(Path(word).is_absolute() for word in arguments)
-    if arguments[0] in ("init", "restore"):  # Remove the target of init RUN or restore FILE RUN, which may exist.
+    # The target, RUN of `init RUN` or `restore FILE RUN`, may exist from an earlier command.
+    if arguments[0] in ("init", "restore"):
         shutil.rmtree(arguments[1 if arguments[0] == "init" else 2], ignore_errors=True)
     if command.environment or command.program == "pytest":
         own = {**command.environment, "PYTHONPATH": os.pathsep.join([*sys.path, str(place)])}

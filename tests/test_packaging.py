@@ -1,4 +1,6 @@
-"""pyproject.toml declares all imports of the code, constraints.txt pins them, and the programs' versions agree."""
+"""pyproject.toml must declare all that the code imports, constraints.txt must pin it, and the programs' versions must
+agree.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 BROUGHT_ALONG = {"annotated-types", "multidict", "pydantic-core", "yarl"}
-"""Separate distributions that pydantic and aiohttp document as parts of theirs."""
+"""Distributions that pydantic and aiohttp document as parts of themselves."""
 OWN = {
     *("echo_hub", "echo_node", "echo_shared", "benchmarks", "scripts"),
     *(path.stem for path in (ROOT / "tests").rglob("*.py")),
@@ -28,13 +30,13 @@ OWN = {
 
 
 def declared(*extras: str) -> set[str]:
-    """Return the canonical names of the distributions required by an installation with these extras."""
+    """Return the distributions that an installation with these extras requires, by canonical name."""
     texts = [*PROJECT["dependencies"], *(text for extra in extras for text in EXTRAS[extra])]
     return {canonicalize_name(Requirement(text).name) for text in texts}
 
 
 def third_party(directory: str) -> dict[str, list[str]]:
-    """Return the top-level names imported by files below `directory`, each with these files."""
+    """Return the top-level names that the files below `directory` import, each with these files."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / directory).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

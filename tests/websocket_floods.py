@@ -1,4 +1,4 @@
-"""Endless websocket frames of each kind in the protocol, sent through raw sockets."""
+"""Endless websocket frames of each kind that the protocol has, sent on raw sockets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FLOOD_S: Final = 10.0
 BLOCK_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 2**20
 _MASK: Final = bytes(4)
-"""Mask of a client's frames: zeros leave the payload unchanged."""
+"""Mask of a client's frames: zeros leave the payload as it is."""
 
 
 def frame(first: int, payload: bytes = b"") -> bytes:
-    """Make a client's frame of at most 125 bytes. `first` holds its opcode and its final bit."""
+    """Return a client's frame of at most 125 bytes. `first` is its first byte, with opcode and final bit."""
     return bytes((first, 0x80 | len(payload))) + _MASK + payload
 
 
@@ -41,13 +41,12 @@ KINDS: Final[Mapping[str, tuple[bytes, bytes]]] = {
     "kinds that do not exist": (b"", frame(0x83)),
     "large control frames": (b"", b"\x89\xfe\x10\x00" + _MASK + bytes(4096)),
 }
-"""For each name: bytes to send once, then bytes to send repeatedly."""
+"""By name: bytes to send once, then bytes to send again and again."""
 
 
 def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float = FLOOD_S) -> bool:
-    """Send frames of this kind as fast as possible; return True once the other end has closed the connection.
-
-    With `reads`, also read the other end's answers.
+    """Send frames of this kind as fast as possible; return True if the other end closes the connection. `reads`: read
+    its answers meanwhile.
     """
     first, again = KINDS[kind]
     block = again * (BLOCK_BYTES // len(again))
@@ -71,7 +70,7 @@ def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float 
 
 
 def raw(connection: Connection) -> socket.socket:
-    """Take over an open connection's socket from its library. The caller must close it."""
+    """Take an open connection's socket from its library. The caller must close it."""
     transport = connection.transport
     transport.pause_reading()
     end: socket.socket = transport.get_extra_info("socket")

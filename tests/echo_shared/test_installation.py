@@ -1,5 +1,6 @@
-"""Commands that add parts to a copy of Echo, for copies that pip really installed; pip itself confirms that they
-fit."""
+"""Commands that Echo prints for adding a part to itself. They must fit each kind of copy that pip has installed, as pip
+confirms.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 FROM_INDEX = re.compile(
     r"pip3? install[^\n`]*?(?<![/.\w-])echo[-_.]swarm(?![\w.-])(?!(\[[^\]\n]*\])? @ )|echo-swarm\[(?![^\]\n]*\] @ )"
 )
-"""Arguments that would ask a package index for Echo by name."""
+"""Finds arguments that would make pip look for Echo in a package index, where it is not."""
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy this checkout to a path with a space, so that builds do not touch the original."""
+    """Return a copy of this checkout in a path with a space, so that builds do not change the original."""
     copy = tmp_path_factory.mktemp("a checkout") / "echo"
     for name in ("hub", "edge_client", "shared"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "assets"))
@@ -53,13 +54,15 @@ def pip(*arguments: str | Path) -> str:
 
 
 def installed(target: Path, *arguments: str | Path) -> Path:
-    """Install this source, or this name from a folder of wheels, into a separate directory, and return it."""
+    """Install this source, or this name from a folder of wheels, into a directory of its own, and
+    return the directory.
+    """
     pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", target, *arguments)
     return target
 
 
 def said(target: Path, expression: str, *options: str) -> str:
-    """Return the value of the expression by the copy in `target`."""
+    """Return the value of the expression as the copy in `target` computes it."""
     done = subprocess.run(
         [sys.executable, *options, "-c", f"from echo_shared.installation import *; print({expression})"],
         env={**os.environ, "PYTHONPATH": str(target)},
@@ -73,7 +76,7 @@ def said(target: Path, expression: str, *options: str) -> str:
 
 
 def understood(command: str, tmp_path: Path) -> str:
-    """Return pip's dry-run output for the command; Echo's requirements are left out."""
+    """Return what pip would do (`--dry-run`) for the command, without Echo's requirements."""
     arguments = shlex.split(command)
     assert arguments[:4] == [sys.executable, "-m", "pip", "install"]
     assert FROM_INDEX.search(command) is None
@@ -175,7 +178,7 @@ def test_a_broken_source_record_of_pip_is_tolerated(noted: str, from_wheel: Path
 
 
 def noting(text: str, from_wheel: Path, tmp_path: Path) -> Path:
-    """Return a copy with this text as pip's record of the source."""
+    """Return a copy for which pip has recorded this text as its source."""
     target = Path(shutil.copytree(from_wheel, tmp_path / "target"))
     next(target.glob("*.dist-info/direct_url.json")).write_text(text)
     return target
@@ -193,7 +196,7 @@ def test_powershell_takes_quoted_paths() -> None:
 
 
 def texts() -> list[Path]:
-    """Return all files that a reader or a shell may take a command from."""
+    """Return all files from which a reader or a shell may take a command."""
     top = [path for path in ROOT.iterdir() if path.suffix in (".md", ".toml") or path.name == "Makefile"]
     folders = ("hub", "edge_client", "shared", "benchmarks", "scripts", "installers", "docs", "tests")
     kinds = (".py", ".md", ".sh", ".ps1", ".html", ".toml", ".js", ".txt")

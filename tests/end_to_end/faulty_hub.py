@@ -1,4 +1,4 @@
-"""A hub's process whose tracker can be silenced."""
+"""A hub's process that can be told to silence its tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's process that can send corrupt bytes to its peers, over the mesh and in the swarm."""
+"""A node's process that can send wrong bytes to its peers, over the mesh and in the swarm."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def _hand_on(mesh: MeshLinks, piece: Piece, branches: Iterable[tuple[int, bytes]
 async def _seed_rubbish(
     swarm: BitTorrentSwarm, torrent: bytes, parent: Path, *, tracker_urls: Iterable[str] = (), **_: Any
 ) -> FetchStats:
-    """Claim all pieces in place of a fetch, and send zeros without end."""
+    """In place of a fetch: claim to have all pieces, and send zeros."""
     layout = read_torrent(torrent)
     for path, size in layout.files:
         file = parent / layout.name / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(bytes(size))
-    # libtorrent would check a piece before it sends it.
+    # libtorrent itself would check a piece before it sends it.
     assert swarm._session is not None
     swarm._session.apply_settings({"disable_hash_checks": True})
     await swarm.seed(torrent, parent / layout.name, tracker_urls)
-    return await asyncio.Future()  # The fetch never ends.
+    return await asyncio.Future()  # This fetch never ends.
 
 
 if __name__ == "__main__":

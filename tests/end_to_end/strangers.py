@@ -1,4 +1,4 @@
-"""A stranger that keeps more of what the hub sends, and rollouts written by hand."""
+"""A handwritten client that keeps more of what the hub sends than a node does, and rollouts made by hand."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ class Stranger(stranger.Stranger):
         super()._hear(message)
 
     async def lease(self) -> Lease:
-        """Return a held lease; wait for one if there is none. Raises TimeoutError."""
+        """Return a lease that the client holds; wait for one if there is none. Raises TimeoutError."""
         await self.until(lambda: self.leases)
         return next(iter(self.leases.values()))
 
     async def outcome(self, sent: Rollout) -> ReceiptState:
-        """Wait until a rollout reaches its final state, or until the connection ends."""
+        """Wait until the rollout is in its final state, or until the connection ends."""
         before = (None, ReceiptState.LEASED, ReceiptState.RECEIVED)
         await self.until(lambda: self.states.get(sent.rollout_id) not in before or self.ended)
         return self.states.get(sent.rollout_id, ReceiptState.LEASED)
 
 
 def body(index: int, count: int = 3) -> list[int]:
-    """Return tokens of the built-in model. None of them is a stop token."""
+    """Return `count` tokens of the built-in model, without a stop token."""
     return [20 + (index + place) % 10 for place in range(count)]
 
 
 def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes: Any) -> Rollout:
-    """Make a rollout of `ids`, by default `body(index)`, and the stop token. It is not validated."""
+    """Return a rollout of `ids` (default: `body(index)`) and the stop token. It is not validated, so it
+    may be wrong.
+    """
     tokens = np.array([*(ids or body(index)), lease.stop_ids[0]], np.int32)
     return Rollout.model_construct(
         **{
@@ -69,7 +71,9 @@ def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes
 def part(
     lease: Lease, index: int, start: int, ids: Sequence[int], *, logprob: float = -1.0, version: int | None = None
 ) -> RolloutPart:
-    """Make a part of a completion that begins with token `start`. It is not validated."""
+    """Return the part of a completion that starts with token number `start`. It is not validated, so it
+    may be wrong.
+    """
     return RolloutPart.model_construct(
         lease_id=lease.lease_id,
         index=index,
@@ -81,5 +85,5 @@ def part(
 
 
 def parts(*of: RolloutPart) -> RolloutParts:
-    """Make the message that streams these parts."""
+    """Return the message in which a node streams these parts."""
     return RolloutParts.model_construct(type="rollout_parts", parts=of)

@@ -1,4 +1,4 @@
-"""Users' mistakes: each error names the problem, the value and the remedy, and nothing is lost."""
+"""Mistakes of users. Each error must name the problem, the value and the remedy, and nothing may be lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hub, learner and node are killed in mid-run and restarted: the run continues, and the accounts still balance."""
+"""Hub, learner and node are killed in mid-run and started again: the run continues, and every rollout
+is accounted for.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 ENDLESS = {"steps": 100_000}
-"""Lets the run last until the fault; the restarted hub gets a limit."""
+"""Lets a run last until its fault; the restarted hub gets a limit."""
 
 
 def learner_of(hub: Any) -> psutil.Process:
@@ -27,7 +29,7 @@ def learner_of(hub: Any) -> psutil.Process:
 
 
 def check_books(database: sqlite3.Connection, num_steps: int) -> None:
-    """Check that every leased rollout has one final state, and each trained rollout is in exactly one step."""
+    """Check that every leased rollout has one final state, and every trained one is in exactly one step."""
     states = Counter(dict(database.execute("SELECT state, count(*) FROM rollouts GROUP BY state").fetchall()))
     assert set(states) <= {"trained", "dropped"}, states
     unexplained = "SELECT count(*) FROM rollouts WHERE state = 'dropped' AND drop_reason IS NULL"
@@ -42,7 +44,7 @@ def check_books(database: sqlite3.Connection, num_steps: int) -> None:
 
 
 async def kill_between_checkpoint_and_commit(hub: Any, run: Path, database: sqlite3.Connection) -> int:
-    """Stop the hub during its learner's step, let the learner write that step's checkpoint, and kill both."""
+    """Stop the hub during a step of its learner, let the learner write the step's checkpoint, then kill both."""
     process = psutil.Process(hub.process.pid)
     untrained = "SELECT max(step) FROM steps WHERE trained_at IS NULL"
     async with asyncio.timeout(120):

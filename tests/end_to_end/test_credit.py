@@ -1,4 +1,6 @@
-"""Real hubs and a real node: its team, its page, a receipt for everybody to look up, and credit across runs."""
+"""Real hubs and a real node: its team, its public page, a receipt that anybody can look up, and credit that moves to
+another run.
+"""
 
 from __future__ import annotations
 

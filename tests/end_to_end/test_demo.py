@@ -1,4 +1,4 @@
-"""`echo-hub demo` by a newcomer: to its end, and interrupted."""
+"""`echo-hub demo`, as a newcomer runs it: to its end, and interrupted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Return the processes with this directory on their command line, and all their children."""
+    """Return the processes with this directory in their arguments, and all their children."""
     found = []
     for process in psutil.process_iter():
         try:
             if any(str(directory) in argument for argument in process.cmdline()):
                 found += [process, *process.children(recursive=True)]
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # It ended in the meantime.
+            continue  # The process has ended meanwhile.
     return found
 
 
@@ -73,7 +73,7 @@ async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
 
 @pytest.mark.slow
 async def test_without_llama_cpp_both_nodes_use_torch(site: Any) -> None:
-    """Hide llama.cpp from the hub and the nodes by a start-up file of Python."""
+    """llama.cpp may be missing. A sitecustomize.py hides it from hub and nodes here."""
     (site.root / "sitecustomize.py").write_text("import sys\nsys.modules['llama_cpp'] = None\n")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site.root), *sys.path])}
     report_file = site.root / "report.json"

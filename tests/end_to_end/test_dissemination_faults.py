@@ -1,6 +1,6 @@
-"""Faults of real fleets: every honest node must end with the right files, without help.
+"""Faults that occur in real fleets: every honest node must end up with the right files, without help.
 
-The nodes of a small fleet have joined. A version is announced; the fault comes before that or midway.
+The nodes of a small fleet have joined. A version is announced; the fault comes before that, or midway.
 """
 
 from __future__ import annotations
@@ -28,28 +28,30 @@ LINKS = LinkSet(hub_up=20, node_down=100, node_up=20)
 NUM_NODES = 4
 PAYLOAD_BYTES = 6_000_000
 MIDWAY_S = 0.3
-"""Time after the announcement: an eighth of the bound, because on a busy machine a moment comes late."""
+"""Seconds after the announcement: an eighth of the lower bound on the time, because on a busy machine the fault comes
+late.
+"""
 OUTAGE_S = 10.0
 PATIENCE_S = 90.0
-"""Time after the fault after which a node counts as stuck."""
+"""A node that lacks the files this many seconds after the fault counts as stuck."""
 WAYS = ("broadcast", "swarm")
 DISK_BYTES = 64 * 2**20
 VERSION = 1
 SIDE = "echo"
 VICTIM = 1
-"""The host of faults that happen to a node."""
+"""Number of the host that a fault hits."""
 
 
 class Scene:
-    """A fleet, and the version for it."""
+    """A fleet, and the version that it is to get."""
 
     def __init__(self, fleet: Fleet, net: Links, *, way: str, at_end: ExitStack) -> None:
         self.fleet = fleet
         self.net = net
         self.honest = list(fleet.nodes)
-        """Hosts whose nodes must get the version."""
+        """Numbers of the hosts whose nodes must get the version."""
         self.at_end = at_end
-        """Closed after the end of all processes."""
+        """Closed when all processes have ended."""
         self.payload_bytes = 0
         self.announced_at = 0.0
         self.adapter = fleet.directory / "adapter"
@@ -58,7 +60,7 @@ class Scene:
         write_adapter(self.adapter, PAYLOAD_BYTES, 1)
 
     async def open_hub(self) -> str:
-        """Open the hub; return its URL, which is the same after a restart."""
+        """Open the hub, and return its URL, which a restart does not change."""
         url: str = await self.fleet.hub.ask("open_echo", side=SIDE, way=self._way, port=self._port)
         self._port = int(url.rpartition(":")[2])
         return url
@@ -71,15 +73,18 @@ class Scene:
         self.announced_at = await self.fleet.hub.ask("announce", side=SIDE, version=VERSION)
 
     async def announce_and_wait_till_midway(self) -> None:
-        """Announce, and wait. Raises RuntimeError if a node already has the version: the fault would come too late."""
+        """Announce the version and wait until midway. Raises RuntimeError if a node has the version by then, since the
+        fault would come too late.
+        """
         await self.announce()
         await asyncio.sleep(MIDWAY_S)
         if any(await self.fleet.of_nodes("has", side=SIDE, version=VERSION)):
             raise RuntimeError("the version had arrived before the fault came")
 
     async def until_received(self) -> tuple[list[Row], set[str]]:
-        """Wait for all honest nodes. Returns their reports, and hashes of their files. Raises TimeoutError if a node is
-        stuck."""
+        """Wait for all honest nodes. Return their reports, and the hashes of their files. Raises TimeoutError if one is
+        stuck.
+        """
         nodes = [self.fleet.nodes[host] for host in self.honest]
         async with asyncio.timeout(PATIENCE_S):
             return await received(nodes, SIDE, VERSION), await digests(nodes, SIDE, VERSION)
@@ -90,13 +95,13 @@ Act = Callable[[Scene], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault. `before` runs between the start of the hub and the joins of nodes; `play` announces the version."""
+    """A fault. `before` is called after the hub's start and before the nodes join; `play` announces the version."""
 
     name: str
     before: Act | None = None
     play: Act = Scene.announce
     nodes_are_linked: bool = True
-    """True if all nodes are linked before the announcement."""
+    """True to wait, before the announcement, until the nodes have links to each other."""
 
 
 async def _turn_one_hostile(scene: Scene) -> None:
@@ -115,7 +120,8 @@ async def _block_ports(scene: Scene) -> None:
     for host in range(1, NUM_NODES + 1):
         run_command("bridge", "-n", scene.net.bridge, "link", "set", "dev", f"port{host}", "isolated", "on")
     rules = ("ip", "-n", scene.net.command(HUB)[-1], "rule")
-    run_command(*rules, "add", "pref", "20", "lookup", "local")  # Replaces the first rule, which no rule can precede.
+    # In place of the first rule, before which none can be inserted.
+    run_command(*rules, "add", "pref", "20", "lookup", "local")
     port = await scene.fleet.hub.ask("swarm_port", side=SIDE)
     run_command(*rules, "add", "pref", "10", "dport", str(port), "blackhole")
     run_command(*rules, "delete", "pref", "0")
@@ -134,8 +140,7 @@ async def _cut_uplink(scene: Scene) -> None:
 
 
 async def _restart_hub(scene: Scene) -> None:
-    """Restart like a real hub: the restarted hub publishes the version again and offers the version to joining
-    nodes."""
+    """Restart the hub like a real one: it publishes the version again, and offers it to nodes as they join."""
     await scene.announce_and_wait_till_midway()
     await scene.fleet.hub.kill()
     await scene.fleet.start(HUB)

@@ -1,4 +1,4 @@
-"""A hub's disk fills in mid-run: the hub reports it, waits, and continues at the same place."""
+"""A hub's disk becomes full in mid-run: the hub reports it, waits, and continues where it stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A node is killed in the middle of its completions, and another continues from the tokens that reached the hub."""
+"""A node is killed in the middle of its completions. Another one continues from the tokens that the hub
+has received.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ from echo_shared.sampling.interface import GroupRequest
 pytestmark = pytest.mark.timeout(600)
 
 FLAT = SamplingConfig(temperature=10.0, max_tokens=200)
-"""No token is likely at this temperature, not even the end: completions are long."""
+"""At this temperature no token is likely, not even the end, so completions are long."""
 TOLD = 24
-"""Minimum number of a completion's tokens at the hub before its node is killed."""
+"""The node is killed when the hub has at least this many tokens of a completion."""
 
 CONFIG = HubConfig(
     run=RunConfig(mode="async"),
@@ -43,7 +45,7 @@ CONFIG = HubConfig(
     evaluation=EvaluationConfig(problems=1),
     learner=LearnerConfig(threads=1),
     server=ServerConfig(port=0, heartbeat_s=1.0, shared_memory=False),
-    # A verifier would keep other nodes from continuing completions before a node's first check.
+    # With a verifier, other nodes could not continue a node's completions before its first check.
     trust=TrustConfig(verifier="off"),
 )
 
@@ -57,7 +59,7 @@ async def wait_for(condition: Callable[[], Any], serving: asyncio.Task[None]) ->
 
 
 def told(hub: Hub) -> dict[tuple[int, int], int]:
-    """How much the hub has of each rollout in progress, by lease and index."""
+    """Return the number of tokens that the hub has of each rollout in progress, by lease and index."""
     leases = hub.partials._leases.items()
     return {(name, i): one.num_tokens for name, lease in leases for i, one in lease.rollouts.items() if one.num_tokens}
 
@@ -80,7 +82,7 @@ def finished(hub: Hub) -> list[Any]:
 
 
 def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any, list[int]]]:
-    """Yield each rollout with the tokens that an engine samples for it without interruption."""
+    """Yield each rollout, with the tokens that an engine samples for it without an interruption."""
     engine = make_engine("torch")
     engine.open(resolve_base("builtin:tiny"), derived, EngineSettings(width=4, threads=1, precision="f32"))
     requests = [
@@ -113,7 +115,8 @@ async def test_a_killed_nodes_completions_are_continued(
     async with open_hub(CONFIG, directory) as hub:
         serving = asyncio.create_task(hub.serve())
         nodes = hub._resources.coordinator._nodes
-        # However busy this machine is, it does not get through before the hub's news of it have been looked at.
+        # A paced node is so slow that it cannot finish before the test has seen its first tokens at the hub, however
+        # busy this machine is.
         first = await site.node(hub.url, "first", backend="torch", module="benchmarks.capacity.paced_node")
 
         def in_the_middle() -> bool:
@@ -140,7 +143,7 @@ async def test_a_killed_nodes_completions_are_continued(
         view = await hub.pages.run_view()
         gone_on_with, expected = (view.rollouts_gone_on, view.tokens_saved), (len(had), sum(had.values()))
         if view.accounting.dropped.get("duplicate"):
-            # A rollout that was late on a busy machine was leased once more, and continued there too.
+            # On a busy machine, a rollout may be late and leased once more, and is then continued a second time.
             assert all(np.greater_equal(gone_on_with, expected))
         else:
             assert gone_on_with == expected

@@ -1,4 +1,4 @@
-"""Every code block of docs/guide.md on the real model, in order, with settings for minutes instead of hours."""
+"""Every code block of docs/guide.md in order, on the real model, with settings for minutes instead of hours."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_the_guide_goes_through(
 
 
 async def ran(site: Any, *command: str) -> str:
-    """Return a program's output; fail unless it succeeds."""
+    """Return what a program prints, and check that it succeeds."""
     status, text = await (await site.program(*command)).ended()
     assert status == 0, f"{command}\n{text}"
     return str(text)

@@ -1,4 +1,6 @@
-"""A hub's broadcaster and real nodes' links over loopback, in a fleet without links between all nodes."""
+"""A hub's broadcast, passed on by real nodes over real links on loopback. Not every node has a link to
+every other one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ DEADLINE_S = 60.0
 
 
 class Fleet:
-    """The hub reaches its nodes without a socket; nodes reach each other through real ones."""
+    """The hub calls its nodes directly; nodes reach each other by real sockets."""
 
     def __init__(self, root: Path) -> None:
         self.news = News()
@@ -57,7 +59,7 @@ class Fleet:
             self.news.tell()
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Do the gateway's part."""
+        """Send a piece, as the hub's gateway would."""
         node = next(node for node in self.nodes if node.node_id == node_id)
         if node_id in self.gone or (message := make()) is None:
             return node_id not in self.gone

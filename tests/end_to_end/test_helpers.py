@@ -1,4 +1,6 @@
-"""A model on two machines: a node samples with a helper, which dies and returns."""
+"""A model on two machines: a node samples with a helper (a machine that lends its memory or GPU), which dies and comes
+back.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = 40
-"""More steps than a run makes before its node loses its helper."""
+"""More steps than the run makes before its node loses the helper."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A real node in a separate process, connected to a hub that sends and serves too much."""
+"""A real node in a process of its own, and a hub that sends and serves too much."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.driven_hub import DrivenHub, make_lease, write_adapter
 
 QUIET_S: Final = 3.0
 MOST_BYTES: Final = 2**30
-"""Limit of memory and of disk for a node whose model has a few kilobytes."""
+"""Limit on the node's memory, and on its disk; its model has only some kilobytes."""
 MOST_LOGGED: Final = 16 * 10**6
 STEERING: Final = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2028<b>\x00"
 
@@ -51,7 +51,7 @@ class Node:
         return "".join(path.read_bytes().decode(errors="surrogateescape") for path in files)
 
     def check(self) -> None:
-        """Check that the node runs without an internal error, with little memory, and short logs of plain text."""
+        """Check that the node runs without an internal error, with little memory, and with short logs of plain text."""
         logged = self.logged
         assert self.process.poll() is None and "Traceback (most recent call last)" not in logged
         assert own_bytes(self.process.pid) < MOST_BYTES
@@ -81,7 +81,7 @@ async def ready(hub: DrivenHub) -> None:
 
 
 async def works(hub: DrivenHub, lease_id: int) -> None:
-    """Let the node sample from the base model."""
+    """Check that the node can still sample from the base model."""
     await hub.finished(await hub.lease(lease_id, version=0, count=1))
 
 
@@ -104,7 +104,7 @@ async def test_texts_that_steer_a_terminal_reach_no_log(hub: DrivenHub, node: No
         await hub.send_raw(Standby(reason=None), reason=reason, detail=STEERING)
     handshakes = hub.handshakes
     await hub.send_raw(LeaseRevoked(lease_id=1, reason=DropReason.REVOKED), reason=STEERING)
-    await hub.until(lambda: hub.handshakes > handshakes)  # The connection ends, and the node reconnects.
+    await hub.until(lambda: hub.handshakes > handshakes)  # The connection ends, and the node connects again.
     node.check()
 
 

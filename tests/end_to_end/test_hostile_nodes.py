@@ -1,4 +1,4 @@
-"""Handwritten hostile clients against the real protocol on real sockets: their claims harm only themselves."""
+"""Handwritten hostile clients speak the real protocol on real sockets. What they claim may harm only themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MAX_TOKENS: Final = 24
 
 
 async def last_word(node: Stranger) -> Refused:
-    """Wait until the hub has closed the connection, and return its refusal."""
+    """Wait until the hub closes the connection, and return its refusal."""
     await node.until(lambda: node.ended)
     assert node.refused is not None
     return node.refused
@@ -61,7 +61,7 @@ class Site:
         self._num = 0
 
     async def stranger(self, me: Identity | None = None, **changes: Any) -> Stranger:
-        """Join with a new key; `changes` apply to the join request."""
+        """Connect with a new key; `changes` are made to the join request."""
         self._num += 1
         return await Stranger(self.hub.url, me).join(**{"name": f"n{self._num}", **changes})
 
@@ -76,7 +76,7 @@ class Site:
             return text
 
     async def pages(self) -> dict[str, str]:
-        """Return all pages that show nodes' figures, for people and for programs."""
+        """Return all pages that show nodes' figures, those for people and those for programs."""
         return {
             path: await self.page(path) for path in ("/", "/leaderboard", "/metrics", "/api/v1/run", "/api/v1/nodes")
         }
@@ -91,7 +91,7 @@ async def attacked(root: Path, **sections: dict[str, Any]) -> AsyncIterator[Site
         "server": {"port": 0, "shared_memory": False},
         "learner": {"threads": 1},
         "sampling": {"max_tokens": MAX_TOKENS},
-        "trust": {"verifier": "off"},  # Strangers send invented tokens here, which a verifier would refuse.
+        "trust": {"verifier": "off"},  # The clients send invented tokens here, which a verifier would convict.
         "evaluation": {"problems": 1},
         "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 2},
     }
@@ -111,7 +111,7 @@ def spans(*of: tuple[Any, Any]) -> list[dict[str, Any]]:
 
 
 async def check_books(site: Site, *, invalid: int) -> None:
-    """Check that the accounts of leased rollouts balance, and that `invalid` rollouts were refused."""
+    """Check that every leased rollout is accounted for, and that `invalid` of them were refused."""
     accounting = (await site.view()).accounting
     ends = accounting.trained + accounting.evaluated + sum(accounting.dropped.values())
     assert accounting.leased == ends + accounting.in_flight
@@ -123,12 +123,12 @@ NO_SPANS: Final = (
     *(spans((-1, 4)), spans((2**31, 4)), spans(("x", 4)), spans((None, 4))),
     *(spans((0, 1)) * 65, spans((0, 1)) * 50_000, {}, 4, [[0, 4]]),
 )
-"""Not a message of the protocol: the connection ends."""
+"""Spans that are no valid message, so that the hub ends the connection."""
 FALSE_SPANS: Final = (
     *(spans((0, 3)), spans((0, 5)), spans((0, 2), (0, 2)), spans((1, 2), (0, 2)), spans((0, 2), (1, 2))),
     *(spans((1, 4)), spans((2**31 - 1, 4)), spans((0, 131_072)) * 64),
 )
-"""Four tokens by version 0, the only version."""
+"""Valid spans that cannot be true: there are four tokens, and only version 0."""
 
 
 async def test_false_version_spans_cost_one_rollout_and_blame_only_their_node(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_false_version_spans_cost_one_rollout_and_blame_only_their_node(tm
 
 
 async def test_completions_of_impossible_length_do_not_count_in_length_estimates(tmp_path: Path) -> None:
-    """Protect the estimates of pace and length, because they decide about other nodes' work."""
+    """These estimates decide how much work other nodes get, so a liar must not change them."""
     async with attacked(tmp_path) as site:
         ids = np.full(131_072, 5, np.int32)
         for length in (0, MAX_TOKENS + 1, 131_072):
@@ -176,7 +176,7 @@ async def test_completions_of_impossible_length_do_not_count_in_length_estimates
 
 
 async def until_taken(site: Site, node: Stranger, lease: Lease) -> None:
-    """Wait until the hub has read everything from the node: it answers the last query."""
+    """Wait until the hub has read everything from the node: it has answered the newest query."""
     known = rollout_id(lease.lease_id, lease.indices[0])
     node.states.pop(known, None)
     await node.say(ReceiptsWanted(rollout_ids=(known,)))

@@ -1,4 +1,6 @@
-"""A run with interruptions: nodes whose completions outlast a step continue them with each newer version."""
+"""A run that moves running completions to new versions: they outlast a step, and their nodes continue them with each
+version.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from benchmarks.capacity.paced_engine import TOKEN_S
 pytestmark = pytest.mark.timeout(600)
 
 S = 1000
-"""The staleness bound: a killed node's tokens stay usable for minutes, even with fast steps."""
+"""Staleness bound, so large that tokens of a killed node stay usable for minutes, even with fast steps."""
 STEPS = 9
-"""At least; the run lasts until the killed node's completions have been continued."""
+"""Minimum number of steps; the run lasts until the killed node's completions have been continued."""
 SETTINGS: dict[str, dict[str, object]] = {
     "training": {
         "steps": 10_000,
@@ -33,18 +35,20 @@ SETTINGS: dict[str, dict[str, object]] = {
     "evaluation": {"problems": 2},
     "leases": {"first_window": 16},
 }
-"""No token is likely at this temperature, not even the end: completions are long. The store keeps all tokens."""
+"""At this temperature no token is likely, not even the end, so completions are long. The store keeps all tokens."""
 
 
 async def slow_node(site: Any, url: str, name: str) -> Any:
-    """Start a node that takes 50 ms per token; a completion has twenty tokens on average, and up to 160."""
+    """Start a node that takes 50 ms per token. A completion has twenty tokens on average and at most 160."""
     environment = {**os.environ, TOKEN_S: "0.05", "ECHO_NODE_STREAM_S": "0.25"}
     paced = {"backend": "torch", "env": environment, "module": "benchmarks.capacity.paced_node"}
     return await site.node(url, name, "--width", "12", **paced)
 
 
 def trained(database: sqlite3.Connection) -> list[tuple[int, int, list[tuple[str, int, int]]]]:
-    """Return each trained rollout's step and token count, and the sampler, version and token count of each span."""
+    """Return, for each trained rollout: its step, its number of tokens, and (node, version, number of tokens) of each
+    span.
+    """
     rows = database.execute(
         """SELECT groups.step, rollouts.num_tokens, rollouts.node_id, rollouts.policy_version, payloads.spans
            FROM rollouts JOIN groups USING (group_id) JOIN payloads USING (lease_id, "index")
@@ -64,7 +68,8 @@ async def test_a_run_trains_on_completions_of_several_versions(
     hub, url = await site.hub(run)
     first = await slow_node(site, url, "first")
     await slow_node(site, url, "second")
-    await first.printed(r"Policy version ([2-9]|\d\d+) is here")  # A busy node skips some versions.
+    # A busy node skips versions, so any later one will do.
+    await first.printed(r"Policy version ([2-9]|\d\d+) is here")
     await first.kill()
     await slow_node(site, url, "first")
     view = await until(url, lambda view: view["rollouts_gone_on"] > 0 and view["trained_step"] >= STEPS)

@@ -1,4 +1,4 @@
-"""People invited by name, at a real hub, with real nodes."""
+"""People whom the operator has invited by name join a real hub with real nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes of several turns, played by a real node and by the hub itself, and used for training."""
+"""Episodes of several turns, played by a real node or by the hub itself, and trained on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def finished_run(
 
 
 def consumed(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    """Return every trained turn in training order: step, group, index, turn, both sides' tokens, reward."""
+    """Return every trained turn in training order: step, group, index, turn, tokens of both sides, reward."""
     return database.execute(
         """SELECT groups.step, rollouts.group_id, rollouts."index", rollouts.turn,
                   payloads.completion_ids, payloads.observation_ids, rollouts.reward
@@ -53,8 +53,9 @@ def consumed(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
 
 
 def check_trained_tokens(run: Path) -> None:
-    """Check in step 1 that sampled tokens have the base's log-probabilities in this conversation, and others are
-    masked."""
+    """Check, for step 1, that the base gives sampled tokens their claimed log-probabilities in this conversation, and
+    that all other tokens are masked.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -96,9 +97,8 @@ def _hints(count: int) -> list[tuple[str, ...]]:
 async def test_a_node_plays_the_episodes_that_the_hub_plays_itself(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """Include batches of varying size, replaced groups, and policies in float32.
-
-    `test_odd_scorers` covers bfloat16, single turns, and failing scorers.
+    """Batches vary in size, groups are replaced, and policies are float32. `test_odd_scorers` has bfloat16, single
+    turns and failing scorers.
     """
     settings = {"steps": 3, "groups_per_step": 8, "dynamic_sampling": True, "tokens_per_step": 48}
     game = {**GAME, "dissemination": {"precision": "float32"}}
@@ -155,7 +155,7 @@ async def test_sokoban_in_four_rounds_with_credit_by_turn(
     size: int,
     turns: set[int],
 ) -> None:
-    """Cut episodes off on the larger boards, since only two fit into the base's context."""
+    """Two of the larger boards fill the base's context, so episodes on them end after two turns."""
     monkeypatch.setenv("ECHO_HUB_TASK__OPTIONS", json.dumps({"size": size}))
     game: dict[str, dict[str, object]] = {
         "task": {"name": "environment:sokoban"},

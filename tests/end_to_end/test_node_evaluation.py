@@ -1,4 +1,6 @@
-"""A node evaluates versions during training, with the hub's own results; through kill -9, and without any node."""
+"""A node evaluates versions during training. Its results must be the hub's own, also after kill -9, and the hub must
+manage without any node.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def measured(run: Path) -> dict[int, list[Evaluation]]:
 
 
 def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
-    """Check that every evaluation episode was evaluated once, by its own version, and was not trained on."""
+    """Check that every episode was evaluated once, with its own version, and that none was trained on."""
     books = view["accounting"]
     assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())
     rows = database.execute(
@@ -55,7 +57,7 @@ def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
 
 
 async def check_figures(run: Path, *versions: int) -> None:
-    """Compare the figures with those of `echo-hub eval`, which uses the learner's own sampling."""
+    """Compare the figures with those of `echo-hub eval`, for which the learner samples."""
     config = load_config(run / "config.toml", {})
     found = measured(run)
     by_nodes = [one for version in versions for one in found[version]]
@@ -80,7 +82,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     hub, url = await site.hub(run)
     port = url.rpartition(":")[2]
     node = await site.node(url, "volunteer", backend="torch")
-    # The eighth version is in evaluation, or was just now; a busy node skips some.
+    # The eighth version is being evaluated, or was just now; a busy node skips some.
     await node.printed(r"Policy version [12]\d is here")
     await hub.kill()
     hub, url = await site.hub(run, "--port", port)
@@ -97,7 +99,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     await check_figures(run, 0, 8, 24)
     board = Store.open(f"sqlite:///{run / 'echo.db'}").read(read_leaderboard)
     (volunteer,) = board
-    # The hub itself has evaluated the rest of a version that the node no longer holds.
+    # If the node has dropped a version already, the hub evaluates the rest of it.
     assert 3 * 64 * 9 <= volunteer.evaluated_rollouts <= 4 * 64 * 9
     assert (await hub.end())[0] == 0
 

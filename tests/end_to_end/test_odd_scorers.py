@@ -1,4 +1,4 @@
-"""A user's own task whose scorer fails on some completions: training and evaluation continue without these alone."""
+"""A user's own task, whose scorer fails on some completions. Training and evaluation must leave out these alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real hub and a real node: the node's work in both accounts, and a certificate of it."""
+"""A real hub and a real node: both must have the same record of the node's work, for which the hub
+gives a certificate.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nginx and Caddy in front of a hub, with the exact configurations of docs/operator/public.md."""
+"""nginx and Caddy in front of a hub, configured exactly as docs/operator/public.md says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Proxy:
-    """A proxy with its files in `root`; only addresses and paths differ from the documentation's configuration."""
+    """A reverse proxy with its files in `root`. Only addresses and paths differ from the documented configuration."""
 
     program = ""
 
@@ -48,14 +48,14 @@ class Proxy:
         (root / "echo.conf").write_text(shown)
 
     def places(self) -> dict[str, str]:
-        """Return the replacements by original text."""
+        """Return what replaces each address and path of the documentation."""
         raise NotImplementedError
 
     def command(self) -> tuple[str, ...]:
         raise NotImplementedError
 
     def logged(self) -> str:
-        """Return all log text of the ended proxy."""
+        """Return all that the proxy has logged; it must have ended."""
         return "".join(path.read_text() for path in self.root.glob("*.log"))
 
     async def is_up(self, http: aiohttp.ClientSession) -> bool:
@@ -89,7 +89,7 @@ class Nginx(Proxy):
 
 
 class Caddy(Proxy):
-    """Gets a certificate, because this machine has no authority, and opens no second port."""
+    """Caddy, with a certificate, as this machine has no authority for one, and without its second port."""
 
     program = "caddy"
 
@@ -120,7 +120,9 @@ def needs(kind: type[Proxy]) -> pytest.MarkDecorator:
 async def test_nodes_files_and_pages_by_way_of_a_proxy(
     site: Any, until: Any, operator: Any, books: Any, tmp_path: Path, kind: type[Proxy], way: str
 ) -> None:
-    """Let the node take one way of two through each proxy; the test itself requests the other way."""
+    """A node fetches by one of two ways, so each proxy is tested with one; this test requests files by
+    the other way.
+    """
     hub_port = free_port()
     proxy = kind(tmp_path / kind.program, hub_port=hub_port)
     behind = {"port": hub_port, "public_url": proxy.url, "trusted_proxies": ["127.0.0.1"]}
@@ -141,13 +143,14 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
 
     ((node_id,),) = books(run).execute("SELECT node_id FROM nodes WHERE first_seen > 0").fetchall()
     passkey = Tracker(key_file.load(run / "hub.key")).passkey(node_id)
-    # This second address of the host acts as another host.
+    # A second address of this host stands for another host.
     elsewhere = aiohttp.TCPConnector(ssl=context, local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(proxy.url, connector=elsewhere) as http:
         async with http.get(f"/announce/{passkey}?info_hash={'x' * 20}&port=6881&left=1") as answer:
             assert b"not published" in await answer.read(), "the node is known, the torrent is not"
         await check_web_seed(http, run, passkey)
-        own = {"Origin": proxy.url, "X-Forwarded-For": "192.0.2.9"}  # A client's own claims are not passed on.
+        # The proxy must not pass on what a client claims about itself.
+        own = {"Origin": proxy.url, "X-Forwarded-For": "192.0.2.9"}
         async with http.post("/login", data={"secret": "wrong"}, headers=own) as answer:
             assert answer.status == 403
         async with http.get("/", headers={"Accept": "text/html"}, allow_redirects=False) as answer:
@@ -178,7 +181,7 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
 
 
 async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -> None:
-    """Fetch whole files and ranges."""
+    """Fetch whole files, and ranges of files."""
     file = max(
         (path for path in (run / "artefacts").glob("*/*") if path.is_file()), key=lambda path: path.stat().st_size
     )
@@ -191,7 +194,7 @@ async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -
 
 
 async def look(url: str, token: str) -> None:
-    """Use a real browser: log in by the form, see charts and live updates, and log out."""
+    """In a real browser: log in by the form, see charts and live updates, log out."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no Chromium on this machine")

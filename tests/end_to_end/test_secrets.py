@@ -1,4 +1,6 @@
-"""Secrets appear in no log, page or program output, and other users of the machine cannot read them."""
+"""Secrets must be in no log, page or output of a program, and other users of the machine must not be
+able to read them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ WRONG = "correct horse battery stable"
 
 
 def forms(name: str, secret: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the bytes and their usual text encodings."""
+    """Yield the secret as bytes and in its usual encodings as text."""
     yield name, secret
     yield f"{name} in hex", secret.hex().encode()
     yield f"{name} in spaced hex", secret.hex(" ").encode()
@@ -50,7 +52,7 @@ def forms(name: str, secret: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Yield all texts of a JSON value."""
+    """Yield all texts within a JSON value."""
     if isinstance(value, dict):
         for item in value.values():
             yield from texts(item)

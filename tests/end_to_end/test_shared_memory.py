@@ -1,4 +1,4 @@
-"""Nodes on the hub's own host read versions from memory, and from the swarm if memory is unavailable."""
+"""Nodes on the hub's own host read versions from shared memory, or from the swarm if there is none."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def check_books(database: sqlite3.Connection) -> None:
-    """Check that every leased rollout has one final state, and that no step lacked any."""
+    """Check that every leased rollout has one final state, and that no step lacked one."""
     states = dict(database.execute("SELECT state, count(*) FROM rollouts GROUP BY state").fetchall())
     assert set(states) <= {"trained", "dropped"} and states["trained"] == TRAINED
 
 
 def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool, bool]]:
-    """Return for each version if the node fetched any part from memory, and any through the swarm."""
+    """Return, by version, two values: did the node fetch any part from memory, and any through the swarm?"""
     rows = database.execute(
         """SELECT fetches.policy_version, shared_memory_bytes > 0, swarm_bytes + web_seed_bytes > 0
            FROM fetches JOIN nodes USING (node_id) WHERE fetches.policy_version IS NOT NULL AND nodes.name = ?""",
@@ -51,7 +51,7 @@ def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool,
 async def test_a_node_on_the_hubs_host_reads_versions_from_memory(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """Include a hub that was killed and restarted."""
+    """A hub that was killed and started again must offer its memory as well."""
     run = await site.make_run("run", "--mode", "sequential", training={"steps": STEPS}, server=ON)
     hub, url = await site.hub(run)
     node = await site.node(url, "beside")
@@ -102,7 +102,7 @@ async def test_a_node_in_a_container_on_the_hubs_host_uses_the_swarm(
 async def test_the_swarm_takes_over_when_a_version_vanishes_from_memory(
     site: Any, until: Any, operator: Any, books: Callable[[Path], sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Remove every second version from memory before the node reads it."""
+    """Every second version is removed from memory before the node can read it."""
     honest = HostMemory.address
 
     def address(memory: HostMemory, version: int, *, node_ip: str) -> SharedMemory | None:

@@ -1,4 +1,4 @@
-"""A run with a broken metric sink trains to its end, and the operator is informed."""
+"""A run whose metrics cannot be written anywhere must train to its end, and its operator must be told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub that speaks TLS itself, and a node that trusts its certificate authority."""
+"""A hub that speaks TLS itself, and a node that trusts the authority of its certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub reports to a volunteer that leaves and rejoins with its key all work done with that key."""
+"""A volunteer leaves and comes back with the same key: the hub must report all work done with this key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_after_leave_and_join_the_node_reports_the_hubs_totals(site: Any, 
     await node.printed("Connected")
     async with asyncio.timeout(300):
         while not (answer := await status()).get("totals"):
-            pass  # Each query takes a process, which is delay enough.
+            pass  # No pause is needed: each query starts a process.
         totals = answer["totals"]
         assert totals["trained"] >= before["trained_rollouts"]
         assert answer["rollouts"].get("trained", 0) <= totals["trained"] - before["trained_rollouts"], (
@@ -46,7 +46,7 @@ async def test_after_leave_and_join_the_node_reports_the_hubs_totals(site: Any, 
         )
         assert (totals["rank"], totals["num_ranked"]) == (1, 1)
         assert answer["page"] == f"{url}/nodes/{answer['node_id'][:10]}"
-        # Training continues, and the node's totals follow the hub's pages.
+        # While training continues, the node's totals must follow those on the hub's pages.
         goal = (await books())["trained_rollouts"] + 1
         while (await status())["totals"]["trained"] < goal:
             pass

@@ -1,4 +1,4 @@
-"""A volunteer's node: a full disk, and the service that continues from `join`."""
+"""A volunteer's node: on a full disk, and as a service that takes over from `join`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An empty HOME for each installation, as of a new volunteer, and wheelhouses to install from."""
+"""An empty home directory for each installation, like a new volunteer's, and wheelhouses (folders of wheels) to install
+from.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,17 @@ TOOLS: Final = (
     *("sh", "dash", "bash", "env", "cat", "cksum", "cp", "curl", "date", "dirname", "basename", "find", "grep", "kill"),
     *("ln", "mkdir", "mktemp", "mv", "readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
-"""Tools of every system, without compilers."""
+"""Programs that every system has; no compiler is among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """A user's home directory, and the environment of a shell in it."""
+    """A user's home directory, and the environment of the user's shell."""
 
     root: Path
     environment: Mapping[str, str]
     checkout: Path
-    """A copy of this checkout, so that builds do not touch the original."""
+    """A copy of this checkout, so that builds do not change the original."""
 
     @property
     def echo_node(self) -> Path:
@@ -43,7 +45,7 @@ class Home:
         return self.root / ".local" / "bin" / "echo-node"
 
     def run(self, *command: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run `command` as this home's user; stderr is in stdout."""
+        """Run `command` as this user; stdout of the result contains stderr as well."""
         return subprocess.run(
             command,
             env=self.environment,
@@ -57,7 +59,7 @@ class Home:
         )
 
     def install(self, *options: str | Path) -> Path:
-        """Run the Linux installer, and return the path of echo-node. llama.cpp is compiled once and then cached."""
+        """Run the Linux installer, and return the path of echo-node. llama.cpp is compiled once and cached."""
         done = self.try_to_install(*options)
         assert done.returncode == 0, done.stdout
         return self.echo_node
@@ -74,7 +76,7 @@ class Home:
         return done.stdout
 
     def tree(self) -> dict[str, str]:
-        """Return a description of each path in this home."""
+        """Return all paths in this home, each with a description."""
         return {str(path.relative_to(self.root)): _describe(path) for path in sorted(self.root.rglob("*"))}
 
 
@@ -85,13 +87,13 @@ def _describe(path: Path) -> str:
 
 
 def interpreter() -> Path:
-    """Return the Python that created the tests' own environment."""
+    """Return the Python with which the tests' environment was made."""
     return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Return an empty home with the real user's pip cache, so that wheels are compiled only once."""
+    """Return an empty home that shares the real user's pip cache, so that wheels are compiled only once."""
     cache = subprocess.run(
         [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=True, timeout=60
     )
@@ -103,7 +105,7 @@ def home(tmp_path: Path) -> Home:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, checkout)
-    # pip asks rustc for its version, and rustup's rustc then writes settings if it finds none.
+    # pip asks rustc for its version, and rustup's rustc would write settings into this home if it found none.
     rustup = {"RUSTUP_HOME": kept.get("RUSTUP_HOME", str(Path.home() / ".rustup"))}
     environment = {**kept, **rustup, "HOME": str(root), "PIP_CACHE_DIR": cache.stdout.strip()}
     return Home(root=root, environment=environment, checkout=checkout)
@@ -111,7 +113,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def bare_home(home: Home, tmp_path: Path) -> Home:
-    """Return a home with a PATH of a shell, everyday tools and Python, without compiler and pip cache."""
+    """Return a home with only a shell, everyday tools and Python on its PATH: no compiler, no pip cache."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in TOOLS:
@@ -132,13 +134,13 @@ def _loaded(path: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def opener() -> ModuleType:
-    """Load installers/wheelhouse.py."""
+    """Return installers/wheelhouse.py as a module."""
     return _loaded(ROOT / "installers" / "wheelhouse.py")
 
 
 @pytest.fixture(scope="session")
 def maker() -> ModuleType:
-    """Load scripts/make_wheelhouse.py."""
+    """Return scripts/make_wheelhouse.py as a module."""
     return _loaded(ROOT / "scripts" / "make_wheelhouse.py")
 
 
@@ -147,7 +149,7 @@ MakeSmall = Callable[..., Path]
 
 @pytest.fixture
 def small_wheelhouse(tmp_path: Path, opener: ModuleType, maker: ModuleType) -> MakeSmall:
-    """Return `make(release, main=CODE)`: it makes a wheelhouse of pip and a tiny program named echo-node."""
+    """Return `make(release, main=CODE)`, which makes a wheelhouse of pip and of a tiny program named echo-node."""
 
     def make(release: str, main: str = "print('usage: echo-node')", *, extra: Mapping[str, str] | None = None) -> Path:
         directory = tmp_path / f"wheelhouse-{release}"

@@ -1,4 +1,4 @@
-"""The real Linux installer in an empty home, and its uninstaller, which leaves nothing."""
+"""The real Linux installer in an empty home, and its uninstaller, which must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_one_command_installs_and_contributes_and_uninstall_leaves_nothing
 
 @pytest.fixture(scope="module")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a real wheelhouse for this Python and processor; pip's cache has the compiled llama.cpp."""
+    """Make a real wheelhouse for this Python and processor. pip's cache has llama.cpp compiled."""
     out = tmp_path_factory.mktemp("dist")
     options = ["--variants", "native", "--pythons", f"{sys.version_info.major}.{sys.version_info.minor}", "--out", out]
     command = [sys.executable, ROOT / "scripts" / "make_wheelhouse.py", *options]

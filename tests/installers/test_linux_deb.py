@@ -1,4 +1,4 @@
-"""Installation, upgrade and removal of the node's Debian package, with a directory in place of /."""
+"""The node's Debian package is installed, upgraded and removed, in a directory that stands for /."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def script() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("make_deb", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look their module up there.
+    sys.modules[spec.name] = module  # Dataclasses look up their module here.
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]

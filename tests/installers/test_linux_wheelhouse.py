@@ -1,6 +1,7 @@
-"""Installing from a wheelhouse, upgrading, falling back and removing, by the common installer of Linux and macOS.
+"""The common installer of Linux and macOS: install from a wheelhouse, upgrade, fall back, remove.
 
-The installed programs have a few lines, because the installer is tested; test_linux.py installs the real one.
+The installed programs have only a few lines, because the installer is what is tested; test_linux.py installs the real
+node.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ SAYS = (
     "sys.exit('no node runs') if 'status' in sys.argv and not (home / '.config').exists()"
     " else print('usage: echo-node {}', *sys.argv[1:])"
 )
-"""Its node runs if there is a service."""
+"""A program that prints its release; its node runs if there is a service."""
 RUNS = (
     "json = __import__('json'); print(json.dumps({'hub': 'https://old.example'}) if 'status' in sys.argv"
     " else ' '.join(['usage: echo-node', *sys.argv[1:]]))"
 )
-"""A node runs already, for another hub."""
+"""A program whose node is running already, for another hub."""
 DIES = "sys.exit('no such processor')"
 
 
@@ -138,7 +139,9 @@ def test_a_node_that_works_for_this_hub_continues(bare_home: Any, small_wheelhou
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, tmp_path: Path) -> None:
-    """Try several contents of the shell's settings file; fish has a file per program."""
+    """The file of the shell's settings must be as before, whatever the user had in it. fish has a file for each program
+    instead.
+    """
     before, kept = bare_home.tree(), tmp_path / "installed"
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
     shutil.copytree(bare_home.root, kept, symlinks=True)
@@ -155,7 +158,7 @@ def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shel
 
 
 def removed_with_completion(home: Any, shell: str, mine: str | None) -> None:
-    """Uninstall after typer has added a completion for `shell`, whose file held `mine`; for zsh, restore the file."""
+    """Add a completion for `shell` by typer to a file that held `mine`, then uninstall. For zsh, restore the file."""
     file = home.root / f".{shell}rc"
     if mine is not None:
         file.write_text(mine)

@@ -1,6 +1,5 @@
-"""The shipped alerting rules, evaluated by Prometheus' own promtool.
-
-tests/echo_hub/dashboard/test_metrics.py checks that a hub serves the metrics of these rules.
+"""The shipped alerting rules, evaluated by Prometheus' own promtool. tests/echo_hub/dashboard/test_metrics.py checks
+that a hub serves the metrics in them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,9 @@ pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no pro
 def test_an_alert_fires_when_it_should(
     tmp_path: Path, alert: str, series: dict[str, str], minute: int, fires: bool
 ) -> None:
-    """Feed one sample a minute of `series`. promtool expects no alert, and fails with the alert if one fires."""
+    """`series` has one sample a minute. promtool is told to expect no alert, so it fails, and prints the alert, if one
+    fires.
+    """
     case = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

@@ -1,4 +1,6 @@
-"""Conditions for opening a wheelhouse: complete, for this machine, fetched safely, and confined to its directory."""
+"""When a wheelhouse is opened: it must be complete, for this machine and fetched safely, and must stay within its
+directory.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def archive(small_wheelhouse: Any, maker: ModuleType, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Yield a function that serves a directory, or a `handler` class, and returns its address on loopback."""
+    """Yield a function that serves a directory, or answers by a `handler` class, and returns the address."""
     servers: list[ThreadingHTTPServer] = []
 
     class Silent(SimpleHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Contents of the Debian packages; they are not installed, because that would change this system."""
+"""What is in the Debian packages. They are not installed here, because that would change this system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def script() -> Iterator[ModuleType]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look their module up there.
+    sys.modules[spec.name] = module  # Dataclasses look up their module here.
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
@@ -57,7 +57,7 @@ def told(*command: str | Path) -> str:
 
 
 def unpacked(script: ModuleType, name: str, wheelhouse: Path, tmp_path: Path) -> Path:
-    """Return the unpacked content of a package, with a stand-in for its program."""
+    """Return the directory with a package's content; a stub stands for its program."""
     package = script.build(getattr(script, name)(), say(wheelhouse, extra=EXTRAS[name]), tmp_path / "out")
     content = tmp_path / "content"
     told("dpkg-deb", "--raw-extract", package, content)
@@ -124,7 +124,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(
 ) -> None:
     content = unpacked(script, name, wheelhouse, tmp_path)
     unit = content / "usr" / "lib" / "systemd" / scope / f"echo-{name}.service"
-    # Unchanged, except for the program's path.
+    # Only the program's path is changed.
     unit.write_text(unit.read_text().replace("/opt/", f"{content}/opt/"))
     command = ["env", f"XDG_RUNTIME_DIR={tmp_path}", "systemd-analyze", "verify", "--man=no", f"--{scope}", unit]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -26,7 +26,7 @@ def script() -> ModuleType:
 
 
 def greedy(model: torch.nn.Module, codec: PromptCodec, prompts: list[str], max_tokens: int) -> list[str]:
-    """Return greedy completions of prompts of equal length."""
+    """Return greedy completions of these prompts, which must be equally long."""
     ids_BT = torch.tensor([codec.encode_prompt(prompt).tolist() for prompt in prompts])
     start = ids_BT.shape[1]
     for _ in range(max_tokens):

@@ -1,4 +1,4 @@
-"""Contents of a wheelhouse; tests/installers/test_linux.py runs the compilation, for one processor."""
+"""What is in a wheelhouse. tests/installers/test_linux.py compiles one, for one processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule has sentences on both sides of its edge, and each limit has a page on both sides."""
+"""For each rule there are sentences on both sides of its edge, and for each limit pages on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real files are sealed and unsealed, and attackers change the sealed bytes."""
+"""Real files are sealed (encrypted) and unsealed; any change of the sealed bytes must be detected."""
 
 from __future__ import annotations
 

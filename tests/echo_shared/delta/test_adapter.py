@@ -1,4 +1,4 @@
-"""Adapters saved by PEFT, compared with PEFT's own weight updates; all others are refused."""
+"""Adapters saved by PEFT must give PEFT's own change of each weight; anything else must be refused."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def renamed(directory: Path, rename: Callable[[str], str]) -> None:
 
 @pytest.mark.parametrize("name", ["default", "my-adapter", "v2", "A", "weight", "lora_A", "0"])
 def test_an_adapters_name_in_its_keys_is_ignored(name: str, tmp_path: Path) -> None:
-    """Software other than PEFT may save a model's state with such keys."""
+    """PEFT does not write the adapter's name into keys, but other software may."""
     save(tmp_path)
     expected = load_adapter(tmp_path)
     renamed(tmp_path, lambda key: key.replace(".weight", f".{name}.weight"))

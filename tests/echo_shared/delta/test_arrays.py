@@ -1,4 +1,4 @@
-"""Coded arrays decode to the same bits, and optimizer steps compress well."""
+"""Coded arrays must decode to the same bits, and changes by an optimizer's step must compress well."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPECIAL: dict[str, list[int]] = {
     "F16": [0, 0x8000, 0x7C00, 0xFC00, 0x7E00, 0xFFFF, 0x7FFF, 1, 0x8001],
     "BF16": [0, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0xFFFF, 0x7FFF, 1, 0x8001],
 }
-"""Zeros, infinities, NaNs of both signs, the largest patterns, the smallest numbers."""
+"""Bit patterns by dtype: zeros, infinities, NaNs of both signs, the largest patterns, the smallest numbers."""
 
 
 def coded(new: Patterns, old: Patterns, dtype: str) -> bytes:
@@ -51,7 +51,7 @@ def test_special_values_against_each_other(dtype: str) -> None:
     seed=st.integers(0, 1 << 30),
 )
 def test_any_bits_decode_unchanged(dtype: str, size: int, spread: int, outliers: float, seed: int) -> None:
-    """Draw small differences, and a share of patterns without relation to the old ones."""
+    """Most values differ a little from the old ones, as after a step, but a share of them has no relation to these."""
     rng = np.random.default_rng(seed)
     patterns = PATTERNS[dtype]
     old = rng.integers(0, 1 << 8 * patterns.itemsize, size, np.uint64).astype(patterns)
@@ -61,7 +61,7 @@ def test_any_bits_decode_unchanged(dtype: str, size: int, spread: int, outliers:
 
 
 def brain(values: Any) -> Patterns:
-    """Return bfloat16 patterns, rounded to nearest, ties to even."""
+    """Return bfloat16 bit patterns, rounded to nearest, ties to even."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -80,8 +80,9 @@ def test_equal_steps_compress_well_and_a_keyframe_is_smaller_than_the_values() -
 
 
 def test_known_bytes_decode() -> None:
-    """Written by hand: exponents in ascending order, so 0.5 one step up, 1 one step down, -1 unchanged; two bits
-    each."""
+    """Other versions of Echo must read the format. By hand: two bits per value, ordered by exponent, so 0.5 goes one
+    step up, 1 one step down, and -1 stays.
+    """
     frame = bytes.fromhex("28b52ffd 20 01 090000 06")
     stream = io.BytesIO(bytes([2, len(frame), 0, 0, 0]) + frame)
     new = decode_array(brain([1.0, -1.0, 0.5]), "BF16", FrameReader(stream))

@@ -1,4 +1,6 @@
-"""Safetensors files: those by safetensors and torch are read back, and damaged files are refused."""
+"""Safetensors files of the libraries safetensors and torch are read and written unchanged; damaged
+files are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories decode file by file; payloads that do not match, and hostile ones, are refused."""
+"""Deltas between directories of two versions. Payloads that do not match the parent, and hostile ones, are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = json.dumps({"peft_type": "LORA", "r": 16, "target_modules": [f"layer{n}
 
 
 def version(directory: Path, seed: int, *, rate: float = 0.0, size: int = 3000, **extra: torch.Tensor) -> Path:
-    """Save an adapter with all dtypes, at a distance of `rate` from the adapter of seed 0."""
+    """Save an adapter with tensors of all dtypes. Its weights differ from those of seed 0 by about `rate`."""
     torch.manual_seed(0)
     start = torch.randn(size, 5) * 0.02
     torch.manual_seed(seed)
@@ -56,7 +56,7 @@ def decode(payload: Path, directory: Path, *, files: dict[str, int], parent: Pat
 
 
 def there_and_back(directory: Path, scratch: Path, parent: Path | None) -> int:
-    """Check that all files decode unchanged, and return the payload's size."""
+    """Encode the directory, check that all files decode unchanged, and return the payload's size."""
     payload = scratch / "payload"
     encode(directory, payload, parent=parent)
     decode(payload, scratch / "decoded", files=sizes(directory), parent=parent)
@@ -295,7 +295,7 @@ def test_damage_gives_files_within_the_bound_or_a_codec_error(
     parent = old if against_parent else None
     encode(new, tmp_path / "payload", parent=parent)
     content = bytearray((tmp_path / "payload").read_bytes())
-    # Near the structure, or anywhere.
+    # Near the start, which describes the content, or anywhere.
     places = st.one_of(st.integers(0, 400), st.integers(0, len(content) - 1))
     for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)):
         content[place] = value

@@ -1,4 +1,6 @@
-"""Commands in locales and with outputs other than UTF-8, with non-ASCII letters in the home directory's name."""
+"""Commands must work in locales and with outputs that are not UTF-8, for a user whose home directory has letters
+outside ASCII.
+"""
 
 from __future__ import annotations
 

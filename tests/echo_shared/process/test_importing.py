@@ -1,4 +1,6 @@
-"""The garbage collector while modules load and afterwards; in a separate process, because its state belongs to one."""
+"""The garbage collector is off while modules load, and skips these modules afterwards. Each test uses a process,
+because the collector belongs to a whole process.
+"""
 
 from __future__ import annotations
 

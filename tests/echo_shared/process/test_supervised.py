@@ -1,4 +1,6 @@
-"""Real processes that crash, hang, hoard memory and are killed; each end has its reason, and none is left running."""
+"""Real processes that crash, hang, use too much memory or are killed. Each end must have its reason, and no process may
+be left.
+"""
 
 from __future__ import annotations
 

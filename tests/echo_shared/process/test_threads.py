@@ -1,4 +1,4 @@
-"""A thread never outlives its call, even if the call is cancelled repeatedly."""
+"""A call must not return before its thread has ended, even if it is cancelled several times."""
 
 import asyncio
 import threading

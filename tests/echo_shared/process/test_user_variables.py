@@ -1,4 +1,4 @@
-"""Environment of processes, and of their children, for a user without a name."""
+"""Environment of a process, and of its children, if its user has no name, as in some containers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_unknown_user_gets_a_name(failure: type[Exception], monkeypatch: pyte
 
 
 def test_every_child_has_a_name(tmp_path: Path) -> None:
-    """The engine, the learner and the verifier are such children."""
+    """PyTorch asks for the user's name in every process that loads it: engine, learner and verifier."""
     (tmp_path / "told.py").write_text(TOLD)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     said = run_homeless("-c", PARENT, str(tmp_path / "log"), env={"PYTHONPATH": path})

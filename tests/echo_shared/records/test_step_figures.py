@@ -28,11 +28,13 @@ def test_every_line_has_a_chart_and_every_chart_a_line() -> None:
 
 
 EVIDENCE = {"core/step_screen.py", "learner/screen.py", "operation/alert.py", "judges/llm.py"}
-"""Files that use the same words in other meanings."""
+"""Files in which the same words mean something else."""
 
 
 def test_figure_names_occur_only_in_the_table() -> None:
-    """Exceptions are the store, whose columns share these names, and the verifier, which packs evidence."""
+    """A figure that is named elsewhere would have to be changed in two places. Exceptions: the store's columns have
+    these names, and the verifier packs evidence.
+    """
     keys = "|".join(figure.key for figure in STEP_FIGURES)
     quoted = re.compile(rf"""["'](?:{keys})["']|\bfigures\.(?:{keys})\b""")
     found = [

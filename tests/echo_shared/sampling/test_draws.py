@@ -1,4 +1,4 @@
-"""The definition of a draw, compared with direct computation, at edges and in statistics."""
+"""The rule by which a uniform selects a token: against direct computation, at edges, and by statistics."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_neighbours_share_nothing() -> None:
 def test_uniforms_are_uniform() -> None:
     u = np.concatenate([uniforms(seed, 0, 100) for seed in range(1_000)])
     counts = np.histogram(u, bins=20, range=(0, 1))[0]
-    assert ((counts - 5_000) ** 2 / 5_000).sum() < 50  # chi-square, 19 degrees of freedom: p < 1e-4
+    assert ((counts - 5_000) ** 2 / 5_000).sum() < 50  # Chi-square with 19 degrees of freedom: p < 1e-4.
 
 
 @given(st.lists(st.one_of(st.integers(0, 2**64 - 1), st.text(max_size=5)), min_size=1, max_size=4))
@@ -77,7 +77,7 @@ def test_the_first_token_with_a_cumulative_probability_above_u_is_drawn() -> Non
 
 
 def test_a_tie_goes_to_the_later_token() -> None:
-    """A cumulative probability equal to u does not exceed it."""
+    """The first token whose cumulative probability exceeds u is drawn; one that equals u does not exceed it."""
     assert [draw_one([0.0, 0.0], u)[0] for u in (0.5, float(np.nextafter(0.5, 0.0)))] == [1, 0]
     assert [draw_one([0.0] * 4, u)[0] for u in (0.25, 0.5, 0.75)] == [1, 2, 3]
 
@@ -109,7 +109,7 @@ def test_the_distribution_is_the_softmax_at_the_temperature() -> None:
     tokens, _ = draw(np.tile(logits, (len(u), 1)), u, 2.0)
     expected = np.exp(logits / 2.0) / np.exp(logits / 2.0).sum() * len(u)
     observed = np.bincount(tokens, minlength=4)
-    assert ((observed - expected) ** 2 / expected).sum() < 21  # chi-square, 3 degrees of freedom: p < 1e-4
+    assert ((observed - expected) ** 2 / expected).sum() < 21  # Chi-square with 3 degrees of freedom: p < 1e-4.
 
 
 def test_rows_are_independent_of_each_other() -> None:
@@ -132,7 +132,7 @@ QUARTERS = [0.0, 0.0, 0.0, 0.0]
 
 
 def odds(probability: float) -> float:
-    """Return the logarithm of the odds."""
+    """Return the log-odds of the probability."""
     near = min(max(probability, LEAST_TAIL), 1.0 - LEAST_TAIL)
     return float(np.log(near / (1.0 - near)))
 
@@ -143,7 +143,8 @@ FARTHEST = odds(1.0)
 @pytest.mark.parametrize(
     ("logits", "token", "u", "expected"),
     [
-        # Four ids of 1/4 each: id 1 has [0.25, 0.5), whose edges have the odds 1/3 and 1; 1/8 has the odds 1/7.
+        # Four ids of probability 1/4. Id 1 has the interval [0.25, 0.5), whose edges have the odds 1/3 and 1; u = 1/8
+        # has the odds 1/7.
         (QUARTERS, 1, 0.375, 0.0),
         (QUARTERS, 1, 0.25, 0.0),
         (QUARTERS, 1, 0.5, 0.0),
@@ -155,13 +156,13 @@ FARTHEST = odds(1.0)
         (QUARTERS, 3, BELOW_ONE, 0.0),
         (QUARTERS, 0, 0.75, 2 * np.log(3)),
         (QUARTERS, 0, BELOW_ONE, FARTHEST + np.log(3)),
-        # An id without probability counts as a point: here id 1 as 0.5, id 0 as 0, the last id as 1.
+        # An id of probability 0 counts as a point: id 1 at 0.5, id 0 at 0, the last id at 1.
         ([0.0, NOTHING, 0.0], 1, 0.5, 0.0),
         ([0.0, NOTHING, 0.0], 1, 0.75, np.log(3)),
         ([0.0, NOTHING, 0.0], 1, 0.25, np.log(3)),
         ([NOTHING, 0.0, 0.0], 0, 0.25, FARTHEST - np.log(3)),
         ([0.0, 0.0, NOTHING], 2, 0.25, FARTHEST + np.log(3)),
-        # The only possible id has the whole interval.
+        # The only possible id has the whole interval [0, 1].
         ([NOTHING, 1.0, NOTHING], 1, 0.0, 0.0),
         ([NOTHING, 1.0, NOTHING], 1, BELOW_ONE, 0.0),
         ([7.0], 0, 0.5, 0.0),
@@ -175,7 +176,9 @@ def test_the_distance_is_how_far_u_lies_outside_the_interval(
 
 
 def test_a_rounding_error_moves_a_distance_equally_at_every_edge() -> None:
-    """A logit error of a tenth of a nat: .025 in cumulative probability near one half, .0003 near 99.7 %."""
+    """Distances are measured in log-odds for this reason: a logit error of .1 moves a cumulative probability by .025
+    near one half, but by .0003 near 99.7 %.
+    """
     for likely in (0.0, 3.0, 6.0):
         exact, rounded = (distance_of([likely + error, 0.0], 1, 0.01)[0] for error in (0.0, 0.1))
         assert rounded - exact == pytest.approx(0.1, abs=1e-6)
@@ -188,7 +191,7 @@ def test_distances_within_the_least_tail_count_as_zero() -> None:
 
 def test_the_distance_is_taken_at_the_temperature() -> None:
     logits = [float(np.log(p)) for p in (0.25, 0.25, 0.5)]
-    cold = np.array([1.0, 1.0, 4.0]) / 6.0  # Temperature 1/2 squares the probabilities.
+    cold = np.array([1.0, 1.0, 4.0]) / 6.0  # Temperature 1/2 squares the weights 1 : 1 : 2.
     outside, logprob = distance_of(logits, 2, 0.25, temperature=0.5)
     assert outside == pytest.approx(odds(cold[:2].sum()) - odds(0.25), abs=1e-6)
     assert logprob == pytest.approx(np.log(cold[2]), abs=1e-7)
@@ -225,7 +228,7 @@ def test_the_distance_for_nan_logits_is_nan() -> None:
 
 
 def test_an_interval_by_hand() -> None:
-    """With the probabilities 1/8, 3/8, 1/2, the second token has the interval from 1/8 to 1/2."""
+    """For probabilities 1/8, 3/8 and 1/2, the second token has the interval from 1/8 to 1/2."""
     logits = np.log(np.array([[1, 3, 4]], np.float32))
     below, logprobs = interval(logits, np.array([1]), 1.0)
     assert below == pytest.approx([1 / 8]) and logprobs == pytest.approx([np.log(3 / 8)])

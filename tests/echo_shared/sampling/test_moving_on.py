@@ -1,4 +1,6 @@
-"""Interrupting completions for a new policy: not shortly before their end, and not if re-reading would dominate."""
+"""When to move a running completion to a new version: not shortly before its end, and not if the new version would
+mostly read old tokens again.
+"""
 
 from echo_shared.sampling.moving_on import ENDS_S, READING, READING_SHARE, MovingOn
 

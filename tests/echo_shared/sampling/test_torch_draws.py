@@ -65,7 +65,7 @@ def test_each_row_has_its_temperature_for_every_chunk_size(monkeypatch: pytest.M
 )
 @settings(max_examples=60, deadline=None)
 def test_ties_and_impossible_ids_are_exact(weights: list[bool], repeats: int, u: float) -> None:
-    """Weights of 1 and 0 add up without rounding, so every uniform must give the reference's token."""
+    """Sums of weights of 1 and 0 have no rounding error, so for every uniform the token must be the reference's."""
     logits = np.where(np.repeat(weights, repeats), 0.0, -np.inf).astype(np.float32)[None]
     for one in (u, 0.0, ALMOST_ONE, 0.5):
         tokens, logprobs = drawn(logits, np.array([one]), np.ones(1))
@@ -88,7 +88,7 @@ def test_ties_and_impossible_ids_are_exact(weights: list[bool], repeats: int, u:
 def test_the_tokens_interval_contains_the_uniform(
     logits: list[float], repeats: int, u: float, temperature: float
 ) -> None:
-    """Two libraries may differ in the last bits of exp."""
+    """exp may differ between libraries in the last bits, so the interval has a tolerance."""
     row = np.repeat(np.array(logits, dtype=np.float32), repeats)
     (token,), (logprob,) = drawn(row[None], np.array([u]), np.array([temperature]))
     scaled = row.astype(np.float64) / temperature
@@ -143,7 +143,7 @@ def test_intervals_equal_the_reference(vocabulary: int, temperature: float) -> N
 
 @pytest.mark.parametrize("repeats", [1, 64, 2_000])
 def test_intervals_are_exact_where_sums_are(repeats: int) -> None:
-    """Use weights of 1 and 0, and ids at the edges of blocks."""
+    """With weights of 1 and 0 there is no rounding error, even for ids at the edges of blocks."""
     logits = np.where(np.repeat([1, 0, 1, 1], repeats), 0.0, -np.inf).astype(np.float32)
     vocabulary = len(logits)
     claimed = np.array([0, repeats - 1, repeats, 2 * repeats, vocabulary - 1, min(1_024, vocabulary - 1)])

@@ -1,4 +1,6 @@
-"""Precision on this processor, and on one without the instructions that PyTorch is told not to use."""
+"""Which precision is chosen for this processor, and for one without the instructions that make PyTorch
+fast in 16 bits.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ CPU = torch.device("cpu")
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
 AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""Let PyTorch compute as on a processor without instructions beyond AVX2."""
+"""Makes PyTorch compute as on a processor that has no instructions beyond AVX2."""
 SCRIPT = """
 import time, torch
 from echo_shared.sampling.torch_precision import multiplies

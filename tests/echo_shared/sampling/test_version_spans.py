@@ -1,4 +1,4 @@
-"""Version spans, compared with a plain list of one version per token."""
+"""Spans of versions must behave like a plain list with one version per token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents signed by a hub: they are read unchanged, and all others are refused."""
+"""A document that a hub has signed is read unchanged; any other one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A payload, its torrent, and a web server that serves the payload with range requests."""
+"""A payload, its torrent, and a web server that serves it, with range requests."""
 
 import asyncio
 import random
@@ -33,12 +33,12 @@ class WebServer:
     url: str = ""
     port: int = 0
     requests: list[str] = field(default_factory=list)
-    """The Range header of every request."""
+    """The Range header of each request."""
     root: Path = Path()
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the first request."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
-    """Answers wait until it is set."""
+    """Requests are answered only when this is set."""
 
 
 @pytest.fixture

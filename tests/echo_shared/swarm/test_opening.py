@@ -1,4 +1,4 @@
-"""Choice of a process's swarm client."""
+"""Which swarm client a process gets: libtorrent, or the one without it."""
 
 import sys
 

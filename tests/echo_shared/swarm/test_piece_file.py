@@ -1,4 +1,4 @@
-"""Filling a torrent's directory: resumed, refused, full, and continued by libtorrent."""
+"""Files of a torrent that are written piece by piece: resumed, refused, on a full disk, and completed by libtorrent."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

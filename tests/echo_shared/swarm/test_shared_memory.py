@@ -1,4 +1,4 @@
-"""Artefacts in memory: readable by other processes, and freed at every kind of end of the owning process."""
+"""Files in shared memory: other processes can read them, and the memory is freed however their owner ends."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def segment(manifest: Manifest, directory: Path) -> Iterator[MemorySegment]:
 
 @pytest.fixture
 def holder(manifest: Manifest, directory: Path) -> Iterator[tuple[subprocess.Popen[str], SharedMemory]]:
-    """Yield another process that holds the artefact in memory, and the address."""
+    """Yield another process that holds the files in memory, and their address."""
     arguments = [sys.executable, "-c", HOLDER, manifest.model_dump_json(), str(directory)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -112,7 +112,7 @@ def descriptors() -> Iterator[Path]:
         try:
             yield link.readlink()
         except OSError:
-            continue  # The process closed it in the meantime.
+            continue  # The process has closed it meanwhile.
 
 
 def test_a_closed_artefact_cannot_be_opened_but_open_readers_finish(

@@ -1,4 +1,4 @@
-"""A machine announces from several addresses; only some failures matter."""
+"""A machine announces itself to the tracker from several addresses; the failure of one need not matter."""
 
 from echo_shared.swarm.tracker_answers import TrackerAnswers
 

@@ -1,4 +1,4 @@
-"""A trial run of libtorrent's functions, before its use for a transfer."""
+"""Before libtorrent is used, a trial calls all functions that a transfer needs."""
 
 from pathlib import Path
 

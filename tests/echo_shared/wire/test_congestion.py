@@ -1,4 +1,6 @@
-"""Detection of lossy lines, and the system's reaction on emulated ones."""
+"""A line that loses packets although it is not full is detected, and gets another congestion control; on emulated
+lines.
+"""
 
 import json
 import socket
@@ -22,11 +24,11 @@ LOOK_PACKETS = 12
 PACKET_BYTES = 1_448
 FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)
 QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
-"""Round trip and least round trip, in seconds."""
+"""(round trip, least round trip) in seconds, of a line without a queue and of one with a full queue."""
 
 
 def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> LossTest:
-    """Observe lines with these loss shares and round trips, one after the other."""
+    """Observe a line with these shares of lost packets and these round trips, one after the other."""
     test, rng, last = LossTest(), Random(seed), FIRST
     for share, (rtt_s, min_rtt_s) in shares:
         sent = replace(more(last, share, rng), rtt_s=rtt_s, min_rtt_s=min_rtt_s)
@@ -36,14 +38,14 @@ def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> Los
 
 
 def more(last: Sent, share: float, rng: Random) -> Sent:
-    """Return the next observation of a line that loses this share."""
+    """Return the next observation of a line that loses this share of its packets."""
     num_lost = last.num_lost + sum(rng.random() < share for _ in range(LOOK_PACKETS))
     arrived_bytes = PACKET_BYTES * (last.num_packets + LOOK_PACKETS - num_lost)
     return replace(last, num_packets=last.num_packets + LOOK_PACKETS, num_lost=num_lost, arrived_bytes=arrived_bytes)
 
 
 def found_after(shares: list[float], num_looks: int, seed: int = 1) -> int | None:
-    """Return the number of packets, on a line per share, after which the pool reports loss; None if it never does."""
+    """Return after how many packets loss is reported, with one line for each share, all pooled; None: never."""
     pool, rng = LossPool(), Random(seed)
     lasts = dict.fromkeys(range(len(shares)), FIRST)
     for number in range(num_looks):
@@ -171,7 +173,9 @@ emulated = pytest.mark.skipif(
 
 
 def send(wan: Wan, source: int, targets: list[int], megabytes: int) -> list[tuple[str, str]]:
-    """Send from one host to several; return each connection's congestion control at the start and at the end."""
+    """Send from one host to the others; return for each connection its congestion control at the start
+    and at the end.
+    """
     code = [sys.executable, "-c", SEND, str(megabytes * 2**20), str(len(targets))]
     with ExitStack() as processes:
         sender = processes.enter_context(

@@ -32,7 +32,7 @@ def wire(frame: Frame, *, mask: bool = True) -> bytes:
 
 
 def admitted(gate: FrameGate, data: bytes, *, now: float = 0.0, most: int = 50_000) -> int:
-    """Return the number of times that the gate admits the data, one frame at a time."""
+    """Return how often the gate admits the data, which is offered frame by frame."""
     return next((number for number in range(most) if not gate.admits(data, now=now)), most)
 
 
@@ -71,7 +71,7 @@ def test_the_number_of_a_messages_fragments_is_limited(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("after_head", [True, False])
 def test_frames_are_recognised_in_any_division_of_the_bytes(after_head: bool) -> None:
-    """Payloads look like frames, and the data is cut at random places."""
+    """TCP may divide the bytes anywhere, and payloads may look like frames."""
     rng = random.Random(1)
     sizes = [0, 1, 125, 126, SMALL_BYTES - 1, SMALL_BYTES, 65_535, 65_536, 70_000]
     frames = [Frame(rng.choice([Opcode.PING, Opcode.BINARY]), b"") for _ in range(60)]

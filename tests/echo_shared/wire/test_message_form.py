@@ -1,4 +1,4 @@
-"""Forms of messages, taken from their JSON Schemas."""
+"""The form of each message, taken from its JSON Schema."""
 
 from typing import Annotated, Any, get_args
 
@@ -33,7 +33,7 @@ def arrays_in(form: Form) -> int:
 
 
 def array_fields(kind: type[Message]) -> list[str]:
-    """Return the fields declared as arrays, independent of a library's view of their types."""
+    """Return the fields that are declared as arrays, without asking a library."""
     return [
         name for name, field in kind.model_fields.items() if any(isinstance(m, PackedArray) for m in field.metadata)
     ]

@@ -1,4 +1,4 @@
-"""Encoded messages: round trips, exact expected bytes, and hostile bytes, for every message."""
+"""Every message: round trips, the exact bytes that other versions expect, and hostile bytes."""
 
 from typing import Any
 
@@ -119,7 +119,7 @@ def test_truncated_bytes_give_a_codec_error(frame: bytes, data: st.DataObject) -
 
 
 def survives(frame: bytes) -> None:
-    """Check that the frame decodes or raises CodecError, and no other error."""
+    """Check that decoding this frame succeeds or raises CodecError, and nothing else."""
     for decode in (decode_from_hub, decode_from_node):
         try:
             decode(frame)

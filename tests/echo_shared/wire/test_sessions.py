@@ -1,4 +1,4 @@
-"""Both ends, joined in memory: the handshake, every refusal, and every message at a wrong time."""
+"""Both ends of a session, connected in memory: the handshake, every refusal, and every message at a wrong time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -151,7 +151,9 @@ def test_a_signature_from_another_handshake_is_refused() -> None:
 
 
 def test_a_hub_cannot_pass_a_nodes_proof_on_to_another_hub() -> None:
-    """A node proves itself to OTHER, which passes the proof on to HUB."""
+    """The hub OTHER gets the node's proof and presents it to HUB in the node's place; the proof must hold for OTHER
+    only.
+    """
     middle = HubSession(me=OTHER, software_version="x", nonce=b"h" * 32)
     node = NodeSession(me=NODE, pinned_hub_key=None, software_version="n1", nonce=b"n" * 32)
     hello = node.hello()

@@ -1,4 +1,4 @@
-"""Record of a program's large messages, written by `scripts.ci.counted`."""
+"""`scripts.ci.counted` records the large messages that a program sends."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from scripts.ci.counted import REFUSED, count
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Restore the codec after the test."""
+    """Return the file for the record; the codec is restored after the test."""
     for name in ("decode_from_hub", "decode_from_node"):
         monkeypatch.setattr(codec, name, getattr(codec, name))
     return tmp_path / "counts.json"

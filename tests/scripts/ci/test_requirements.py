@@ -1,4 +1,4 @@
-"""Requirements of an environment without torch."""
+"""The requirements for an environment without torch."""
 
 from scripts.ci.requirements import NEED_TORCH, TEST_TOOLS, name_of, requirements
 

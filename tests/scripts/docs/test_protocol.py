@@ -1,4 +1,4 @@
-"""The page lists every message under its sender, and the message's fields below."""
+"""The page must list every message under its sender, with the message's fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At least one example of every message, and functions that spoil one."""
+"""An example or more of every message, and functions that make one invalid."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Checks of other nodes' completions, and their answers."""
+"""Messages by which a hub has a node check another node's completion, and the answers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Text from a peer."""
+"""Text that comes from another machine."""
 
 from echo_shared.wire.codec import decode_from_hub
 from echo_shared.wire.messages import Refused

@@ -1,4 +1,4 @@
-"""Bounds of a node's introduction."""
+"""Bounds on what a node says about itself when it joins."""
 
 import msgpack
 import pytest

@@ -1,4 +1,4 @@
-"""Bounds of leases and of their prefixes."""
+"""Bounds on leases, and on the prefixes in them."""
 
 from typing import Any
 

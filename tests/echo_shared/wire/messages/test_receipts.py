@@ -1,4 +1,4 @@
-"""Bounds of the messages about rollouts."""
+"""Bounds on receipts and queries about rollouts."""
 
 from typing import Any
 

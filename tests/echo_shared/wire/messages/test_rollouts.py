@@ -1,4 +1,4 @@
-"""Bounds of rollouts and of their parts."""
+"""Bounds on rollouts, and on the parts in which they are streamed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An installation checks itself with messages that hold every array of every message."""
+"""With these messages, an installation checks that it can read its own: they contain every array of every message."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Offers of artefacts, and reports of the downloads."""
+"""Offers of model files, and reports of their downloads."""
 
 from typing import Any
 
