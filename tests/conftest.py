@@ -82,10 +82,10 @@ _num_unfreezing = 0
 
 @pytest.fixture(autouse=True)
 def _own_garbage() -> Iterator[None]:
-    """Collect each test's garbage on its own, so that a leak is reported in the test that made it. A full pass over
-    imported modules and collected tests would take a second. Hub and simulator call `gc.unfreeze`, which would return
-    all those objects to the collector: here the call is only counted. Objects that such tests froze are collected once
-    per `UNFROZEN_TESTS` calls.
+    """Collect garbage after each test, so that a leak shows in the test that made it. Full passes over imported modules
+    and collected tests would take a second each. Hub and simulator call `gc.unfreeze`, which would return those objects
+    to the collector; here calls are only counted. Objects frozen by such tests are collected once per `UNFROZEN_TESTS`
+    calls.
     """
     global _num_unfreezing
     unfreeze, called = gc.unfreeze, False

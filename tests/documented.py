@@ -75,7 +75,7 @@ def _command(words: list[str]) -> Iterator[Command]:
         name, _, environment[name] = words.pop(0).partition("=")
     if words[:2] == ["sudo", "-u"]:
         words = words[3:]
-    if words[:2] == ["podman", "run"]:  # In the documented images, the image has the name of the program that it runs.
+    if words[:2] == ["podman", "run"]:  # Documented container images have their program's name.
         words = next((words[number:] for number, word in enumerate(words) if word in ("echo-hub", "echo-node")), [])
     if words and (program := words[0].removeprefix(".venv/bin/")) in PROGRAMS:
         yield Command(program=program, arguments=words[1:], environment=environment, output=output)

@@ -180,7 +180,7 @@ def test_init_makes_a_run_that_load_config_reads(tmp_path: Path) -> None:
 
 
 def test_init_with_a_base_and_a_task_writes_fitting_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file must be short, and must have absolute paths, so that the run can be served from any directory."""
+    """Files must be short and contain absolute paths, so that the run can be served from any directory."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "chat")
     (tmp_path / "chat" / "chat_template.jinja").write_text("{{ messages[-1].content }}[reply]")

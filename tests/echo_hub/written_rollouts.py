@@ -29,7 +29,7 @@ NODE, OTHER = "a" * 20, "b" * 20
 
 
 def codec_of_bytes() -> PromptCodec:
-    """Return a codec with each byte as a token, so that it can encode any text."""
+    """Return a codec whose tokens are bytes, which can encode any text."""
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "<end>": len(vocabulary)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -70,8 +70,8 @@ def write_rollouts(store: Store, codec: PromptCodec, texts: Sequence[str] = TEXT
 
 
 def _payload(codec: PromptCodec, text: str, number: int) -> RolloutPayload:
-    """Return a payload in which each token is twice as likely as the next one. The first rollout was begun by another
-    node, with another version.
+    """Return a payload in which each token is twice as likely as the next. Another node began the first rollout, with
+    another version.
     """
     ids = np.array([*codec.encode_prompt(text), codec.stop_ids[0]], np.int32)
     spans = (

@@ -1,4 +1,4 @@
-"""What a node tells about itself before any hub has admitted it; the tests of the daemon have later states."""
+"""Information about a node before any hub has admitted it; the daemon's tests have later states."""
 
 import os
 

@@ -352,7 +352,7 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
         await hub.until(ready_for(hub, 0))
     returned = hub.all(LeaseReturned)[0]
     assert (returned.lease_id, returned.indices) == (3, (0, 1))
-    assert set(hub.all(Fetched)) == fetched  # The base is still on disk, so its report is sent again.
+    assert set(hub.all(Fetched)) == fetched  # The base stays on disk, so its report is repeated.
 
 
 def _spool_lease(lease_id: int, indices: tuple[int, ...]) -> Any:
@@ -396,7 +396,7 @@ async def test_an_engine_killed_for_memory_restarts_at_half_width(
 
 
 async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the other device the node introduces itself to the hub again, and it must finish the current lease on it."""
+    """Each change of device requires a new introduction to the hub; the current lease must still finish."""
     better = BackendChoice(name="llama_cpp", device="cpu", reason="a GPU is here")
     worse = BackendChoice(name="torch", device="cpu", reason="no GPU is here")
     there = [better]
@@ -434,8 +434,8 @@ async def test_stopping_returns_unfinished_leases(hub: Any, node: Node) -> None:
 
 
 async def test_a_leaving_nodes_tokens_are_continued_by_the_next_node(hub: Any, node: Node, tmp_path: Path) -> None:
-    """All sampled tokens must reach the hub before the lease is returned. With them, the next node completes the
-    rollout as if one node had sampled it.
+    """Sampled tokens must all reach the hub before the lease returns. Next nodes complete rollouts as if one node had
+    sampled everything.
     """
     node.stream_s = 0.01
     async with node.running(hub.url) as daemon:

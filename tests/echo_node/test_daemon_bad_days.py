@@ -175,8 +175,8 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @contextmanager
 def two_networks() -> Iterator[tuple[str, Callable[[str], None]]]:
-    """Yield a network namespace at 10.213.77.2, connected to this one at 10.213.77.1, and a function that runs `ip` in
-    it.
+    """Yield the network namespace 10.213.77.2, linked to 10.213.77.1, and a function that runs `ip` in
+    this namespace.
     """
     name = f"echo-{os.getpid()}"
 

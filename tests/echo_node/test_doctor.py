@@ -206,8 +206,8 @@ def test_a_full_disk_is_a_problem(
 def test_the_space_for_a_base_includes_temporary_files(
     paths: NodePaths, broken: Broken, monkeypatch: pytest.MonkeyPatch, precision: str, largest: str
 ) -> None:
-    """While a base is fetched and converted, temporary files need space as well. Here 64 GiB are free, of which a
-    quarter GiB must stay free.
+    """Fetching and converting a base needs space for temporary files. Of 64 GiB free space, a quarter GiB must stay
+    free.
     """
     monkeypatch.setenv("ECHO_NODE_PRECISION", precision)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total=2**37, used=0, free=2**36))

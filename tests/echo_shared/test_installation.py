@@ -29,7 +29,7 @@ FROM_INDEX = re.compile(
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of this checkout in a path with a space, so that builds do not change the original."""
+    """Return a copy of this checkout below a path with a space; builds change only the copy."""
     copy = tmp_path_factory.mktemp("a checkout") / "echo"
     for name in ("hub", "edge_client", "shared"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "assets"))
@@ -54,9 +54,7 @@ def pip(*arguments: str | Path) -> str:
 
 
 def installed(target: Path, *arguments: str | Path) -> Path:
-    """Install this source, or this name from a folder of wheels, into a directory of its own, and
-    return the directory.
-    """
+    """Install this source, or this name from a wheel folder, into a separate directory; return the directory."""
     pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", target, *arguments)
     return target
 

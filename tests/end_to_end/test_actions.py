@@ -1,4 +1,4 @@
-"""Operators' actions, by command and by API, on a hub in a process of its own; also across a kill -9."""
+"""Operators' actions, by command and by API, on a hub in a separate process; also across kill -9."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def leases(database: sqlite3.Connection) -> set[int]:
 async def test_a_killed_hub_continues_at_another_place_from_a_live_backup(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    # With a checkpoint every fourth step, the steps after it must be trained again, from rollouts in the copied store.
+    # Checkpoints come every fourth step; later steps must be trained again from rollouts in the copied store.
     run = await site.make_run(
         "run", training={"steps": 100_000}, learner={"checkpoint_every": 4, "adapters_kept": 10_000}
     )

@@ -1,4 +1,4 @@
-"""Mistakes of users. Each error must name the problem, the value and the remedy, and nothing may be lost."""
+"""Users' mistakes: errors name problem, value and remedy, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 
 Get = Callable[[str, str], Awaitable[Any]]
 PRICE = 3.6
-"""US dollars an hour, which is a tenth of a cent a second."""
+"""US dollars an hour: a tenth of a cent per second."""
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Return the processes with this directory in their arguments, and all their children."""
+    """Return processes whose arguments contain this directory, and their children."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -101,7 +101,7 @@ class Fault:
     before: Act | None = None
     play: Act = Scene.announce
     nodes_are_linked: bool = True
-    """True to wait, before the announcement, until the nodes have links to each other."""
+    """True to wait for links between all nodes before the announcement."""
 
 
 async def _turn_one_hostile(scene: Scene) -> None:
@@ -120,8 +120,7 @@ async def _block_ports(scene: Scene) -> None:
     for host in range(1, NUM_NODES + 1):
         run_command("bridge", "-n", scene.net.bridge, "link", "set", "dev", f"port{host}", "isolated", "on")
     rules = ("ip", "-n", scene.net.command(HUB)[-1], "rule")
-    # In place of the first rule, before which none can be inserted.
-    run_command(*rules, "add", "pref", "20", "lookup", "local")
+    run_command(*rules, "add", "pref", "20", "lookup", "local")  # Replaces the first rule, which no rule can precede.
     port = await scene.fleet.hub.ask("swarm_port", side=SIDE)
     run_command(*rules, "add", "pref", "10", "dport", str(port), "blackhole")
     run_command(*rules, "delete", "pref", "0")
@@ -140,7 +139,7 @@ async def _cut_uplink(scene: Scene) -> None:
 
 
 async def _restart_hub(scene: Scene) -> None:
-    """Restart the hub like a real one: it publishes the version again, and offers it to nodes as they join."""
+    """Restart like a real hub: publish the version again, and offer it to joining nodes."""
     await scene.announce_and_wait_till_midway()
     await scene.fleet.hub.kill()
     await scene.fleet.start(HUB)

@@ -34,9 +34,9 @@ from echo_shared.sampling.interface import GroupRequest
 pytestmark = pytest.mark.timeout(600)
 
 FLAT = SamplingConfig(temperature=10.0, max_tokens=200)
-"""At this temperature no token is likely, not even the end, so completions are long."""
+"""Flat distribution: no token is likely, not even the end, so completions are long."""
 TOLD = 24
-"""The node is killed when the hub has at least this many tokens of a completion."""
+"""Minimum tokens of a completion at the hub before its node is killed."""
 
 CONFIG = HubConfig(
     run=RunConfig(mode="async"),
@@ -45,7 +45,7 @@ CONFIG = HubConfig(
     evaluation=EvaluationConfig(problems=1),
     learner=LearnerConfig(threads=1),
     server=ServerConfig(port=0, heartbeat_s=1.0, shared_memory=False),
-    # With a verifier, other nodes could not continue a node's completions before its first check.
+    # Verifiers would forbid continuing a node's completions before its first check.
     trust=TrustConfig(verifier="off"),
 )
 
@@ -82,7 +82,7 @@ def finished(hub: Hub) -> list[Any]:
 
 
 def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any, list[int]]]:
-    """Yield each rollout, with the tokens that an engine samples for it without an interruption."""
+    """Yield each rollout with the tokens of an uninterrupted engine."""
     engine = make_engine("torch")
     engine.open(resolve_base("builtin:tiny"), derived, EngineSettings(width=4, threads=1, precision="f32"))
     requests = [
@@ -143,7 +143,7 @@ async def test_a_killed_nodes_completions_are_continued(
         view = await hub.pages.run_view()
         gone_on_with, expected = (view.rollouts_gone_on, view.tokens_saved), (len(had), sum(had.values()))
         if view.accounting.dropped.get("duplicate"):
-            # On a busy machine, a rollout may be late and leased once more, and is then continued a second time.
+            # Busy machines may cause late rollouts, which are leased again and continued a second time.
             assert all(np.greater_equal(gone_on_with, expected))
         else:
             assert gone_on_with == expected

@@ -1,4 +1,4 @@
-"""A real node in a process of its own, and a hub that sends and serves too much."""
+"""Real node in a separate process, and a hub that sends and serves too much."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def spans(*of: tuple[Any, Any]) -> list[dict[str, Any]]:
 
 
 async def check_books(site: Site, *, invalid: int) -> None:
-    """Check that every leased rollout is accounted for, and that `invalid` of them were refused."""
+    """Check that all leased rollouts are accounted for, with `invalid` refused ones."""
     accounting = (await site.view()).accounting
     ends = accounting.trained + accounting.evaluated + sum(accounting.dropped.values())
     assert accounting.leased == ends + accounting.in_flight

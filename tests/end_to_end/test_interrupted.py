@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "evaluation": {"problems": 2},
     "leases": {"first_window": 16},
 }
-"""At this temperature no token is likely, not even the end, so completions are long. The store keeps all tokens."""
+"""Flat distribution: no token is likely, not even the end, so completions are long. Stores keep all tokens."""
 
 
 async def slow_node(site: Any, url: str, name: str) -> Any:

@@ -1,6 +1,4 @@
-"""A node evaluates versions during training. Its results must be the hub's own, also after kill -9, and the hub must
-manage without any node.
-"""
+"""Nodes evaluate versions during training. Results must equal the hub's own, even after kill -9 or without nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def measured(run: Path) -> dict[int, list[Evaluation]]:
 
 
 def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
-    """Check that every episode was evaluated once, with its own version, and that none was trained on."""
+    """Check that every episode was evaluated once, by its own version, and never trained on."""
     books = view["accounting"]
     assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())
     rows = database.execute(
@@ -99,7 +97,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     await check_figures(run, 0, 8, 24)
     board = Store.open(f"sqlite:///{run / 'echo.db'}").read(read_leaderboard)
     (volunteer,) = board
-    # If the node has dropped a version already, the hub evaluates the rest of it.
+    # Hubs evaluate the rest of versions that nodes have dropped.
     assert 3 * 64 * 9 <= volunteer.evaluated_rollouts <= 4 * 64 * 9
     assert (await hub.end())[0] == 0
 

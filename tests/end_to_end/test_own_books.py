@@ -1,6 +1,4 @@
-"""A real hub and a real node: both must have the same record of the node's work, for which the hub
-gives a certificate.
-"""
+"""Real hub and node: both must record the same work of the node, which a certificate confirms."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Nginx(Proxy):
 
 
 class Caddy(Proxy):
-    """Caddy, with a certificate, as this machine has no authority for one, and without its second port."""
+    """Caddy with a given certificate, because no authority is available here, and without a second port."""
 
     program = "caddy"
 
@@ -120,9 +120,7 @@ def needs(kind: type[Proxy]) -> pytest.MarkDecorator:
 async def test_nodes_files_and_pages_by_way_of_a_proxy(
     site: Any, until: Any, operator: Any, books: Any, tmp_path: Path, kind: type[Proxy], way: str
 ) -> None:
-    """A node fetches by one of two ways, so each proxy is tested with one; this test requests files by
-    the other way.
-    """
+    """Nodes fetch by one way, so each proxy tests one; the test itself requests files by the other."""
     hub_port = free_port()
     proxy = kind(tmp_path / kind.program, hub_port=hub_port)
     behind = {"port": hub_port, "public_url": proxy.url, "trusted_proxies": ["127.0.0.1"]}
@@ -149,7 +147,7 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
         async with http.get(f"/announce/{passkey}?info_hash={'x' * 20}&port=6881&left=1") as answer:
             assert b"not published" in await answer.read(), "the node is known, the torrent is not"
         await check_web_seed(http, run, passkey)
-        # The proxy must not pass on what a client claims about itself.
+        # Claims of clients about themselves must not pass the proxy.
         own = {"Origin": proxy.url, "X-Forwarded-For": "192.0.2.9"}
         async with http.post("/login", data={"secret": "wrong"}, headers=own) as answer:
             assert answer.status == 403

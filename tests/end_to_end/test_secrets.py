@@ -1,6 +1,4 @@
-"""Secrets must be in no log, page or output of a program, and other users of the machine must not be
-able to read them.
-"""
+"""Secrets appear in no log, page or program output; other users of the machine cannot read them."""
 
 from __future__ import annotations
 

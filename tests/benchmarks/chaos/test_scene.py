@@ -19,9 +19,7 @@ from echo_hub.store.tables import groups, rollouts, steps
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Any:
-    """Write two groups of two rollouts: one trained in step 1, the other with one dropped rollout and
-    one still leased.
-    """
+    """Write two groups of two rollouts. Group 0 is trained in step 1; group 1 has a dropped and a leased rollout."""
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
     with store.engine.begin() as connection:
         for group in (0, 1):

@@ -222,7 +222,7 @@ class Leased:
     drawn_by: tuple[str, ...] = ()
     """Nodes other than its own that sampled the prefix."""
     drawers: tuple[str, ...] = ()
-    """All nodes that sampled a part of it, as in the received result."""
+    """All nodes that sampled part of the received rollout."""
     waits: bool = False
     """True until its check is done; until then no step may train on it."""
     checked: Checked = Checked.NO
@@ -324,7 +324,7 @@ class World(RuleBasedStateMachine):
         self.learner: int | None = None
         """The last step that the learner reported as held."""
         self.jobs: list[int] = []
-        """Steps that the learner was given and has not written yet, in order."""
+        """Steps given to the learner but not written yet, in order."""
         self.num_computed = 0
         """How many of `jobs`, from the first, the learner has computed."""
         self.checkpoint = 0
@@ -340,7 +340,7 @@ class World(RuleBasedStateMachine):
         self.proven: set[str] = set()
         """Nodes that returned a good rollout since the hub started, and count as proven."""
         self.gone_on: set[tuple[str, bool]] = set()
-        """For each continued rollout: how it had ended before, and True if its own lease was sent again."""
+        """End of each continued rollout, and True if its own lease was sent again."""
         self.mixed: set[bool] = set()
         """Contains True if a prefix was continued by a lease of a newer version, False if by one of the
         same version.
@@ -522,16 +522,14 @@ class World(RuleBasedStateMachine):
             self.names.setdefault((record.group_id, index), []).append(name)
 
     def _was_begun_by(self, record: RolloutsLeased, newest: int) -> bool:
-        """Return True if the lease's version is not the newest, but one that has begun a rollout of this group and may
-        still be consumed.
-        """
+        """Return True for an older version that has begun a rollout of this group and may still be consumed."""
         oldest = len(self.planned) - self.settings.staleness_bound
         return oldest <= record.policy_version < newest and any(
             row.group_id == record.group_id and row.version == record.policy_version for row in self.rows.values()
         )
 
     def _model_goes_on(self, lease: SendLease) -> None:
-        """Check each prefix of the lease: its tokens are right, and were sampled by this node or by a proven one."""
+        """Check each prefix of the lease: right tokens, sampled by this node or by proven nodes."""
         for index, earlier_id in lease.goes_on:
             earlier, own = (self.rows[rollout_id(each, index)] for each in (earlier_id, lease.lease_id))
             same = [(row.group_id, row.index, row.turn, row.failures) for row in (earlier, own)]
@@ -628,8 +626,7 @@ class World(RuleBasedStateMachine):
                 node = self.nodes[action.node_id]
                 if node.connected:
                     for name in (rollout_id(action.lease_id, index) for index in action.indices):
-                        # The lease was sent again, but the node has already finished this rollout.
-                        if name not in node.spool:
+                        if name not in node.spool:  # The node has already finished this rollout of a repeated lease.
                             node.work[name] = action
             case RevokeLease():
                 node = self.nodes[action.node_id]
@@ -736,7 +733,7 @@ class World(RuleBasedStateMachine):
         if self.evaluating:
             version = sorted(self.evaluating)[pick % len(self.evaluating)]
             self._turn(EvaluationAbandoned(policy_version=version))
-            if version in self.evaluating:  # A death of the hub in this turn would have forgotten the request.
+            if version in self.evaluating:  # Hub deaths in this turn forget the request.
                 self._record_evaluation(version, whole=False)
 
     def _record_evaluation(self, version: int, *, whole: bool = True) -> None:
@@ -1026,7 +1023,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.learner is not None)
     @rule(checkpointed=st.integers(0, 2))
     def learner_dies(self, checkpointed: int) -> None:
-        """Kill the learner after it has checkpointed steps that it has not reported."""
+        """Kill the learner after it checkpoints steps without reporting them."""
         self._checkpoint_some(checkpointed)
         self._kill_learner()
         self._turn(LearnerLost())

@@ -335,9 +335,7 @@ def test_leases_that_became_too_stale_are_revoked_and_leased_again(bench: BenchO
 
 
 def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf) -> None:
-    """These groups were sampled under a bound of 4; the hub restarts with a bound of 1, which decides what may be
-    trained.
-    """
+    """Groups were sampled under a bound of 4. Restarted with a bound of 1, the hub must train only fresh groups."""
     rows = tuple(
         UnfinishedRollout(
             rollout_id=f"{group + 1}-{index}",
@@ -471,9 +469,7 @@ def two_planned() -> CoordinatorSnapshot:
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_learner_returns_before_between_or_after_two_planned_steps(bench: BenchOf, version: int) -> None:
-    """After a restart, steps that the learner has already trained count with their own metrics; the others are trained
-    again on the same batches.
-    """
+    """Restarted learners keep trained steps with their metrics, and train missing steps again on the same batches."""
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     assert b.coordinator.status().groups_planned == 2
     figures = {step: {"loss": step / 8} for step in (version - 1, version)}
@@ -498,9 +494,7 @@ def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> Non
 
 
 def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: BenchOf) -> None:
-    """The learner is free once a step is computed, but the step counts only once its files are written, with the time
-    of the computation.
-    """
+    """Computed steps free the learner. Steps count only once their files are written, with the computation's time."""
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     b.learner(2)
     computed_at = b.now

@@ -40,9 +40,7 @@ OUTCOMES: Final = {
 }
 """Expected outcome of the actions that are not simply done."""
 REFUSED: Final = {"resume", "objective", "publish", "export"}
-"""Actions that must be refused here: the run is not paused, the coordinator has no objective, and no version is
-published.
-"""
+"""Refused actions: the run is not paused, the coordinator lacks an objective, and no version is published."""
 UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}
 """Actions for which the log must offer "undo". Not the learning rate: it was 0, which an operator cannot request."""
 

@@ -1,6 +1,4 @@
-"""What is found out about a base model before a run, from scripted completions. Problems, prompts and scoring processes
-are real.
-"""
+"""Trials of a base model before a run, with scripted completions. Problems, prompts and scoring processes are real."""
 
 from __future__ import annotations
 

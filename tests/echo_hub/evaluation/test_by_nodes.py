@@ -111,7 +111,7 @@ class Reports(EventQueue):
 
 
 class World:
-    """A coordinator that may or may not answer, and the parts of a hub that evaluations by nodes need."""
+    """Coordinator with or without answers, and the hub's parts for evaluations by nodes."""
 
     episodes = EPISODES
 
@@ -180,8 +180,8 @@ async def test_a_finished_run_waits_for_no_node_that_does_nothing(
 
 
 def test_every_engine_treats_the_greedy_temperature_as_argmax() -> None:
-    """Greedy sampling uses a temperature near 0. Even a logit that is the next float32 below the largest must never be
-    chosen; of equal ones either may be.
+    """Greedy sampling uses a temperature near 0. Logits one float32 step below the largest must never be chosen; among
+    equal logits, either may.
     """
     import torch
 

@@ -76,9 +76,7 @@ async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: 
 
 
 async def test_received_rollouts_survive_the_death_of_hub_and_gateway(world: World) -> None:
-    """Nodes have receipts for these rollouts and will not send them again, so the next hub must get all of them, in
-    order.
-    """
+    """Nodes with receipts do not send these rollouts again, so the next hub must get every rollout, in order."""
     hub = await world.hub()
     hub.may_commit.clear()
     gateway = await world.gateway(hub)

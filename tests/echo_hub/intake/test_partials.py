@@ -271,8 +271,8 @@ def test_a_given_prefix_must_come_back_unchanged(partials: Partials, sent: Rollo
 
 
 def test_a_lease_sent_again_carries_its_own_tokens(partials: Partials) -> None:
-    """When a lease is sent again, its node may still have its tokens, or start from the longer prefix that comes with
-    it. Both results must be accepted.
+    """Nodes may still have their tokens, or start from the longer prefix of the repeated lease. Both results are
+    accepted.
     """
     partials.take("a", [part(0, [5, 9])])
     for num_given, drawn in ((2, [("a", 2), ("b", 3)]), (3, [("a", 2), ("b", 3)])):

@@ -22,9 +22,7 @@ class _Kept:
 
 
 class LimitedMemory:
-    """Limits the kept bytes, and is a `probe.Meter` as well. Weights that are kept count too, but do not grow with the
-    tokens.
-    """
+    """Limits kept bytes; also a `probe.Meter`. Kept weights count too, independently of the number of tokens."""
 
     def __init__(self, limit_bytes: float = float("inf")) -> None:
         self.limit_bytes = limit_bytes

@@ -96,7 +96,7 @@ def test_a_batch_too_large_for_memory_is_halved(policy: Policy) -> None:
 
 
 def test_finished_rollouts_are_kept_if_memory_runs_out(policy: Policy) -> None:
-    """A prompt that does not fit in memory must not cost rollouts of other groups that are finished already."""
+    """Prompts too large for memory must not cost finished rollouts of other groups."""
     one, other = requests(3, 60)
     drawing = Drawing(policy, kv_cache_bytes=0)
     found: list[tuple[int, int]] = []

@@ -105,7 +105,7 @@ def test_with_adapters_off_or_several_it_computes_the_same() -> None:
 
 
 class Scaled(Qwen3MLP):
-    """A module of the same form whose forward pass differs, so it must not be replaced."""
+    """Same form but another forward pass, so this module must not be replaced."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = 2.0 * super().forward(x)

@@ -259,9 +259,7 @@ def test_intervals_equal_the_whole_softmaxs(monkeypatch: pytest.MonkeyPatch, chu
 
 @pytest.mark.parametrize("chunk_elements", [1, V * 7])
 def test_greedy_choices_return_their_shortfall(monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
-    """A greedy choice has no interval; in its place the result has how many nats less likely the token is than the most
-    likely one.
-    """
+    """Greedy choices have no interval. Their result is the shortfall in nats from the most likely token."""
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, greedy = make_head(), torch.arange(N) % 2 == 0
     below, found = intervals(HIDDEN, head, IDS, greedy, temperature=0.7)

@@ -60,7 +60,7 @@ def kept_elements(policy: Policy, batch: MicroBatch) -> int:
 
 
 def unpacked(policy: Policy) -> Policy:
-    """Return the same policy as if it had an attention window of one token, so that rows are not packed."""
+    """Return the same policy without packing, like one with an attention window of one token."""
     twin = copy(policy)
     twin._packs_up_to = 1
     return twin

@@ -218,7 +218,7 @@ def test_the_entropy_is_the_mean_over_trained_tokens(
 def test_environment_tokens_are_not_trained_on(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, name: str
 ) -> None:
-    """Their log-probabilities are -inf here, which would change the gradient if it used them."""
+    """Environment tokens have log-probabilities of -inf here, which would change any gradient."""
     settings = make_settings(objective={"name": name, "sequence_veto": 1e-4})
     groups = with_turns(make_groups(3))
     noisy = [
@@ -286,8 +286,8 @@ def trained(
 
 
 def test_several_updates_are_steps_on_the_shares(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
-    """With the sampler's log-probabilities as old ones, an update does not depend on the update before: two updates
-    equal two steps, each on every other group.
+    """Given the sampler's log-probabilities as old ones, updates are independent: two updates equal two steps on
+    alternate groups.
     """
     groups = make_groups(0)[:4]  # All have an advantage, so both shares are equally large.
     constant = {"objective": {"name": "dr_grpo"}}

@@ -87,7 +87,7 @@ def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[
 async def test_a_step_is_trained_at_the_rate_that_comes_with_it(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """A step that comes without a rate uses the one of the settings."""
+    """Steps sent without a rate use the settings' rate."""
     settings, told = make_settings(training={"learning_rate": 1e-2}), tmp_path / "told"
     async with learner_in(settings, told) as learner:
         for step, rate in enumerate((1e-2, 1e-4, None), start=1):
@@ -100,7 +100,7 @@ async def test_a_step_is_trained_at_the_rate_that_comes_with_it(
 async def test_a_step_uses_the_objective_sent_with_it(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """A step that comes without an objective uses the one of the settings."""
+    """Steps sent without an objective use the settings' objective."""
     other = {"name": "aipo", "kl_coefficient": 0.5}
     plain, changed, steps = make_settings(), make_settings(objective=other), [make_groups(1), make_groups(2)]
     async with learner_in(plain, tmp_path / "told") as learner:
@@ -263,9 +263,8 @@ def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups:
 def test_files_written_during_the_next_step_are_unchanged(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Files are written while the next step is computed. They must have the bytes that a learner writes that waits, and
-    a step is reported only once its files are complete. The earlier report that it is computed comes before any file
-    exists.
+    """Files written during the next step must equal those of a learner that waits. Steps are reported after their files
+    are complete; computation is reported before any file exists.
     """
     steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
     computed: list[tuple[int, bool]] = []

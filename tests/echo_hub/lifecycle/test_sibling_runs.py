@@ -1,4 +1,4 @@
-"""Several runs of one hub, each with a store and a process of its own, as they see each other."""
+"""Several runs of one hub, with separate stores and processes, as their pages list each other."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Nodes:
         return open_offer(offer, self.hub.identity.public_key)
 
     async def take(self, node_id: str, offer: ArtefactOffer) -> dict[int, Piece]:
-        """Take each piece that is pushed to this node, confirm it, and return all of them."""
+        """Confirm each piece pushed to this node, and return all pieces."""
         layout = read_torrent(offer.torrent)
         taken: dict[int, Piece] = {}
 
@@ -404,7 +404,7 @@ async def test_a_keyframe_wanted_by_several_nodes_is_one_broadcast(
     await nodes.publish(1, make_adapter(1))
     await nodes.fetched("a", 1)
     await nodes.publish(2, make_adapter(2))
-    for node_id in "abc":  # All nodes have both versions by other means, so no transfer to them is in progress.
+    for node_id in "abc":  # Nodes already have both versions, so no transfer is in progress.
         for version in (1, 2):
             (info_hash,) = nodes.hub.publisher.info_hashes(version)
             await nodes.distributor.node_said(node_id, Have(info_hash=info_hash, pieces=(), wanted=False))

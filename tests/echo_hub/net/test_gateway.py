@@ -267,7 +267,7 @@ async def test_of_two_connections_at_once_one_stays(hub: Hub) -> None:
         await node.knock()
     await hub.book.until(lambda: len(hub.book.joined) == 2)
     hub.book.may_join.set()
-    # The connection that is to be closed may have got its Welcome before.
+    # The losing connection may have got its Welcome first.
     assert isinstance(await second.hear(), Welcome)
     last = await first.hear()
     refused = last if isinstance(last, Refused) else await first.refusal()

@@ -1,4 +1,4 @@
-"""Nodes ask the hub by HTTP for what it has recorded of them."""
+"""Nodes request the hub's records of their work by HTTP."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ class Asked:
     async def answer(
         self, path: str, body: bytes | None, *, me: Identity, token: str | None = None
     ) -> tuple[int, bytes]:
-        """Send the request without and then with the proof of the node's key; return status and body of the second
-        answer.
-        """
+        """Send the request first without, then with the node's proof; return the second status and body."""
         session = NodeSession(me=me, pinned_hub_key=self.me.public_key, software_version="1", nonce=bytes(32))
         hello = session.hello()
         status, headers, _ = await self.once(path, b"", Credentials(hello=hello))

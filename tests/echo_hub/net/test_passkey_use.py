@@ -1,4 +1,4 @@
-"""A node may change its address now and then. A passkey that is used from many addresses at once was shared."""
+"""Nodes may change their address now and then. Passkeys used from many addresses at once were shared."""
 
 from __future__ import annotations
 

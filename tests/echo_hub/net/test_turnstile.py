@@ -9,7 +9,7 @@ from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import RefusalCode
 
 SOON = 1e9
-"""Turns per second, so many that the next turn is always due at once."""
+"""Turns per second: the next turn is always due at once."""
 
 
 def queue(items: str) -> FairQueue[str]:

@@ -150,8 +150,8 @@ async def test_an_action_without_undo_is_reported(hub: Hub) -> None:
 
 @pytest.mark.parametrize("action", TABLE)
 def test_every_action_is_done_by_exactly_one_part(action: str) -> None:
-    """An action of no part would do nothing, one of two parts would be done twice. Parts: coordinator, store, or what
-    `_do` and `_begin` of the desk call.
+    """Actions without a part would do nothing; actions of two parts would happen twice. Parts: coordinator, store, or
+    hub parts in `_do` and `_begin`.
     """
     given = {
         **{name: {"value": 1} for name in ("max_staleness", "publish_every", "learning_rate", "spend_cap_per_hour")},

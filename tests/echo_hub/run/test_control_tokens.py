@@ -1,6 +1,4 @@
-"""A prompt's control tokens (such as the end of a turn) are those of the template; other texts must not be able to
-forge them.
-"""
+"""Control tokens (such as the end of a turn) come only from the chat template; no other text may forge them."""
 
 from __future__ import annotations
 

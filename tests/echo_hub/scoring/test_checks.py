@@ -67,7 +67,7 @@ def test_payloads_that_no_honest_backend_sends_are_refused(bad: RolloutPayload, 
 
 
 def test_the_chance_by_hand() -> None:
-    """With a vocabulary of V = 1, the number that is summed for each token is just its negative log-probability."""
+    """Given a vocabulary of V = 1, each token's summed number is its negative log-probability."""
     one = np.array([-30.0], np.float32)
     assert log_chance(one, 1) == pytest.approx(-30 + np.log(2) + np.log(2))
     two = np.array([-30.0, -20.0, 0.0, 0.0], np.float32)

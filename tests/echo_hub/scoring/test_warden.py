@@ -1,5 +1,5 @@
-"""A scorer may start processes in sessions of their own. They must end with the scoring process, whether its parent is
-alive or not.
+"""Scorers may start processes in separate sessions. These must end with the scoring process, whether its parent lives
+or not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What the coordinator costs: the time of each event by the given clock, and the memory of all objects, each counted
-once.
-"""
+"""Coordinator costs: each event's time by the given clock, and memory with every object counted once."""
 
 from __future__ import annotations
 

@@ -21,9 +21,7 @@ def node() -> SimulatedNode:
 
 @pytest.fixture
 def moving() -> SimulatedNode:
-    """Return a node that moves running rollouts to a new version: this takes 0.25 s, and 0.125 s for each token that it
-    must read again.
-    """
+    """Return a node that moves running rollouts to new versions: 0.25 s, plus 0.125 s per token read again."""
     traits = replace(TRAITS, prefill_token_s=0.125)
     return SimulatedNode("node", 0, traits, Moves(max_tokens=100, prompt_tokens=8, swap_s=0.25))
 

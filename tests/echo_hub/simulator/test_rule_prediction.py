@@ -19,7 +19,7 @@ from echo_hub.simulator.simulation import simulate
 STEP_S = 10.0
 NODES, WIDTH, GROUP_SIZE = 10, 4, 4
 MOST = 0.10
-"""Largest allowed error of a utilisation; the mean error over many such pools is about a sixth of it."""
+"""Largest allowed error of a utilisation, about six times the mean error over many pools."""
 
 
 def fleet(

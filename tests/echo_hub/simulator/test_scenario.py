@@ -1,4 +1,4 @@
-"""Every setting of a scenario is explained; those that the hub has as well have its names and limits."""
+"""Scenario settings are all explained; settings shared with the hub have equal names and limits."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ def test_a_missing_link_costs_a_copy_from_the_hub() -> None:
 
 
 def test_in_a_large_fleet_only_a_node_without_any_link_costs_a_copy() -> None:
-    """Of 1,024 nodes, each linked one has 32 links. The hub sends one copy into the mesh, and one more for each node
-    without links.
-    """
+    """Linked nodes, of 1,024 in total, have 32 links each. Hubs send one copy, plus one per unlinked node."""
     at_all = at(num_nodes=1_024, num_linked=1_024, num_links=32 * 1_024, hub_uplink=20 * MBIT, node_uplink=40 * MBIT)
     linked_s = estimates(at_all)[Way.BROADCAST]
     hops_s = log(1_024, FAN_OUT) * (FAN_OUT * 64 * 1_024 / (40 * MBIT) + HOP_S)

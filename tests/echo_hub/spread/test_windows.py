@@ -123,7 +123,7 @@ def test_a_nodes_relay_rate_is_measured_while_it_has_copies_to_send() -> None:
         handing.sent(3 * 1_000, now)
         for copy in (1, 2, 3):
             handing.arrived(1_000, now + copy * 0.1 + 0.02)  # 10,000 bytes a second, plus the delay of one hop.
-        now += 5.0  # A pause with nothing to send must not be taken for a slow link.
+        now += 5.0  # Idle time must not count as a slow link.
     assert handing.rate == pytest.approx(3_000 / 0.32)
     handing.sent(1_000, now)
     handing.arrived(1_000, now + 0.5)

@@ -71,7 +71,7 @@ class Records:
 
     @staticmethod
     def one_step(step: int, *, lease_id: int, group_id: int, node_id: str = "a") -> list[Record]:
-        """Return all records of one group of two rollouts, from its opening to the version that was trained on it."""
+        """Return all records of one group of two rollouts, from opening to published version."""
         ids = (f"{lease_id}-0", f"{lease_id}-1")
         return [
             *Records.opened(group_id),

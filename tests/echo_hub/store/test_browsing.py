@@ -1,4 +1,4 @@
-"""Searches for rollouts: every condition, alone and with others, page by page, in both databases."""
+"""Searches for rollouts: single and combined conditions, paging, both databases."""
 
 from __future__ import annotations
 

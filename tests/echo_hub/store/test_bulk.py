@@ -1,4 +1,4 @@
-"""Writes of many rows, for which SQLAlchemy's work is done once instead of for each row."""
+"""Bulk writes, for which SQLAlchemy's work is done once, not per row."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ def test_rows_that_are_changed_are_found_by_their_keys(connection: Connection) -
 
 
 def test_many_keys_are_one_parameter(store: Store) -> None:
-    """One parameter, for numbers and strings and even for no key, keeps the statement the same for any
-    number of keys.
-    """
+    """Keys of any number and type, even none, must fill one parameter, so that the statement stays unchanged."""
     told: list[int] = []
     event.listen(store.engine, "before_cursor_execute", lambda *heard: told.append(len(heard[3])))
     ids = [f"{number:064x}" for number in range(300)]

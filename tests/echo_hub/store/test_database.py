@@ -45,7 +45,7 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
 
 @pytest.fixture
 def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use the migrations of this release, and one more that adds a column."""
+    """Add one migration, which adds a column, to this release's migrations."""
     directory = tmp_path / "migrations"
     shutil.copytree(database.MIGRATIONS, directory)
     (directory / "versions" / "0031_next.py").write_text(

@@ -39,9 +39,9 @@ def short_directory() -> Iterator[Path]:
 
 
 class Line:
-    """A proxy between a hub and its PostgreSQL server that breaks the connection at a commit.
+    """Proxy between hub and PostgreSQL server that breaks the connection at a commit.
 
-    `breaks_at`: "before" the commit reaches the server, "after" the server has answered, or "between" the two.
+    `breaks_at`: "before" the commit reaches the server, "after" the server's answer, or "between" both.
     """
 
     def __init__(self, server: Path) -> None:
@@ -164,7 +164,7 @@ async def test_reads_and_writes_wait_for_a_server_that_is_away(postgresql_server
 async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
     by: str, postgresql_server: PostgreSQL, records: Any
 ) -> None:
-    """A backend that is killed by SIGKILL takes all other backends with it: the server restarts them and recovers."""
+    """SIGKILL of one backend makes the server end all backends and recover."""
     store = AsyncStore(await asyncio.to_thread(Store.open, postgresql_server.url))
     told_of(store)
     ended = []

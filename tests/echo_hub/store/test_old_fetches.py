@@ -154,8 +154,8 @@ def test_after_a_failed_commit_the_next_prune_forgets_the_rows(store: Store, mon
 
 
 def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
-    """PostgreSQL keeps deleted rows until a vacuum. If a statement walked over them, each one would
-    cost a page here.
+    """PostgreSQL keeps deleted rows until a vacuum. Statements that read deleted rows would cost one
+    page per row here.
     """
     store = Store.open(empty_postgresql)
     fill(store, nodes=3_000, forgotten=2)

@@ -244,9 +244,7 @@ def test_an_older_span_does_not_take_the_mark_back(filled: Store) -> None:
 def test_retiring_waits_briefly_for_rows_that_another_writer_holds(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two writers that wait for each other would be a deadlock, and the server would end one of them, perhaps the hub's
-    transaction.
-    """
+    """Deadlocked writers must not occur: the server would end one transaction, perhaps the hub's."""
     if filled.engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer")
     span, *_ = spans(filled, 2)

@@ -362,7 +362,7 @@ class Filled:
             store.read(read_events, wanted, limit=3)
 
     def _find_all_ways(self, store: Store) -> None:
-        """Search for rollouts by each index, and by conditions that have none."""
+        """Search for rollouts by each index, and by unindexed conditions."""
         for wanted in (
             RolloutFilter(),
             RolloutFilter(step=self.steps),
@@ -573,7 +573,7 @@ def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str
 def test_a_run_sixteen_times_as_long_costs_no_more_a_call(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite's own instructions are counted, because a plan does not show how much of an index is read."""
+    """Count SQLite's own instructions, because a plan does not show how much of an index is read."""
     for name in ("LOOKED_AT", "LOOKED_BACK"):
         monkeypatch.setattr(browsing, name, 2 * FEW)  # As many as the short run has.
     monkeypatch.setattr(old_fetches, "KEPT_VERSIONS", FEW // 2)  # So both runs have versions to forget.

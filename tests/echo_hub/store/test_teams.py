@@ -1,4 +1,4 @@
-"""Teams: how they are made, joined and left, and which work counts for them."""
+"""Teams: creating, joining and leaving them, and counting their work."""
 
 from __future__ import annotations
 

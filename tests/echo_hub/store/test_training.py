@@ -63,8 +63,8 @@ def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> Non
 
 
 def test_counting_in_parts_equals_counting_at_once(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large step is counted in parts. The result must be the same, even with a rollout of several nodes in the
-    middle, and a dropped group.
+    """Large steps are counted in parts. Results must stay equal, even with a rollout of several nodes and a dropped
+    group.
     """
     ids = tuple(f"{each}-{index}" for each in range(10, 20) for index in range(2))
     spans = tuple(DrawnSpan(node_id=who, policy_version=0, num_tokens=2) for who in ("far", "n0"))

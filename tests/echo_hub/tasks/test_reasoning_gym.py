@@ -253,9 +253,7 @@ for dataset in sys.argv[1:]:
 
 
 def audited(datasets: list[str]) -> list[str]:
-    """Return datasets that fail on a completion with a marker in it, or that run such a completion as code; Python's
-    audit hooks see that.
-    """
+    """Return datasets that fail on marked completions, or run them as code, as Python's audit hooks show."""
     command = [sys.executable, "-c", AUDIT, *datasets]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=280).stdout
     return [line for line in said.splitlines() if line.startswith("!")]  # Skips the dots that some datasets print.

@@ -390,7 +390,7 @@ async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
                 os.kill(first_pid, signal.SIGKILL)
 
         hub.at_batch = kill
-        # With a last step of no length, the next one waits for at most one part of the evaluation.
+        # After a step of zero seconds, the next step waits for at most one part of the evaluation.
         trainer._train_s = 0.0
         disturbed = asyncio.ensure_future(trainer.generate(heldout(1), adapter=adapter, greedy=False))
         await asyncio.sleep(0)

@@ -75,7 +75,7 @@ def test_each_block_has_its_own_scale(rounding) -> None:
 @pytest.mark.parametrize("size", [1, 31, 33, 40, 100])
 @pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
 def test_sizes_that_are_not_a_multiple_of_a_block(size: int, rounding) -> None:
-    """The last block is filled up with zeros, which must not appear in the result."""
+    """Zeros that fill the last block must not appear in the result."""
     values = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
     found = in_blocks(values, rounding)
     padded = torch.nn.functional.pad(values, (0, -size % BLOCK))
@@ -134,7 +134,7 @@ def test_a_bias_is_not_rounded() -> None:
 
 
 def test_products_of_other_matrices_are_not_rounded() -> None:
-    """Only products with the base's weights are quantised, not those of an adapter or of attention."""
+    """Only products with base weights are quantised, unlike adapters and attention."""
     one, other = torch.randn(4, 64), torch.randn(64, 4)
     with emulating("q4_0", weights(linear(64))):
         assert torch.equal(one @ other, torch.mm(one, other))

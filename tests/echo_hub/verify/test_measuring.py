@@ -83,7 +83,7 @@ def test_few_bits_are_coarser_than_many(exact: Measured) -> None:
 
 
 def test_a_bfloat16_verifier_finds_f32_coarser(versions: Versions, exact: Measured) -> None:
-    """The verifier's own rounding is part of what honest nodes differ by, so it must be part of the measurement."""
+    """Honest nodes differ by the verifier's own rounding too, so measurements must include this rounding."""
     coarse = Measured(versions, "bfloat16")
     shown = coarse("f32")
     assert scales(shown)[1] > scales(exact("f32"))[1] and shown.claims[0] < shown.num_claims

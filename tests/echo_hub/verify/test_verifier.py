@@ -39,7 +39,7 @@ class Told:
     of: dict[str, tuple[NodeEvidence, ...] | str] = field(default_factory=dict)
     measurements: list[tuple[str, Evidence | None]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
-    """Names of rollouts and roundings, in the order in which they were answered."""
+    """Names of answered rollouts and roundings, in order."""
     seconds: float = 0.0
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -307,7 +307,7 @@ async def test_the_urgent_ones_go_first(versions: Versions, tmp_path: Path, monk
 
 
 async def test_a_measurement_comes_before_later_checks(versions: Versions, tmp_path: Path) -> None:
-    """A measurement must come even before checks that were requested earlier but have not begun."""
+    """Measurements must precede even earlier checks that have not begun."""
     ids = [f"{number}-0" for number in range(3)]
     checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD)
     checker.submit(ids[0], is_urgent=False)
@@ -335,7 +335,7 @@ async def test_a_measurement_waits_for_nothing(versions: Versions, tmp_path: Pat
 async def test_a_measurement_hastens_no_check(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks that wait for others, to be computed in one batch, must continue to wait."""
+    """Checks waiting for a full batch must continue to wait."""
     monkeypatch.setattr(verifier, "COMPANY_S", 1e6)
     checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
     async with working(checker) as told:

@@ -38,7 +38,7 @@ def made(versions: Versions) -> Made:
 def answers(
     examiner: Examiner, rollouts: Sequence[DrawnRollout], directory: RunDirectory
 ) -> dict[str, tuple[NodeEvidence, ...] | str]:
-    """Return the answer about each rollout, and check that there is one for each."""
+    """Return each rollout's answer, and check that none is missing."""
     found = list(examiner.examine(rollouts, directory.adapter))
     assert sorted(frame["rollout_id"] for frame in found) == sorted(one.rollout_id for one in rollouts)
     return {frame["rollout_id"]: frame.get("cannot") or unpack_spans(frame["spans"]) for frame in found}
@@ -323,7 +323,7 @@ PROMPTS = [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
 
 
 def test_a_rounding_is_measured_with_a_version(versions: Versions, made: Made) -> None:
-    """The evidence must be that of an honest engine with this version, not with the one of the last check."""
+    """Evidence must be honest under this version, whatever version the last check used."""
     examiner = made()
     list(examiner.examine(versions.drawn(3, 0), versions.directory.adapter))
     frame = examiner.measure("f32", 1, versions.directory.adapter, PROMPTS)

@@ -49,7 +49,7 @@ STARTED = 900.0
 
 
 def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluation]:
-    """Return a greedy evaluation of this accuracy, and a sampled one of half of it."""
+    """Return a greedy evaluation of this accuracy, and a sampled one with half the accuracy."""
     greedy = Evaluation(
         policy_version=version,
         kind=EvaluationKind.GREEDY,
@@ -76,7 +76,7 @@ class Hub:
         self.driven = driven
         self.directory = directory
         self.said: dict[str, Any] = {}
-        """Values that replace those of a hub in the middle of a run."""
+        """Values that replace those of a running hub."""
         self.live = LiveNodes()
         self.nodes = ConnectedNodes(
             queue=driven.queue,

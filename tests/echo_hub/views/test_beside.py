@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 
 
 class Books:
-    """Counts the reads. Each one returns its thread, and can be blocked by the test."""
+    """Counts reads. Each read returns its thread; tests can block reads."""
 
     def __init__(self) -> None:
         self.num_read = 0

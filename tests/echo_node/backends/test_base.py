@@ -343,7 +343,7 @@ def test_an_adapter_for_another_model_is_refused(
     engine.set_policy(None)
     requests = kit.make_requests(3)
     expected = kit.rollouts_of(run(engine, requests))
-    # The engine may have replaced its adapter before it refuses the new one; this must not affect the next policy.
+    # Engines may replace their adapter before refusing a new one; the next policy must stay unaffected.
     with pytest.raises(BackendError):
         engine.set_policy(engine.prepare(make_adapter(base_of("qwen2_wide"), 5)))
     with pytest.raises(CodecError):

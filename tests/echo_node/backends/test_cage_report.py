@@ -1,4 +1,4 @@
-"""What is reported when NVIDIA's driver (a stub) is refused something by each step of the real cage."""
+"""Reports of refusals that NVIDIA's driver (a stub) meets in each step of the real cage."""
 
 from __future__ import annotations
 

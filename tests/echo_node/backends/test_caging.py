@@ -42,7 +42,7 @@ REFUSED_BY_SOME = {
     "watch_the_processor": "kernel.perf_event_paranoid",
     "mark_a_file": "a file system without marks",
 }
-"""Attempts that some systems refuse even without a cage, and by what."""
+"""Attempts that some systems refuse even without a cage, with the refusing feature."""
 NO_SUCH_SOCKETS = "OSError(97,"
 OTHER_REFUSALS = {
     "clone_the_new_way": "OSError(38,",  # ENOSYS, as if this call did not exist.
@@ -122,7 +122,7 @@ Outcomes = dict[Case, tuple[Held, dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """Yield the results of all attempts: in the cage, without it, and in the cage for GPU engines."""
+    """Yield results of all attempts: caged, uncaged, and caged for GPU engines."""
     cases: tuple[Case, ...] = ("required", "off", "GPU")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())

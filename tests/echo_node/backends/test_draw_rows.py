@@ -68,7 +68,7 @@ def test_logits_that_are_not_numbers_give_no_number() -> None:
 def test_draw_rows_equals_the_reference(
     vocabulary: int, scale: float, temperature: float, u: float, impossible: float, ties: bool, seed: int
 ) -> None:
-    """If u is on the edge between two tokens, within rounding, either of them is right."""
+    """If u lies on an edge within rounding, both neighbouring tokens are right."""
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((2, vocabulary)) * scale).astype(np.float32)
     if ties:

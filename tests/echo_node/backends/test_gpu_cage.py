@@ -63,9 +63,7 @@ def test_a_found_step_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_quick_probes_come_first(tmp_path: Path) -> None:
-    """Steps are tried with the quick probe of the driver first, and only from where that works with the slow one of the
-    engine's library.
-    """
+    """Quick probes of the driver come first; slow probes of the engine's library begin where these succeed."""
     tried: list[str] = []
 
     def probe(code: str) -> str | None:

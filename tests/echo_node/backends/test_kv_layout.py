@@ -1,4 +1,4 @@
-"""A layout of the key-value cache must hold as many rollouts as fit, such that each one can be finished."""
+"""Layouts of the key-value cache must hold as many rollouts as fit, and let each rollout finish."""
 
 from __future__ import annotations
 

@@ -144,8 +144,8 @@ async def test_a_cancelled_lease_is_given_up(base: Path, kit: Any, tmp_path: Pat
 
 
 async def test_another_engine_continues_a_killed_workers_reported_tokens(base: Path, kit: Any, tmp_path: Path) -> None:
-    """The worker is killed when each rollout has begun. Another engine must complete them from the reported tokens as
-    if sampled by one engine.
+    """Workers are killed once each rollout has begun. Another engine must continue reported tokens as if one engine had
+    sampled everything.
     """
     (request,) = kit.make_requests(1, group_size=6, max_tokens=200)
     request = dataclasses.replace(request, stop_ids=())
@@ -234,8 +234,8 @@ async def test_an_interrupted_completion_equals_sampling_by_its_versions(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A completion may continue with a newer version. Each token must be the one that its own version samples after all
-    earlier tokens, whichever version those are from.
+    """Completions may continue with newer versions. Each token must follow its own version's distribution, given all
+    earlier tokens of any version.
     """
     monkeypatch.setattr("echo_node.backends.process._RATE_WINDOW_S", math.inf)
     adapters = {version: make_adapter(base, version) for version in (1, 2, 3)}

@@ -122,7 +122,7 @@ def spans(rollout: Rollout) -> list[tuple[int, int]]:
 
 
 class Node:
-    """A work loop with its clock, and all effects that it has had."""
+    """Work loop with its clock and all past effects."""
 
     def __init__(self, *, unfinished: dict[int, tuple[int, ...]] | None = None, unacked: Iterable[str] = ()) -> None:
         self.loop = WorkLoop(

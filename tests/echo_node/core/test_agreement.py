@@ -1,4 +1,4 @@
-"""Where the node's and the hub's records of a rollout agree, and where they do not."""
+"""Agreement between the node's and the hub's records of rollouts."""
 
 from __future__ import annotations
 

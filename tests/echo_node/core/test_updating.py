@@ -1,4 +1,4 @@
-"""When a node updates itself. Whatever a hub says, the installer must run at most once a day."""
+"""Update decisions. Whatever hubs say, the installer must run at most once a day."""
 
 from __future__ import annotations
 

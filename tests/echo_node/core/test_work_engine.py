@@ -1,4 +1,4 @@
-"""The work loop's engine: why it ends, how it is started again, and how it pauses for the owner."""
+"""Engines of a work loop: reasons of their ends, restarts, and pauses for the owner."""
 
 from echo_node.core.effects import (
     AddPolicy,

@@ -66,7 +66,7 @@ class World:
         self.sent_before_spooled: set[str] = set()
         self.running: dict[int, set[int]] = {}
         self.versions: dict[int, int] = {}
-        """Policy version of each lease: the one in use, or the one that it names until it starts."""
+        """Policy version of each lease: the sampling version, or before the start the named version."""
         self.may_move: set[int] = set()
         self.loaded: set[int] = set()
         self.engine_exists = self.engine_up = self.engine_is_still = self.engine_ends = False
@@ -81,7 +81,7 @@ class World:
         """By rollout: the version of each token that the engine has sampled."""
         self.told: dict[tuple[int, int], int] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
-        """By rollout: the version of each token that the node was given or told of."""
+        """By rollout: versions of all tokens given or reported to the node."""
         self.hub_has: dict[tuple[int, int], int] = {}
         """By rollout: how many tokens the hub has; cleared when the node connects again."""
         self.cancelling: list[int] = []
@@ -154,7 +154,7 @@ class World:
                     assert given.get(index, 0) == len(self.known[name]), "no reported token is sampled again"
                     self.drawn[name], self.told[name] = list(self.known[name]), len(self.known[name])
             case CancelLease(lease_id=lease_id):
-                self.running.pop(lease_id, None)  # The lease may have been told before to move to a new version.
+                self.running.pop(lease_id, None)  # The lease may have got an earlier order to change its version.
                 self.cancelling.append(lease_id)
             case FetchArtefact(policy_version=version, offer=one):
                 assert version not in self.fetching, "fetched twice at once"
@@ -173,7 +173,7 @@ class World:
     def step(self, kind: int, a: int, b: int) -> None:
         lease_ids = sorted(self.running)
         chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
-        if kind == 0:  # The hub has kept this version's content, or has another one after a restore.
+        if kind == 0:  # Hubs keep this version's content, or have other content after a restore.
             news = welcome(self.published)
             self.hub_has = {}
             same = news.model_copy(update={"policy": news.policy and real_offer(self.published)})

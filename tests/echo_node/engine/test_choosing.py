@@ -52,7 +52,7 @@ async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machi
     assert (chooser.is_fallback, machine.changes) == (True, 1)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
     assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
-    await chooser.until_another()  # This continues to wait while the choice is the same, or none.
+    await chooser.until_another()  # Waits through checks without a change or an engine.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU
     assert (chooser.is_fallback, machine.changes) == (False, 2)

@@ -192,8 +192,8 @@ def test_any_list_of_groups_is_survived(text: str) -> None:
 def test_a_card_whose_driver_is_silent_is_seen_on_the_bus(
     vendor: str, kind: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graphics card of NVIDIA is seen on the PCI bus even without its driver; its sound device or another maker's
-    card must not be taken for one.
+    """NVIDIA graphics cards appear on the PCI bus even without a driver. Sound devices and other makers' cards must not
+    count.
     """
     device = tmp_path / "0000:01:00.0"
     device.mkdir()

@@ -1,4 +1,4 @@
-"""Code that is tried in a process of its own, and what is reported if that process dies."""
+"""Code tried in a separate process, and reports of that process's death."""
 
 from __future__ import annotations
 

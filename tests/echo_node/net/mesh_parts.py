@@ -80,7 +80,7 @@ class Node:
             await asyncio.wait({self._task})
 
     def had(self, info_hash: bytes) -> set[int]:
-        """Return the pieces of which the hub knows that the node has them."""
+        """Return the node's pieces as known to the hub."""
         said = [message for message in self.said if isinstance(message, Have) and message.info_hash == info_hash]
         return {piece for message in said for piece in message.pieces}
 

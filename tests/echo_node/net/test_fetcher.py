@@ -418,7 +418,7 @@ async def test_a_reader_that_is_cancelled_has_ended_before_its_files_are_deleted
     fetch = asyncio.create_task(fetcher.fetch(in_memory[0], 1))
     await begun.wait()
     fetch.cancel()
-    for _ in range(100):  # If the fetch did not wait for its thread, it would end within a few turns of the event loop.
+    for _ in range(100):  # Fetches that ignored their thread would end within few turns of the event loop.
         await asyncio.sleep(0)
     assert not fetch.done()
     may_go_on.set()
@@ -585,7 +585,7 @@ async def test_undeletable_files_are_deleted_at_the_next_start(
 
 
 async def test_after_a_restart_a_version_is_read_again(hub: Any, fetcher: Fetcher) -> None:
-    """A power cut may leave other bytes than those that were checked, even with the same size and time."""
+    """Power cuts may change checked bytes without changing size or time."""
     for version in (1, 2):
         await hub.publish(version, announce=False)
         await fetcher.fetch(hub.offers[version], version)
@@ -598,7 +598,7 @@ async def test_after_a_restart_a_version_is_read_again(hub: Any, fetcher: Fetche
 
 
 async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_path: Path, swarm: Swarm) -> None:
-    """Sealing the same base with another key must not change its name, or a node would fetch it again."""
+    """Bases sealed with another key keep their name, because renamed bases would be fetched again."""
     first = await fetcher.fetch(hub.offers[None], None)
     content = fetcher.base_content
     hub.run_keys = (*hub.run_keys, RunKey(key_id=2, key=bytes(32)))

@@ -137,7 +137,7 @@ async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], ne
 
 
 async def test_a_newcomer_is_let_in_once_the_hub_has_named_it(nodes: list[Node], news: News) -> None:
-    """A node that the hub has not named yet is rejected, and let in when it tries again after the announcement."""
+    """Unannounced nodes are rejected, and admitted when they retry after the hub's announcement."""
     for newcomer, host in ((nodes[0], nodes[1]), (nodes[1], nodes[2])):
         newcomer.mesh.set_peers([host.peer])
         async with stranger(host) as other:
@@ -216,8 +216,8 @@ def one_sided(first: Node, second: Node) -> bool:
 
 @pytest.mark.parametrize("smaller_again", [True, False])
 async def test_a_second_connection_of_the_same_node(nodes: list[Node], news: News, smaller_again: bool) -> None:
-    """If the node that connects again had made the first connection too, it must have lost it, so the new one replaces
-    it. Otherwise the first one is pinged, and stays if it works.
+    """New connections replace the first one if the same node had made both. Otherwise the first is pinged, and a
+    working one stays.
     """
     first, second, _ = nodes
     first.mesh.set_peers([second.peer])

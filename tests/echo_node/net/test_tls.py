@@ -1,4 +1,4 @@
-"""What is reported of a failed TLS handshake with a hub on the internet."""
+"""Reports of failed TLS handshakes with hubs on the internet."""
 
 from __future__ import annotations
 

@@ -304,9 +304,7 @@ async def test_the_page_fits_a_phone(site: Site, browser: Any, scheme: Any) -> N
 
 
 async def test_another_sites_page_gets_nothing(site: Site, browser: Any) -> None:
-    """In a browser that may see the node's page, a page from another port of this host must not be able to use that
-    right.
-    """
+    """Pages from other ports of this host must gain nothing from a browser with access to the node's page."""
     from playwright.async_api import expect
 
     context = await browser.new_context()

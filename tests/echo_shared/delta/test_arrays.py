@@ -51,7 +51,7 @@ def test_special_values_against_each_other(dtype: str) -> None:
     seed=st.integers(0, 1 << 30),
 )
 def test_any_bits_decode_unchanged(dtype: str, size: int, spread: int, outliers: float, seed: int) -> None:
-    """Most values differ a little from the old ones, as after a step, but a share of them has no relation to these."""
+    """Most values change little, like in optimizer steps, but some values are unrelated to old ones."""
     rng = np.random.default_rng(seed)
     patterns = PATTERNS[dtype]
     old = rng.integers(0, 1 << 8 * patterns.itemsize, size, np.uint64).astype(patterns)

@@ -1,5 +1,5 @@
-"""Real processes that crash, hang, use too much memory or are killed. Each end must have its reason, and no process may
-be left.
+"""Real processes that crash, hang, exceed their memory or are killed. Every end needs its reason; no process may
+remain.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environment of a process, and of its children, if its user has no name, as in some containers."""
+"""Environment variables for nameless users, such as in containers, and for their child processes."""
 
 from __future__ import annotations
 

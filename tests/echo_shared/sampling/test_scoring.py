@@ -1,4 +1,4 @@
-"""The inputs for scoring a completion, and what is made of an engine's results."""
+"""Inputs for scoring a completion, and conversion of an engine's results."""
 
 from __future__ import annotations
 

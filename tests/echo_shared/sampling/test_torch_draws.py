@@ -65,7 +65,7 @@ def test_each_row_has_its_temperature_for_every_chunk_size(monkeypatch: pytest.M
 )
 @settings(max_examples=60, deadline=None)
 def test_ties_and_impossible_ids_are_exact(weights: list[bool], repeats: int, u: float) -> None:
-    """Sums of weights of 1 and 0 have no rounding error, so for every uniform the token must be the reference's."""
+    """Weights of 1 and 0 have exact sums, so every uniform must select the reference's token."""
     logits = np.where(np.repeat(weights, repeats), 0.0, -np.inf).astype(np.float32)[None]
     for one in (u, 0.0, ALMOST_ONE, 0.5):
         tokens, logprobs = drawn(logits, np.array([one]), np.ones(1))
@@ -143,7 +143,7 @@ def test_intervals_equal_the_reference(vocabulary: int, temperature: float) -> N
 
 @pytest.mark.parametrize("repeats", [1, 64, 2_000])
 def test_intervals_are_exact_where_sums_are(repeats: int) -> None:
-    """With weights of 1 and 0 there is no rounding error, even for ids at the edges of blocks."""
+    """Weights of 1 and 0 cause no rounding error, even at edges of blocks."""
     logits = np.where(np.repeat([1, 0, 1, 1], repeats), 0.0, -np.inf).astype(np.float32)
     vocabulary = len(logits)
     claimed = np.array([0, repeats - 1, repeats, 2 * repeats, vocabulary - 1, min(1_024, vocabulary - 1)])

@@ -314,9 +314,7 @@ def test_a_finished_rollouts_row_goes_to_the_next_at_once(model: Any, widths: li
 
 
 def test_memory_bounds_the_rows(model: Any, widths: list[tuple[int, int]]) -> None:
-    """The memory holds three rows of 32 columns. A longer rollout, which needs more than all of it, is
-    sampled alone.
-    """
+    """Memory suffices for three rows of 32 columns. Longer rollouts, which exceed this memory, are sampled alone."""
     groups = [_long(n, indices=(0, 1)) for n in range(4)]
     groups += [_long(4, indices=(0,), max_tokens=110), _long(5, indices=(0, 1))]
     found = continuous(model, groups, 10, max_cells=96)
@@ -374,7 +372,7 @@ def test_the_next_prompts_are_computed_with_those_that_begin(model: Any, widths:
 
 
 def _next_turn(groups: list[GroupRequest], rollouts: dict[tuple[int, int], FinishedRollout]) -> list[GroupRequest]:
-    """Return a group for each rollout. Its prompt is all tokens of the rollout and some random ones, as after an
+    """Return a group for each rollout. Prompts are complete rollouts plus random tokens, like an
     environment's answer.
     """
     rng = np.random.default_rng(1)

@@ -322,9 +322,7 @@ async def test_one_port_on_all_interfaces(payload, open_swarm, tmp_path) -> None
 
 
 def start_fetch(node: Swarm, payload: Any, parent: Path, peer: Swarm) -> tuple[asyncio.Task[FetchStats], asyncio.Event]:
-    """Start a fetch that `peer` can serve only in part. Return it, and an event that is set when this
-    part has arrived.
-    """
+    """Start a fetch that `peer` can serve partly. Return the fetch, and an event for the arrival of this part."""
     got_some = asyncio.Event()
 
     def on_progress(done: int, total: int) -> None:
@@ -462,9 +460,7 @@ def has_other_devices() -> bool:
 async def test_an_announce_from_an_address_without_a_route_is_not_a_warning(
     payload, open_swarm, caplog, monkeypatch
 ) -> None:
-    """A machine with a hub and a node announces from the address of each network device, and only one of them reaches
-    the tracker.
-    """
+    """Machines with hub and node announce from each network device's address; only one address reaches the tracker."""
     monkeypatch.setitem(bittorrent._TUNED, "tracker_completion_timeout", 1)
     caplog.set_level(logging.DEBUG, "echo_shared.swarm")
     asked = asyncio.Event()
@@ -502,7 +498,7 @@ async def test_a_tracker_that_cannot_be_reached_is_a_problem(payload, open_swarm
 
 @pytest.fixture
 async def heard() -> AsyncIterator[Callable[..., Awaitable[None]]]:
-    """Yield a function that waits for a log record with one of these texts, whether it is still to come or not."""
+    """Yield a function that waits for a past or future log record with one of these texts."""
     loop, logger = asyncio.get_running_loop(), logging.getLogger("echo_shared.swarm")
     records: list[str] = []
     news = asyncio.Event()

@@ -113,7 +113,7 @@ def test_turns_may_have_an_advantage_even_if_episodes_have_none() -> None:
 
 
 def test_a_further_kind_of_owner_takes_one_class() -> None:
-    """A new kind of owner of groups must need only a class of its own: ledger and leasing work for it unchanged."""
+    """New kinds of group owners need only one class: ledger and leasing stay unchanged."""
     out = Outbox()
     books, nodes = ledger(out)
     checking = Checking(books)

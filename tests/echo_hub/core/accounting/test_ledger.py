@@ -50,8 +50,8 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
 
 
 def test_a_trained_step_names_rollouts_sampled_by_several_nodes() -> None:
-    """Credit for such a rollout is divided by tokens. A rollout of one node alone is not listed, even if it has several
-    versions.
+    """Credit for such rollouts is divided by tokens. Rollouts of one node are not listed, even with
+    several versions.
     """
     books = Books()
     books.open(0)

@@ -155,7 +155,7 @@ def test_steps_that_come_round_in_fives_are_averaged_over_whole_rounds() -> None
 
 @settings(max_examples=60, deadline=None)
 @given(workloads, pools)
-@example(  # The schedule repeats after ten steps, no two of which are alike.
+@example(  # The schedule repeats after ten different steps.
     Workload(mode="async", rollouts_per_step=32, train_s=1.0, broadcast_s=1.9921875, hand_off_s=0.0, max_staleness=3),
     Pool(latencies=np.array([1.5625]), rates=np.array([15.6875])),
 )

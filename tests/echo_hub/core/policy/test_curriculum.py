@@ -92,8 +92,8 @@ def test_known_problems_are_counted() -> None:
 
 
 def test_a_restarted_hub_forgets_the_same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The curriculum remembers only the newest groups (here 5). After a restart it must forget the same ones, or it
-    would choose other problems.
+    """Curricula remember only the newest groups (here 5). Restarted hubs must forget the same groups, or problem
+    choices would differ.
     """
     monkeypatch.setattr(module, "REMEMBERED", 5)
     chance = Random(1)
@@ -136,9 +136,7 @@ def test_a_skipped_group_makes_room_for_the_next(bench: BenchOf) -> None:
 
 
 def test_a_restart_restores_only_counted_results(bench: BenchOf) -> None:
-    """Results of groups newer than the newest planned one did not count before the restart, and must not count after
-    it.
-    """
+    """Results newer than the newest planned group must count neither before nor after a restart."""
     snapshot = CoordinatorSnapshot(
         next_group_id=4,
         results=(result(1, 1, 0.5), result(0, 0, 1.0), result(3, 1, 0.0)),

@@ -161,7 +161,7 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
 
 
 def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
-    """A node that returns every lease at once must not get a new one with each report: its pauses double up to 60 s."""
+    """Nodes that return every lease must pause before a new one: pauses double up to 60 s."""
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     leased_at = []
@@ -206,9 +206,7 @@ def test_a_rollout_that_the_scorer_failed_on_is_sampled_with_a_new_seed(bench: B
 
 
 def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf) -> None:
-    """The scorer failed on one result of this index. A late second result has the same seed and would fail too, so it
-    is dropped.
-    """
+    """Scoring failed on one result of this index. Late second results have the same seed and would fail too."""
     b = bench(groups_per_step=1, steps=1, deadline_s=60.0)
     b.node("a")
     b.node("b")

@@ -114,8 +114,8 @@ def test_a_prefix_of_an_unpublished_version_is_not_continued(bench: BenchOf) -> 
 
 
 def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
-    """A rollout is late if even the longest completion would have arrived at the pool's speed; an overdue one has
-    passed its deadline. Both are leased to another node, which continues the tokens that the hub has.
+    """Late: even the longest completion would have arrived at the pool's speed. Overdue: the deadline has passed. Both
+    are leased to another node, which continues the hub's tokens.
     """
     for wait_s in (20.0, 60.0):
         b, _ = begun(bench)

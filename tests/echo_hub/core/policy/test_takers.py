@@ -29,7 +29,7 @@ class Room(Books):
         monkeypatch.setattr(self.nodes, "next_ready", counted)
 
     def failed(self, group_id: int, *node_ids: str) -> Any:
-        """Open a group all of whose rollouts have failed on each of these nodes."""
+        """Open a group whose rollouts have all failed on these nodes."""
         self.open(group_id)
         group = self.ledger.groups[group_id]
         group.is_plain = False

@@ -35,7 +35,7 @@ LEARNED: Final = 0.1
 mean.
 """
 LEAST_WIDTH: Final = 0.01
-"""A shopper never takes a neighbour that is less likely than this, because it would stand out."""
+"""Minimum probability of a neighbour that a shopper takes; rarer tokens would stand out."""
 ALARM: Final = alarm(1e-6)
 NOISES: Final = {"q8_0": 0.03, "q4_k_m": 0.12, "q4_0": 0.25}
 """Scale, in nats, of the Student's t noise in an engine's logits, by precision."""

@@ -79,8 +79,8 @@ def rollouts(
 
 
 def tokens_until(alarm: float, honest: Honest, shown: Sequence[Evidence]) -> tuple[int, Alternative] | None:
-    """Return the number of tokens until a node with this evidence is convicted, and of what; None if it never is. It is
-    judged as in `core.trust.trust`.
+    """Return (tokens until conviction, alternative) for a node with this evidence, or None. `core.trust.trust` judges
+    alike.
     """
     standing, count = Standing("a"), 0
     for one in shown:

@@ -23,9 +23,7 @@ def assert_same(one: Evidence, other: Evidence) -> None:
 
 
 def test_draws_are_counted_by_how_far_outside_they_are() -> None:
-    """Each token has the interval [0, .5). A uniform beyond the edge .5, whose log-odds are 0, counts by its distance
-    from it in nats.
-    """
+    """Tokens have the interval [0, .5). Uniforms beyond the edge .5 (log-odds 0) count by their distance in nats."""
     uniforms = [0.1, *(place(nats) for nats in (0.0005, 0.03, 0.1, 0.4, 0.9, 1.5))]
     found = Evidence.of([0.0] * 7, [HALF] * 7, uniforms, [HALF] * 7)
     assert found.draws == (2, 1, 1, 1, 1, 1)
@@ -88,8 +86,8 @@ def test_no_tokens_are_no_evidence() -> None:
 
 
 def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
-    """A greedy choice is judged by how many nats less likely it is than the most likely token. Its claim is for a
-    temperature near 0, so it tells nothing.
+    """Greedy choices are judged by their shortfall in nats from the most likely token. Claims, for a temperature near
+    0, show nothing.
     """
     found = greedy([0.0, 0.3, 2.0])
     assert (found.draws, found.claims) == ((1, 0, 0, 1, 0, 1), (0,) * 6)

@@ -246,7 +246,7 @@ def test_rollouts_of_a_group_with_equal_errors_do_not_convict(noise: float) -> N
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 @pytest.mark.parametrize("times", [1.0, 2.0])
 def test_a_node_that_forges_a_fifth_is_found(noise: float, times: float) -> None:
-    """A forger that also rounds twice as coarsely as its class must be found within the same number of tokens."""
+    """Forgers that also round twice as coarsely as their class must be found within the same number of tokens."""
     honest, bound = measured(noise), 200 if noise < 0.3 else 1_000
     for seed in range(4):
         shown = rollouts(seed, bound // 20, noise * times, forged=0.2)

@@ -65,7 +65,7 @@ def test_tails_of_student_t_equal_the_tables(x: float, tail: float) -> None:
 
 
 def test_far_tails_keep_their_digits() -> None:
-    """Far out, the tail is 3 / x**4, too small to be computed as a difference from 1."""
+    """Far tails are 3 / x**4, too small for a difference from 1."""
     far = np.array([1e4, 1e6, 1e8, 1e20])
     assert _beyond(far) == pytest.approx(3.0 / far**4, rel=1e-6)
 

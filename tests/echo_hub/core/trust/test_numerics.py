@@ -169,9 +169,7 @@ def test_the_coarsest_scale_is_the_last_one() -> None:
     "nothing", [NO_EVIDENCE, replace(FINE, draw_curves=np.full_like(FINE.draws_CS, np.nan).tobytes())]
 )
 def test_a_measurement_without_evidence_is_ignored(nothing: Evidence) -> None:
-    """Without tokens or numbers, the finest scale would be the most likely one, and every honest node would be
-    convicted.
-    """
+    """Without tokens or numbers, the finest scale would seem most likely, and honest nodes would be convicted."""
     numerics = known()
     numerics.measured("q8_0", nothing)
     assert numerics.honest(Q8) == DEFAULTS["q8_0"]

@@ -97,7 +97,7 @@ def join(bench, node_id: str, numerics: NumericsClass = F32, *, capacity: int = 
 
 
 def arrive(bench, lease: SendLease) -> list[str]:
-    """Deliver all rollouts of a lease, and return the ids of those that must be checked."""
+    """Deliver all rollouts of a lease, and return rollout ids to check."""
     bench.tell(*(bench.arrival(lease, index) for index in lease.indices))
     return [effect.rollout_id for effect in bench.of(CheckRollout)]
 
@@ -737,8 +737,8 @@ def test_a_class_is_measured_before_its_first_check(world) -> None:
 
 @pytest.mark.parametrize("said", [0, 10**9])
 def test_a_class_is_measured_once_its_node_reports(world, said: int) -> None:
-    """The measurement must not wait for a rollout, and must use a published version, even if the node reports one that
-    does not exist.
+    """Measurements must precede the first rollout and use a published version, even if nodes report
+    unknown versions.
     """
     bench = world()
     bench.tell(
@@ -759,9 +759,7 @@ def test_each_rounding_is_measured_and_not_each_name(world) -> None:
 
 
 def test_a_class_is_measured_again_as_the_policy_changes(world) -> None:
-    """A scale is outdated when the policy has changed, so it is measured again when the version number has grown by a
-    quarter.
-    """
+    """Policy changes make a scale outdated: measure again whenever the version number has grown by a quarter."""
     bench = world()
     trust, found = bench.coordinator._trust, []
     for version in range(40):
@@ -857,8 +855,8 @@ def coarse_class(world, number: int, *, origin: str = ""):
 
 
 def test_a_fault_of_a_whole_class_quarantines_no_node(world) -> None:
-    """Two nodes are quarantined for coarse rounding. A third, dissimilar one with the same rounding shows a fault of
-    the class, so both are released.
+    """Two nodes are quarantined for coarse rounding. One dissimilar node with equal rounding shows a fault of the
+    class, which releases both.
     """
     bench, decided = coarse_class(world, 3)
     assert decided == [
@@ -923,9 +921,7 @@ def watched_sums(nats: float) -> tuple[float, ...]:
 
 
 def test_after_a_restart_a_nodes_sums_still_count(world) -> None:
-    """A node was watched before the restart: its rollouts must be checked, and its scores held, from
-    the first one on.
-    """
+    """Watched nodes stay watched after a restart: every rollout is checked, and scores are held."""
     bench = world(proven("a", sums=watched_sums(3.0)), groups_per_step=32)
     leases = join(bench, "a")
     assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:10])

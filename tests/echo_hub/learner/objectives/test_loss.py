@@ -73,7 +73,7 @@ def test_the_naive_objective_knows_no_ratio_to_the_behavior_policy() -> None:
 def test_a_masked_token_loses_its_gradient_and_keeps_its_weight_in_the_denominator() -> None:
     settings = {"old_policy": "proximal", "correction": "masked_is"}
     _, gradient, statistics = outcome(settings, logs(1.0, 3.0, 0.5, 2.0, 0.1))
-    # Tokens that are not masked keep their weights, as if nothing were masked.
+    # Unmasked tokens keep their weights.
     assert gradient == pytest.approx([-0.25, 0, -0.125, 0.5, 0])
     assert statistics["corrected"] == 2 and statistics["correction_weight"] == pytest.approx(3.5)
 

@@ -1,4 +1,4 @@
-"""Directories that this Python must be able to read in a cage, and those that it must not."""
+"""Directories that this Python must read in a cage, and directories excluded from the cage."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Desktop:
 
 @pytest.fixture
 def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desktop]:
-    """Yield a desktop whose only bus is both session and system bus, and on which no user is logged in."""
+    """Yield a desktop without logged-in users, with one bus as session and system bus."""
     daemon = shutil.which("dbus-daemon")
     if daemon is None:
         pytest.skip("dbus-daemon is not installed")

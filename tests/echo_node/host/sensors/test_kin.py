@@ -1,4 +1,4 @@
-"""Real processes: which of them belong to Echo, and so do not count as other programs."""
+"""Real processes: Echo's own ones do not count as other programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echo_node.host.sensors.kin import LOOK_S, Kin, is_echo, sees_the_machines_p
 
 @pytest.fixture
 def processes() -> Iterator[tuple[int, int]]:
-    """Yield the ids of a process that looks like a hub's learner, and of one that does not."""
+    """Yield process ids: one looks like a hub's learner, one does not."""
     code = "import sys; print(flush=True); sys.stdin.read()"
     commands = (
         [sys.executable, "-c", code, "-m", "echo_hub.learner.serve"],

@@ -32,7 +32,7 @@ def computed_s(pid: int) -> float:
 
 
 def counted(pid: int) -> tuple[float, float]:
-    """Return the load that the process causes for the node, if it is another program's, and its true one."""
+    """Return the load counted for the process as another program, and its true load."""
     while computed_s(pid) < 0.1:  # From here on it has its final priority.
         time.sleep(0.01)
     as_other, as_own = OthersLoad(), OthersLoad()

@@ -1,4 +1,4 @@
-"""An example or more of every message, and functions that make one invalid."""
+"""Examples of every message, and functions that make messages invalid."""
 
 from typing import Any
 

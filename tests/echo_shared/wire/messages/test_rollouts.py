@@ -1,4 +1,4 @@
-"""Bounds on rollouts, and on the parts in which they are streamed."""
+"""Bounds on rollouts and on their streamed parts."""
 
 from typing import Any
 

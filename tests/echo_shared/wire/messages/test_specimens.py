@@ -1,4 +1,4 @@
-"""With these messages, an installation checks that it can read its own: they contain every array of every message."""
+"""Installations check their codec with these messages, which contain every array field."""
 
 from typing import get_args
 
