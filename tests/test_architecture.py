@@ -438,8 +438,8 @@ def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]
 
 @pytest.mark.parametrize("folder", ["serving", "driving", "intake", "training", "distribution", "oversight"])
 def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None:
-    """A part of the hub gets the parts that it calls, so that a call can be followed. A lambda that reads an attribute
-    of `self` later would hide which part it calls.
+    """Hub parts get the parts that they call, so that calls can be followed. A lambda that reads an attribute of `self`
+    later would hide which part it calls.
     """
     found = []
     for module in modules_of(f"echo_hub.{folder}"):
@@ -451,7 +451,7 @@ def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None
 
 
 def test_callables_are_parameters_of_few_functions() -> None:
-    """A call to a part that is passed as an object can be followed to its code, a call to a Callable cannot."""
+    """Calls to a part passed as an object can be followed to their code; calls to a Callable cannot."""
     assert sum(map(num_callables, MODULES)) <= MOST_CALLABLES
 
 

@@ -137,7 +137,7 @@ async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: Site) -> N
 
 @needs_mounts
 async def test_a_node_whose_network_changes_connects_again_at_once(hub: Any, site: Site) -> None:
-    """A router drops packets from the old address, so the old connection would be silent for long."""
+    """Routers may drop packets from the old address, so the old connection would be silent for long."""
     peers: asyncio.Queue[str] = asyncio.Queue()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

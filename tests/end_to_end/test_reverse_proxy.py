@@ -192,7 +192,7 @@ async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -
 
 
 async def look(url: str, token: str) -> None:
-    """In a real browser: log in by the form, see charts and live updates, log out."""
+    """Log in by the form, see charts and live updates, log out."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no Chromium on this machine")

@@ -51,7 +51,7 @@ def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool,
 async def test_a_node_on_the_hubs_host_reads_versions_from_memory(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """A hub that was killed and started again must offer its memory as well."""
+    """Hubs that were killed and restarted must offer their memory as well."""
     run = await site.make_run("run", "--mode", "sequential", training={"steps": STEPS}, server=ON)
     hub, url = await site.hub(run)
     node = await site.node(url, "beside")

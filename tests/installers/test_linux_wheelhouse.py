@@ -139,9 +139,7 @@ def test_a_node_that_works_for_this_hub_continues(bare_home: Any, small_wheelhou
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, tmp_path: Path) -> None:
-    """The file of the shell's settings must be as before, whatever the user had in it. fish has a file for each program
-    instead.
-    """
+    """Shell settings must stay as before, whatever their content. fish has a file for each program instead."""
     before, kept = bare_home.tree(), tmp_path / "installed"
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
     shutil.copytree(bare_home.root, kept, symlinks=True)

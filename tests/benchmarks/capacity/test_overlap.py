@@ -51,7 +51,7 @@ def test_pools_follow_from_what_is_needed() -> None:
 
 
 def test_figures_leave_out_the_warm_up() -> None:
-    """The slow first steps do not count. In each later step the learner waits 0.5 s, takes over the batch in 0.5 s and
+    """Slow first steps do not count. In each later step the learner waits 0.5 s, takes over the batch in 0.5 s and
     trains 2 s.
     """
     ends = [100.0 * step for step in range(1, WARM_UP + 1)]

@@ -173,8 +173,8 @@ def test_environments_are_answered_turn_by_turn() -> None:
 
 @pytest.mark.slow
 def test_a_real_model_answers_a_custom_task(real_model: Path, tmp_path: Path) -> None:
-    """The prompt does not mention the form that `exact` requires: right answers then earn nothing, and the command must
-    warn of it.
+    """Prompts do not mention the form that `exact` requires: right answers then earn nothing, and the command must warn
+    of it.
     """
     file, settings = tmp_path / "sums.jsonl", tmp_path / "config.toml"
     file.write_text("".join(f'{{"prompt": "What is {n} + 2?", "answer": "{n + 2}"}}\n' for n in range(2, 6)))

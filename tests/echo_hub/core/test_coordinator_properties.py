@@ -1129,7 +1129,7 @@ class World(RuleBasedStateMachine):
         assert sum(len(row.group_ids) for row in snapshot.planned) == status.groups_planned
 
     def teardown(self) -> None:
-        """From here on nothing fails: one reliable node and one learner must finish the run, and leave nothing
+        """Nothing fails from here on: one reliable node and one learner must finish the run, and leave nothing
         unfinished.
         """
         if not hasattr(self, "coordinator"):
@@ -1276,7 +1276,9 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
 
 
 def test_long_walks_meet_every_end() -> None:
-    """The walks must not be vacuous: together, they must meet every end of a rollout and every kind of continuation."""
+    """Random walks must not be vacuous: together, they must meet every end of a rollout and every kind
+    of continuation.
+    """
     ends, gone_on, mixed = set(), set(), set()
     all_ends = {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
     # Continued after: still held, returned, or sent again to its own node.

@@ -168,7 +168,7 @@ async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser
     desk: Any,
     hostile_names: tuple[str, ...],
 ) -> None:
-    """On a phone's and a desktop's screen, and with node names that contain HTML."""
+    """Phone and desktop screens, with node names that contain HTML."""
     from playwright.async_api import expect
 
     source = make_source(names=(*hostile_names, *(f"machine-{i:03}" for i in range(120))), step=37)

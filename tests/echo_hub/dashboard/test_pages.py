@@ -113,7 +113,7 @@ async def browser() -> AsyncIterator[Any]:
 async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     browser: Any, open_hub: Any, make_source: Any, guard: Any, desk: Any, hostile_names: tuple[str, ...]
 ) -> None:
-    """No page with a hostile node name may make the browser report an error."""
+    """Pages with hostile node names must not make the browser report an error."""
     from playwright.async_api import expect
 
     source = make_source(names=hostile_names, step=37)

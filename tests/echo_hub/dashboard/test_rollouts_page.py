@@ -193,7 +193,7 @@ async def browser() -> AsyncIterator[Any]:
 async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_browser(
     browser: Any, serve: Any, guard: Any, scheme: str
 ) -> None:
-    """On a phone and with the keyboard alone. Completions that contain scripts must not run."""
+    """Phone screen, keyboard alone. Completions that contain scripts must not run."""
     from playwright.async_api import expect
 
     hub = await serve(HOSTILE, token="")
@@ -229,7 +229,7 @@ async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_brows
 
 @pytest.mark.parametrize("width", [1280, 1024])
 async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard: Any, width: int) -> None:
-    """The time is the last column. It must be visible next to completions of any length and nodes with long names."""
+    """Time is the last column. It must be visible next to completions of any length and nodes with long names."""
     hub = await serve(("many words " * 100, *["W" * 400] * (len(TEXTS) - 1)), token="")
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())

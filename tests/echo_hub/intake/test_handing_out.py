@@ -161,9 +161,7 @@ async def test_an_evaluation_lease_offers_its_version(around: Around, greedy: bo
 
 @pytest.mark.parametrize(("version", "offered"), [(3, True), (4, False), (2, False)])
 async def test_a_lease_of_an_older_version_offers_it(around: Around, version: int, offered: bool) -> None:
-    """The node has version 4, and versions 3 and 4 can be fetched. Only for version 3 does it need an
-    offer to fetch.
-    """
+    """Node a has version 4, and versions 3 and 4 can be fetched. Only for version 3 does it need an offer to fetch."""
     around.published |= {3, 4}
     around.nodes["a"].policy_version = 4
     ((_, said),) = await around.hand_out(lease(policy_version=version))

@@ -121,7 +121,7 @@ def test_another_nodes_lease_is_not_touched(partials: Partials) -> None:
 
 
 def test_a_reconnected_node_sends_all_its_parts_again(partials: Partials) -> None:
-    """A reconnected node does not know what the hub got, so it sends all tokens again. The hub must take only the new
+    """Reconnected nodes do not know what the hub got, so they send all tokens again. The hub must take only the new
     ones, and keep its first log-probabilities.
     """
     partials.take("a", [part(0, [5, 9, 8])])
@@ -461,8 +461,8 @@ def test_a_nodes_own_tokens_are_no_older_than_its_lease(mixing: Partials) -> Non
 
 
 def test_after_a_restart_tokens_of_older_versions_are_accepted() -> None:
-    """A restarted hub no longer knows which prefix it gave to a node, so it cannot tell which tokens
-    the node sampled.
+    """Restarted hubs no longer know which prefix they gave to a node, so they cannot tell which tokens the node
+    sampled.
     """
     row = UnfinishedRollout(
         rollout_id="8-0",

@@ -33,7 +33,7 @@ def test_an_episodes_advantage_applies_to_each_turn() -> None:
 
 
 def test_a_turns_advantage_equals_its_hand_computed_return() -> None:
-    """A turn's return is the reward minus earlier turns' rewards: 1, 0.75, 1.25; 0, -0.25; 0.5. Its advantage is the
+    """Return of a turn is the reward minus earlier turns' rewards: 1, 0.75, 1.25; 0, -0.25; 0.5. Its advantage is the
     return minus the mean of the same turn's returns; only one episode has a third turn.
     """
     assert found([GROUP], BY_TURN) == [[[0.5, 0.5, 0.0], [-0.5, -0.5], [0.0]]]
@@ -41,7 +41,7 @@ def test_a_turns_advantage_equals_its_hand_computed_return() -> None:
 
 
 def test_later_rewards_are_discounted() -> None:
-    """With discount 0.5, returns are 0.3125, 0.125, 1.25; 0.125, -0.25; 0.5, with means 0.3125 (first turns) and
+    """Given discount 0.5, returns are 0.3125, 0.125, 1.25; 0.125, -0.25; 0.5, with means 0.3125 (first turns) and
     -0.0625 (second).
     """
     assert found([GROUP], TrainingConfig(credit="turn", discount=0.5)) == [

@@ -14,8 +14,8 @@ def test_without_a_history_there_is_no_limit() -> None:
 
 
 def test_the_limit_by_hand() -> None:
-    """The limit is exp(median + 8 * MAD / 0.6745) over the logarithms of recent norms, or 10 times the median if MAD,
-    the median absolute deviation, is too small.
+    """Limit = exp(median + 8 * MAD / 0.6745) over the logarithms of recent norms, or 10 times the median if MAD, the
+    median absolute deviation, is too small.
     """
     recent = [exp(-1), exp(1)] * 5
     assert limit(recent) == pytest.approx(exp(8 / 0.6745))

@@ -373,7 +373,7 @@ def test_a_group_forged_in_a_later_update_is_in_no_update(make_groups: MakeGroup
 def test_the_proximal_policy_is_from_the_start_of_the_step(
     make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
-    """In the step's first update, learner and proximal policy are equal and nothing can be clipped; later updates can
+    """During a step's first update, learner and proximal policy are equal and nothing can be clipped; later updates can
     be.
     """
     objective = {"name": "grpo", "old_policy": "proximal", "clip_low": 1e-6, "clip_high": 1e-6}

@@ -126,7 +126,7 @@ def turns(*lengths: int, reward: float, earned: Sequence[float] = ()) -> Trainin
 
 
 def test_with_credit_by_turn_each_token_has_its_turns_advantage(make_settings: MakeSettings) -> None:
-    """A turn's return is the reward minus earlier turns' rewards, which are 0 if missing: 1 and 0.75, 0 and 0, 0.5."""
+    """Return of a turn is the reward minus earlier turns' rewards, which are 0 if missing: 1 and 0.75, 0 and 0, 0.5."""
     step = [group(turns(2, 1, reward=1.0, earned=[0.25]), turns(1, 3, reward=0.0), turns(2, reward=0.5))]
     settings = make_settings(objective={"advantage": "mean"}, training={"credit": "turn"})
     (found,) = weigh(step, settings).updates[0]
@@ -208,7 +208,7 @@ def test_a_step_that_is_trained_again_draws_the_same_pairs(make_settings: MakeSe
 
 
 def test_each_update_has_its_own_sub_batches(make_settings: MakeSettings) -> None:
-    """With several updates, each one trains on its own selection of sub-batches. In total, each rollout keeps its
+    """Given several updates, each one trains on its own selection of sub-batches. In total, each rollout keeps its
     weight, and updates are equally large.
     """
     step = [group(*(rollout(3, reward) for reward in (2.0, 1.0, -1.0, -2.0, 0.5, -0.5))) for _ in range(8)]

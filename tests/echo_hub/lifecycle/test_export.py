@@ -81,8 +81,8 @@ def test_a_destination_that_cannot_be_made(run: RunDirectory, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_an_exported_adapter_finds_its_base_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run names its base by a relative path. PEFT must load the exported adapter from any working directory, as its
-    README says.
+    """Runs may name their base by a relative path. PEFT must load the exported adapter from any working directory, as
+    its README says.
     """
     from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

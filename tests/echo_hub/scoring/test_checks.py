@@ -90,9 +90,7 @@ def test_a_fair_draw_passes_at_any_temperature_vocabulary_and_length(
 
 
 def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
-    """The bound on honest claims must hold at every length, even for the model that reaches it:
-    exponential excesses.
-    """
+    """Bounds on honest claims must hold at every length, even for the model that reaches it: exponential excesses."""
     rng = np.random.default_rng(1)
     below = [
         sum(log_chance(-rng.standard_exponential(length).astype(np.float32), 1) < np.log(0.05) for _ in range(2_000))
@@ -103,8 +101,8 @@ def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
 
 
 def test_the_claims_that_a_forger_needs_are_refused() -> None:
-    """To force an outcome, a forger needs claims like these: with the built-in vocabulary, two digits at -19.5 nats or
-    sixteen tokens at -10; with a large one, eight at -20.
+    """Forgers of outcomes need claims like these: with the built-in vocabulary, two digits at -19.5 nats or sixteen
+    tokens at -10; with a large one, eight at -20.
     """
 
     def refused(logprob: float, count: int, vocabulary: int) -> bool:

@@ -117,7 +117,7 @@ asyncio.run(main())
 async def test_a_killed_hub_leaves_no_scoring_process(
     numbers_pool: Opens, started: Started, tmp_path: Path, doing: str
 ) -> None:
-    """The scorers are busy when the hub is killed. They must end long before their own time limit."""
+    """Scorers are busy when the hub is killed. They must end long before their own time limit."""
     hub = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HUB, str(tmp_path), doing, stdout=asyncio.subprocess.PIPE
     )

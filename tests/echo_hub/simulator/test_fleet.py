@@ -104,7 +104,7 @@ def test_a_lease_that_is_sent_again_is_sampled_once(heard: Callable[..., Heard])
 
 
 def test_a_rollout_finished_offline_is_not_sampled_again(heard: Callable[..., Heard]) -> None:
-    """The node vanishes while its rollouts (20 s) are in progress, completes them offline, and sends them when it is
+    """Node 0 vanishes while its rollouts (20 s) are in progress, completes them offline, and sends them when it is
     back.
     """
     hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": 0.0})
@@ -159,7 +159,7 @@ def test_unfinished_work_is_given_back_at_the_end_of_the_day(heard: Callable[...
 def test_a_vanished_nodes_rollouts_are_lost_or_sent_on_its_return(
     heard: Callable[..., Heard], lost_share: float, arrived: int
 ) -> None:
-    """The node vanishes about once in 3.6 s, and a rollout takes 20 s: it is interrupted almost certainly."""
+    """Node 0 vanishes about once in 3.6 s, and a rollout takes 20 s: it is interrupted almost certainly."""
     hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": lost_share})
     hub.lease(1, 0, 1)
     hub.until(1.0)
@@ -181,7 +181,7 @@ def test_a_liar_has_every_version_at_once_and_returns_with_a_fresh_key(heard: Ca
 
 
 def test_tokens_sampled_before_a_pause_are_not_sampled_again(heard: Callable[..., Heard]) -> None:
-    """The node pauses about every 4 s, and a rollout takes 20 s. Each token must be sampled only once."""
+    """Node 0 pauses about every 4 s, and a rollout takes 20 s. Each token must be sampled only once."""
     hub = heard(nodes={"s_per_token": 0.2, "stream_s": 0.0}, availability={"pauses_per_hour": 1_000.0, "pause_s": 30.0})
     hub.lease(1, 0)
     while not hub.of(RolloutArrived):
@@ -210,7 +210,7 @@ def test_a_lease_to_a_paused_node_comes_back_at_once(heard: Callable[..., Heard]
 
 
 def test_unstreamed_tokens_are_lost_with_their_node_and_sampled_again(heard: Callable[..., Heard]) -> None:
-    """A token takes 0.5 s, and every 5 s the node streams its tokens to the hub. Later ones die with the node."""
+    """Tokens take 0.5 s, and every 5 s the node streams its tokens to the hub. Later ones die with the node."""
     hub = heard(nodes={"s_per_token": 0.5}, failures={"per_hour": 360.0, "away_s": 1.0, "lost_share": 1.0})
     hub.lease(1, 0)
     while not hub.of(NodeDisconnected):
@@ -282,8 +282,8 @@ def test_without_streaming_nothing_is_continued(heard: Callable[..., Heard]) -> 
 
 
 def test_the_planner_serves_few_nodes_and_the_formula_many(heard: Callable[..., Heard]) -> None:
-    """With few nodes the real broadcast planner sends the version: 4 MB take more than 0.32 s, because it measures the
-    line first. With many nodes a formula gives the time.
+    """Small fleets use the real planner: the real broadcast planner sends the version: 4 MB take more than 0.32 s,
+    because it measures the line first. With many nodes a formula gives the time.
     """
     lines = {"payload_bytes": 4e6, "planned_nodes": 1}
     hub = heard(publication=lines)

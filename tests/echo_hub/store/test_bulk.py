@@ -83,7 +83,7 @@ def test_columns_that_no_row_names_have_their_defaults(connection: Connection) -
 
 
 def test_rows_are_sent_together_and_none_is_left(connection: Connection) -> None:
-    """A statement has a power of two of rows, so that few different statements are needed; and at most as many
+    """Statements have a power of two of rows, so that few different statements are needed; and at most as many
     parameters as SQLite allows.
     """
     number = 300

@@ -123,7 +123,7 @@ def forget_all(store: Store) -> None:
 
 
 def test_late_and_simultaneous_fetches_are_forgotten_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second store continues where the first one stopped, without missing such rows."""
+    """Another store continues where the first one stopped, without missing such rows."""
     fill(store, nodes=40, forgotten=3)
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 7)
     monkeypatch.setattr(old_fetches, "ROWS_A_STATEMENT", 3)

@@ -545,7 +545,7 @@ def test_no_daily_statement_scans_a_table_that_grows(tmp_path: Path, records: An
 
 
 def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str, records: Any) -> None:
-    """With sequential scans turned off, PostgreSQL reads a whole table only if no index fits."""
+    """Given disabled sequential scans, PostgreSQL reads a whole table only if no index fits."""
     engine = connect(postgresql_url)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))

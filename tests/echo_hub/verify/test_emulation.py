@@ -142,7 +142,7 @@ def test_products_of_other_matrices_are_not_rounded() -> None:
 
 
 def test_a_mantissa_by_hand() -> None:
-    """With a mantissa of 7 bits, steps between 1 and 2 are 2**-7. So 1 + 3 * 2**-9 becomes 1 + 2**-7, and 1 + 2**-9
+    """Given a mantissa of 7 bits, steps between 1 and 2 are 2**-7. So 1 + 3 * 2**-9 becomes 1 + 2**-7, and 1 + 2**-9
     becomes 1; half a step is rounded away from 0. The range stays that of float32.
     """
     step = 2.0**-7
@@ -199,7 +199,7 @@ def test_an_error_ends_the_emulation() -> None:
 
 
 def test_two_layers_in_sequence_keep_their_weights() -> None:
-    """A packed weight is kept for the next product, which must not be mistaken for another layer's."""
+    """Packed weights are kept for the next product, which must not be mistaken for another layer's."""
     first, second, inputs = linear(64, 64), linear(64, 64), torch.randn(5, 64)
     second.weight.mul_(2.0)
     with emulating("q8_0", weights(first, second)):
@@ -210,7 +210,7 @@ def test_two_layers_in_sequence_keep_their_weights() -> None:
 
 
 def test_parts_of_a_weight_are_rounded_like_the_whole() -> None:
-    """The output layer is computed a few rows at a time."""
+    """Output layers are computed a few rows at a time."""
     layer, inputs = linear(64, 12), torch.randn(5, 64)
     with emulating("q4_0", weights(layer)):
         whole = inputs @ layer.weight.T
@@ -256,7 +256,7 @@ def with_adapter(policy: Policy, versions: Versions, version: int) -> Policy:
 @pytest.mark.parametrize("packs_up_to", [0, 10**6])
 @pytest.mark.parametrize("version", [1, 3])
 def test_f32_of_a_bfloat16_policy_equals_the_float32_policy(versions: Versions, version: int, packs_up_to: int) -> None:
-    """A policy held in bfloat16 must compute in float32 for the format f32, packed or row by row, with an adapter."""
+    """Policies held in bfloat16 must compute in float32 for the format f32, packed or row by row, with an adapter."""
     coarse = with_adapter(held_in(versions, "bfloat16"), versions, version)
     exact = with_adapter(held_in(versions, "float32"), versions, version)
     with torch.no_grad():

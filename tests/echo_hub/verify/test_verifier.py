@@ -349,7 +349,7 @@ async def test_a_measurement_hastens_no_check(
 
 
 async def test_a_rounding_is_measured_with_the_newest_version(versions: Versions, tmp_path: Path) -> None:
-    """A later request replaces an earlier one for the same rounding; measurements follow the order of versions."""
+    """Later requests replace an earlier one for the same rounding; measurements follow the order of versions."""
     checker = made(versions, tmp_path, [], module=ODD)
     checker.measure("q8_0", 1)
     checker.measure("f32", 4)

@@ -333,7 +333,7 @@ def test_a_rounding_is_measured_with_a_version(versions: Versions, made: Made) -
 
 
 def test_checks_are_unchanged_by_a_measurement(versions: Versions, made: Made) -> None:
-    """A measurement loads an adapter; the following checks must load theirs, or none."""
+    """Measurements load an adapter; the following checks must load theirs, or none."""
     examiner, rollouts = made(), [*versions.drawn(0, 1), *versions.drawn(2, 2)]
     before = answers(examiner, rollouts, versions.directory)
     examiner.measure("q4_0", 3, versions.directory.adapter, PROMPTS)
@@ -350,7 +350,7 @@ def test_without_prompts_nothing_can_be_measured(versions: Versions, made: Made)
 
 
 def test_a_model_with_nan_outputs_measures_nothing(versions: Versions, made: Made) -> None:
-    """With NaN the finest scale would be the most likely one, and honest nodes would seem to forge."""
+    """Given NaN the finest scale would be the most likely one, and honest nodes would seem to forge."""
     examiner = made()
     frame = examiner.measure("f32", 0, versions.directory.adapter, PROMPTS)
     assert "evidence" in frame

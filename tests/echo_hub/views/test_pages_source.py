@@ -94,7 +94,7 @@ async def test_health_is_of_this_moment(hub: Any) -> None:
 async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One entry in the table must be enough for page (chart and column), JSON, /metrics and TensorBoard."""
+    """Single entries in the table must be enough for page (chart and column), JSON, /metrics and TensorBoard."""
     added = StepFigure(
         key="surprise",
         label="of the policy",

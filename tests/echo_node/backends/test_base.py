@@ -339,7 +339,7 @@ def test_after_an_abandoned_run_the_engine_starts_clean(engine: Engine, kit: Any
 def test_an_adapter_for_another_model_is_refused(
     engine: Engine, base_of: Callable[[str], Path], make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """The refusal must leave the engine able to continue with the base."""
+    """Refusals must leave the engine able to continue with the base."""
     engine.set_policy(None)
     requests = kit.make_requests(3)
     expected = kit.rollouts_of(run(engine, requests))

@@ -133,7 +133,7 @@ def test_both_arrangements_draw_the_same(
 
 
 def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -> None:
-    """The memory holds four short rollouts or two long ones."""
+    """Memory holds four short rollouts or two long ones."""
     shape_bytes = 2 * 4 * 2 * 32 * 4
     engine = open_engine(base, tmp_path, kv_cache_bytes=1_024 * shape_bytes)
     engine._planner = dataclasses.replace(engine._planner, max_positions=512)
@@ -174,7 +174,7 @@ def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeyp
 def test_a_continued_rollout_shares_a_running_ones_prompt(
     base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prompt is fed once, then the prefix of each rollout."""
+    """Prompts are fed once, then the prefix of each rollout."""
     engine = open_engine(base, tmp_path, width=4)
     fed: list[int] = []
     feed = engine._llama.feed_prompt

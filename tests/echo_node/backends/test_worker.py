@@ -229,9 +229,7 @@ async def test_a_slow_engine_reports_to_its_node_after_each_step(start: Starter)
 
 
 async def test_a_prepared_version_is_reported_during_sampling(start: Starter, tmp_path: Path) -> None:
-    """The report lets running rollouts move to the new version. A version that cannot be used must
-    never be reported.
-    """
+    """Reports let running rollouts move to the new version. A version that cannot be used must never be reported."""
     engine = await start(stream_s=0.01)
     await engine.submit(group(1, prompt=TALK))
     await engine.add_policy(1, tmp_path / "damaged")

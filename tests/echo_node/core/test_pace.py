@@ -45,7 +45,7 @@ def test_small_changes_are_not_told() -> None:
 
 
 def test_a_rate_measured_with_little_work_does_not_lower_the_pace() -> None:
-    """An engine with few rollouts is slower than with many. If that counted, the node would ask for even fewer."""
+    """Engines with few rollouts are slower than with many. If that counted, the node would ask for even fewer."""
     pace = OwnPace()
     pace.leased(120.0, 512)
     pace.finished(512, 256.0, full=True)

@@ -233,7 +233,7 @@ async def test_a_port_that_is_taken_is_named(relay: DeviceRelay) -> None:
 
 
 async def test_an_already_open_socket_is_used(address: HelperAddress) -> None:
-    """A caged engine must not open sockets, so it gets an open one."""
+    """Caged engines must not open sockets, so they get an open one."""
     door = socket.create_server((LOOPBACK, 0))
     port = door.getsockname()[1]
     async with tunnel(address, door) as lent:

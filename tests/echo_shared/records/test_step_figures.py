@@ -32,8 +32,8 @@ EVIDENCE = {"core/step_screen.py", "learner/screen.py", "operation/alert.py", "j
 
 
 def test_figure_names_occur_only_in_the_table() -> None:
-    """A figure that is named elsewhere would have to be changed in two places. Exceptions: the store's columns have
-    these names, and the verifier packs evidence.
+    """Figures named elsewhere would have to be changed in two places. Exceptions: the store's columns have these names,
+    and the verifier packs evidence.
     """
     keys = "|".join(figure.key for figure in STEP_FIGURES)
     quoted = re.compile(rf"""["'](?:{keys})["']|\bfigures\.(?:{keys})\b""")

@@ -172,7 +172,7 @@ def test_a_broken_decoder_is_reported_as_a_local_error() -> None:
 
 
 def test_an_encoder_that_packs_arrays_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A future numpy may name a type differently, which must be noticed at the start."""
+    """Future numpy versions may name a type differently, which must be noticed at the start."""
     monkeypatch.setattr(fields, "pack_array", lambda array: {**pack_array(array), "dtype": "int32"})
     with pytest.raises(LocalProtocolError, match="cannot read Echo's own messages") as raised:
         check_codec.__wrapped__()

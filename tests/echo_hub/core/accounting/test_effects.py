@@ -8,7 +8,7 @@ from echo_hub.core.accounting.effects import ACTIONS, RECORDS, Effect
 
 
 def test_every_effect_is_either_a_record_or_an_action() -> None:
-    """An effect of neither kind would be lost; one of both kinds would happen twice."""
+    """Effects of neither kind would be lost; effects of both kinds would happen twice."""
     assert set(RECORDS) & set(ACTIONS) == set()
     assert set(RECORDS) | set(ACTIONS) == set(get_args(Effect))
 

@@ -48,8 +48,8 @@ def test_a_step_of_two_that_has_to_wait() -> None:
 
 
 def test_sequential_phases_follow_each_other() -> None:
-    """In sequential mode nothing overlaps: a period is one lease (32 slots for 32 rollouts), hand-off, step and
-    broadcast.
+    """Sequential mode overlaps nothing: a period is one lease (32 slots for 32 rollouts), hand-off,
+    step and broadcast.
     """
     told = predict(workload(mode="sequential", hand_off_s=0.1), EQUAL)
     assert told.period_s == pytest.approx(1.0 + 0.1 + 0.25 + 0.8, rel=1e-4)
@@ -96,7 +96,7 @@ def test_a_steps_version_arrives_after_its_broadcast() -> None:
 
 @given(st.floats(0.0, 0.9), st.floats(10.0, 100.0))
 def test_its_rule_is_the_case_without_latency_of_one_step_a_version(broadcast: float, rate: float) -> None:
-    """For S = kappa = 1, ECHO-2 requires sum(mu) >= kappa R / (kappa T - T_bcast); the model must agree on both sides
+    """ECHO-2 requires, for S = kappa = 1, sum(mu) >= kappa R / (kappa T - T_bcast); the model must agree on both sides
     of it.
     """
     asked = workload(max_staleness=1, broadcast_s=broadcast)

@@ -92,7 +92,7 @@ def test_a_node_waits_until_a_quarter_of_its_places_is_free_or_a_whole_lease_fit
 
 
 def test_a_node_gets_only_as_much_work_as_keeps_it_busy() -> None:
-    """The node claims capacity for 100, but samples 4 rollouts at once, in 4 s: more work would only wait there."""
+    """Node a claims capacity for 100, but samples 4 rollouts at once, in 4 s: more work would only wait there."""
     nodes, now = make(), 0.0
     join(nodes, "a", 100)
     for _ in range(20):
@@ -300,9 +300,7 @@ def test_finding_the_next_node_costs_the_same_for_any_number_of_nodes() -> None:
 
 
 def test_a_node_with_an_overdue_rollout_counts_as_slow() -> None:
-    """A node that returned nothing must not look fast: its overdue rollout shows that it is slower than
-    the other node.
-    """
+    """Nodes without results must not look fast: an overdue rollout shows that it is slower than the other node."""
     nodes = make()
     for node_id in ("a", "b"):
         join(nodes, node_id, 8)

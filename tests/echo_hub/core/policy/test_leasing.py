@@ -329,8 +329,8 @@ def test_keys_that_are_honest_once_and_then_silent_take_no_more_than_twice_what_
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: BenchOf, others: int) -> None:
-    """Whoever gets it may fail as well. It waits for another known node, even a busy one; an unknown node gets it only
-    if there is none.
+    """Other nodes may fail as well. The rollout waits for another known node, even a busy one; an unknown node gets it
+    only if there is none.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=8)
     b.learner()

@@ -128,8 +128,8 @@ def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
 
 
 def test_a_lease_sent_again_continues_its_own_prefixes(bench: BenchOf) -> None:
-    """A reconnected node gets its own lease again, and continues from the tokens that the hub received, even if the
-    node is not proven.
+    """Reconnected nodes get their own lease again, and continue from the tokens that the hub received, even if the node
+    is not proven.
     """
     b, _ = begun(bench, proven=False)
     b.tell(NodeDisconnected(node_id="a"), NodeConnected(node_id="a"))
@@ -273,8 +273,8 @@ def test_a_prefix_of_an_older_version_is_continued_with_that_version(bench: Benc
 
 
 def test_a_lease_without_sampled_tokens_is_not_pinned_to_its_version(bench: BenchOf) -> None:
-    """A lease of version 0 without any sampled token leaves nothing to continue, so the next node starts with the
-    newest version.
+    """Leases of version 0 without any sampled token leave nothing to continue, so the next node starts with the newest
+    version.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=2)
     b.node("a", capacity=4)
@@ -448,7 +448,7 @@ def test_a_prefix_too_old_for_training_is_not_continued(bench: BenchOf) -> None:
 
 
 def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) -> None:
-    """A restarted hub has forgotten which prefix each lease continues. An honest node's prefix may then be too old:
+    """Restarted hubs have forgotten which prefix each lease continues. An honest node's prefix may then be too old:
     that rollout alone is sampled again.
     """
     rows = [

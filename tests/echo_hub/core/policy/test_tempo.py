@@ -88,7 +88,7 @@ def test_a_learner_that_has_its_next_step_already_begins_it_at_once() -> None:
 
 
 def test_steps_come_as_often_as_the_learner_trains_and_waits() -> None:
-    """A step of 10 s whose batch comes 5 s late ends 15 s after the step before."""
+    """Steps of 10 s whose batches come 5 s late end 15 s after the step before."""
     assert Tempo().every_s == 0.0
     assert trained(6, ready_s=1.0)[0].every_s == pytest.approx(10.0)
     assert trained(6, waits_s=5.0)[0].every_s == pytest.approx(15.0)

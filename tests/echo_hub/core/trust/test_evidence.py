@@ -49,7 +49,7 @@ def test_the_curves_are_sums_over_tokens() -> None:
 
 
 def test_certain_tokens_claimed_as_certain_show_no_rounding() -> None:
-    """A certain token fits any rounding. If nine of ten tokens are certain, the engine's scale must still be read from
+    """Certain tokens fit any rounding. If nine of ten tokens are certain, the engine's scale must still be read from
     the tenth.
     """
     odds = np.tile([0.5, *[9.0] * 9], 40)
@@ -114,7 +114,7 @@ def test_evidence_adds_up_and_can_be_taken_away_again() -> None:
 
 
 def test_few_large_errors_weigh_no_more_than_the_cut() -> None:
-    """The mean error cuts each error at .5 nats: .02 - .05 + .5 - .5 = -.03."""
+    """Mean errors cut each error at .5 nats: .02 - .05 + .5 - .5 = -.03."""
     assert Evidence.of_differences([0.02, -0.05, 3.0, -7.0]).bias == pytest.approx(-0.03)
 
 

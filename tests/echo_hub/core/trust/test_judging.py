@@ -45,14 +45,14 @@ def measured(noise: float) -> Honest:
 
 
 def test_the_alarm_bounds_all_alternatives_together() -> None:
-    """With 12 alternatives at a false-alarm rate of 1e-6 altogether, the alarm is at ln(12 / 1e-6) = 16.3004 nats."""
+    """Given 12 alternatives at a false-alarm rate of 1e-6 altogether, the alarm is at ln(12 / 1e-6) = 16.3004 nats."""
     assert len(NOTHING) == 12
     assert alarm(1e-6) == pytest.approx(16.3004, abs=1e-4)
 
 
 def test_an_honest_token_lowers_its_nodes_sums() -> None:
-    """The honest density of u for a token of 50 %, with u far from the edges, is f = 2 (1 - 1e-4) + 1e-4. If a share w
-    = .2 is forged, the token weighs ln(.8 + .2 / f) / 1.5 = -.07024.
+    """Honest density of u for a token of 50 %, with u far from the edges, is f = 2 (1 - 1e-4) + 1e-4. If a share w = .2
+    is forged, the token weighs ln(.8 + .2 / f) / 1.5 = -.07024.
     """
     expected = [log(1 - w + w / (2 - OUTLIERS)) / DRAWS_DISPERSION for w in WEIGHTS]
     assert weigh(evidence(1), F32)[:3] == pytest.approx(expected, rel=1e-6)
@@ -60,7 +60,7 @@ def test_an_honest_token_lowers_its_nodes_sums() -> None:
 
 
 def test_forged_tokens_add_up_for_each_share() -> None:
-    """With w = .2, three forged and thirty honest tokens weigh (3 * 7.6014 - 30 * .10536) / 1.5 nats; likewise for w =
+    """Given w = .2, three forged and thirty honest tokens weigh (3 * 7.6014 - 30 * .10536) / 1.5 nats; likewise for w =
     .02 and .002.
     """
     expected = [3 * log(1 - w + w / OUTLIERS) + 30 * log(1 - w + w / 2) for w in WEIGHTS]
@@ -84,7 +84,7 @@ def test_a_forged_end_after_an_honest_beginning_convicts() -> None:
 
 
 def test_claims_weigh_a_quarter() -> None:
-    """A claim 2 nats off, at scale 1, has the honest density t(2) = .06804 and, if invented, t(1) / 2 = .19245 / 2.
+    """Claims 2 nats off, at scale 1, have the honest density t(2) = .06804 and, if invented, t(1) / 2 = .19245 / 2.
     Claims weigh a quarter because errors recur within a group.
     """
     honest = Honest(draws=16, claims=16)
@@ -102,7 +102,7 @@ def test_claims_that_are_shifted_weigh_for_their_side() -> None:
 
 
 def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
-    """An error of eight times the class's scale has density t(8), but t(1) / 8 at the eight times coarser scale. The
+    """Errors of eight times the class's scale have density t(8), but t(1) / 8 at the eight times coarser scale. The
     weight is ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557 nats, before the division by `CLAIMS_DISPERSION`.
     """
     honest = Honest(draws=8, claims=8)
@@ -112,7 +112,9 @@ def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
 
 
 def test_without_a_coarser_scale_coarseness_weighs_nothing() -> None:
-    """The alternative is `COARSER` steps above the class's scale, which lies beyond the last scale here."""
+    """Coarser rounding as alternative is `COARSER` steps above the class's scale, which lies beyond the last scale
+    here.
+    """
     honest = Honest(draws=14, claims=NUM_SCALES - COARSER)
     assert weigh(evidence(50, error=30.0), honest)[8] == 0.0
 
@@ -145,7 +147,7 @@ def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> Non
 
 
 def test_sixty_six_sure_tokens_prove_a_node() -> None:
-    """A node is proven at ln(1e-3). Each sure token weighs -.10536 nats, so 65.6 tokens are needed."""
+    """Nodes are proven at ln(1e-3). Each sure token weighs -.10536 nats, so 65.6 tokens are needed."""
     assert proof_added(0.0, evidence(65), F32) > log(1e-3) > proof_added(0.0, evidence(66), F32)
     assert proof_added(-3.0, evidence(10), F32) == pytest.approx(-3.0 - 10 * 0.10536, abs=1e-4)
 
@@ -163,7 +165,7 @@ def test_no_tokens_weigh_nothing() -> None:
 
 @pytest.mark.parametrize("forged", [20, 40, 400])
 def test_forged_tokens_are_not_explained_by_rounding(forged: int) -> None:
-    """A forged token could pass for coarse rounding, but the node's honest tokens show how finely it rounds; forged
+    """Forged tokens could pass for coarse rounding, but the node's honest tokens show how finely it rounds; forged
     tokens alone fit no scale.
     """
     assert not is_explained(evidence(forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
@@ -281,7 +283,7 @@ def test_a_node_that_forges_one_token_in_fifty_is_found(noise: float) -> None:
     ],
 )
 def test_shifted_claims_are_found(noise: float, bound: int, shift: float) -> None:
-    """A shift can hide in rounding: noise of .8 in a class of scale .4 makes honest claims up to .64 nats too high."""
+    """Shifts can hide in rounding: noise of .8 in a class of scale .4 makes honest claims up to .64 nats too high."""
     shown = rollouts(1, bound // 20, noise, shift=shift)
     assert tokens_until(ALARM, measured(noise), shown) is not None
 

@@ -88,7 +88,7 @@ def test_both_distributions_are_scipys() -> None:
 
 
 def test_log_odds_are_bounded_by_the_tail() -> None:
-    """With TAIL = .001: ln(1.001 / .001) = 6.9088 at the ends, and ln(.901 / .101) = 2.1884 at .9."""
+    """Given TAIL = .001: ln(1.001 / .001) = 6.9088 at the ends, and ln(.901 / .101) = 2.1884 at .9."""
     end = log((1 + TAIL) / TAIL)
     places = np.array([-1.0, 0.0, 0.5, 0.9, 1.0, 2.0])
     assert bounded_log_odds(places) == pytest.approx([-end, -end, 0.0, 2.188384, end, end], abs=1e-5)
@@ -96,7 +96,7 @@ def test_log_odds_are_bounded_by_the_tail() -> None:
 
 @pytest.mark.parametrize(("below", "width"), [(0.4, 0.1), (0.5, 0.499), (0.0, 1.0), (0.2, 1e-4), (0.0, 0.01)])
 def test_the_density_of_one_interval_integrates_to_one(below: float, width: float) -> None:
-    """A density must integrate to 1. Scales that are not small compared with the distance to 0 or 1 move mass beyond
+    """Densities must integrate to 1. Scales that are not small compared with the distance to 0 or 1 move mass beyond
     these bounds.
     """
     curves = draw_curves(np.full(len(U), below), np.full(len(U), log(width)), U)
@@ -135,15 +135,15 @@ def test_a_draw_by_hand() -> None:
 
 
 def test_one_forged_token_weighs_at_most_its_outlier_share() -> None:
-    """One token can weigh at most ln(1 - w + w / 1e-4): 7.60, 5.30 and 3.04 nats for the three shares w."""
+    """Single tokens can weigh at most ln(1 - w + w / 1e-4): 7.60, 5.30 and 3.04 nats for the three shares w."""
     curves = draw_curves(np.zeros(1), np.full(1, HALF), np.full(1, 0.9999))
     assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / OUTLIERS) for w in WEIGHTS], rel=1e-6)
     assert curves[1:, 0, 0] == pytest.approx([7.6014, 5.3032, 3.0440], abs=1e-3)
 
 
 def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
-    """A scale of 2 nats makes the density nearly flat there: a token of probability 1e-4 weighs about the same for u
-    next to it and u a nat away.
+    """Scales of 2 nats make the density nearly flat there: a token of probability 1e-4 weighs about the same for u next
+    to it and u a nat away.
     """
     near, off = (
         draw_curves(np.full(1, 0.4), np.full(1, log(1e-4)), np.full(1, u))[0, at_least(2.0), 0] for u in (0.4, 0.64)
@@ -197,7 +197,7 @@ def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) 
 
 
 def test_a_claim_by_hand() -> None:
-    """A claim 2 nats off, at scale 1, has density t(2) = .06804 if honest, and t(1) / 2 = .19245 / 2 if invented."""
+    """Claims 2 nats off, at scale 1, have density t(2) = .06804 if honest, and t(1) / 2 = .19245 / 2 if invented."""
     place, invented = at_least(1.0), 0.1924501 / INVENTED
     honest = log((1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented)
     curves = claim_curves(np.array([2.0]))

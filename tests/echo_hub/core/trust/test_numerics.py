@@ -109,7 +109,7 @@ def test_where_nothing_was_measured_the_default_is_assumed() -> None:
 
 @pytest.mark.parametrize(("temperature", "steps"), [(1.0, 0), (0.5, 2), (0.25, 4), (2.0, -2)])
 def test_default_scales_grow_as_one_over_the_temperature(temperature: float, steps: int) -> None:
-    """A lower temperature multiplies logits, noise included. One step of scales is the square root of 2."""
+    """Lower temperatures multiply logits, noise included. One step of scales is the square root of 2."""
     assert Numerics(temperature).honest(TORCH).draws == DEFAULTS["bf16"].draws + steps
     assert default(TORCH, temperature).claims == DEFAULTS["bf16"].claims + steps
 
@@ -304,7 +304,7 @@ def test_no_class_is_taken_for_coarser_than_a_nat() -> None:
 
 
 def test_a_finer_measurement_later_does_not_undo_it() -> None:
-    """A scale that several dissimilar nodes have shown stays until the hub stops."""
+    """Scales shown by several dissimilar nodes stay until the hub stops."""
     numerics = known(measured=FINE)
     numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1))
     before = numerics.honest(Q8)
@@ -364,7 +364,9 @@ def test_few_tokens_and_classes_that_were_not_measured_tell_nothing() -> None:
 
 
 def test_an_exact_node_that_declares_four_bits_cannot_shop() -> None:
-    """The node takes the neighbouring token in one of fifty cases, within what the class's scale would excuse."""
+    """Shoppers like this one take the neighbouring token in one of fifty cases, within what the class's scale would
+    excuse.
+    """
     numerics, enough = known(measured=COARSER), alarm(1e-6)
     of_class = numerics.honest(Q8)
     honest = rollouts(10, 400, 0.0005)

@@ -51,7 +51,7 @@ def test_edges_are_read_at_the_scale_of_the_class() -> None:
 
 
 def test_a_rollouts_weight_follows_the_inequality() -> None:
-    """With excess .5, variance .2 and the second tilt, x = .4 * .5 / sqrt(.2 + .05) = .4."""
+    """Given excess .5, variance .2 and the second tilt, x = .4 * .5 / sqrt(.2 + .05) = .4."""
     x = TILTS[1] * 0.5 / sqrt(0.2 + LEAST_VARIANCE)
     allowed = 0.2 * (exp(x) - 1 - x) + TOLERANCE * x * sqrt(0.2)
     weighed = weigh(ONE, 0.5)
@@ -64,7 +64,7 @@ def test_a_rollouts_weight_follows_the_inequality() -> None:
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
 @pytest.mark.parametrize("excess", [-1.0, 0.3, 1.0])
 def test_an_exact_token_weighs_nothing_on_average(share: float, excess: float) -> None:
-    """With u near an edge in a `share` of tokens, E exp(weight) must be at most 1: this bounds the rate of false
+    """Given u near an edge in a `share` of tokens, E exp(weight) must be at most 1: this bounds the rate of false
     alarms.
     """
     variance = share * (1.0 - share)
@@ -160,8 +160,8 @@ def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: st
 @pytest.mark.parametrize("precision", NOISES)
 @pytest.mark.parametrize("diluted", [0.0, 0.3])
 def test_a_shopper_that_hides_its_choices_is_convicted(world: World, precision: str, diluted: float) -> None:
-    """A shopper can take neighbours of equal reward as well, to make those of higher reward less conspicuous. It must
-    be convicted all the same.
+    """Shoppers can take neighbours of equal reward as well, to make those of higher reward less conspicuous. It must be
+    convicted all the same.
     """
     known = scale_of(world, precision)
     drawn = shopper(world, 8_000, farthest=3.0 * nats(known), diluted=diluted)

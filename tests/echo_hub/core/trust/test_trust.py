@@ -367,7 +367,7 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
 
 
 def test_a_biased_claim_convicts_in_every_class(world) -> None:
-    """An error of almost half a nat is common in an 8-bit engine; that all claims are too high is not."""
+    """Errors of almost half a nat are common in 8-bit engines, but not always in one direction."""
     bench = world(groups_per_step=64)
     bench.tell(NumericsMeasured(rounding="q8_0", policy_version=0, evidence=engine(7, 0.1)))
     biased = rollouts(8, 20, 0.1, shift=0.45)
@@ -777,7 +777,7 @@ def test_an_older_version_is_not_measured_again(world) -> None:
 
 
 def test_a_measurement_that_failed_is_tried_again(world) -> None:
-    """A failed measurement is repeated with the next version, without waiting for a quarter more versions."""
+    """Failed measurements are repeated with the next version, without waiting for a quarter more versions."""
     trust = world().coordinator._trust
     for version in (40, 41, 42):
         trust._measure(F32, version)
@@ -972,7 +972,7 @@ def test_a_node_that_earns_without_edges_is_not_convicted(world, shown: Evidence
 
 
 def test_a_reward_before_the_check_counts_too(world) -> None:
-    """A proven node's rewards are not held until its checks, so reward and check must be matched in either order."""
+    """Proven nodes' rewards are not held until its checks, so reward and check must be matched in either order."""
     bench = world(proven("a"), trust=CHECKS_ALL, groups_per_step=4)
     earn(bench, leases := join(bench, "a"), "a", near_edges(2.0))
     last = leases[2]

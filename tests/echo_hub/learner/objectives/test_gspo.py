@@ -27,7 +27,7 @@ def test_its_published_range_is_narrow(make_tokens: Callable[..., ObjectiveToken
 
 
 def test_gradient_by_finite_differences(make_tokens: Callable[..., ObjectiveTokens]) -> None:
-    """A rollout's tokens share the ratio s. Only the sum of their losses has a gradient that finite differences can
+    """Tokens of a rollout share the ratio s. Only the sum of their losses has a gradient that finite differences can
     check.
     """
     start = torch.tensor([0.8, 1.3, 4.0, 1.0, 0.9], dtype=torch.float64).log().requires_grad_()

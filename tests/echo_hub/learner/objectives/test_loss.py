@@ -133,7 +133,7 @@ def test_the_kl_term_by_hand_and_by_finite_differences() -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_entropy_bonus_has_the_losss_weights_and_vetoes(name: str) -> None:
-    """A vetoed rollout loses its entropy bonus as well. Masked tokens keep it, like the KL term, because it needs no
+    """Vetoed rollouts lose their entropy bonus as well. Masked tokens keep it, like the KL term, because it needs no
     correction.
     """
     entropies = torch.arange(5.0).requires_grad_()

@@ -27,7 +27,7 @@ def test_the_profile_has_balanced_parentheses() -> None:
 
 
 def test_denials_come_before_exceptions() -> None:
-    """Of the rules that match, macOS applies the last one."""
+    """macOS applies the last matching rule."""
     profile = text(Cage(reads=(Path("/Users/me/model"),), writes=(Path("/Users/me/derived"),), connects=(50_052,)))
     order = [
         "(deny file-read-data",

@@ -80,7 +80,7 @@ def group() -> Iterator[tuple[Path, str]]:
 
 
 def test_a_real_memory_limit_holds_the_node(group: tuple[Path, str], tmp_path: Path) -> None:
-    """A node in a container must measure memory by its group's limit, not by the machine's."""
+    """Nodes in a container must measure memory by their group's limit, not by the machine's."""
     place, limit = group
     (place / limit).write_text(str(256 * MIB))
     program = (
