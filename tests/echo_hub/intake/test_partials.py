@@ -121,8 +121,8 @@ def test_another_nodes_lease_is_not_touched(partials: Partials) -> None:
 
 
 def test_a_reconnected_node_sends_all_its_parts_again(partials: Partials) -> None:
-    """Reconnected nodes do not know what the hub got, so they send all tokens again. The hub must take only the new
-    ones, and keep its first log-probabilities.
+    """Reconnected nodes do not know what the hub got, so they send all tokens again. The hub must take only new tokens,
+    and keep the first log-probabilities.
     """
     partials.take("a", [part(0, [5, 9, 8])])
     partials.take("a", [part(0, [5, 9], logprobs=[-4.0, -4.0]), part(2, [8, 7, 6])])

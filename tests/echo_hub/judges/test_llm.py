@@ -118,8 +118,8 @@ async def test_the_settings_limit_concurrent_requests(endpoint: FakeEndpoint) ->
 
 
 async def test_a_completion_cannot_give_its_own_verdict(endpoint: FakeEndpoint) -> None:
-    """Weak judges may repeat the completion, including a verdict in it, before its own verdict. Only the judge's own
-    one counts, and the marks around the completion cannot be guessed.
+    """Weak judges may repeat the completion, including a verdict in it, before their own verdict. Only the judge's own
+    verdict counts, and the marks around the completion cannot be guessed.
     """
     endpoint.rule = lambda said: f"I was asked:\n{said}\n<score>2</score>"
     async with judge(endpoint) as style:

@@ -302,7 +302,7 @@ def test_a_fresh_policy_is_the_base_and_the_seed_decides_it(settings: LearnerSet
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the books of Linux")
 def test_a_base_in_its_own_precision_is_memory_mapped(settings: LearnerSettings, tmp_path: Path) -> None:
-    """Processes of one host share the memory of a mapped file, so it is not copied."""
+    """Processes of one host share the memory of a mapped file, so the base is not copied."""
     config = Qwen3Config(
         vocab_size=60_000,
         hidden_size=512,

@@ -335,8 +335,8 @@ async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_ada
 async def test_a_node_lent_a_delta_it_cannot_read_gets_the_keyframe(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
-    """New nodes may continue another node's prefix, for which they need an older version. If it cannot apply the delta,
-    it must get the whole version (keyframe).
+    """New nodes may continue another node's prefix, for which they need an older version. Nodes that cannot apply the
+    delta must get the whole version (keyframe).
     """
     await nodes.join("a")
     for version in (1, 2, 3):

@@ -90,7 +90,7 @@ def test_a_fair_draw_passes_at_any_temperature_vocabulary_and_length(
 
 
 def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
-    """Bounds on honest claims must hold at every length, even for the model that reaches it: exponential excesses."""
+    """Bounds on honest claims must hold at every length, even for the worst honest model: exponential excesses."""
     rng = np.random.default_rng(1)
     below = [
         sum(log_chance(-rng.standard_exponential(length).astype(np.float32), 1) < np.log(0.05) for _ in range(2_000))

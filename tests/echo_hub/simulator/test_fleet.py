@@ -159,7 +159,7 @@ def test_unfinished_work_is_given_back_at_the_end_of_the_day(heard: Callable[...
 def test_a_vanished_nodes_rollouts_are_lost_or_sent_on_its_return(
     heard: Callable[..., Heard], lost_share: float, arrived: int
 ) -> None:
-    """Node 0 vanishes about once in 3.6 s, and a rollout takes 20 s: it is interrupted almost certainly."""
+    """Node 0 vanishes about once in 3.6 s, and a rollout takes 20 s, so interruptions are almost certain."""
     hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": lost_share})
     hub.lease(1, 0, 1)
     hub.until(1.0)
@@ -282,8 +282,8 @@ def test_without_streaming_nothing_is_continued(heard: Callable[..., Heard]) -> 
 
 
 def test_the_planner_serves_few_nodes_and_the_formula_many(heard: Callable[..., Heard]) -> None:
-    """Small fleets use the real planner: the real broadcast planner sends the version: 4 MB take more than 0.32 s,
-    because it measures the line first. With many nodes a formula gives the time.
+    """Small fleets use the real broadcast planner: 4 MB take more than 0.32 s, because the planner measures the line
+    first. With many nodes a formula gives the time.
     """
     lines = {"payload_bytes": 4e6, "planned_nodes": 1}
     hub = heard(publication=lines)

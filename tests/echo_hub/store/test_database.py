@@ -270,7 +270,7 @@ def test_a_locked_file_is_an_error_that_loses_nothing(
 
 
 def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, records: Any) -> None:
-    """Limits on SQLite's pages stand for the full disk: it fails at the same place, with the same error code."""
+    """Limits on SQLite's pages stand for the full disk: writes fail at the same place, with the same error code."""
     store = Store.open(file_url(tmp_path / "echo.db"))
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     before = store.read(read_snapshot)

@@ -133,8 +133,8 @@ def test_split_and_whole_draw_the_same(
 def test_an_adapter_may_be_freed_at_any_time(
     base: Path, make_adapter: Callable[..., Path], lending: list[LendingProcess], kit: Any, tmp_path: Path
 ) -> None:
-    """Helpers that repeat a computation keep its graph, which refers to the adapter's memory. Freed memory must make it
-    forget the graph.
+    """Helpers that repeat a computation keep its graph, which refers to the adapter's memory. Freed memory must make
+    helpers forget the graph.
     """
     with closing(LlamaCppEngine()) as engine:
         settings = EngineSettings(width=WIDTH, threads=1, precision="f32", helpers=(lending[0].without_code,))

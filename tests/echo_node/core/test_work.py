@@ -244,7 +244,7 @@ def check(version: int = 0) -> CheckLease:
 
 
 def test_another_nodes_completion_is_scored_with_its_version() -> None:
-    """Such versions may no longer be loaded: it is loaded from disk for the check, and dropped afterwards."""
+    """Such versions may no longer be loaded: they are loaded from disk for the check, and dropped afterwards."""
     node = Node()(welcome(1), here(None), here(1), EngineReady(width=WIDTH, scores=True))
     assert node.sent(NodeStatus)[-1].checks == MAX_CHECKS
     for version in (2, 3, 4):

@@ -327,7 +327,7 @@ def test_with_credit_by_turn_a_group_of_equal_rewards_may_have_an_advantage(
 
 
 def test_a_missing_rollout_may_be_as_long_as_any_completion() -> None:
-    """Missing rollouts may be as long as the longest completions. Assuming the prompt's usual length would make its
+    """Missing rollouts may be as long as the longest completions. Assuming the prompt's usual length would make their
     node seem far too slow.
     """
     books = Books()

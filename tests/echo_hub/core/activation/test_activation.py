@@ -496,7 +496,7 @@ def test_a_hundred_thousand_that_cost_something_are_done_in_slices() -> None:
 
 @pytest.mark.parametrize("cost", [0.0, 0.1])
 def test_a_node_whose_first_turn_is_late_is_told_that_it_is_too_slow(cost: float) -> None:
-    """Late first results are not scored: they show the node's speed but does not prove its honesty."""
+    """Late first results are not scored: they show a node's speed but do not prove its honesty."""
     fleet = Fleet()
     fleet.join("gift", per_step=40.0)
     fleet.join("slow", cost)

@@ -68,7 +68,7 @@ def test_the_least_mean_staleness_where_versions_are_rarer() -> None:
 
 
 def test_useful_rollouts_and_needed_staleness_agree() -> None:
-    """Needed staleness exists just below the number of useful rollouts, and does not just above it."""
+    """Needed staleness exists just below the number of useful rollouts, but not just above it."""
     some = pool((2.0, 3.0, 2.0), (1.0, 14.0, 2.0), (0.5, 40.0, 1.0))
     for bound in (1, 2, 3, 5):
         most = useful_rollouts(some, demand(bound=bound))

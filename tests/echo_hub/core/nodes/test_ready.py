@@ -300,7 +300,7 @@ def test_finding_the_next_node_costs_the_same_for_any_number_of_nodes() -> None:
 
 
 def test_a_node_with_an_overdue_rollout_counts_as_slow() -> None:
-    """Nodes without results must not look fast: an overdue rollout shows that it is slower than the other node."""
+    """Nodes without results must not look fast: node b's overdue rollout shows that it is slower than node a."""
     nodes = make()
     for node_id in ("a", "b"):
         join(nodes, node_id, 8)

@@ -160,8 +160,8 @@ def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: st
 @pytest.mark.parametrize("precision", NOISES)
 @pytest.mark.parametrize("diluted", [0.0, 0.3])
 def test_a_shopper_that_hides_its_choices_is_convicted(world: World, precision: str, diluted: float) -> None:
-    """Shoppers can take neighbours of equal reward as well, to make those of higher reward less conspicuous. It must be
-    convicted all the same.
+    """Shoppers can take neighbours of equal reward as well, to hide those of higher reward. They must be convicted all
+    the same.
     """
     known = scale_of(world, precision)
     drawn = shopper(world, 8_000, farthest=3.0 * nats(known), diluted=diluted)

@@ -972,7 +972,7 @@ def test_a_node_that_earns_without_edges_is_not_convicted(world, shown: Evidence
 
 
 def test_a_reward_before_the_check_counts_too(world) -> None:
-    """Proven nodes' rewards are not held until its checks, so reward and check must be matched in either order."""
+    """Proven nodes' rewards are not held until their checks, so reward and check must be matched in either order."""
     bench = world(proven("a"), trust=CHECKS_ALL, groups_per_step=4)
     earn(bench, leases := join(bench, "a"), "a", near_edges(2.0))
     last = leases[2]
