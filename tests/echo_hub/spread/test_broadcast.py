@@ -102,8 +102,8 @@ def test_measured_uplinks_are_used_for_the_next_version() -> None:
 
 @pytest.mark.parametrize(("nodes", "most_s"), [(8, 0.35), (16, 0.4)])
 def test_small_versions_one_after_the_other_stay_quick(nodes: int, most_s: float) -> None:
-    """Small versions occupy an uplink too briefly for measurements. Owners must still get equal shares of pieces to
-    relay.
+    """Small versions occupy an uplink too briefly for measurements. Every owner must still get its
+    share of pieces to relay.
     """
     hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=20)
     before: Network | None = None
