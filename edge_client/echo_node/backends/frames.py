@@ -35,7 +35,7 @@ def parts_to_frame(parts: Sequence[DrawnPart]) -> dict[str, Any]:
 
 
 def parts_from_frame(frame: dict[str, Any]) -> Iterator[DrawnPart]:
-    return (DrawnPart(**row) for row in _rows(frame, _PART_ARRAYS))
+    return (DrawnPart(**row) for row in _rows(frame, DrawnPart, _PART_ARRAYS))
 
 
 def rollouts_to_frame(rollouts: list[FinishedRollout]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def rollouts_to_frame(rollouts: list[FinishedRollout]) -> dict[str, Any]:
 
 
 def rollouts_from_frame(frame: dict[str, Any]) -> Iterator[FinishedRollout]:
-    for row in _rows(frame, _ARRAYS):
+    for row in _rows(frame, FinishedRollout, _ARRAYS):
         yield FinishedRollout(**{**row, "finish_reason": FinishReason(row["finish_reason"])})
 
 
@@ -58,9 +58,13 @@ def _columns(values: Sequence[DrawnPart] | Sequence[FinishedRollout], arrays: fr
     return {name: np.concatenate(column) if name in arrays else column for name, column in columns.items()}
 
 
-def _rows(frame: dict[str, Any], arrays: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each packed value. The frame's `lengths` say where to cut the concatenated arrays."""
-    scalars = [name for name in frame if name not in arrays and name != "lengths"]
+def _rows(
+    frame: dict[str, Any], kind: type[DrawnPart | FinishedRollout], arrays: frozenset[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the fields of each packed `kind`. The frame's `lengths` say where to cut the concatenated arrays. Its other
+    entries belong to the worker.
+    """
+    scalars = [field.name for field in fields(kind) if field.name not in arrays]
     begin = 0
     for row, length in enumerate(frame["lengths"]):
         here = slice(begin, begin + length)
