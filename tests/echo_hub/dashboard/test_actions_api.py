@@ -53,7 +53,7 @@ async def test_a_refused_action_gives_the_reason_and_is_logged(admin: ClientSess
     status, told = await acted(admin, "ban", node="nobody")
     assert status == 409 and "ever joined" in told["record"]["detail"]
     status, told = await acted(admin, "evaluate", version=7)
-    assert status == 409 and told["record"]["detail"] == "There is no adapter of version 7 (any more)."
+    assert status == 409 and told["record"]["detail"] == "Version 7 has no adapter, or no longer has one."
     async with admin.get("/api/v1/actions") as answer:
         assert [one["outcome"] for one in (await answer.json())["actions"]] == ["refused"] * 3
 

@@ -96,7 +96,7 @@ async def test_every_figure_by_hand(strict: dict[str, Any], tmp_path: Path) -> N
     assert found.mean_reward == pytest.approx(4 / 7)
     assert [problem.is_mixed for problem in found.problems] == [True, False]
     assert found.problems[0].answers[0].text == "5" and found.problems[0].reference == "5"
-    assert found.verdict.startswith("Good training signal"), "63 %"
+    assert found.verdict.startswith("Some training signal"), "63 %"
     (warning,) = found.warnings
     assert "failed on 1 completions" in warning and "no nines" in warning
 

@@ -164,12 +164,13 @@ async def test_a_scorer_that_fails_is_no_reward() -> None:
 async def test_a_version_is_evaluated_with_its_adapter(tmp_path: Path) -> None:
     asked: list[Path | None] = []
 
-    async def engine(requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        asked.append(adapter)
-        return await Engine()(requests, greedy=greedy)
+    class Versions:
+        async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+            asked.append(adapter)
+            return await Engine()(requests, greedy=greedy)
 
     adapters = {0: None, 12: tmp_path / "adapter"}
     for version, adapter in adapters.items():
-        generate = drawn_by(engine, adapter)
+        generate = drawn_by(Versions(), adapter)
         await evaluate(version, heldout(1, 0), generate=generate, judge=judged(lambda number, turns: 0.0))
     assert asked == [None, tmp_path / "adapter"]

@@ -100,7 +100,7 @@ async def test_an_evaluation_is_wanted_until_its_figures_are_there(hub: Hub, tmp
     refused = await hub.desk.act("evaluate", {"version": 9}, CLI)
     assert (refused.record.outcome, refused.record.detail) == (
         ActionOutcome.REFUSED,
-        "There is no adapter of version 9 (any more).",
+        "Version 9 has no adapter, or no longer has one.",
     )
 
 

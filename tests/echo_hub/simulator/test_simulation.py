@@ -6,14 +6,19 @@ import gc
 from collections.abc import Callable
 from itertools import count
 
+import pytest
+
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.simulation import simulate
 
 
-def test_the_clock_measures_the_coordinator_alone(scenario_of: Callable[..., Scenario]) -> None:
+def test_the_clock_measures_the_coordinator_alone(
+    scenario_of: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A clock that advances one second per reading shows that each event is timed alone: it takes
     exactly one second.
     """
+    monkeypatch.setattr(gc, "unfreeze", gc.unfreeze.__wrapped__)  # Undo what conftest does to it for other tests.
     seconds = count()
     report = simulate(scenario_of(), lambda: float(next(seconds)))
     assert report.finished and report.balanced

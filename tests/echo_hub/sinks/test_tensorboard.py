@@ -79,12 +79,12 @@ def test_distributions_are_histograms_and_samples_are_texts(store: Store, tmp_pa
 KILLED = """
 import sys
 from pathlib import Path
-from echo_hub.sinks.reading import Reading
+from echo_hub.sinks.reading import EntryReader
 from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.store import Store
 
 sink = TensorBoard(Path(sys.argv[2]))
-reading = Reading(Store.open(sys.argv[1]), sink.open())
+reading = EntryReader(Store.open(sys.argv[1]), sink.open())
 sink.write(reading.read(), reading.position)
 print("written", flush=True)
 sys.stdin.read()

@@ -233,7 +233,7 @@ async def test_the_runs_page_shows_what_the_core_knows_of_trust(hub: Any) -> Non
     status = TrustStatus(
         mismatch=(NodeMismatch(node_id="a", kl=0.25, num_tokens=90),), suspended=("mlx/f32/metal on version 7",)
     )
-    hub.said = {"status": replace(hub.moment().status, trust=status)}
+    hub.said = {"status": replace(hub.now().status, trust=status)}
     view = await hub.pages.run_view()
     assert view.trust == status and COMMON_FAULT.format(what="mlx/f32/metal on version 7") in view.problems
 

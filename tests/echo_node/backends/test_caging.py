@@ -201,9 +201,9 @@ LINKED = """
 import sys
 from pathlib import Path
 from echo_node.backends.base import EngineSettings
-from echo_node.backends.caging import Terms, cage_engine
+from echo_node.backends.caging import CageTerms, cage_engine
 base = Path(sys.argv[1])
-cage_engine("torch", base, base.with_name("derived"), EngineSettings(), Terms(mode="required"))
+cage_engine("torch", base, base.with_name("derived"), EngineSettings(), CageTerms(mode="required"))
 print((base / "config.json").read_text(), next(
     path.read_text() for name in ("a", "part/a", "model.safetensors") if (path := base / name).exists()
 ))

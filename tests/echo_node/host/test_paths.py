@@ -27,9 +27,7 @@ def test_a_user_without_a_home_is_asked_for_a_directory(tmp_path: Path) -> None:
     said = run_homeless("-m", "echo_node", "status")
     assert said.returncode == 1 and "Traceback" not in said.stderr
     assert "no home directory" in said.stderr and "--data-dir DIR" in said.stderr
-    code = (
-        f"from pathlib import Path; from echo_node.host.paths import Paths; print(Paths.find(Path({str(tmp_path)!r})))"
-    )
+    code = f"import pathlib, echo_node.host.paths as p; print(p.NodePaths.find(pathlib.Path({str(tmp_path)!r})))"
     found = run_homeless("-c", code)
     assert f"config_file=PosixPath('{tmp_path}/config.toml')" in found.stdout, found.stderr
     installed = run_homeless("-m", "echo_node", "service", "install", "--data-dir", str(tmp_path))
@@ -44,8 +42,8 @@ def test_two_hubs_have_two_directories(tmp_path: Path) -> None:
 def test_another_process_cannot_have_the_directory(tmp_path: Path) -> None:
     paths = NodePaths.find(tmp_path)
     script = (
-        "import sys; from pathlib import Path; from echo_node.host.paths import Paths\n"
-        "with Paths.find(Path(sys.argv[1])).lock(): pass"
+        "import sys; from pathlib import Path; from echo_node.host.paths import NodePaths\n"
+        "with NodePaths.find(Path(sys.argv[1])).lock(): pass"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
     with paths.lock():

@@ -166,10 +166,10 @@ async def test_where_nothing_is_counted_nothing_is_learnt(monkeypatch: pytest.Mo
 SEND = """
 import asyncio, sys
 from websockets.asyncio.server import serve
-from echo_node.net.mesh_link import Link, Uplink
+from echo_node.net.mesh_link import Link, SendCap
 
 async def main():
-    uplink, received = Uplink(int(sys.argv[1])), asyncio.Semaphore(0)
+    uplink, received = SendCap(int(sys.argv[1])), asyncio.Semaphore(0)
 
     async def send(connection):
         link = Link(node_id="b", socket=connection, opened_here=False)

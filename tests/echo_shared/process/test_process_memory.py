@@ -40,12 +40,11 @@ def test_free_memory_is_more_than_zero_and_less_than_the_total() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's killer")
 def test_the_kernel_would_kill_a_volunteer_process_first() -> None:
-    script = (
-        "from echo_shared import process_memory; process_memory.go_first(); print(open('/proc/self/oom_score').read())"
-    )
+    score = "print(open('/proc/self/oom_score').read())"
+    offers = "from echo_shared.process.process_memory import go_first; go_first(); "
     plain, offered = (
         int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for code in ("print(open('/proc/self/oom_score').read())", script)
+        for code in (score, offers + score)
     )
     assert offered > plain
 

@@ -21,8 +21,8 @@ HOLDER = """
 import sys
 from pathlib import Path
 from echo_shared.artefacts.manifest import Manifest
-from echo_shared.swarm.shared_memory import Segment
-segment = Segment.of(Manifest.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+from echo_shared.swarm.shared_memory import MemorySegment
+segment = MemorySegment.of(Manifest.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 print(segment.address.model_dump_json(), flush=True)
 sys.stdin.read()
 """
