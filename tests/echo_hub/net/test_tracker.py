@@ -25,7 +25,7 @@ from echo_hub.net.tracker import (
 )
 from echo_shared.errors import RefusedError, SwarmError
 from echo_shared.signing.identity import Identity
-from echo_shared.swarm import bencode
+from echo_shared.swarm import PeerAddress, bencode
 
 TORRENT = bytes(range(236, 256))
 NODES = [f"{number:020x}" for number in range(200)]
@@ -143,9 +143,14 @@ def test_a_new_peer_is_introduced_once_to_nodes_that_still_fetch(tracker: Tracke
 
 
 async def test_over_http_a_new_peer_is_introduced(tracker: Tracker) -> None:
-    introduced = []
+    introduced: list[tuple[bytes, PeerAddress, tuple[str, ...]]] = []
+
+    class Recorded:
+        def introduce(self, info_hash: bytes, peer: PeerAddress, node_ids: tuple[str, ...]) -> None:
+            introduced.append((info_hash, peer, node_ids))
+
     application = web.Application()
-    application.add_routes(routes(tracker, introduce=lambda *args: introduced.append(args)))
+    application.add_routes(routes(tracker, introductions=Recorded()))
     query = f"info_hash={quote(TORRENT)}&left=1&port="
     async with TestClient(TestServer(application)) as client:
         for number, port in ((1, 7001), (2, 7002)):
