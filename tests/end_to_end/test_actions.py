@@ -27,7 +27,7 @@ async def test_a_killed_hub_stays_paused_and_does_the_actions_noted_in_the_meant
     token = re.findall(r"echo_[\w-]{43}", await commanded("act", "token", "ci", "scope=operate"))[0]
     assert "clip_high=0.0 -> clip_high=0.3" in await commanded("act", "objective", "clip_high=0.3", "--wait", "60")
     await hub.kill()
-    assert "Noted as action 5" in await commanded("act", "publish_every", "3", "--wait", "0")
+    assert "Stored as action 5" in await commanded("act", "publish_every", "3", "--wait", "0")
     hub, url = await site.hub(run)
     await until(url, lambda view: view["live"]["publish_every"] == 3)
     async with ClientSession(url, headers={"Authorization": f"Bearer {token}"}) as script:
