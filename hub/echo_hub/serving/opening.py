@@ -205,11 +205,11 @@ def _say_full(said: str) -> None:
 
 def _say_away(said: str) -> None:
     said = " ".join(said.split())
-    log.error("the database server is away; the hub waits until it is back: %s", said, extra={"event": "database_away"})
+    log.error("the database server is unavailable; the hub waits until it is back: %s", said, extra={"event": "database_away"})
 
 
 def _say_back() -> None:
-    log.warning("the database server is back: the hub goes on", extra={"event": "database_back"})
+    log.warning("the database server is back: the hub continues", extra={"event": "database_back"})
 
 
 def _say_room() -> None:
