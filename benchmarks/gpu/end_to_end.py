@@ -22,7 +22,7 @@ PART: Final = "end to end"
 REAL_MODEL: Final = "ECHO_BENCHMARK_MODEL"
 """A directory in Hugging Face layout; without it, the base is built in."""
 BUILT_IN: Final = "builtin:tiny"
-ENDING_S: Final = 12.0
+ENDING_S: Final = 25.0
 """Seconds kept for ending the hub and the node."""
 MOST_STEPS: Final = 100_000
 LOOK_S: Final = 0.5

@@ -30,7 +30,7 @@ async def test_an_invite_for_one_node_admits_one_until_revoked(site: Any) -> Non
     first = await site.node(url, "first", "--token", token)
     await first.printed("Connected")
     said = await refused("second", "--token", token)
-    assert "This hub's invite for Ada is used up: 1 key has come by it" in said
+    assert "This hub's invite for Ada is used up: 1 key has joined with it" in said
     assert "Ask the hub's operator for another invite" in said
     assert ((await first.end())[0], (await hub.end())[0]) == (0, 0)
     await site.hub(run, "--port", url.rpartition(":")[2])
