@@ -205,7 +205,8 @@ def _say_full(said: str) -> None:
 
 def _say_away(said: str) -> None:
     said = " ".join(said.split())
-    log.error("the database server is unavailable; the hub waits until it is back: %s", said, extra={"event": "database_away"})
+    extra = {"event": "database_away"}
+    log.error("the database server is unavailable; the hub waits until it is back: %s", said, extra=extra)
 
 
 def _say_back() -> None:
