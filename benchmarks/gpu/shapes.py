@@ -4,57 +4,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
-from transformers import Qwen3Config
+
+from benchmarks.harness import models
 
 ON_CPU: Final = "ECHO_BENCHMARK_GPU_ON_CPU"
 """Environment variable: if set, all parts run on the CPU with a tiny shape, for tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(models.Shape):
     """A model, and its work."""
 
-    hidden: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int = 151_936
-    tied: bool
     completion_tokens: int = 512
     """Tokens of the longest trained rollout."""
     groups: int = 8
     drawn_tokens: int = 64
     widths: tuple[int, ...] = (8, 64, 256)
     tiny: bool = False
-
-    def config(self) -> Any:
-        """Return the configuration for transformers."""
-        return Qwen3Config(
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.key_value_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate,
-            max_position_embeddings=4_096,
-            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-            tie_word_embeddings=self.tied,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-
-    def operations(self, inputs: int, trained: int) -> float:
-        """Operations of a step's matrix products: forward, and backward to the inputs, because the weights are
-        frozen."""
-        attention = self.head_dim * (2 * self.heads + 2 * self.key_value_heads)
-        layer = self.hidden * (attention + 3 * self.intermediate)
-        return 4.0 * (inputs * self.layers * layer + trained * self.vocabulary * self.hidden)
 
 
 SHAPES: Final = {
