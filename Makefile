@@ -109,10 +109,12 @@ $(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[hub]"
 	@touch $@
 
-# The development environment contains the demo's.
+# The development environment contains the demo's. Its tests turn warnings into errors, also those of compiling a
+# library, so bytecode is written before. Files that need a newer Python do not compile, which is no error here.
 $(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,quantized,ray,wandb,benchmarks,docs,dev
 $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing [$(EXTRAS)] into $(VENV). llama-cpp-python is compiled: some minutes, the first time."
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@$(BIN)/python -m compileall -qq -j 0 "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
 	@installers/llama_with_rpc.sh $(BIN)/python -c constraints.txt
 	@touch $@ $(VENV)/.stamp-demo
