@@ -43,7 +43,7 @@ class NodeConfig(BaseSettings):
     backend: BackendName = "auto"
     """The sampling engine; auto = the best that this machine can run."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads of the engine; 0 = the engine's own choice."""
+    """Most CPU threads of the engine; it uses fewer while other programs use the cores. 0 = one for each core."""
     helpers: Annotated[tuple[str, ...], Field(repr=False), SECRET] = ()
     """HOST:PORT#CODE of other machines that each hold a part of the model, as printed by `echo-node lend` there."""
     precision: PrecisionName = "auto"

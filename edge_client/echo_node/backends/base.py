@@ -24,6 +24,7 @@ class EngineSettings:
     width: int = 0
     """Number of rollouts sampled at once."""
     threads: int = 0
+    """Most CPU threads."""
     precision: str = "auto"
     """auto, f32, f16, bf16, q8_0 or a K-quant such as q4_k_m. BackendError if the engine lacks the precision."""
     kv_cache_bytes: int = 0

@@ -29,6 +29,7 @@ from echo_node.backends.gguf_convert import find_model, read_shape, write_adapte
 from echo_node.backends.kv_layout import CELL_STEP, KvLayout, KvPlanner
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
 from echo_node.backends.scoring import intervals, joined, pieces
+from echo_node.backends.threads import Threads
 from echo_node.host import hardware
 from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
@@ -94,9 +95,12 @@ class LlamaCppEngine:
         self._derived_dir = derived_dir
         self._adapter_numbers = itertools.count()
         self._width = min(settings.width or DEFAULT_WIDTH, MAX_WIDTH)
+        # The wait for a GPU's or a helper's layers would look like a lack of cores.
+        fixed = gpu or bool(settings.helpers)
+        self._threads = Threads(settings.threads or hardware.sensible_threads(), fixed=fixed)
         options = ModelOptions(
             batch_tokens=max(self._width, _PREFILL_TOKENS),
-            threads=settings.threads or hardware.sensible_threads(),
+            threads=self._threads.count,
             exact=model.is_exact,
             num_layers=self._shape.num_layers,
             gpu=gpu,
@@ -104,7 +108,9 @@ class LlamaCppEngine:
             doors=settings.doors,
         )
         self._llama = LlamaContext()
-        self._llama.open(model.path, options)
+        with self._threads.begun():
+            self._llama.open(model.path, options)
+        self._llama.set_threads(self._threads.count)
         budget = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
         affordable = budget // (self._shape.kv_values_per_token * (4 if model.is_exact else 2))
         self._planner = KvPlanner(
@@ -336,7 +342,10 @@ class LlamaCppEngine:
     def _step(self, events: list[EngineEvent]) -> None:
         """Draw the next token of every row."""
         slots = self._numbers[: self._num_rows]
-        logits = self._llama.feed_rows(*self._table.next_inputs(slots))
+        inputs = self._table.next_inputs(slots)
+        with self._threads.step():
+            logits = self._llama.feed_rows(*inputs)
+        self._llama.set_threads(self._threads.count)
         self._draw(logits, slots, slots, events)
 
     def _draw(

@@ -53,6 +53,7 @@ class ModelOptions:
     batch_tokens: int
     """Most tokens that llama.cpp takes in one batch."""
     threads: int
+    """CPU threads, until `set_threads`."""
     exact: bool
     """True: compute attention in float32. False: in float16."""
     num_layers: int
@@ -94,6 +95,7 @@ class LlamaContext:
         if not self._model:
             raise _failure("llama.cpp could not load the base model.", str(model))
         self._options = options
+        self._threads = options.threads
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
 
     @property
@@ -110,7 +112,7 @@ class LlamaContext:
             params.n_seq_max = layout.sequences
             params.kv_unified = layout.unified
             params.n_batch = params.n_ubatch = self._options.batch_tokens
-            params.n_threads = params.n_threads_batch = self._options.threads
+            params.n_threads = params.n_threads_batch = self._threads
             exact = self._options.exact
             params.flash_attn_type = _FLASH_ATTENTION_OFF if exact else _FLASH_ATTENTION_AUTO
             params.type_k = params.type_v = _GGML_TYPE_F32 if exact else _GGML_TYPE_F16
@@ -126,6 +128,13 @@ class LlamaContext:
             self._memory = llama_cpp.llama_get_memory(self._context)
             self._apply_adapter()
             self._map_batch(layout.sequences)
+
+    def set_threads(self, count: int) -> None:
+        """Compute with so many CPU threads from the next call on."""
+        if count != self._threads:
+            self._threads = count
+            if self._context:
+                llama_cpp.llama_set_n_threads(self._context, count, count)
 
     def _map_batch(self, sequences: int) -> None:
         """Allocate numpy arrays that llama.cpp reads in place, so that vector assignments fill a batch."""

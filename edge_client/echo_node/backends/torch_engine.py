@@ -29,12 +29,13 @@ from echo_node.backends.base import (
     weights_of,
 )
 from echo_node.backends.scoring import joined, pieces
+from echo_node.backends.threads import Threads
 from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linears
 from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError
 from echo_shared.process.out_of_memory import ran_out
 from echo_shared.sampling import torch_draws
-from echo_shared.sampling.interface import DrawnPart, GroupRequest
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.sampling.scoring import Intervals
 from echo_shared.sampling.torch_cache import cache_argument, cache_of, kv_bytes_per_token, spare_bytes
 from echo_shared.sampling.torch_precision import multiplies
@@ -67,11 +68,10 @@ class TorchEngine:
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         weights_of(base_dir)
         self._width = settings.width or DEFAULT_WIDTH
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         try:
-            with _memory_errors():
-                self._device = _device(settings.device)
+            self._device = _device(settings.device)
+            self._threads = Threads(settings.threads or torch.get_num_threads(), fixed=self._device.type != "cpu")
+            with self._threads.begun(), _memory_errors():
                 dtype = _dtype(base_dir, settings.precision, self._device)
                 self.precision = next(name for name, known in _DTYPES.items() if known is dtype)
                 base: Any = AutoModelForCausalLM.from_pretrained(
@@ -83,6 +83,7 @@ class TorchEngine:
                 )
                 self._model: Any = base.to(self._device).eval().requires_grad_(False)
                 self._layers: Mapping[str, SamplerLinear] = replace_linears(self._model, rows=self._width)
+            torch.set_num_threads(self._threads.count)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise BackendError("PyTorch could not load the base model.", got=f"{base_dir}: {error}") from error
         config = self._model.config.get_text_config(decoder=True)
@@ -122,13 +123,24 @@ class TorchEngine:
         batch = self._batch = Batch(self._model, width=self._width, max_cells=self._max_cells)
         try:
             with _memory_errors():
-                for finished in batch.sample(checked):
+                for finished in self._timed(batch.sample(checked)):
                     yield [*checked.take_failed(), *finished]
             if failed := checked.take_failed():
                 yield [*failed]
         finally:
             if self._batch is batch:
                 self._batch = None
+
+    def _timed(self, steps: Iterator[list[FinishedRollout]]) -> Iterator[list[FinishedRollout]]:
+        """Yield the steps, and choose the number of threads for the next one."""
+        finished: list[FinishedRollout] | None = []
+        while finished is not None:
+            with self._threads.step():
+                finished = next(steps, None)
+            if self._threads.count != torch.get_num_threads():
+                torch.set_num_threads(self._threads.count)
+            if finished is not None:
+                yield finished
 
     def cancel(self, lease_id: int) -> None:
         if self._batch is not None:

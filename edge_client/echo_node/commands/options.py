@@ -21,7 +21,7 @@ With = Annotated[
     list[str] | None,
     typer.Option("--with", help="HOST:PORT#CODE of a machine that runs `echo-node lend`; may be repeated."),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads of the engine; 0 = the engine chooses.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Most CPU threads of the engine; 0 = one per core.")]
 Precision = Annotated[
     str | None,
     typer.Option("--precision", help="Precision of the weights: auto, f32, f16, bf16, q8_0, q4_k_m ..."),
