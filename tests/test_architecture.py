@@ -139,7 +139,6 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.driving",
         "echo_hub.driving.event_queue",
         "echo_hub.evaluation",
-        "echo_hub.gateways",
         "echo_hub.intake.episodes",
         "echo_hub.net",
         "echo_hub.scoring",

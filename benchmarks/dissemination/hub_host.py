@@ -142,7 +142,7 @@ class EchoHub:
             mesh=self._distributor.mesh_for(node),
         )
 
-    async def node_said(self, node_id: str, message: FromNode) -> None:
+    async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
         if isinstance(message, Links):
             async with self._linked:
                 self._links[node_id] = frozenset(message.node_ids)

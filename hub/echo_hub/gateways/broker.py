@@ -12,7 +12,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -46,9 +46,23 @@ _NO_SUCH_CONSUMER: Final = 10014
 _FULL: Final = frozenset({10077, 10023, 10047, 10028})
 """JetStream error codes for lack of space: messages, bytes, resources, storage."""
 
-Settle = Callable[[], Awaitable[None]]
-"""Tells JetStream to delete a stored message, because its effects are committed."""
-TakeStored = Callable[[bytes, Settle], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message that JetStream keeps until it is settled."""
+
+    data: bytes
+    _message: Msg
+
+    async def settle(self) -> None:
+        """Tell JetStream to delete the message, because its effects are committed."""
+        from nats.errors import Error
+
+        try:
+            await self._message.ack()
+        except (Error, OSError) as error:  # JetStream delivers the message again, and the hub recognises it.
+            log.info("a stored message could not be settled: %s", error)
+        _heed_cancellation()
 
 
 class BrokerFullError(ConnectError):
@@ -204,7 +218,7 @@ class Broker:
             raise ConnectError("JetStream does not answer.", got=str(error) or type(error).__name__) from error
         _heed_cancellation()
 
-    async def consume(self, stream: str, take: TakeStored) -> None:
+    async def consume(self, stream: str, take: Callable[[StoredMessage], Awaitable[None]]) -> None:
         """Pass stored messages to `take` forever, oldest first, one at a time.
 
         After a lost connection, delivery resumes with the oldest message that is not settled. If several processes call
@@ -218,7 +232,7 @@ class Broker:
 
             async def taken(message: Msg, number: int = self._num_lost) -> None:
                 if number == self._num_lost:  # JetStream repeats the messages of a lost connection.
-                    await take(message.data, partial(_acknowledge, message))
+                    await take(StoredMessage(message.data, message))
 
             try:
                 subscription = await self._client.subscribe(inbox, cb=taken, pending_bytes_limit=0)
@@ -270,16 +284,6 @@ class Broker:
         except (Error, OSError, TimeoutError) as error:
             log.info("the connection to NATS ends: %s", str(error) or type(error).__name__)
         await self._client.close()
-
-
-async def _acknowledge(message: Msg) -> None:
-    from nats.errors import Error
-
-    try:
-        await message.ack()
-    except (Error, OSError) as error:  # JetStream delivers the message again, and the hub recognises it.
-        log.info("a stored message could not be settled: %s", error)
-    _heed_cancellation()
 
 
 def _heed_cancellation() -> None:

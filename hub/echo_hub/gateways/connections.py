@@ -1,62 +1,54 @@
-"""All connected nodes, through the hub's own port and through gateways."""
+"""All connected nodes, on the hub's own port and at gateways. The rest of the hub need not know which of the two holds
+a node's connection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
 
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.effects import RolloutReceipt
-from echo_hub.gateways.items import ItemKind
+from echo_hub.gateways.fleet import GatewayFleet
+from echo_hub.gateways.sealing import secret_of
 from echo_hub.gateways.sessions import GatewaySessions
 from echo_hub.net.gateway import Gateway
+from echo_hub.net.limits import ConnectionLimits
+from echo_hub.net.nonces import Nonces
 from echo_hub.net.send_queue import Rank
-from echo_shared.wire.codec import encode
+from echo_shared.signing.identity import Identity
 from echo_shared.wire.messages import Checked, FromHub, ReceiptState, RefusalCode
-
-ELSEWHERE: Final = "This node has connected again elsewhere."
 
 
 class Connections:
-    """Sends to all connected nodes. `send` and `push` never wait. `has_news` is called when a message for a gateway is
-    queued."""
+    """The connections of all nodes. `net.live_nodes.NodeConnections` explains `send`, `push` and `dismiss`."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        """`gateway`: serves the nodes on the hub's own port."""
-        self._gateway = gateway
-        gateway.displace_elsewhere = self._displace_by_gateway
+    def __init__(self, config: HubConfig, me: Identity, *, run_id: str, limits: ConnectionLimits) -> None:
+        nonces = Nonces(secret_of(me, "nonces"))
+        self.limits = limits
         self.sessions = GatewaySessions()
-        self.has_news: Callable[[], None] = lambda: None
+        """Sessions at gateways."""
+        self.own = Gateway(me=me, settings=config.server, limits=limits, nonces=nonces, elsewhere=self.sessions)
+        """Sessions on the hub's own port."""
+        self.fleet = GatewayFleet(
+            config.gateways,
+            me=me,
+            run_id=run_id,
+            run_name=config.run.name,
+            own=self.own,
+            sessions=self.sessions,
+            nonces=nonces,
+        )
+
+    def _holder(self, node_id: str) -> Gateway | GatewaySessions:
+        return self.sessions if node_id in self.sessions else self.own
 
     def send(self, node_id: str, message: FromHub) -> bool:
-        """Queue a message; return False if the node is not connected."""
-        if node_id not in self.sessions:
-            return self._gateway.send(node_id, message)
-        frame = encode(message)
-        return self._say(node_id, ItemKind.SEND, frame, num_bytes=len(frame))
+        return self._holder(node_id).send(node_id, message)
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a low-priority message that is built when its queue reaches it.
-
-        For a node behind a gateway, the message is built when the hub sends it to the gateway, which again gives it low
-        priority.
-        """
-        if node_id not in self.sessions:
-            return self._gateway.push(node_id, make, rank)
-
-        def frame() -> bytes | None:
-            message = make()
-            return None if message is None else encode(message)
-
-        is_queued = self.sessions.push(node_id, rank, frame)
-        self.has_news()
-        return is_queued
+        return self._holder(node_id).push(node_id, make, rank)
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Close this node's connection, if open, report the reason to the node, and notify the inbox."""
-        if node_id not in self.sessions:
-            self._gateway.dismiss(node_id, code, what)
-        else:  # The node's gateway reports the disconnect to the inbox.
-            self._say(node_id, ItemKind.PART, code.value, what)
+        self._holder(node_id).dismiss(node_id, code, what)
 
     async def close(self, code: RefusalCode, what: str) -> None:
         """Close the connections of all nodes and tell them why.
@@ -65,22 +57,8 @@ class Connections:
         they send.
         """
         if code is RefusalCode.FINISHED:
-            for line in self.sessions.lines.values():
-                line.put([ItemKind.CLOSE, code.value, what])
-            self.has_news()
-        await self._gateway.close(code, what)
-
-    def displace(self, node_id: str) -> bool:
-        """Close the older connection of a node that connects again; return True if there was one. The inbox is not
-        notified."""
-        return self._displace_by_gateway(node_id) or self._gateway.displace(node_id)
-
-    def _displace_by_gateway(self, node_id: str) -> bool:
-        if node_id not in self.sessions:
-            return False
-        self._say(node_id, ItemKind.PART, RefusalCode.ALREADY_CONNECTED.value, ELSEWHERE)
-        self.sessions.end(node_id)
-        return True
+            self.sessions.close(code, what)
+        await self.own.close(code, what)
 
     def untold(self, node_id: str, receipts: Sequence[RolloutReceipt]) -> Sequence[RolloutReceipt]:
         """Leave out receipts that the node's gateway has already sent: a gateway itself tells its nodes which rollouts
@@ -89,7 +67,7 @@ class Connections:
             return receipts
         return [one for one in receipts if one.state is not ReceiptState.RECEIVED or one.checked is not Checked.NO]
 
-    def _say(self, node_id: str, kind: ItemKind, *content: object, num_bytes: int = 0) -> bool:
-        is_said = self.sessions.say(node_id, kind, *content, num_bytes=num_bytes)
-        self.has_news()
-        return is_said
+    def turned_away(self, passkeys: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """Return the numbers of refused connections since the hub's start, by kind and reason. `passkeys`: refused uses
+        of passkeys, by reason."""
+        return {"connection": self.limits.counts, "passkey": dict(passkeys), **self.own.turned_away}

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways.broker import Broker
-from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.hub_line import GONE_S, HERE_S
 from echo_hub.gateways.intake import Books, Intake
-from echo_hub.gateways.items import Item, ItemKind, node_of, refusal_item
+from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.gateways.sealing import Seal
-from echo_hub.gateways.sessions import GatewayLine
+from echo_hub.gateways.sessions import GatewayLine, GatewaySessions
 from echo_hub.gateways.subjects import Subjects, beacon
-from echo_hub.net.gateway import Inbox
+from echo_hub.net.gateway import Elsewhere, Inbox, NodeInfo
 from echo_hub.net.nonces import Nonces
 from echo_shared.errors import CodecError, ConnectError, LocalProtocolError, RefusedError
 from echo_shared.signing.identity import Identity
@@ -37,8 +36,8 @@ A_GAP: Final = 2**62
 
 
 class GatewayFleet:
-    """All gateways of the hub. `nonces` use a secret that the gateways share; `connections` knows the connection of
-    each node."""
+    """All gateways of the hub. `own`: the connections on the hub's own port. `nonces` use a secret that the gateways
+    share."""
 
     def __init__(
         self,
@@ -47,25 +46,23 @@ class GatewayFleet:
         me: Identity,
         run_id: str,
         run_name: str,
-        connections: Connections,
+        own: Elsewhere,
+        sessions: GatewaySessions,
         nonces: Nonces,
     ) -> None:
         self._settings = settings
         self._subjects = Subjects(run_id)
         self._beacon = beacon(me.node_id)
         self._run_name = run_name
-        self._connections = connections
-        self._sessions = connections.sessions
+        self._own = own
+        self._sessions = sessions
         self._nonces = nonces
         self._seal = Seal(me)
         self._epoch = time.time_ns()
         self._number = 0
         self._broker: Broker | None = None
         self._inbox: Inbox | None = None
-        self.intake: Intake | None = None
         self._joining: set[asyncio.Task[None]] = set()
-        self._there_is_news = asyncio.Event()
-        connections.has_news = self._there_is_news.set
 
     async def open(self) -> None:
         """Connect to the broker, if one is configured. Raises ConfigError if that fails."""
@@ -84,17 +81,11 @@ class GatewayFleet:
         broker, self._inbox = self._broker, inbox
         if broker is None:
             return
-        self.intake = Intake(
-            seal=self._seal,
-            subject=self._subjects.sent,
-            inbox=inbox,
-            connections=self._connections,
-            books=books,
-        )
+        intake = Intake(seal=self._seal, subject=self._subjects.sent, inbox=inbox, sessions=self._sessions, books=books)
         await broker.subscribe(self._subjects.asked, self._asked)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(broker.consume(self._subjects.stream, self.intake.take))
-            tasks.create_task(self.intake.settle())
+            tasks.create_task(broker.consume(self._subjects.stream, intake.take))
+            tasks.create_task(intake.settle())
             tasks.create_task(self._tell(broker))
             tasks.create_task(self._beat(broker))
 
@@ -102,21 +93,21 @@ class GatewayFleet:
 
     async def _tell(self, broker: Broker) -> None:
         while True:
-            await self._there_is_news.wait()
+            await self._sessions.news.wait()
             await asyncio.sleep(GATHER_S)
-            self._there_is_news.clear()
+            self._sessions.news.clear()
             await self._tell_all(broker)
 
     async def _tell_all(self, broker: Broker) -> None:
         for line in tuple(self._sessions.lines.values()):
-            while line.pushes and line.num_bytes < TOLD_BYTES:
+            while line.pushes and line.outbox.num_bytes < TOLD_BYTES:
                 line.make_push()
             if line.pushes:  # The other pushes follow in the next round, after messages that are queued meanwhile.
-                self._there_is_news.set()
+                self._sessions.news.set()
             try:
                 while line.outbox and not line.is_over:
                     line.sent += 1
-                    await self._publish(broker, line.gateway_id, line.sent, _some(line))
+                    await self._publish(broker, line.gateway_id, line.sent, line.outbox.take(TOLD_BYTES))
             except ConnectError as error:
                 log.warning("no message can be sent to gateway %s: %s", line.gateway_id, error.brief)
                 line.is_over = True
@@ -146,7 +137,7 @@ class GatewayFleet:
                     await self._lose(line)
                 else:
                     line.put([ItemKind.HERE])
-            self._there_is_news.set()
+            self._sessions.news.set()
             await asyncio.sleep(HERE_S)
 
     async def _lose(self, line: GatewayLine) -> None:
@@ -185,7 +176,7 @@ class GatewayFleet:
             line = GatewayLine(gateway_id, time.monotonic())
             self._sessions.lines[gateway_id] = line
             line.put([ItemKind.HERE])
-            self._there_is_news.set()
+            self._sessions.news.set()
             return line
         if item[0] != ItemKind.GONE:
             await self._publish(self._broker, gateway_id, A_GAP, [])
@@ -200,7 +191,7 @@ class GatewayFleet:
                 await self._lose(line)
             case ItemKind.MEET:
                 line.put(await self._met(*item[1:]))
-                self._there_is_news.set()
+                self._sessions.news.set()
             case ItemKind.JOIN:
                 joining = asyncio.create_task(self._join(line, item[1], item[2]), name="a node joins by a gateway")
                 self._joining.add(joining)
@@ -216,40 +207,33 @@ class GatewayFleet:
             self._inbox.admit(node_id)
             return [ItemKind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id)]
         except RefusedError as error:
-            return refusal_item(request, error)
+            return _refusal(request, error)
 
     async def _join(self, line: GatewayLine, request: int, fields: dict[str, Any]) -> None:
-        inbox, node = self._inbox, node_of(fields)
+        inbox, node = self._inbox, NodeInfo(**fields)
         assert inbox is not None
         try:
-            if self._connections.displace(node.node_id):
+            if self._displace(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
         except RefusedError as error:
-            line.put(refusal_item(request, error))
+            line.put(_refusal(request, error))
         except Exception:
             log.exception("an error in the hub prevented a node from joining")
-            line.put(refusal_item(request, RefusedError("The hub failed on this connection.", do="Try again later.")))
+            line.put(_refusal(request, RefusedError("The hub failed on this connection.", do="Try again later.")))
         else:
-            self._connections.displace(node.node_id)  # Another connection of this node may have joined meanwhile.
+            self._displace(node.node_id)  # Another connection of this node may have joined meanwhile.
             if line.is_over:
                 await inbox.node_left(node.node_id)
                 return
             session = self._sessions.begin(node.node_id, line)
             frame = encode(welcome)
             line.put([ItemKind.JOINED, request, session.number, frame], len(frame))
-        self._there_is_news.set()
+        self._sessions.news.set()
+
+    def _displace(self, node_id: str) -> bool:
+        return self._sessions.displace(node_id) or self._own.displace(node_id)
 
 
-def _some(line: GatewayLine) -> list[Item]:
-    """Remove from the line's outbox and return the items of its next message."""
-    taken, size = list[Item](), 0
-    for item in line.outbox:
-        num_bytes = sum(len(part) for part in item if isinstance(part, bytes))
-        if taken and size + num_bytes > TOLD_BYTES:
-            break
-        taken.append(item)
-        size += num_bytes
-    del line.outbox[: len(taken)]
-    line.num_bytes = 0 if not line.outbox else line.num_bytes - size
-    return taken
+def _refusal(request: int, error: RefusedError) -> Item:
+    return [ItemKind.REFUSED, request, error.code, error.what, error.got, error.do]

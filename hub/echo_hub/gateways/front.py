@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from echo_hub.gateways.hub_line import HubLine
-from echo_hub.gateways.items import Item, ItemKind, node_fields, refusal_of, rollout_item
+from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.gateways.uplink import GatewayUplink
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_shared.errors import LocalProtocolError, RefusedError
-from echo_shared.wire.codec import decode_from_hub, encode
+from echo_shared.wire.codec import decode_from_hub
 from echo_shared.wire.messages import (
     MAX_BATCHED,
     Checked,
@@ -71,14 +71,13 @@ class _Met:
 
 
 class Front:
-    """The gateway's inbox. Set `line` and `uplink` before use: both are built with methods of this object."""
+    """The gateway's inbox, and the receiver of what the hub sends."""
 
-    line: HubLine
-    uplink: GatewayUplink
-
-    def __init__(self, gateway: Gateway, *, hub_host: str = "") -> None:
+    def __init__(self, gateway: Gateway, line: HubLine, uplink: GatewayUplink, *, hub_host: str = "") -> None:
         """`hub_host`: the hub's own host, if nodes reach the gateway under another host."""
         self._gateway = gateway
+        self._line = line
+        self._uplink = uplink
         self._hub_host = hub_host
         self._requests = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Item]] = {}
@@ -93,7 +92,7 @@ class Front:
         return _Met(self, invite_id=answer[2], is_known=answer[3])
 
     def admit(self, node_id: str) -> None:
-        if not self.line.is_open:
+        if not self._line.is_open:
             raise _hub_away()
 
     def knows(self, node_id: str) -> bool:
@@ -103,9 +102,8 @@ class Front:
         return None
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
-        _, _, number, frame = await self._ask(
-            ItemKind.JOIN, node_fields(replace(node, hub_host=self._hub_host or node.hub_host))
-        )
+        told = asdict(replace(node, hub_host=self._hub_host or node.hub_host))
+        _, _, number, frame = await self._ask(ItemKind.JOIN, told)
         welcome = decode_from_hub(frame)
         session = self._sessions.get(number)
         if session is None:  # The hub has admitted the node's newer connection, or has gone.
@@ -117,21 +115,20 @@ class Front:
         asyncio.get_running_loop().call_soon(self._open, session)
         return welcome
 
-    async def node_said(self, node_id: str, message: FromNode) -> None:
+    async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
         session = self._of_node.get(node_id)
         number = 0 if session is None else session.number
         if isinstance(message, Rollout):
-            size = message.completion_ids.nbytes + message.behavior_logprobs.nbytes
-            await self.uplink.put(rollout_item(node_id, number, message), size)
+            item = [ItemKind.ROLLOUT, node_id, number, frame, message.rollout_id]
         else:
-            frame = encode(message)
-            await self.uplink.put([ItemKind.SAID, node_id, number, frame], len(frame))
+            item = [ItemKind.SAID, node_id, number, frame]
+        await self._uplink.put(item, len(frame))
 
     async def node_left(self, node_id: str) -> None:
         session = self._of_node.pop(node_id, None)
         if session is not None:
             self._sessions.pop(session.number, None)
-            await self.uplink.put([ItemKind.LEFT, node_id, session.number], 0)
+            await self._uplink.put([ItemKind.LEFT, node_id, session.number])
 
     # --- messages stored in JetStream
 
@@ -143,7 +140,7 @@ class Front:
             if item[0] == ItemKind.ROLLOUT:
                 session = self._of_node.get(item[1])
                 if session is not None and session.number == item[2]:
-                    received.setdefault(item[1], []).append(_received(item[3]))
+                    received.setdefault(item[1], []).append(_received(item[4]))
         for node_id, receipts in received.items():
             for start in range(0, len(receipts), MAX_BATCHED):
                 part = tuple(receipts[start : start + MAX_BATCHED])
@@ -185,7 +182,8 @@ class Front:
         if waiting is None or waiting.done():
             self._not_wanted(item)
         elif item[0] == ItemKind.REFUSED:
-            waiting.set_exception(refusal_of(item))
+            _, _, code, what, got, do = item
+            waiting.set_exception(RefusedError(what, got=got, do=do, code=code))
         else:
             if item[0] == ItemKind.JOINED:
                 self._sessions[item[2]] = _Session("", item[2])
@@ -195,7 +193,7 @@ class Front:
         """Handle an answer that came too late: report to the hub that the admitted node has no connection here."""
         if answer[0] == ItemKind.JOINED:
             self._sessions.pop(answer[2], None)
-            self._begin(self.uplink.put([ItemKind.LEFT, "", answer[2]], 0))
+            self._begin(self._uplink.put([ItemKind.LEFT, "", answer[2]]))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -222,13 +220,13 @@ class Front:
     async def _ask(self, kind: ItemKind, *content: Any) -> Item:
         """Send a request to the hub and return its answer. Raises RefusedError if the hub refuses or does not answer
         within ANSWER_S."""
-        if not self.line.is_open:
+        if not self._line.is_open:
             raise _hub_away()
         request = next(self._requests)
         answer = self._answers[request] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self.line.ask([kind, request, *content])
+                await self._line.ask([kind, request, *content])
                 item: Item = await answer
                 return item
         except BaseException as error:

@@ -16,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.items import Item, ItemKind
@@ -33,31 +35,24 @@ GONE_S: Final = 5.0
 """Seconds of silence after which the other end counts as gone."""
 
 
+class HubItems(Protocol):
+    """Receives what the hub sends on a line. Implemented by `front.Front`."""
+
+    def take(self, item: Item) -> None:
+        """Handle one item; called in order."""
+
+    async def begun(self) -> None:
+        """Handle the begin of a new line: all earlier state is void."""
+
+
 class HubLine:
-    """The gateway's end of the line. `take` receives the hub's items in order. `begun` is called when a new line
-    begins: all earlier state is void then.
+    """The gateway's end of the line."""
 
-    `now` returns the time of a monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        seal: Seal,
-        *,
-        hub_id: str,
-        run_name: str,
-        take: Callable[[Item], None],
-        begun: Callable[[], Awaitable[None]],
-        now: Callable[[], float],
-    ) -> None:
+    def __init__(self, broker: Broker, seal: Seal, *, hub_id: str, run_name: str) -> None:
         self._broker = broker
         self._seal = seal
         self._beacon = beacon(hub_id)
         self._run_name = run_name
-        self._take = take
-        self._begun = begun
-        self._now = now
         self.subjects: Subjects | None = None
         """Set by the first beacon."""
         self.is_known = asyncio.Event()
@@ -76,16 +71,16 @@ class HubLine:
     @property
     def is_open(self) -> bool:
         """True if the hub has answered on this line and was heard within GONE_S."""
-        return self._expected > 1 and not self._is_to_begin.is_set() and self._now() - self._heard_at < GONE_S
+        return self._expected > 1 and not self._is_to_begin.is_set() and time.monotonic() - self._heard_at < GONE_S
 
-    async def run(self) -> None:
+    async def run(self, items: HubItems) -> None:
         """Keep a line to the hub until cancelled. Raises ConnectError if the broker does not answer at the start."""
         await self._broker.subscribe(self._beacon, self._beacon_heard)
         while True:
             try:
                 async with asyncio.timeout(HERE_S):
                     await self._is_to_begin.wait()
-                await self._begin()
+                await self._begin(items)
             except TimeoutError:
                 await self.ask([ItemKind.HERE])
             except ConnectError as error:
@@ -103,7 +98,7 @@ class HubLine:
         except ConnectError as error:
             log.info("a request could not be sent to the hub: %s", error.brief)
 
-    async def _begin(self) -> None:
+    async def _begin(self, items: HubItems) -> None:
         await self.ask([ItemKind.GONE])
         self._name = ""
         if self._stop_hearing is not None:
@@ -111,16 +106,12 @@ class HubLine:
             self._stop_hearing = None
         self._is_to_begin.clear()
         self.has_begun.clear()
-        await self._begun()
+        await items.begun()
         assert self.subjects is not None
         name = secrets.token_hex(8)
         self._epoch, self._expected, self._number = self._newest[0], 1, 0
         subject = self.subjects.told(name)
-
-        async def heard(message: bytes) -> None:
-            self._told(subject, message)
-
-        self._stop_hearing = await self._broker.subscribe(subject, heard)
+        self._stop_hearing = await self._broker.subscribe(subject, partial(self._told, items, subject))
         self._name = name
         await self.ask([ItemKind.HERE])
 
@@ -130,7 +121,7 @@ class HubLine:
         except CodecError as error:
             log.warning("%s", error.brief)
             return
-        is_silent = self._now() - self._heard_at > GONE_S
+        is_silent = time.monotonic() - self._heard_at > GONE_S
         if run_name != self._run_name or not (
             (epoch, number) > self._newest or (is_silent and epoch != self._newest[0])
         ):
@@ -139,15 +130,15 @@ class HubLine:
             log.warning("another run with this hub's key is also named %s: give them different names", run_name)
             return
         is_another = epoch != self._newest[0]
-        self._newest, self._heard_at = (epoch, number), self._now()
+        self._newest, self._heard_at = (epoch, number), time.monotonic()
         self.subjects = Subjects(run_id)
         self.is_known.set()
         if is_another:
             self._is_to_begin.set()
 
-    def _told(self, subject: str, message: bytes) -> None:
+    async def _told(self, items: HubItems, subject: str, message: bytes) -> None:
         try:
-            epoch, number, items = self._seal.open(subject, message)
+            epoch, number, told = self._seal.open(subject, message)
         except CodecError as error:
             log.warning("%s", error.brief)
             return
@@ -159,5 +150,5 @@ class HubLine:
             return
         self._expected += 1
         self.has_begun.set()
-        for item in items:
-            self._take(item)
+        for item in told:
+            items.take(item)

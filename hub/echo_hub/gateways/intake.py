@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from typing import Protocol
 
-from echo_hub.gateways.broker import Settle
-from echo_hub.gateways.connections import Connections
-from echo_hub.gateways.items import Item, ItemKind, rollout_of
+from echo_hub.gateways.broker import StoredMessage
+from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.gateways.sealing import Seal
+from echo_hub.gateways.sessions import GatewaySessions
 from echo_hub.net.gateway import Inbox
 from echo_shared.errors import CodecError, EchoError
 from echo_shared.wire.codec import decode_from_node
@@ -41,25 +40,23 @@ class Intake:
         seal: Seal,
         subject: str,
         inbox: Inbox,
-        connections: Connections,
+        sessions: GatewaySessions,
         books: Books,
     ) -> None:
-        self.num_rollouts: Counter[str] = Counter()
-        """Number of rollouts taken in, by gateway."""
         self._seal = seal
         self._subject = subject
         self._inbox = inbox
-        self._connections = connections
+        self._sessions = sessions
         self._books = books
         self._newest: dict[str, int] = {}
         """Number of the newest stored message, by gateway."""
-        self._unsettled: list[Settle] = []
+        self._unsettled: list[StoredMessage] = []
         self._there_are = asyncio.Event()
 
-    async def take(self, message: bytes, settle: Settle) -> None:
+    async def take(self, message: StoredMessage) -> None:
         """Deliver the items of one stored message to the inbox."""
         try:
-            gateway, number, items = self._seal.open(self._subject, message)
+            gateway, number, items = self._seal.open(self._subject, message.data)
         except CodecError as error:
             log.warning("%s", error.brief)
             gateway, number, items = "", 0, ()
@@ -68,28 +65,25 @@ class Intake:
         else:
             self._newest[gateway] = number
         for item in items:
-            if item[0] == ItemKind.ROLLOUT:
-                self.num_rollouts[gateway] += 1
             try:
                 await self._say(item)
             except EchoError as error:
                 log.info("refusing a node: %s", error.brief, extra={"event": "node_refused", "subject": item[1]})
-                self._connections.dismiss(item[1], RefusalCode.PROTOCOL_ERROR, error.what)
+                self._sessions.dismiss(item[1], RefusalCode.PROTOCOL_ERROR, error.what)
             except Exception:
                 log.exception("an error in the hub prevented it from handling a message of a node behind a gateway")
-                self._connections.dismiss(item[1], RefusalCode.PROTOCOL_ERROR, "The hub failed on this connection.")
-        self._unsettled.append(settle)
+                self._sessions.dismiss(item[1], RefusalCode.PROTOCOL_ERROR, "The hub failed on this connection.")
+        self._unsettled.append(message)
         self._there_are.set()
 
     async def _say(self, item: Item) -> None:
         kind, node_id, number = item[0], item[1], item[2]
-        if kind == ItemKind.ROLLOUT:  # Accept a rollout even if its node has left or the hub has restarted since.
-            await self._inbox.node_said(node_id, rollout_of(item))
-        elif kind == ItemKind.SAID:
-            if self._connections.sessions.current(node_id, number):
-                await self._inbox.node_said(node_id, decode_from_node(item[3]))
+        if kind in (ItemKind.ROLLOUT, ItemKind.SAID):
+            # Accept a rollout even if its node has left or the hub has restarted since.
+            if kind == ItemKind.ROLLOUT or self._sessions.current(node_id, number):
+                await self._inbox.node_said(node_id, decode_from_node(item[3]), item[3])
         elif kind == ItemKind.LEFT:
-            left = self._connections.sessions.left(number)
+            left = self._sessions.left(number)
             if left is not None:
                 await self._inbox.node_left(left)
         else:
@@ -103,4 +97,4 @@ class Intake:
             settling, self._unsettled = self._unsettled, []
             await self._books.settled()
             for each in settling:
-                await each()
+                await each.settle()

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -37,28 +36,30 @@ LAST_STORED_S: Final = 10.0
 class GatewayProcess:
     """A running gateway; create it with `open_gateway`."""
 
-    def __init__(self, server: Server, line: HubLine, uplink: GatewayUplink) -> None:
+    def __init__(self, server: Server, front: Front, line: HubLine, uplink: GatewayUplink) -> None:
         self.server = server
+        self._front = front
         self._line = line
         self._uplink = uplink
 
     async def serve(self) -> None:
         """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._line.run())
+            tasks.create_task(self._line.run(self._front))
             tasks.create_task(self._store())
 
     async def _store(self) -> None:
         await self._line.is_known.wait()
         assert self._line.subjects is not None
-        await self._uplink.run(self._line.subjects.sent)
+        async for items in self._uplink.stored(self._line.subjects.sent):
+            self._front.stored(items)
 
     async def close(self, gateway: Gateway) -> None:
         """Disconnect the nodes and store what they sent."""
         await gateway.close(RefusalCode.SHUTTING_DOWN, "This gateway is stopping. Your node connects to another one.")
         if self._line.subjects is None:
             return
-        storing = asyncio.create_task(self._uplink.run(self._line.subjects.sent))
+        storing = asyncio.create_task(self._store())
         try:
             async with asyncio.timeout(LAST_STORED_S):
                 await self._uplink.flushed()
@@ -87,24 +88,17 @@ async def open_gateway(config: HubConfig, me: Identity) -> AsyncIterator[Gateway
         listening = serving.model_copy(update={"host": settings.host or serving.host, "port": settings.port})
         server = Server(listening, shared=settings.port != 0 and hasattr(socket, "SO_REUSEPORT"))
         nonces = Nonces(secret_of(me, "nonces"))
-        gateway = Gateway(me=me, settings=listening, limits=server.limits, nonces=nonces, clock=time.time)
-        front, seal = Front(gateway, hub_host=urlsplit(settings.hub_url).hostname or ""), Seal(me)
-        front.uplink = GatewayUplink(broker, seal, name=name, stored=front.stored)
-        front.line = HubLine(
-            broker,
-            seal,
-            hub_id=me.node_id,
-            run_name=config.run.name,
-            take=front.take,
-            begun=front.begun,
-            now=time.monotonic,
-        )
+        gateway = Gateway(me=me, settings=listening, limits=server.limits, nonces=nonces)
+        seal = Seal(me)
+        line = HubLine(broker, seal, hub_id=me.node_id, run_name=config.run.name)
+        uplink = GatewayUplink(broker, seal, name=name)
+        front = Front(gateway, line, uplink, hub_host=urlsplit(settings.hub_url).hostname or "")
         hub_url = settings.hub_url or address(serving.model_copy(update={"public_url": ""}), serving.port)
         forwarding = Forwarding(hub_url, serving.trusted_proxies)
         await forwarding.open()
         stack.push_async_callback(forwarding.close)
         await server.open([*gateway.routes(front), *forwarding.routes()])
         stack.push_async_callback(server.close)
-        process = GatewayProcess(server, front.line, front.uplink)
+        process = GatewayProcess(server, front, line, uplink)
         stack.push_async_callback(process.close, gateway)
         yield process

@@ -38,7 +38,7 @@ class Seal:
     def open(self, subject: str, message: bytes) -> Any:
         """Decode a message sealed for this subject; msgpack arrays become lists. Raises CodecError if the MAC is
         wrong."""
-        data = message[MAC_BYTES:]
+        data = memoryview(message)[MAC_BYTES:]
         if not hmac.compare_digest(message[:MAC_BYTES], self._mac(subject, data)):
             raise CodecError(
                 "A message at the broker was not sealed by this hub's key.",
@@ -47,7 +47,7 @@ class Seal:
             )
         return msgpack.unpackb(data, strict_map_key=False)
 
-    def _mac(self, subject: str, data: bytes) -> bytes:
+    def _mac(self, subject: str, data: bytes | memoryview) -> bytes:
         mac = blake2b(subject.encode() + b"\0", key=self._key, digest_size=MAC_BYTES)
         mac.update(data)
         return mac.digest()

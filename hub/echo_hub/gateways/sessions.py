@@ -1,23 +1,27 @@
-"""The hub's table of gateways: which gateway each node is connected to, and the messages queued for each gateway.
+"""The hub's table of gateways: which gateway each node is connected to, and the items queued for each gateway.
 
 Belongs to one event loop; nothing here waits. `fleet` sends the queued items and reports the received ones.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
-from echo_hub.gateways.items import Item, ItemKind
-from echo_hub.net.send_queue import MakePush, Rank
+from echo_hub.gateways.items import Item, ItemKind, ItemQueue
+from echo_hub.net.send_queue import Rank
+from echo_shared.wire.codec import encode
+from echo_shared.wire.messages import FromHub, RefusalCode
 
 WAITING_BYTES: Final = 2**26
 """Maximum number of bytes queued for one gateway. Above it the hub drops the gateway's line, so its nodes reconnect and
 get the hub's state again."""
-AROUND_BYTES: Final = 64
+ELSEWHERE: Final = "This node has connected again elsewhere."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +47,27 @@ class GatewayLine:
     sent: int = 0
     """Number of the last message sent to the gateway."""
     sessions: dict[int, GatewaySession] = field(default_factory=dict)
-    outbox: list[Item] = field(default_factory=list)
-    num_bytes: int = 0
-    """Bytes queued in the outbox."""
-    pushes: list[tuple[Rank, int, int, MakePush]] = field(default_factory=list)
+    outbox: ItemQueue = field(default_factory=ItemQueue)
+    pushes: list[tuple[Rank, int, int, Callable[[], FromHub | None]]] = field(default_factory=list)
     """Low-priority messages: a heap of (rank, order, session, builder)."""
     is_over: bool = False
 
     def make_push(self) -> None:
         """Build the next push and append it to the outbox, unless the push has become useless."""
         rank, _, number, make = heappop(self.pushes)
-        if number in self.sessions and (frame := make()) is not None:
+        if number in self.sessions and (message := make()) is not None:
+            frame = encode(message)
             self.put([ItemKind.PUSH, number, frame, rank], len(frame))
 
-    def put(self, item: Item, num_bytes: int = 0) -> None:
+    def put(self, item: Item, frame_bytes: int = 0) -> None:
         """Append an item to the outbox."""
-        self.outbox.append(item)
-        self.num_bytes += num_bytes + AROUND_BYTES
-        self.is_over = self.is_over or self.num_bytes > WAITING_BYTES
+        self.outbox.put(item, frame_bytes)
+        self.is_over = self.is_over or self.outbox.num_bytes > WAITING_BYTES
 
 
 class GatewaySessions:
-    """All sessions through gateways; at most one per node."""
+    """All sessions through gateways; at most one per node. `net.live_nodes.NodeConnections` explains `send`, `push` and
+    `dismiss`."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, GatewaySession] = {}
@@ -72,16 +75,11 @@ class GatewaySessions:
         self._pushes = itertools.count()
         self.lines: dict[str, GatewayLine] = {}
         """Gateways by their ids."""
+        self.news = asyncio.Event()
+        """Set when an item is queued for a gateway."""
 
     def __contains__(self, node_id: str) -> bool:
         return node_id in self._of_node
-
-    def __len__(self) -> int:
-        return len(self._of_node)
-
-    def of(self, node_id: str) -> GatewaySession | None:
-        """Return the node's session through a gateway, or None."""
-        return self._of_node.get(node_id)
 
     def begin(self, node_id: str, line: GatewayLine) -> GatewaySession:
         """Register the node as connected through this line; replaces an earlier session."""
@@ -94,12 +92,12 @@ class GatewaySessions:
         session = self._of_node.get(node_id)
         return session is not None and session.number == number
 
-    def end(self, node_id: str) -> GatewaySession | None:
-        """Remove the node's session through a gateway and return it; None if there is none."""
+    def end(self, node_id: str) -> bool:
+        """Remove the node's session through a gateway; return False if there is none."""
         session = self._of_node.pop(node_id, None)
         if session is not None:
             session.line.sessions.pop(session.number, None)
-        return session
+        return session is not None
 
     def left(self, number: int) -> str | None:
         """End a session that its gateway reported as closed. Return its node; None if the session is not known any
@@ -122,18 +120,37 @@ class GatewaySessions:
         line.sessions.clear()
         return nodes
 
-    def push(self, node_id: str, rank: Rank, make: MakePush) -> bool:
-        """Queue a low-priority message for the node's gateway; return False if the node has none."""
+    def send(self, node_id: str, message: FromHub) -> bool:
+        frame = encode(message)
+        return self._put(node_id, ItemKind.SEND, frame, frame_bytes=len(frame))
+
+    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+        """Queue a push. Its message is built when the hub sends it to the gateway, where it has low priority again."""
         session = self._of_node.get(node_id)
         if session is None or session.line.is_over:
             return False
         heappush(session.line.pushes, (rank, next(self._pushes), session.number, make))
+        self.news.set()
         return True
 
-    def say(self, node_id: str, kind: ItemKind, *content: object, num_bytes: int = 0) -> bool:
-        """Queue an item for the node's gateway; return False if the node has none."""
+    def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
+        self._put(node_id, ItemKind.PART, code.value, what)  # The gateway then reports the disconnect.
+
+    def displace(self, node_id: str) -> bool:
+        """Close the connection of a node that connects again; return True if there was one."""
+        self.dismiss(node_id, RefusalCode.ALREADY_CONNECTED, ELSEWHERE)
+        return self.end(node_id)
+
+    def close(self, code: RefusalCode, what: str) -> None:
+        """Close all connections at gateways and tell the nodes why."""
+        for line in self.lines.values():
+            line.put([ItemKind.CLOSE, code.value, what])
+        self.news.set()
+
+    def _put(self, node_id: str, kind: ItemKind, *content: object, frame_bytes: int = 0) -> bool:
         session = self._of_node.get(node_id)
         if session is None or session.line.is_over:
             return False
-        session.line.put([kind, session.number, *content], num_bytes)
+        session.line.put([kind, session.number, *content], frame_bytes)
+        self.news.set()
         return True

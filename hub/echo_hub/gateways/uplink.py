@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator
 from typing import Final
 
 from echo_hub.gateways.broker import Broker
-from echo_hub.gateways.items import Item
+from echo_hub.gateways.items import Item, ItemQueue
 from echo_hub.gateways.sealing import Seal
 from echo_shared.errors import ConnectError
 
@@ -24,23 +24,18 @@ STORED_BYTES: Final = 2**20
 """Size at which a batch is stored without further waiting, in bytes; a batch is larger only if a single item is."""
 WAITING_BYTES: Final = 2**24
 RETRY_S: Final = 0.5
-AROUND_BYTES: Final = 128
-"""Estimated bytes that an item takes in addition to its frame."""
 
 
 class GatewayUplink:
-    """Stores what nodes send. `stored` is called with all items of a batch once JetStream has the batch on disk, in the
-    order of `put`."""
+    """Stores what nodes send."""
 
-    def __init__(self, broker: Broker, seal: Seal, *, name: str, stored: Callable[[Sequence[Item]], None]) -> None:
+    def __init__(self, broker: Broker, seal: Seal, *, name: str) -> None:
         self._broker = broker
         self._seal = seal
         self._name = name
-        self._stored = stored
-        self._items: list[tuple[Item, int]] = []
+        self._items = ItemQueue()
         self._in_hand: list[Item] = []
         """The batch being stored."""
-        self._num_bytes = 0
         self._number = 0
         self._there_are = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -48,29 +43,29 @@ class GatewayUplink:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
-    async def put(self, item: Item, num_bytes: int) -> None:
-        """Queue an item. Waits while WAITING_BYTES or more are queued."""
-        while self._num_bytes >= WAITING_BYTES:
+    async def put(self, item: Item, frame_bytes: int = 0) -> None:
+        """Queue an item, whose frame has this size. Waits while WAITING_BYTES or more are queued."""
+        while self._items.num_bytes >= WAITING_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
-        self._items.append((item, num_bytes + AROUND_BYTES))
-        self._num_bytes += num_bytes + AROUND_BYTES
+        self._items.put(item, frame_bytes)
         self._is_empty.clear()
         self._there_are.set()
 
-    async def run(self, subject: str) -> None:
-        """Store batches until cancelled. When called again after that, resume with the unfinished batch."""
+    async def stored(self, subject: str) -> AsyncIterator[list[Item]]:
+        """Store batches until cancelled. Yield the items of each batch, in the order of `put`, once JetStream has the
+        batch on disk. When called again, resume with the unfinished batch."""
         while True:
             if not self._in_hand:
                 await self._there_are.wait()
-                if self._num_bytes < STORED_BYTES:
+                if self._items.num_bytes < STORED_BYTES:
                     await asyncio.sleep(GATHER_S)
                 self._in_hand = self._take()
                 self._number += 1
             message = self._seal.close(subject, [self._name, self._number, self._in_hand])
             await self._store(subject, message, f"{self._name}-{self._number}")
             items, self._in_hand = self._in_hand, []
-            self._stored(items)
+            yield items
             if not self._items:
                 self._is_empty.set()
 
@@ -79,17 +74,10 @@ class GatewayUplink:
         await self._is_empty.wait()
 
     def _take(self) -> list[Item]:
-        taken, size = list[Item](), 0
-        for item, num_bytes in self._items:
-            if taken and size + num_bytes > STORED_BYTES:
-                break
-            taken.append(item)
-            size += num_bytes
-        del self._items[: len(taken)]
-        self._num_bytes -= size
+        taken = self._items.take(STORED_BYTES)
         if not self._items:
             self._there_are.clear()
-        if self._num_bytes < WAITING_BYTES:
+        if self._items.num_bytes < WAITING_BYTES:
             self._has_room.set()
         return taken
 

@@ -188,7 +188,7 @@ class ConnectedNodes:
         self._checks.left(node_id)
         await self._queue.put(NodeDisconnected(node_id=node_id))
 
-    async def node_said(self, node_id: str, message: FromNode) -> None:
+    async def node_said(self, node_id: str, message: FromNode, frame: bytes = b"") -> None:
         match message:
             case Fetched() | Have() | Links() | KeyframeWanted():
                 await self._distributor.node_said(node_id, message)

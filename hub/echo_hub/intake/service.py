@@ -22,7 +22,6 @@ from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.distribution.service import DistributionService
 from echo_hub.driving.shared import Shared
 from echo_hub.intake.connected import ConnectedNodes, Welcoming
-from echo_hub.intake.doors import Doors
 from echo_hub.intake.episodes import DrawnRollouts, ScoringJobs
 from echo_hub.intake.handing_out import HandingOut
 from echo_hub.intake.known_nodes import KnownNodes
@@ -42,7 +41,6 @@ class IntakeService:
     def __init__(
         self,
         shared: Shared,
-        doors: Doors,
         partials: Partials,
         *,
         distribution: DistributionService,
@@ -50,7 +48,6 @@ class IntakeService:
     ) -> None:
         resources, connections = shared.resources, shared.connections
         config, store = resources.config, resources.store
-        self.doors = doors
         self.partials = partials
         self.drawn = DrawnRollouts(store, resources.problems, run_seed=config.run.seed)
         self._driver = shared.driver
@@ -139,7 +136,7 @@ class IntakeService:
         """Serve nodes and score rollouts until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (
-                self.doors.fleet.run(self.nodes, self._driver),
+                self._connections.fleet.run(self.nodes, self._driver),
                 self._preparation.run(),
                 self._handing_out.run(),
                 self._scorer.run(),

@@ -21,7 +21,7 @@ from echo_hub.config.serving_sections import DisseminationConfig
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.gateway import NodeInfo
-from echo_hub.net.live_nodes import LiveNodes
+from echo_hub.net.live_nodes import LiveNodes, NodeConnections
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import reaches
 from echo_hub.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
@@ -33,7 +33,6 @@ from echo_shared.wire.messages import (
     MAX_PIECE_BYTES,
     ArtefactOffer,
     Fetched,
-    FromHub,
     Have,
     KeyframeWanted,
     KeysRotated,
@@ -76,16 +75,6 @@ Said = Fetched | Have | Links | KeyframeWanted
 """Messages from nodes about the distribution of versions."""
 
 
-class Connections(Protocol):
-    """The open sessions with nodes. Implemented by the gateway."""
-
-    def send(self, node_id: str, message: FromHub) -> bool:
-        """Queue a message for the node; return False if it is not connected. Never waits."""
-
-    def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Close this node's connection, if open, and report the reason to the node."""
-
-
 class DistributionBooks(Protocol):
     """Records the releases and arrivals of versions. Implemented by `echo_hub.distribution.records`."""
 
@@ -102,7 +91,7 @@ class Distributor:
         settings: DisseminationConfig,
         publisher: Publisher,
         broadcaster: Broadcaster,
-        connections: Connections,
+        connections: NodeConnections,
         books: DistributionBooks,
         live: LiveNodes,
         links_each: int = MAX_MESH,

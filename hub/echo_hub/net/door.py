@@ -12,8 +12,9 @@ import asyncio
 import hmac
 import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -90,7 +91,8 @@ class GuestList(Protocol):
         """Raise RefusedError for a node that may not join."""
 
     def knows(self, node_id: str) -> bool:
-        """Return True if this node has done useful work before or was invited."""
+        """Return True if this node has done useful work before or was invited. A known node takes precedence over
+        unknown nodes."""
 
     def find_invite(self, node_id: str, token: str | None) -> int | None:
         """Return the id of the invite that admits this node, or None. Raises InviteEndedError for an invite that has
@@ -108,10 +110,8 @@ class Door:
         limits: ConnectionLimits,
         penalties: Penalties,
         nonces: Nonces | None = None,
-        clock: Callable[[], float] | None = None,
     ) -> None:
-        """`nonces`: shared with other gateway processes, which then must share the same `clock`; None: this process has
-        its own."""
+        """`nonces`: shared with other gateway processes; None: this process has its own."""
         self.refusals: Counter[str] = Counter()
         """Refused requests, by reason."""
         self._log = PeerLog(log)
@@ -120,7 +120,6 @@ class Door:
         self._limits = limits
         self._penalties = penalties
         self._nonces = nonces or Nonces()
-        self._clock = clock or limits.now
         self._turnstile = Turnstile(rate=settings.joins_per_s, most_waiting=MOST_WAITING)
 
     async def enter(self, request: web.Request, guests: GuestList) -> Guest:
@@ -182,7 +181,7 @@ class Door:
             raise self._turnstile.too_many() from error
 
     def _challenge(self, credentials: Credentials, hello: Hello) -> web.Response:
-        session = self._session(self._nonces.make(hello, now=self._clock()))
+        session = self._session(self._nonces.make(hello, now=time.time()))
         session.receive(credentials.hello)
         headers = {hdrs.WWW_AUTHENTICATE: challenge_header(session.challenge()), **_NO_STORE}
         return web.Response(status=401, text="Authentication is required.\n", headers=headers)
@@ -190,7 +189,7 @@ class Door:
     def _check(self, credentials: Credentials, hello: Hello) -> tuple[HubSession, Proof]:
         if len(credentials.nonce) != NONCE_BYTES:
             raise CodecError("A nonce has the wrong length.", got=f"{len(credentials.nonce)} bytes")
-        now = self._clock()
+        now = time.time()
         session = self._session(credentials.nonce)
         session.receive(credentials.hello)
         self._nonces.check(credentials.nonce, hello, now=now)

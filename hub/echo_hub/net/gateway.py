@@ -84,36 +84,28 @@ class NodeInfo:
     """True if the node understands Totals messages."""
 
 
-class Inbox(Protocol):
+class Inbox(GuestList, Protocol):
     """Receives what happens on the nodes' connections: joins, messages, ends."""
-
-    async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        """Return the guest list to ask about this node, which authenticated with `nonce`; at a gateway, the hub's
-        answer. Raises RefusedError if the hub refuses or does not answer."""
-
-    def admit(self, node_id: str) -> None:
-        """Raise RefusedError for a node that may not join. Called before the connection opens."""
-
-    def knows(self, node_id: str) -> bool:
-        """Return True if this node has done useful work before or was invited. A known node takes precedence over
-        unknown nodes."""
-
-    def find_invite(self, node_id: str, token: str | None) -> int | None:
-        """Return the id of the invite that admits this node, or None. Raises InviteEndedError for an invite that has
-        ended."""
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         """Register a node and return its Welcome. Its first message is read only after the Welcome is queued."""
 
-    async def node_said(self, node_id: str, message: FromNode) -> None:
-        """Handle a message of an open session; called in order."""
+    async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
+        """Handle a message of an open session, which came in this frame; called in order."""
 
     async def node_left(self, node_id: str) -> None:
         """Handle the end of the node's connection, for whatever reason."""
 
 
+class Elsewhere(Protocol):
+    """Connections that other processes hold for the same hub."""
+
+    def displace(self, node_id: str) -> bool:
+        """Close the node's connection; return True if there was one. The inbox is not notified."""
+
+
 class Gateway:
-    """All connected nodes. `send` and `push` never wait."""
+    """The nodes' connections to one port. `net.live_nodes.NodeConnections` explains `send`, `push` and `dismiss`."""
 
     def __init__(
         self,
@@ -122,20 +114,17 @@ class Gateway:
         settings: ServerConfig,
         limits: ConnectionLimits,
         nonces: Nonces | None = None,
-        clock: Callable[[], float] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """`Door` explains `nonces` and their `clock`."""
+        """`Door` explains `nonces`."""
         self.faults: Counter[Fault] = Counter()
         """Number of faults of nodes on open connections, by kind."""
-        self.displace_elsewhere: Callable[[str], bool] = lambda node_id: False
-        """Close the node's connection to another gateway process; return True if the node had one."""
+        self._elsewhere = elsewhere
         self._settings = settings
         self._limits = limits
         self._log = PeerLog(log)
         self._penalties = Penalties()
-        self._door = Door(
-            me=me, settings=settings, limits=limits, penalties=self._penalties, nonces=nonces, clock=clock
-        )
+        self._door = Door(me=me, settings=settings, limits=limits, penalties=self._penalties, nonces=nonces)
         self._open: dict[str, NodeConnection] = {}
         self._together = Together()
         self._share = MessageShare()
@@ -169,19 +158,12 @@ class Gateway:
         return self._door.refuse(error)
 
     def send(self, node_id: str, message: FromHub) -> bool:
-        """Queue a message; return False if the node is not connected. The node gets the hub's state again when it
-        reconnects."""
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not SessionState.OPEN:
             return False
         return connection.send(connection.session.send(message)) or self._give_up(connection, node_id)
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a low-priority message that is built when the queue reaches it; `make` returns None if it is no longer
-        needed.
-
-        Return False if the node is not connected.
-        """
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not SessionState.OPEN:
             return False
@@ -209,7 +191,6 @@ class Gateway:
         return False
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Close this node's connection, if open, report the reason to the node, and notify the inbox. Never waits."""
         connection = self._open.get(node_id)
         if connection is not None:
             self._part_with(connection, node_id, code, what)
@@ -270,10 +251,10 @@ class Gateway:
     ) -> None:
         session = connection.session
         async with asyncio.timeout(WELCOME_S):
-            if self.displace(node.node_id) or self.displace_elsewhere(node.node_id):
+            if self.displace(node.node_id) or self._displace_elsewhere(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
-            self.displace_elsewhere(node.node_id)  # A connection may have joined there meanwhile.
+            self._displace_elsewhere(node.node_id)  # A connection may have joined there meanwhile.
         if session.state is SessionState.CLOSED:  # The hub is stopping; the node was told.
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
@@ -295,7 +276,7 @@ class Gateway:
                         self._log.info("node %s left: %s", node.node_id, said, extra=extra)
                         return
                     self._penalties.behaved(node.node_id)
-                    await inbox.node_said(node.node_id, message)
+                    await inbox.node_said(node.node_id, message, frame)
                     if (wait_s := pace.wait_s(len(frame), now=self._limits.now())) > 0:
                         self.faults[Fault.TOO_FAST] += 1
                         await asyncio.sleep(wait_s)
@@ -340,6 +321,9 @@ class Gateway:
             return False
         self._part_with(old, node_id, RefusalCode.ALREADY_CONNECTED, "This node has connected again elsewhere.")
         return True
+
+    def _displace_elsewhere(self, node_id: str) -> bool:
+        return self._elsewhere is not None and self._elsewhere.displace(node_id)
 
     def _part_with(self, connection: NodeConnection, node_id: str, code: RefusalCode, what: str) -> None:
         farewell = asyncio.create_task(

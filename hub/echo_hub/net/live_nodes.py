@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from echo_hub.net.gateway import NodeInfo
-from echo_shared.wire.messages import FromHub, Standby, StandbyReason
+from echo_hub.net.send_queue import Rank
+from echo_shared.wire.messages import FromHub, RefusalCode, Standby, StandbyReason
 
 
 class NodeSender(Protocol):
-    """Sends messages to nodes. Implemented by `echo_hub.gateways.connections.Connections` and
-    `echo_hub.net.gateway.Gateway`."""
+    """Sends messages to nodes. Implemented as `NodeConnections`."""
 
     def send(self, node_id: str, message: FromHub) -> bool:
         """Queue the message; return False if the node is not connected. Never waits."""
+
+
+class NodeConnections(NodeSender, Protocol):
+    """Holds connections of nodes. Implemented by `net.gateway.Gateway` (one port), `gateways.sessions.GatewaySessions`
+    (gateway processes) and `gateways.connections.Connections` (both). No method waits."""
+
+    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+        """Queue a low-priority message. `make` builds it when the queue reaches it, and returns None if the message is
+        no longer needed. Return False if the node is not connected."""
+
+    def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
+        """Close this node's connection, if open, report the reason to the node, and notify the inbox."""
 
 
 @dataclass(slots=True, kw_only=True)

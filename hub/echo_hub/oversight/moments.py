@@ -60,7 +60,7 @@ class Moments:
             install_command=install_command(config, self._server),
             windows_install_command=windows_install_command(config, self._server),
             address=self._server.shared_url,
-            turned_away=self._intake.doors.turned_away(resources.tracker.refused),
+            turned_away=self._shared.connections.turned_away(resources.tracker.refused),
             judges_away=scoring.judges.absent,
             scoring_away=scoring.absence,
             verifier_away=self._verifying.absence,

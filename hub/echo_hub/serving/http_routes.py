@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from aiohttp import web
 
 from echo_hub.dashboard.pages import routes as page_routes
-from echo_hub.driving.resources import Resources
+from echo_hub.driving.shared import Shared
 from echo_hub.intake.node_records import NodeRecords
 from echo_hub.lifecycle.rollouts import HubRollouts, RolloutReader
 from echo_hub.net.artefact_routes import Vouching
@@ -20,18 +20,19 @@ from echo_hub.views.about import about_view
 from echo_hub.views.board import HubBoard
 
 
-def http_routes(resources: Resources, services: HubServices) -> Iterator[web.AbstractRouteDef]:
+def http_routes(shared: Shared, services: HubServices) -> Iterator[web.AbstractRouteDef]:
     """Yield all routes of the port."""
+    resources, connections = shared.resources, shared.connections
     config, store = resources.config, resources.store.store
     proxies = config.server.trusted_proxies
     intake, oversight = services.intake, services.oversight
-    yield from intake.doors.own.routes(intake.nodes)
-    books = OwnBooks(intake.doors.own, NodeRecords(resources), now=intake.doors.limits.now)
+    yield from connections.own.routes(intake.nodes)
+    books = OwnBooks(connections.own, NodeRecords(resources), now=connections.limits.now)
     yield from books.routes(intake.nodes)
     yield from tracker_routes(
         resources.tracker, trusted_proxies=proxies, introductions=services.distribution.distributor
     )
-    vouching = Vouching(intake.doors.limits, intake.nodes)
+    vouching = Vouching(connections.limits, intake.nodes)
     yield from artefact_routes(resources.publisher, resources.tracker, vouching, trusted_proxies=proxies)
     yield from install_routes(config.server.install_from)
     reader = RolloutReader(config, store=store, codec=resources.codec, problems=resources.problems)

@@ -18,8 +18,8 @@ from echo_hub.distribution.publishing import Publishing
 from echo_hub.driving.progress import RunProgress
 from echo_hub.driving.resources import Resources
 from echo_hub.driving.shared import Shared
+from echo_hub.gateways.connections import Connections
 from echo_hub.intake.connected import ConnectedNodes
-from echo_hub.intake.doors import Doors
 from echo_hub.intake.partials import Partials
 from echo_hub.net.joining import join_command
 from echo_hub.net.live_nodes import LiveNodes
@@ -37,15 +37,17 @@ class Hub:
 
     def __init__(self, resources: Resources, partials: Partials) -> None:
         self.server = Server(resources.config.server)
-        self.doors = Doors.of(resources.config, resources.me, run_id=resources.run_id, limits=self.server.limits)
-        self._shared = Shared.of(resources, self.doors.connections)
-        self._services = HubServices(self._shared, doors=self.doors, partials=partials, server=self.server)
+        self.connections = Connections(
+            resources.config, resources.me, run_id=resources.run_id, limits=self.server.limits
+        )
+        self._shared = Shared.of(resources, self.connections)
+        self._services = HubServices(self._shared, partials=partials, server=self.server)
         self._resources = resources
 
     async def open(self) -> None:
         """Open the port. Raises ConfigError if the port or the gateways' broker cannot be used."""
-        await self.doors.fleet.open()
-        routes = http_routes(self._resources, self._services)
+        await self.connections.fleet.open()
+        routes = http_routes(self._shared, self._services)
         await self.server.open(routes, guards=[books_away, self.guard.middleware], dress=add_security_headers)
 
     async def serve(self) -> None:

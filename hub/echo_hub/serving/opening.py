@@ -157,7 +157,7 @@ async def open_hub(
         )
         logging.getLogger("echo_hub").addHandler(hub.operation.event_log)
         stack.callback(logging.getLogger("echo_hub").removeHandler, hub.operation.event_log)
-        stack.push_async_callback(hub.doors.fleet.close)
+        stack.push_async_callback(hub.connections.fleet.close)
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub

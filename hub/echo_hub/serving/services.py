@@ -30,7 +30,6 @@ from echo_hub.core.accounting.effects import (
 )
 from echo_hub.distribution.service import DistributionService
 from echo_hub.driving.shared import Shared
-from echo_hub.intake.doors import Doors
 from echo_hub.intake.partials import Partials
 from echo_hub.intake.service import IntakeService
 from echo_hub.net.server import Server
@@ -43,12 +42,12 @@ class HubServices:
     """The services intake, training, distribution and oversight. Each service receives, at its creation, the other
     services that it uses."""
 
-    def __init__(self, shared: Shared, *, doors: Doors, partials: Partials, server: Server) -> None:
+    def __init__(self, shared: Shared, *, partials: Partials, server: Server) -> None:
         config = shared.resources.config
         own_sampler = OwnSampler(config.training, shared.queue) if config.run.mode == "colocated" else None
         self.distribution = DistributionService(shared, own_sampler)
         self.training = TrainingService(shared, self.distribution, own_sampler)
-        self.intake = IntakeService(shared, doors, partials, distribution=self.distribution, training=self.training)
+        self.intake = IntakeService(shared, partials, distribution=self.distribution, training=self.training)
         self.oversight = OversightService(
             shared, server, intake=self.intake, training=self.training, distribution=self.distribution
         )

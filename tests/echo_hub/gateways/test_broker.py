@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.harness.broker import BrokerProcess, broker_process, lacking
 from echo_hub.config.gateways_section import GatewaysConfig
-from echo_hub.gateways.broker import Broker, BrokerFullError, Settle, without_password
+from echo_hub.gateways.broker import Broker, BrokerFullError, StoredMessage, without_password
 from echo_shared.errors import ConfigError, ConnectError
 from tests.echo_hub.net.gateway_parts import DEADLINE_S
 
@@ -54,11 +54,11 @@ async def test_unsettled_messages_come_again_in_order_after_a_server_crash(
     taken: list[bytes] = []
     news = asyncio.Condition()
 
-    async def take(message: bytes, settle: Settle) -> None:
-        if message == b"0":
-            await settle()
+    async def take(message: StoredMessage) -> None:
+        if message.data == b"0":
+            await message.settle()
         async with news:
-            taken.append(message)
+            taken.append(message.data)
             news.notify_all()
 
     async def until(count: int) -> None:

@@ -12,10 +12,12 @@ import pytest
 from benchmarks.harness.broker import lacking
 from echo_hub.gateways import fleet, hub_line, uplink
 from echo_hub.gateways.broker import Broker
+from echo_hub.gateways.items import AROUND_BYTES
 from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.subjects import Subjects
 from echo_hub.net.gateway import NodeInfo
 from echo_shared.signing.identity import Identity
+from echo_shared.wire.codec import encode
 from echo_shared.wire.messages import Piece, RefusalCode, Rollout
 from tests.echo_hub.gateways.world import RUN_ID, World, hear_receipts, rollout, worlds
 from tests.echo_hub.net.gateway_parts import DEADLINE_S, Book, revoked, status
@@ -165,7 +167,7 @@ async def test_a_hub_whose_clock_was_set_back_is_recognized(world: World, monkey
 
 async def test_nodes_are_not_read_while_the_broker_is_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the broker is down, a gateway must stop reading from nodes, or its memory would grow without bound."""
-    monkeypatch.setattr(uplink, "WAITING_BYTES", 10 * uplink.AROUND_BYTES)
+    monkeypatch.setattr(uplink, "WAITING_BYTES", 10 * AROUND_BYTES)
     hub = await world.hub()
     gateway = await world.gateway(hub)
     node = await world.joined(gateway.url)
@@ -235,7 +237,7 @@ async def test_a_stranger_at_the_broker_cannot_speak_for_a_node(world: World) ->
     node = await world.joined(gateway.url)
     subjects, stranger = Subjects(RUN_ID), Seal(Identity.generate())
     broker = await Broker.open(world.config().gateways, name="stranger")
-    forged = stranger.close(subjects.sent, ["gateway", 1, [[0, node.me.node_id, 0]]])
+    forged = stranger.close(subjects.sent, ["gateway", 1, [[0, node.me.node_id, 0, encode(rollout(1)), "1-1"]]])
     await broker.store(subjects.sent, forged, message_id="forged")
     await broker.publish(subjects.asked, stranger.close(subjects.asked, ["g", 0, 1, [3]]))
     (line,) = hub.connections.sessions.lines

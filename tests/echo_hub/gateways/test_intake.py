@@ -1,40 +1,44 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from echo_hub.config.serving_sections import ServerConfig
-from echo_hub.gateways.connections import Connections
+from echo_hub.gateways.broker import StoredMessage
 from echo_hub.gateways.intake import Intake
-from echo_hub.gateways.items import Item, ItemKind, rollout_item
+from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.gateways.sealing import Seal
-from echo_hub.gateways.sessions import GatewayLine
-from echo_hub.net.gateway import Gateway
-from echo_hub.net.nonces import Nonces
-from echo_hub.net.server import Server
+from echo_hub.gateways.sessions import GatewayLine, GatewaySessions
 from echo_shared.signing.identity import Identity
 from echo_shared.wire.codec import encode
-from echo_shared.wire.messages import LeaseReturned
+from echo_shared.wire.messages import LeaseReturned, RefusalCode, Rollout
 from tests.echo_hub.gateways.world import rollout
 from tests.echo_hub.net.gateway_parts import Book
 
 RETURNED = LeaseReturned(lease_id=1, indices=(2,), reason="none")
 
 
+@dataclass
+class Delivered:
+    """Stands for the broker's message."""
+
+    data: bytes
+    acknowledged: asyncio.Queue[bytes]
+
+    async def ack(self) -> None:
+        self.acknowledged.put_nowait(self.data)
+
+
 class Taking:
     """The hub's intake of messages, with one node that a gateway holds."""
 
     def __init__(self) -> None:
-        me, self.book = Identity.generate(), Book()
-        settings = ServerConfig(port=0)
-        limits = Server(settings).limits
-        gateway = Gateway(me=me, settings=settings, limits=limits, nonces=Nonces(bytes(32)), clock=time.time)
-        connections = Connections(gateway)
-        self.number = connections.sessions.begin("node", GatewayLine("gateway", heard_at=0.0)).number
-        self.seal = Seal(me)
-        self.intake = Intake(seal=self.seal, subject="sent", inbox=self.book, connections=connections, books=self)
+        self.book, self.seal = Book(), Seal(Identity.generate())
+        self.line, sessions = GatewayLine("gateway", heard_at=0.0), GatewaySessions()
+        self.number = sessions.begin("node", self.line).number
+        self.intake = Intake(seal=self.seal, subject="sent", inbox=self.book, sessions=sessions, books=self)
         self.let_go: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def settled(self) -> None:
@@ -44,20 +48,24 @@ class Taking:
         return self.seal.close("sent", [gateway, number, list(items)])
 
     async def take(self, message: bytes) -> None:
-        async def settle() -> None:
-            self.let_go.put_nowait(message)
-
-        await self.intake.take(message, settle)
+        delivered: Any = Delivered(message, self.let_go)
+        await self.intake.take(StoredMessage(message, delivered))
 
     @property
     def returned(self) -> Item:
-        return [ItemKind.SAID, "node", self.number, encode(RETURNED)]
+        return self.said(encode(RETURNED))
+
+    def said(self, frame: bytes) -> Item:
+        return [ItemKind.SAID, "node", self.number, frame]
+
+    def rollout(self, frame: bytes, session: int) -> Item:
+        return [ItemKind.ROLLOUT, "node", session, frame, "1-3"]
 
 
 async def test_a_message_delivered_twice_is_handled_once() -> None:
     taking = Taking()
     first = taking.stored("gateway", 1, taking.returned)
-    second = taking.stored("gateway", 2, rollout_item("node", taking.number, rollout(3)))
+    second = taking.stored("gateway", 2, taking.rollout(encode(rollout(3)), taking.number))
     for message in (first, second, first, second):
         await taking.take(message)
     assert [type(message).__name__ for _, message in taking.book.said] == ["LeaseReturned", "Rollout"]
@@ -79,3 +87,22 @@ async def test_a_message_that_a_stranger_sealed_is_logged_and_dropped(caplog: py
     taking = Taking()
     await taking.take(Seal(Identity.generate()).close("sent", ["gateway", 1, [taking.returned]]))
     assert taking.book.said == [] and len(caplog.records) == 1
+
+
+async def test_only_rollouts_of_an_ended_session_are_taken() -> None:
+    taking = Taking()
+    taking.number -= 1
+    items = taking.returned, taking.rollout(encode(rollout(3)), taking.number)
+    await taking.take(taking.stored("gateway", 1, *items))
+    ((node_id, message),) = taking.book.said
+    assert node_id == "node" and isinstance(message, Rollout) and message.rollout_id == "1-3"
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", encode(RETURNED)[:-1], encode(rollout(3)).replace(b"stop", b"none")])
+async def test_a_frame_that_does_not_decode_ends_its_connection(frame: bytes) -> None:
+    taking = Taking()
+    await taking.take(taking.stored("gateway", 1, taking.rollout(frame, taking.number), taking.said(frame)))
+    assert taking.book.said == []
+    assert [item[:3] for item in taking.line.outbox.take(2**20)] == [
+        [ItemKind.PART, taking.number, RefusalCode.PROTOCOL_ERROR.value]
+    ] * 2

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.gateways import sessions as sessions_module
-from echo_hub.gateways.items import ItemKind
 from echo_hub.gateways.sessions import GatewayLine, GatewaySessions
-from echo_hub.net.send_queue import MakePush
+from echo_hub.net.send_queue import Rank
+from echo_shared.wire.codec import encode
+from echo_shared.wire.messages import FromHub, Piece
+from tests.echo_hub.net.gateway_parts import revoked
 
 
 def known(*names: str) -> tuple[GatewaySessions, list[GatewayLine]]:
@@ -32,8 +34,8 @@ def test_a_lost_gateway_removes_exactly_its_nodes() -> None:
     for node_id, line in (("a", one), ("b", one), ("c", other)):
         sessions.begin(node_id, line)
     assert sessions.end_line(one) == ["a", "b"]
-    assert (len(sessions), list(sessions.lines), one.is_over) == (1, ["other"], True)
-    assert not sessions.say("a", ItemKind.SEND, b"x") and sessions.say("c", ItemKind.SEND, b"x")
+    assert ("a" in sessions, "b" in sessions, list(sessions.lines), one.is_over) == (False, False, ["other"], True)
+    assert not sessions.send("a", revoked(1)) and sessions.send("c", revoked(1))
 
 
 def test_pushes_are_made_in_turn_and_only_for_connected_nodes() -> None:
@@ -42,29 +44,31 @@ def test_pushes_are_made_in_turn_and_only_for_connected_nodes() -> None:
     sessions.begin("b", line)
     made: list[str] = []
 
-    def make(name: str, frame: bytes | None) -> MakePush:
-        def make_it() -> bytes | None:
+    def push(node_id: str, name: str, rank: Rank, message: FromHub | None) -> bool:
+        def make() -> FromHub | None:
             made.append(name)
-            return frame
+            return message
 
-        return make_it
+        return sessions.push(node_id, make, rank)
 
-    for node_id, rank, frame in (("a", (0, True), b"late"), ("b", (0, False), b"x"), ("a", (-1, True), b"first")):
-        assert sessions.push(node_id, rank, make(frame.decode(), frame))
-    assert sessions.push("a", (-1, True), make("useless", None))
+    assert push("a", "late", (0, True), revoked(1))
+    assert push("b", "gone", (0, False), revoked(2))
+    assert push("a", "first", (-1, True), revoked(3))
+    assert push("a", "useless", (-1, True), None)
     sessions.end("b")
     assert not made, "nothing is made before its turn"
     while line.pushes:
         line.make_push()
     assert made == ["first", "useless", "late"]
-    assert [item[2] for item in line.outbox] == [b"first", b"late"]
-    assert not sessions.push("b", (0, False), make("gone", b""))
+    assert [item[2] for item in line.outbox.take(2**20)] == [encode(revoked(3)), encode(revoked(1))]
+    assert not push("b", "gone", (0, False), revoked(2))
 
 
 def test_a_gateway_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions_module, "WAITING_BYTES", 1_000)
+    piece = Piece(info_hash=bytes(20), index=0, data=bytes(900))
+    monkeypatch.setattr(sessions_module, "WAITING_BYTES", 1_500)
     sessions, (line,) = known("one")
     sessions.begin("a", line)
-    assert sessions.say("a", ItemKind.SEND, bytes(900), num_bytes=900) and not line.is_over
-    sessions.say("a", ItemKind.SEND, bytes(900), num_bytes=900)
-    assert line.is_over and not sessions.say("a", ItemKind.SEND, b"")
+    assert sessions.send("a", piece) and not line.is_over
+    sessions.send("a", piece)
+    assert line.is_over and not sessions.send("a", piece)

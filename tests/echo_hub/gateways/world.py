@@ -5,7 +5,6 @@ stands for the hub and records all messages.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,11 +15,7 @@ import websockets
 from benchmarks.harness.broker import BrokerProcess, broker_process
 from echo_hub.config.sections import HubConfig
 from echo_hub.gateways.connections import Connections
-from echo_hub.gateways.fleet import GatewayFleet
 from echo_hub.gateways.process import GatewayProcess, open_gateway
-from echo_hub.gateways.sealing import secret_of
-from echo_hub.net.gateway import Gateway
-from echo_hub.net.nonces import Nonces
 from echo_hub.net.server import Server
 from echo_shared.signing.identity import Identity
 from echo_shared.wire.messages import FinishReason, FromHub, Receipts, Rollout, Welcome
@@ -52,23 +47,13 @@ class HubEnd:
         self.may_commit = asyncio.Event()
         self.may_commit.set()
         self.server = Server(config.server)
-        nonces = Nonces(secret_of(me, "nonces"))
-        own = Gateway(me=me, settings=config.server, limits=self.server.limits, nonces=nonces, clock=time.time)
-        self.connections = Connections(own)
-        self.fleet = GatewayFleet(
-            config.gateways,
-            me=me,
-            run_id=RUN_ID,
-            run_name=config.run.name,
-            connections=self.connections,
-            nonces=nonces,
-        )
-        self._routes = own.routes(book)
+        self.connections = Connections(config, me, run_id=RUN_ID, limits=self.server.limits)
+        self.fleet = self.connections.fleet
         self._serving: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         await self.fleet.open()
-        await self.server.open(self._routes)
+        await self.server.open(self.connections.own.routes(self.book))
         self._serving = asyncio.create_task(self.fleet.run(self.book, self))
 
     async def settled(self) -> None:

@@ -101,7 +101,7 @@ class Book:
             run_keys=(),
         )
 
-    async def node_said(self, node_id: str, message: FromNode) -> None:
+    async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
         if self.failure is not None:
             raise self.failure
         await self._write_down(self.said, (node_id, message))

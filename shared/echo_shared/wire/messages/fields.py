@@ -13,6 +13,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 MAX_TOKENS: Final = 131_072
+_PACKED: Final = frozenset({"dtype", "shape", "data"})
 
 
 def pack_array(array: NDArray[Any]) -> dict[str, Any]:
@@ -25,17 +26,18 @@ def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
     """Return the array [N] packed in `value`. Raises ValueError for another dtype or more than `max_length` items."""
     if isinstance(value, np.ndarray):
         value = pack_array(value)
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
+    if not isinstance(value, dict) or value.keys() != _PACKED:
         raise ValueError("an array must be a map of dtype, shape and data")
     shape, data = value["shape"], value["data"]
     if value["dtype"] != dtype:
         raise ValueError(f"the array's dtype must be {dtype}")
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] <= max_length:
         raise ValueError(f"the array's shape must be [n] with n at most {max_length}")
-    if not isinstance(data, bytes) or len(data) != shape[0] * np.dtype(dtype).itemsize:
+    kind = np.dtype(dtype)
+    if not isinstance(data, bytes) or len(data) != shape[0] * kind.itemsize:
         raise ValueError("the array's data does not have the length that its shape gives")
-    array = np.frombuffer(data, dtype=dtype)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    array = np.frombuffer(data, dtype=kind)
+    if kind.kind == "f" and np.count_nonzero(np.isfinite(array)) < len(array):
         raise ValueError("the array holds a value that is not finite")
     return array
 
