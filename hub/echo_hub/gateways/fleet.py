@@ -20,6 +20,7 @@ from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.sessions import GatewayLine, GatewaySessions
 from echo_hub.gateways.subjects import Subjects, beacon
 from echo_hub.net.gateway import Elsewhere, Inbox, NodeInfo
+from echo_hub.net.invitations import InviteEndedError
 from echo_hub.net.nonces import Nonces
 from echo_shared.errors import CodecError, ConnectError, LocalProtocolError, RefusedError
 from echo_shared.signing.identity import Identity
@@ -203,9 +204,13 @@ class GatewayFleet:
         assert self._inbox is not None
         try:
             self._nonces.use(nonce, now=time.time())
-            invite_id = self._inbox.find_invite(node_id, token)
+            invite_id, ended = None, None
+            try:
+                invite_id = self._inbox.find_invite(node_id, token)
+            except InviteEndedError as error:  # The gateway's settings say whether an invite is needed.
+                ended = error.what
             self._inbox.admit(node_id)
-            return [ItemKind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id)]
+            return [ItemKind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id), ended]
         except RefusedError as error:
             return _refusal(request, error)
 

@@ -20,6 +20,7 @@ from echo_hub.gateways.hub_line import HubLine
 from echo_hub.gateways.items import Item, ItemKind
 from echo_hub.gateways.uplink import GatewayUplink
 from echo_hub.net.gateway import Gateway, NodeInfo
+from echo_hub.net.invitations import InviteEndedError
 from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.wire.codec import decode_from_hub
 from echo_shared.wire.messages import (
@@ -56,6 +57,8 @@ class _Met:
     front: Front
     invite_id: int | None
     is_known: bool
+    ended: str | None
+    """Why the node's invite has ended; None if it has not."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> _Met:
         return self
@@ -67,6 +70,8 @@ class _Met:
         return self.is_known
 
     def find_invite(self, node_id: str, token: str | None) -> int | None:
+        if self.ended is not None:
+            raise InviteEndedError(self.ended)
         return self.invite_id
 
 
@@ -89,7 +94,7 @@ class Front:
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> _Met:
         answer = await self._ask(ItemKind.MEET, node_id, token, nonce)
-        return _Met(self, invite_id=answer[2], is_known=answer[3])
+        return _Met(self, invite_id=answer[2], is_known=answer[3], ended=answer[4])
 
     def admit(self, node_id: str) -> None:
         if not self._line.is_open:

@@ -31,7 +31,7 @@ class ItemKind(IntEnum):
     MEET = 4
     """Fields: request, node, invite token, nonce. Asks for the hub's facts about this authenticated node."""
     MET = 5
-    """Fields: request, invite id or None, True if the node is known. Answers MEET."""
+    """Fields: request, invite id or None, True if the node is known, why its invite has ended or None. Answers MEET."""
     JOIN = 6
     """Fields: request, NodeInfo as a dict. The node asks to join."""
     JOINED = 7

@@ -13,18 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
-from typing import Final
 
 from echo_shared.errors import RefusedError
 from echo_shared.records.run import Invite
 from echo_shared.wire.messages import RefusalCode
 
-_DO: Final = "Ask the hub's operator for another invite, then: echo-node join URL --token TOKEN"
-
 
 class InviteEndedError(RefusedError):
     """The token is valid, but its invite admits no further key: it is revoked, expired or used up. The attempt does not
     count as token guessing."""
+
+    def __init__(self, ended: str) -> None:
+        super().__init__(
+            ended,
+            do="Ask the hub's operator for another invite, then: echo-node join URL --token TOKEN",
+            code=RefusalCode.BAD_TOKEN,
+        )
 
 
 def new_token() -> str:
@@ -74,7 +78,7 @@ class Invitations:
             if ended is None:
                 return given.invite_id
             if before is None:
-                raise InviteEndedError(ended, do=_DO, code=RefusalCode.BAD_TOKEN)
+                raise InviteEndedError(ended)
         return None if before is None else before.invite_id
 
     def take(self, node_id: str, invite_id: int) -> None:
@@ -86,7 +90,7 @@ class Invitations:
         invite = self._invites[invite_id]
         ended = self._ended(invite, is_new=before != invite_id)
         if ended is not None:
-            raise InviteEndedError(ended, do=_DO, code=RefusalCode.BAD_TOKEN)
+            raise InviteEndedError(ended)
         if before != invite_id:
             if before is not None:
                 self._num_keys[before] -= 1

@@ -16,9 +16,11 @@ from echo_hub.gateways.items import AROUND_BYTES
 from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.subjects import Subjects
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.invitations import hash_of
+from echo_shared.records.run import Invite
 from echo_shared.signing.identity import Identity
 from echo_shared.wire.codec import encode
-from echo_shared.wire.messages import Piece, RefusalCode, Rollout
+from echo_shared.wire.messages import Piece, RefusalCode, Rollout, Welcome
 from tests.echo_hub.gateways.world import RUN_ID, World, hear_receipts, rollout, worlds
 from tests.echo_hub.net.gateway_parts import DEADLINE_S, Book, revoked, status
 
@@ -75,6 +77,24 @@ async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: 
     await node.socket.close()
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
     assert not hub.connections.send(node.me.node_id, revoked(1))
+
+
+async def test_gateways_treat_an_ended_invite_as_the_hubs_own_port_does(world: World) -> None:
+    """An open run ignores it. A run by invitation refuses it, which is no wrong guess: guesses are delayed."""
+    hub = await world.hub()
+    hub.book.invitations.renew(
+        [Invite(invite_id=1, name="Ada", token_hash=hash_of("ended"), max_keys=1, created_at=0.0, expires_at=1.0)]
+    )
+    is_open = await world.gateway(hub)
+    by_invitation = await world.gateway(hub, join="invite")
+    node = world.node(is_open.url)
+    await node.knock(await node.credentials(token="ended"))
+    assert isinstance(await node.hear(), Welcome)
+    for _ in range(3):
+        node = world.node(by_invitation.url)
+        answer, refused = await node.turned_away(await node.credentials(token="ended"))
+        assert (answer, refused.code) == (403, RefusalCode.BAD_TOKEN)
+        assert "invite for Ada expired on" in refused.what
 
 
 async def test_received_rollouts_survive_the_death_of_hub_and_gateway(world: World) -> None:

@@ -77,10 +77,10 @@ class World:
         self.me = Identity.generate()
         self._stack = stack
 
-    def config(self, **gateways: object) -> HubConfig:
+    def config(self, join: str = "open", **gateways: object) -> HubConfig:
         return HubConfig.model_validate(
             {
-                "server": {"port": 0, "heartbeat_s": 60.0, "trusted_proxies": ["127.0.0.1"]},
+                "server": {"port": 0, "heartbeat_s": 60.0, "trusted_proxies": ["127.0.0.1"], "join": join},
                 "gateways": {"url": self.broker.url, "port": 0, **gateways},
             }
         )
@@ -91,11 +91,13 @@ class World:
         await end.open()
         return end
 
-    async def gateway(self, hub: HubEnd | None = None, *, me: Identity | None = None) -> RunningGateway:
+    async def gateway(
+        self, hub: HubEnd | None = None, *, me: Identity | None = None, join: str = "open"
+    ) -> RunningGateway:
         url = "" if hub is None else f"http://127.0.0.1:{hub.server.port}"
         gateway = RunningGateway()
         self._stack.push_async_callback(gateway.stop)
-        await gateway.start(self.config(hub_url=url), me or self.me)
+        await gateway.start(self.config(join, hub_url=url), me or self.me)
         return gateway
 
     def node(self, url: str, me: Identity | None = None) -> Node:
