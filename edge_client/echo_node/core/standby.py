@@ -13,8 +13,8 @@ SENTENCES: Final[Mapping[StandbyReason, str]] = {
     StandbyReason.SPEND_CAP: "Standing by: this node costs more than the hub may still spend in an hour.",
     StandbyReason.TOO_SLOW: "Standing by: this machine's rollouts arrive too late for training. The hub sends a "
     "rollout now and then, to measure the pace again.",
-    StandbyReason.NO_WORK_NOW: "No work at this moment: other nodes have it all. The hub first asks the nodes that "
-    "waited longest.",
+    StandbyReason.NO_WORK_NOW: "No work at this moment: the rollouts for the next training steps are all handed out "
+    "or drawn. The hub first asks the nodes that waited longest.",
     StandbyReason.FAILING: "Resting for a while: this node returned work to the hub, or sent unusable rollouts.",
     StandbyReason.QUARANTINED: "In quarantine: this node's rollouts differ from the policy's own, so the hub gives "
     "it no work and drops its rollouts. Update echo-node and run `echo-node doctor`. "
