@@ -109,7 +109,6 @@ class RunShell:
             unfinished=unfinished,
             unacked=unacked,
             on_disk=await asyncio.to_thread(self.fetcher.take_up, newest_version),
-            jitter=random.random,
         )
         self._start(self.writer.run(), name="spool writer")
 
@@ -119,7 +118,7 @@ class RunShell:
             if self._answers.get(event.policy_version) is not event:
                 return  # The fetch was abandoned after its answer; its files are being removed.
             del self._answers[event.policy_version]
-        for effect in self.work.handle(event, running_s()):
+        for effect in self.work.handle(event, running_s(), random.random()):
             await self._carry_out(effect)
         if (problem := self.work.engine_problem) is not None:
             self._parts.troubles.begin(_ENGINE, problem)

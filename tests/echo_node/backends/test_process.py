@@ -183,7 +183,7 @@ class SmallNode:
     """A work loop with a real engine and no other part of a node; `rollouts` are those that it would keep on disk."""
 
     def __init__(self, engine: EngineChild, adapters: dict[int, Path]) -> None:
-        self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={}, jitter=lambda: 0.0)
+        self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={})
         self.rollouts: list[Rollout] = []
         self.told: set[tuple[int, int]] = set()
         """(version, index) of each rollout of which some tokens are known."""
@@ -192,7 +192,7 @@ class SmallNode:
 
     async def handle(self, *happened: events.Event) -> None:
         for event in happened:
-            for effect in self.loop.handle(event, time.monotonic()):
+            for effect in self.loop.handle(event, time.monotonic(), 0.0):
                 match effect:
                     case effects.AddPolicy(policy_version=version):
                         await self._engine.add_policy(version, self._adapters.get(version))
